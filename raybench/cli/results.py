@@ -251,7 +251,7 @@ def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_j
 
 def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
     """Print what ranks wrote. Raises ResultsError where they wrote nothing."""
-    from raybench.report.text.logs import format_logs
+    from raybench.report.text.runs import format_logs
     from raybench.results import reader
 
     what, point_id = f"run {run_id}", "*"

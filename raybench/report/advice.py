@@ -36,11 +36,24 @@ class Advice:
 def advise_run(summary: Summary) -> list[Advice]:
     """Advise from the points of a run; empty where nothing follows from them."""
     rows = records(summary.scaling)
-    return [
-        *_from_fleets(summary),
-        *_from_slow_ranks(rows, summary.ranks),
-        *_from_best(summary),
-    ]
+    measured = sum(row["status"] == "ok" for row in rows)
+    of_fleets = (
+        Advice(
+            about="shares",
+            text=f"{fleet_name(fleet, summary.ranks)}: {verdict(fleet)}",
+            rows=tuple(str(scenario.row["point_id"]) for scenario in fleet.scenarios.values()),
+        )
+        for fleet in summary.fleets
+    )
+    of_best = (
+        Advice(
+            about="precision and batch",
+            text=f"{criterion}: {choice}",
+            rows=(f"all {measured} points that are ok",),
+        )
+        for criterion, choice in summary.best
+    )
+    return [*of_fleets, *_from_slow_ranks(rows, summary.ranks), *of_best]
 
 
 def advise_health(report: HealthReport) -> list[Advice]:
@@ -82,14 +95,6 @@ def format_advice(advice: Sequence[Advice], run_id: str, width: int) -> str:
 def as_rows(advice: Sequence[Advice]) -> list[dict[str, Any]]:
     """Return it as JSON can hold it."""
     return [asdict(one) for one in advice]
-
-
-def _from_fleets(summary: Summary) -> Iterator[Advice]:
-    """Say of devices of different speed which shares were best."""
-    for fleet in summary.fleets:
-        ids = (str(scenario.row["point_id"]) for scenario in fleet.scenarios.values())
-        text = f"{fleet_name(fleet, summary.ranks)}: {verdict(fleet)}"
-        yield Advice(about="shares", text=text, rows=tuple(ids))
 
 
 def _from_slow_ranks(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Advice]:
@@ -135,16 +140,6 @@ def _estimate(speeds: Sequence[float], exchange: float) -> str:
         return ""
     words = ", ".join(f"shares={shares} {gain:+.1%}" for shares, gain in gains.items())
     return f"an estimate, at most: {words} over equal shares; jobs/uneven_gpus.yaml measures it"
-
-
-def _from_best(summary: Summary) -> Iterator[Advice]:
-    measured = sum(row["status"] == "ok" for row in records(summary.scaling))
-    for criterion, choice in summary.best:
-        yield Advice(
-            about="precision and batch",
-            text=f"{criterion}: {choice}",
-            rows=(f"all {measured} points that are ok",),
-        )
 
 
 def _about_device(name: str, findings: Sequence[Finding], count: int) -> str:

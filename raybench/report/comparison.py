@@ -92,11 +92,12 @@ class Comparison:
 
     def is_blind(self, change: float) -> bool:
         """Whether some point of BASE may be slower by more than `change`, or was not measured."""
-        return any(self._may_be_slower(row, change) for row in self.rows if row["base_runs"])
-
-    @staticmethod
-    def _may_be_slower(row: Row, change: float) -> bool:
-        ends = (row["ratio_high"] - 1, 1 / row["rate_ratio_low"] - 1)
+        ends = [
+            end
+            for row in self.rows
+            if row["base_runs"]
+            for end in (row["ratio_high"] - 1, 1 / row["rate_ratio_low"] - 1)
+        ]
         return not all(formatting.has_value(end) and end <= change for end in ends)
 
     @property
@@ -119,11 +120,8 @@ def _urgency(row: Row) -> tuple[Any, ...]:
         if place < _ORDER.index(SAME) and formatting.has_value(row["ratio"])
         else 0
     )
-    return (place, size, *(setting_order(setting(row, name)) for name in (*_NAMES, _batch(row))))
-
-
-def _batch(row: Row) -> str:
-    return "global_batch_size" if row["scaling"] == "strong" else "batch_size"
+    batch = "global_batch_size" if row["scaling"] == "strong" else "batch_size"
+    return (place, size, *(setting_order(setting(row, name)) for name in (*_NAMES, batch)))
 
 
 def percent(relative: float) -> str:
@@ -321,6 +319,7 @@ def _between(values: Sequence[float], form: str = ".1%") -> str:
 
 def advice(comparison: Comparison) -> list[str]:
     """Say what would decide points that are unclear, and which runs are left out."""
+    more = len(comparison.left_out) - _MOST_LEFT_OUT
     return [
         *_unclear(comparison),
         *(
@@ -328,12 +327,8 @@ def advice(comparison: Comparison) -> list[str]:
             f"{', '.join(map(plain_text.plain, one.differs_in))}."
             for one in comparison.left_out[:_MOST_LEFT_OUT]
         ),
-        *_more(len(comparison.left_out) - _MOST_LEFT_OUT),
+        *([f"{more} more runs are left out likewise."] if more > 0 else []),
     ]
-
-
-def _more(count: int) -> list[str]:
-    return [f"{count} more runs are left out likewise."] if count > 0 else []
 
 
 def _unclear(comparison: Comparison) -> list[str]:
@@ -416,7 +411,7 @@ def explanation(comparison: Comparison) -> list[str]:
     """Say how the verdicts were made; empty without a point in both."""
     if not comparison.compared:
         return []
-    threshold = _threshold(comparison)
+    threshold = f"{100 * comparison.threshold:g}%"
     return [
         "step: change of the median step; samples/s or steps/s: change of the rate, which follows "
         "the mean step; each of the mean over the runs of a side, ± half its 90% interval. seen "
@@ -426,10 +421,6 @@ def explanation(comparison: Comparison) -> list[str]:
         f"faster). same: both intervals are within {threshold}. unclear: neither; slower?, "
         f"faster?: unclear, and changed by more than {threshold}.",
     ]
-
-
-def _threshold(comparison: Comparison) -> str:
-    return f"{100 * comparison.threshold:g}%"
 
 
 def hidden_line(hidden: int) -> Line:

@@ -5,7 +5,7 @@ Loads nothing that is slow: a terminal's tables are made of these too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from raybench.records.metric import Metric
 
 MARK_COLUMN = "!"
-WHERE_IT_GOES = "where the step goes"
 _MOST_LINES = 20
 _MOST_CHARS = 300
 
@@ -91,7 +90,6 @@ class Table:
     columns: settings first, `settings` of them, then what was measured. A setting is blank
     where it and all before it are as in the row above.
     optional: columns that may be left out where there is no room, the first one first.
-    extras: head -> cells of more columns, for where there is room, the first one first.
     texts: columns that hold no numbers.
     own: metrics that the workload declares itself.
     """
@@ -103,7 +101,6 @@ class Table:
     params: Mapping[str, str] = field(default_factory=dict)
     kind: str = ""
     optional: tuple[str, ...] = ()
-    extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     texts: frozenset[str] = frozenset()
     own: tuple[Metric, ...] = ()
 
@@ -127,55 +124,8 @@ class Table:
             rows=tuple((*row[:place], *row[place + 1 :]) for row in self.rows),
         )
 
-    def with_column(self, column: str, cells: Sequence[str]) -> Table:
-        """Return the table with one more column."""
-        return replace(
-            self,
-            columns=(*self.columns, column),
-            rows=tuple((*row, cell) for row, cell in zip(self.rows, cells, strict=True)),
-        )
-
 
 # What to type for more rounds.
 HOW_TO_ADD_ROUNDS = "sweep JOB --resume RUN --set measure.rounds=3"
 
 Block = Line | Listing | Messages | Table
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The scaling report of a run.
-
-    title: job and run. lead: what the run found, in a sentence; may be empty, as `lost_nodes`,
-    `shared` (settings of all points) and `more_rounds` (what they would cost and give).
-    course: when it was, and how long it took.
-    explain: gives paragraphs on the columns of the tables that are shown.
-    """
-
-    job_name: str
-    run_id: str
-    title: str
-    lead: str
-    machine: str
-    course: str
-    counts: str
-    lost_nodes: str
-    versions: str
-    shared: str
-    findings: Sequence[Listing]
-    tables: Sequence[Table]
-    explain: Callable[[Sequence[Table]], Sequence[str]]
-    messages: Sequence[Messages]
-    more_rounds: str
-
-    def body(self, tables: Sequence[Table], notes: Sequence[str] = ()) -> list[Block]:
-        """List what follows the head, with the tables as they are shown. notes: on how they are."""
-        none = Line(text="No point has been finished yet.", is_apart=True)
-        texts = [*self.explain(tables), *notes] if tables else []
-        shown: Sequence[Block] = tables or [none]
-        return [
-            *self.findings,
-            *shown,
-            *(Line(text=text, tone="aside", is_apart=True) for text in texts),
-            *self.messages,
-        ]

@@ -2,9 +2,7 @@
 
 The least and the most speed-up of each compared setting, what the steps of the most ranks lose to
 not being alone, the best precision and batch size, the largest batch that fits, and what the rounds
-of the run tell.
-
-Pure, over the rows of `raybench.analysis.scaling` and of `raybench.analysis.scaling`.
+of the run tell. Pure, over the rows of `raybench.analysis.scaling`.
 """
 
 from __future__ import annotations
@@ -46,13 +44,14 @@ def findings(
         compared.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
     apart = varying([row for members in compared.values() for row in members], baseline)
     ordered = sorted(compared, key=lambda values: [setting_order(value) for value in values])
-    return tuple(
-        (
-            _label(dict(zip(baseline, values, strict=True)), ranks),
-            _range(compared[values], apart, ranks),
-        )
+    labels = (
+        f"{values[0]} {ranks}"
+        if tuple(baseline) == ("world_size",)
+        else formatting.settings(dict(zip(baseline, values, strict=True)))
         for values in ordered
     )
+    ranges = (_range(compared[values], apart, ranks) for values in ordered)
+    return tuple(zip(labels, ranges, strict=True))
 
 
 def losses(
@@ -65,10 +64,11 @@ def losses(
     found = with_most_ranks(rows) if "world_size" in baseline else []
     if not any(has_causes(row) for row in found):
         return ()
-    whom = _whom(found)
+    slowest = {row["slowest_rank"] for row in found if is_slowed_by_one_rank(row)}
+    one = f"waiting for rank {slowest.pop():.0f}" if len(slowest) == 1 else CAUSES["lost_wait"]
     spans = ((name, _span([row[name] for row in found])) for name in LOSSES)
     phrases = [
-        f"{span} {whom if name == 'lost_wait' else CAUSES[name]}" for name, span in spans if span
+        f"{span} {one if name == 'lost_wait' else CAUSES[name]}" for name, span in spans if span
     ]
     return ((f"{found[0]['world_size']} {ranks}", ", ".join(phrases)),) if phrases else ()
 
@@ -90,22 +90,11 @@ def has_causes(row: Row) -> bool:
     return any(formatting.has_value(row[name]) for name in LOSSES[:-1])
 
 
-def _whom(rows: Sequence[Row]) -> str:
-    slowest = {row["slowest_rank"] for row in rows if is_slowed_by_one_rank(row)}
-    return f"waiting for rank {slowest.pop():.0f}" if len(slowest) == 1 else CAUSES["lost_wait"]
-
-
 def _span(shares: Sequence[float]) -> str:
     known = [share for share in shares if formatting.has_value(share)]
     if not known or max(map(abs, known)) < _LEAST_SHARE:
         return ""
     return span(*(formatting.percent(choose(known)) for choose in (min, max)))
-
-
-def _label(settings: Mapping[str, Any], ranks: str) -> str:
-    if tuple(settings) == ("world_size",):
-        return f"{settings['world_size']} {ranks}"
-    return formatting.settings(settings)
 
 
 def _range(rows: Sequence[Row], apart: Sequence[str], ranks: str) -> str:
@@ -170,13 +159,12 @@ def bests(best: Sequence[Row], rows: Sequence[Row], ranks: str) -> tuple[tuple[s
     by_id = {row["point_id"]: row for row in rows}
     chosen = [one for one in best if one["world_size"] == most]
     apart = varying([by_id[one["point_id"]] for one in chosen], ("precision", "batch"))
-    return tuple((_criterion(one, by_id, apart, ranks), _choice(one, by_id)) for one in chosen)
-
-
-def _criterion(one: Row, by_id: Mapping[str, Row], apart: Sequence[str], ranks: str) -> str:
-    where = formatting.settings_words(by_id[one["point_id"]], apart, ranks)
-    named = f" with {where}" if where else ""
-    return formatting.ranks_words(one["world_size"], ranks) + named
+    found = []
+    for one in chosen:
+        where = formatting.settings_words(by_id[one["point_id"]], apart, ranks)
+        criterion = formatting.ranks_words(one["world_size"], ranks)
+        found.append((criterion + (f" with {where}" if where else ""), _choice(one, by_id)))
+    return tuple(found)
 
 
 def _choice(one: Row, by_id: Mapping[str, Row]) -> str:
@@ -249,18 +237,18 @@ def _largest(rows: Sequence[Row], names: Sequence[str]) -> LargestBatch | None:
 
 def list_largest(found: Sequence[LargestBatch], ranks: str) -> tuple[tuple[str, str], ...]:
     """List (the series, its largest batch) as the formats list it."""
-    return tuple((batch_label(one.settings, ranks), _describe(one)) for one in found)
+    lines = []
+    for one in found:
+        peak = one.peak_mem_allocated_bytes
+        memory = "" if peak is None else f" ({formatting.gib(peak)} GiB)"
+        text = f"{one.batch_size:,}{memory}; {one.ran_out:,} runs out of memory"
+        lines.append((batch_label(one.settings, ranks), text))
+    return tuple(lines)
 
 
 def batch_label(settings: Mapping[str, Any], ranks: str) -> str:
     """Write `bf16, 1 GPU`; other settings with their names."""
     return ", ".join(formatting.setting_words(n, value, ranks) for n, value in settings.items())
-
-
-def _describe(one: LargestBatch) -> str:
-    peak = one.peak_mem_allocated_bytes
-    memory = "" if peak is None else f" ({formatting.gib(peak)} GiB)"
-    return f"{one.batch_size:,}{memory}; {one.ran_out:,} runs out of memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

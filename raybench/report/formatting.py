@@ -265,6 +265,12 @@ def ranks_words(count: int, ranks: str) -> str:
     return counted(count, ranks.removesuffix("s"))
 
 
+def some(names: Sequence[str], most: int = 4) -> str:
+    """List the first few names, and count the others."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def when(time: datetime) -> str:
     """Write a time, always in UTC."""
     return f"{time:%Y-%m-%d %H:%M} UTC"

@@ -89,17 +89,14 @@ def _scaling(
         text += f"{times} times {whose}{clocks(best)}, {efficiency} efficiency"
         text += f" ({_where(best, names)})"
         return "; ".join(filter(None, (text, _loss(rows))))
-    text += f"{_of_each((worst, best), names)} times {whose}"
+    each = " to ".join(
+        f"{formatting.ratio(row['speed_up'])}{clocks(row)} ({_where(row, names)})"
+        for row in (worst, best)
+    )
+    text += f"{each} times {whose}"
     shares = span(*(formatting.percent(row["efficiency"]) for row in (worst, best)))
     text += f", {shares} efficiency"
     return "; ".join(filter(None, (text, _loss(rows), _most_samples(measured, ranks))))
-
-
-def _of_each(ends: Sequence[Row], names: Sequence[str]) -> str:
-    """Write `2.41 (fp32, batch 64) to 3.48 (bf16, batch 1,024)`."""
-    return " to ".join(
-        f"{formatting.ratio(row['speed_up'])}{clocks(row)} ({_where(row, names)})" for row in ends
-    )
 
 
 def unsure(row: Row) -> str:
@@ -119,7 +116,13 @@ def _where(row: Row, names: Sequence[str], ranks: str = "") -> str:
 
 def _loss(rows: Sequence[Row]) -> str:
     """Say what takes the largest part of the loss."""
-    losing = [row for row in rows if row["efficiency"] < 1 - _LEAST_LOSS and not _may_be_ideal(row)]
+    losing = [
+        row
+        for row in rows
+        if row["efficiency"] < 1 - _LEAST_LOSS
+        # What may be ideal has lost nothing for certain.
+        and not (formatting.has_value(row["efficiency_high"]) and row["efficiency_high"] >= 1)
+    ]
     if not losing:
         return ""
     explained = [row for row in losing if has_causes(row)]
@@ -128,25 +131,17 @@ def _loss(rows: Sequence[Row]) -> str:
         return "what the rest is lost to is not known: the parts of the step exceed it"
     if len(explained) + len(contradicted) < len(losing):
         return "what the rest is lost to was not measured"
-    causes = [max(_causes(row), key=lambda name: _precision_of(row[name])) for row in explained]
+    causes = []
+    for row in explained:
+        # One rank is a cause only where it stands out.
+        named = [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
+        lost = {name: row[name] if formatting.has_value(row[name]) else 0.0 for name in named}
+        causes.append(max(lost, key=lambda name: lost[name]))
     cause, count = Counter(causes).most_common(1)[0]
     if count < len(losing):
         return f"{CAUSES[cause]} is the largest loss in {count} of {len(losing)} settings"
     shares = [min(1.0, row[cause] / (1 - row["efficiency"])) for row in losing]
     return f"{CAUSES[cause]} is {span(f'{min(shares):.0%}', f'{max(shares):.0%}')} of the loss"
-
-
-def _causes(row: Row) -> list[str]:
-    """List what the loss may be put down to: one rank only where it stands out."""
-    return [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
-
-
-def _may_be_ideal(row: Row) -> bool:
-    return formatting.has_value(row["efficiency_high"]) and row["efficiency_high"] >= 1
-
-
-def _precision_of(value: Any) -> float:
-    return float(value) if formatting.has_value(value) else 0.0
 
 
 def _refusal(rows: Sequence[Row]) -> str:
@@ -260,7 +255,11 @@ def _from_to(rows: Sequence[Row], name: str, unit: str) -> str:
             if unit == "ms"
             else f"{formatting.number(row[name])} {unit}"
         )
-        + (f" ({where})" if (where := _values(row, names)) else "")
+        + (
+            f" ({', '.join(formatting.setting(n, setting(row, n)) for n in names)})"
+            if names
+            else ""
+        )
         for row in ends
     ]
     return phrases[0] if len(rows) == 1 else " to ".join(phrases)
@@ -284,10 +283,6 @@ def _latency(rows: Sequence[Row], most: int) -> str:
         return ""
     chosen = [row for row in sized if size_of(row) == min(sizes)]
     return f"; {formatting.size(min(sizes))} takes {_from_to(chosen, 'step_ms_p50', 'ms')}"
-
-
-def _values(row: Row, names: Sequence[str]) -> str:
-    return ", ".join(formatting.setting(name, setting(row, name)) for name in names)
 
 
 def _operations(rows: Sequence[Row]) -> str:

@@ -25,7 +25,6 @@ _ACTION_WORDS = {
     Action.SETTING: "change a setting",
     Action.WATCH: "look at it, and watch it",
 }
-_MOST_NAMED = 4
 # A device without a slow one among those alike is as fast as they are.
 _ALONE = "alone"
 
@@ -54,14 +53,15 @@ class Case:
     @property
     def further(self) -> str:
         """What else is wrong with it, in a line."""
-        names = [self._also(one) for one in self.findings[1:]]
-        more = len(names) - _MOST_NAMED
-        return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        return formatting.some([self._also(one) for one in self.findings[1:]])
 
     def _also(self, finding: Finding) -> str:
         is_reverse = finding.subject.uuids == tuple(reversed(self.subject.uuids))
         way = " the other way" if self.subject.kind == "pair" and is_reverse else ""
-        return f"{finding.test}{way} ({_much(finding)})"
+        much = "not tested" if finding.verdict is Verdict.UNTESTED else finding.reason
+        if finding.ratio is not None:
+            much = f"{finding.ratio:.2f}x the time"
+        return f"{finding.test}{way} ({much})"
 
     @property
     def evidence(self) -> str:
@@ -92,12 +92,6 @@ def what_of(finding: Finding) -> str:
     is_held = finding.ratio is not None or finding.subject.kind == "cluster"
     held = ", against ".join(filter(None, (value, finding.expected))) if is_held else ""
     return f"{finding.test}: {finding.reason}" + (f" ({held})" if held else "")
-
-
-def _much(finding: Finding) -> str:
-    if finding.ratio is not None:
-        return f"{finding.ratio:.2f}x the time"
-    return "not tested" if finding.verdict is Verdict.UNTESTED else finding.reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +199,7 @@ class HealthReport:
                     of = f" of {count}" if kind == "device" else ""
                     plural = "s" * (len(names) > 1 if not of else count > 1)
                     verb = _verb(verdict, len(names), kind)
-                    yield f"{len(names)}{of} {noun}{plural} {verb}: {_some(names)}"
+                    yield f"{len(names)}{of} {noun}{plural} {verb}: {formatting.some(names)}"
             yield from (
                 f"{case.subject.name}: {case.findings[0].reason}"
                 for case in self.cases
@@ -232,11 +226,20 @@ class HealthReport:
         ]
         if not alone:
             return ""
-        out = [case.subject for case in self.cases if _is_to_be_left_out(case)]
+        # What gives wrong results, or none.
+        out = [
+            case.subject
+            for case in self.cases
+            if case.subject.kind == "device"
+            and any(
+                one.ratio is None and one.verdict in (Verdict.BAD, Verdict.UNTESTED)
+                for one in case.findings
+            )
+        ]
         left = [device for device in self.devices if device not in out]
         speeds = {device.uuids: _speed(device, alone) for device in left}
         slow = [device for device in left if speeds[device.uuids] < 1]
-        kept = [f"Leave out {_some([one.name for one in out])}."] if out else []
+        kept = [f"Leave out {formatting.some([one.name for one in out])}."] if out else []
         if not slow:
             if not left:
                 return kept[0]
@@ -247,7 +250,7 @@ class HealthReport:
         fast = len(left) - len(slow)
         equal = len(left) * min(speeds.values())
         weighted = sum(speeds.values())
-        names = _some([one.name for one in slow])
+        names = formatting.some([one.name for one in slow])
         best = "leave out" if fast >= equal else "keep"
         return " ".join(
             [
@@ -274,20 +277,6 @@ def _verb(verdict: Verdict, count: int, kind: str) -> str:
     words = {Verdict.BAD: "bad", Verdict.SUSPECT: "suspect"}
     word = "slow" if kind == "pair" else words[verdict]
     return f"{'is' if count == 1 else 'are'} {word}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _is_to_be_left_out(case: Case) -> bool:
-    """Whether a device gives wrong results, or none."""
-    is_wrong = any(
-        one.ratio is None and one.verdict in (Verdict.BAD, Verdict.UNTESTED)
-        for one in case.findings
-    )
-    return case.subject.kind == "device" and is_wrong
 
 
 def _speed(device: Subject, alone: Iterable[Finding]) -> float:

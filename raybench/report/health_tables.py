@@ -33,7 +33,6 @@ _MOST_OUTLIERS = 20
 _COPY, _HOST_KINDS = "copy", ("h2d", "d2h")
 # An amount, which is neither right nor wrong.
 _NO_VERDICT = ("free memory",)
-_MOST_VICTIMS = 4
 
 
 def blocks(report: HealthReport, width: int | None) -> Iterator[Block]:
@@ -51,14 +50,11 @@ def blocks(report: HealthReport, width: int | None) -> Iterator[Block]:
 
 
 def _case(case: Case) -> Listing:
-    victims = ", ".join(case.victims[:_MOST_VICTIMS])
-    if len(case.victims) > _MOST_VICTIMS:
-        victims += f" and {len(case.victims) - _MOST_VICTIMS} more"
     lines = [
         ("what", case.what),
         ("also", case.further),
         ("why", case.evidence),
-        ("victims", victims),
+        ("victims", formatting.some(case.victims)),
         ("do", action_words(case.action) if case.action else ""),
         *(("type", command) for command in case.commands),
         ("is", ", ".join(case.subject.uuids) if case.subject.kind == "device" else ""),
@@ -133,9 +129,8 @@ def _ranges(title: str, own: Sequence[Finding]) -> Table:
         values = [one.value for one in found if one.value is not None]
         figures = [figure(of(values)) for of in (min, median, max)] if values else ["", "", ""]
         odd = [one for one in found if one.verdict in MARKS]
-        names = ", ".join(f"{one.subject.name} {cell(one)}" for one in odd[:_MOST_OUTLIERS])
-        more = f" and {len(odd) - _MOST_OUTLIERS} more" if len(odd) > _MOST_OUTLIERS else ""
-        rows.append((names + more, test, unit, *figures))
+        names = [f"{one.subject.name} {cell(one)}" for one in odd]
+        rows.append((formatting.some(names, _MOST_OUTLIERS), test, unit, *figures))
     # The column that may be folded comes first in a table, and here it is the last.
     return Table(
         columns=("stands out", "test", "unit", "least", "median", "most"),

@@ -52,7 +52,10 @@ def key_figures(summary: Summary, rows: Sequence[Row]) -> list[KeyFigure]:
         found += _gains(summary, compared)
     found += _throughput(measured, summary.ranks)
     if not found:
-        found = _rates(measured, summary.ranks) or _operations(measured, summary.ranks)
+        rates = bandwidths(measured)
+        found = (
+            _bandwidths(*rates, summary.ranks) if rates else _operations(measured, summary.ranks)
+        )
     return found[:_MOST]
 
 
@@ -153,11 +156,6 @@ def _largest(summary: Summary) -> list[KeyFigure]:
     ]
 
 
-def _rates(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
-    found = bandwidths(measured)
-    return [] if found is None else _bandwidths(*found, ranks)
-
-
 def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[KeyFigure]:
     largest, smallest = (choose(map(size_of, rows)) for choose in (max, min))
     long = [row for row in rows if size_of(row) == largest]
@@ -212,13 +210,13 @@ def _operations(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
     return [
         KeyFigure(
             value=formatting.number(row[_REACHED]),
-            counts=f"TFLOP/s in {plain_text.plain(row['precision'])} at most" + _of_peak(row),
+            counts=f"TFLOP/s in {plain_text.plain(row['precision'])} at most"
+            + (
+                f", {row[_REACHED] / peak:.1%} of the datasheet"
+                if (peak := peak_tflops(row))
+                else ""
+            ),
             where=formatting.settings_words(row, varying(known, ("precision",)), ranks),
         )
         for row in ordered
     ]
-
-
-def _of_peak(row: Row) -> str:
-    peak = peak_tflops(row)
-    return f", {row[_REACHED] / peak:.1%} of the datasheet" if peak else ""

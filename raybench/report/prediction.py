@@ -81,7 +81,15 @@ class Forecast:
             columns=(*headings, *_MEASURED),
             settings=len(names),
             rows=tuple(
-                (*(formatting.setting(name, setting(row, name)) for name in names), *_cells(one))
+                (
+                    *(formatting.setting(name, setting(row, name)) for name in names),
+                    formatting.number(one.step_ms),
+                    f"{one.half_interval:.0%}",
+                    formatting.number(one.step_ms_low),
+                    formatting.number(one.step_ms_high),
+                    formatting.number(one.comm_exposed_ms),
+                    formatting.percent(one.efficiency),
+                )
                 for row, one in zip(rows, self.predictions, strict=True)
             ),
             texts=frozenset(headings),
@@ -140,11 +148,3 @@ class Forecast:
                 f"At {counted(len(bound), 'point')} the device waits for the host: what was taken "
                 "for communication there may be Python, which more devices do not slow."
             )
-
-
-def _cells(one: Prediction) -> tuple[str, ...]:
-    step, *others = (
-        formatting.number(time_ms)
-        for time_ms in (one.step_ms, one.step_ms_low, one.step_ms_high, one.comm_exposed_ms)
-    )
-    return step, f"{one.half_interval:.0%}", *others, formatting.percent(one.efficiency)

@@ -105,16 +105,17 @@ def _order(row: Row, name: str, scopes: Sequence[str]) -> tuple[int, float, str]
 
 
 def _cold_gain(row: Row, bases: Mapping[int, Row]) -> float:
-    """Divide the first step of the baseline by that of the point; nan where one is not cold."""
+    """Divide the first step of the baseline by that of the point; nan where one is not cold.
+
+    A first step is cold where it found nothing of an earlier point in its processes.
+    """
     base = bases.get(row["series"])
-    if base is None or not all(map(_is_cold, (row, base))):
+    if base is None or not all(
+        formatting.has_value(one["first_step_ms"]) and formatting.is_set(one["new_processes"])
+        for one in (row, base)
+    ):
         return math.nan
     return float(base["first_step_ms"] / row["first_step_ms"])
-
-
-def _is_cold(row: Row) -> bool:
-    """Whether there is a first step that found nothing of an earlier point in its processes."""
-    return formatting.has_value(row["first_step_ms"]) and formatting.is_set(row["new_processes"])
 
 
 def _time(time_ms: float) -> str:
@@ -139,14 +140,11 @@ def _findings(rows: Sequence[Row], ranks: str) -> Iterator[tuple[str, str]]:
         key = tuple(str(setting(row, name)) for name in names)
         groups.setdefault(key, {})[row["params"][SCOPE]] = row
     for found in groups.values():
-        known = [found[scope] for scope in scopes if scope in found and _has_gain(found[scope])]
+        measured = [found[scope] for scope in scopes if scope in found]
+        known = [row for row in measured if formatting.has_value(row["speed_up"])]
         if most > 1 and len(known) > 1:
             title = formatting.settings_words(known[0], [*names, "world_size"], ranks)
             yield title, "; ".join(_phrases(known, bases))
-
-
-def _has_gain(row: Row) -> bool:
-    return formatting.has_value(row["speed_up"])
 
 
 def _phrases(known: Sequence[Row], bases: Mapping[int, Row]) -> Iterator[str]:
@@ -161,7 +159,10 @@ def _phrases(known: Sequence[Row], bases: Mapping[int, Row]) -> Iterator[str]:
     causes = [
         f"{_percent(module[cause])} and {_percent(whole[cause])} to {names_of[cause]}"
         for cause in LOSSES
-        if any(_is_worth_it(row[cause]) for row in (module, whole))
+        if any(
+            formatting.has_value(row[cause]) and abs(row[cause]) >= _LEAST_SHARE
+            for row in (module, whole)
+        )
     ]
     if causes and all(map(has_causes, (module, whole))):
         yield f"of their steps {names[0]} and {names[1]} lose {', '.join(causes)}"
@@ -175,10 +176,6 @@ def _phrases(known: Sequence[Row], bases: Mapping[int, Row]) -> Iterator[str]:
     memory = [formatting.gib(row["peak_mem_allocated_bytes"]) for row in (whole, base) if row]
     if len(memory) == 2 and all(memory):
         yield f"{memory[0]} GiB a device, {memory[1]} at the baseline"
-
-
-def _is_worth_it(share: Any) -> bool:
-    return formatting.has_value(share) and abs(share) >= _LEAST_SHARE
 
 
 def _percent(share: Any) -> str:

@@ -17,7 +17,7 @@ from raybench.analysis.uneven import Fleet, fleets
 from raybench.job.point import RUN_SETTINGS
 from raybench.records import Cause, TrialKey, by_point
 from raybench.report import formatting, plain_text
-from raybench.report.document import Listing, MessageGroup, Messages, Report, Table
+from raybench.report.document import Block, Line, Listing, MessageGroup, Messages, Table
 from raybench.report.findings import (
     BEST_TITLE,
     LARGEST_TITLE,
@@ -102,7 +102,7 @@ class Summary:
     scaling: pd.DataFrame
 
     @property
-    def _sections(self) -> list[Listing]:
+    def sections(self) -> list[Listing]:
         """What was found, in the order of every format; none without lines."""
         baseline = self.run.baseline
         found = (
@@ -118,7 +118,7 @@ class Summary:
         return [*uneven_listings(self.fleets, self.ranks), *listings]
 
     @property
-    def _messages(self) -> list[Messages]:
+    def messages(self) -> list[Messages]:
         """What went wrong, is missing or is doubtful."""
         found = (
             ("Failed and skipped points", self.failures),
@@ -128,32 +128,32 @@ class Summary:
         return [Messages(title=title, groups=groups) for title, groups in found if groups]
 
     @property
-    def report(self) -> Report:
-        """What is said, whatever the format."""
-        run = self.run
-        return Report(
-            job_name=run.job_name,
-            run_id=run.run_id,
-            title=formatting.title(run),
-            lead=formatting.sentence(self.lead) if self.lead else "",
-            machine=self.machine,
-            course=f"{formatting.when(run.started_at)}, {formatting.course(run)}",
-            counts=self.counts,
-            lost_nodes=some(self.lost_nodes),
-            versions=formatting.versions(self.versions),
-            shared=formatting.settings(self.shared),
-            findings=self._sections,
-            tables=(
-                *self.uneven_tables,
-                *self.tables,
-                *self.rank_tables,
-                *self.scope_tables,
-                *self.region_tables,
-            ),
-            explain=self.explain,
-            messages=self._messages,
-            more_rounds=self.more_rounds.sentence if self.more_rounds else "",
+    def course(self) -> str:
+        """When the run was, and how long it took."""
+        return f"{formatting.when(self.run.started_at)}, {formatting.course(self.run)}"
+
+    @property
+    def all_tables(self) -> tuple[Table, ...]:
+        """The tables of a text, in order."""
+        return (
+            *self.uneven_tables,
+            *self.tables,
+            *self.rank_tables,
+            *self.scope_tables,
+            *self.region_tables,
         )
+
+    def body(self, tables: Sequence[Table], notes: Sequence[str] = ()) -> list[Block]:
+        """List what follows the head, with the tables as they are shown. notes: on how they are."""
+        none = Line(text="No point has been finished yet.", is_apart=True)
+        texts = [*self.explain(tables), *notes] if tables else []
+        shown: Sequence[Block] = tables or [none]
+        return [
+            *self.sections,
+            *shown,
+            *(Line(text=text, tone="aside", is_apart=True) for text in texts),
+            *self.messages,
+        ]
 
     def explain(self, tables: Sequence[Table]) -> tuple[str, ...]:
         """Say in paragraphs what the columns of these tables mean."""
@@ -178,18 +178,24 @@ def summarize(
     of_points = {} if regions is None or regions.empty else regions_by_point(regions)
     uneven = fleets(rows)
     largest = largest_batches(rows)
+    lead = uneven_lead(uneven, ranks) or headline(rows, run.baseline, ranks, largest)
+    if lead and not largest and has_one_start(rows):
+        lead += f"; {ONE_START}"
+    rounds = max((row["rounds"] for row in rows), default=1)
+    over_fp32 = () if dict(run.baseline) == _OVER_FP32 else records(scaling(points, _OVER_FP32))
     return Summary(
         run=run,
         machine=_machine(run, devices, rows),
         versions=_versions(run, devices),
         lost_nodes=lost_nodes(zip(points["error_type"], points["error_host"], strict=True)),
         shared=layout.shared,
-        counts=formatting.counts(run, _statuses(attempts)) + _rounds(rows),
-        lead=_lead(rows, run.baseline, ranks, uneven, largest),
+        counts=formatting.counts(run, _statuses(attempts))
+        + (f"; {rounds} rounds" if rounds > 1 else ""),
+        lead=lead,
         findings=findings(rows, run.baseline, ranks),
         losses=losses(rows, run.baseline, ranks),
         best=bests(records(best_settings(frame)), rows, ranks),
-        precision=_precision(run, points, ranks),
+        precision=findings(over_fp32, _OVER_FP32, ranks),
         largest_batches=largest,
         ranks=ranks,
         tables=make_tables(rows, layout),
@@ -211,17 +217,6 @@ def summarize(
     )
 
 
-def _lead(
-    rows: Sequence[Row],
-    baseline: Mapping[str, Any],
-    ranks: str,
-    uneven: Sequence[Fleet],
-    largest: Sequence[LargestBatch],
-) -> str:
-    text = uneven_lead(uneven, ranks) or headline(rows, baseline, ranks, largest)
-    return f"{text}; {ONE_START}" if text and not largest and has_one_start(rows) else text
-
-
 def _layout(run: Run, rows: Sequence[Row], ranks: str) -> Layout:
     return Layout(
         shared=_common_settings(rows),
@@ -230,11 +225,6 @@ def _layout(run: Run, rows: Sequence[Row], ranks: str) -> Layout:
         has_throughput=_has_throughput(rows),
         unit=formatting.unit_of(rows),
     )
-
-
-def _rounds(rows: Sequence[Row]) -> str:
-    count = max((row["rounds"] for row in rows), default=1)
-    return f"; {count} rounds" if count > 1 else ""
 
 
 def _statuses(trials: Sequence[Row]) -> list[str]:
@@ -246,12 +236,6 @@ def _statuses(trials: Sequence[Row]) -> list[str]:
         for row in trials
     }
     return list(by_point(ended).values())
-
-
-def _precision(run: Run, points: pd.DataFrame, ranks: str) -> tuple[tuple[str, str], ...]:
-    if dict(run.baseline) == _OVER_FP32:
-        return ()
-    return findings(records(scaling(points, _OVER_FP32)), _OVER_FP32, ranks)
 
 
 def ranks_word(rows: Iterable[Row]) -> str:
@@ -282,7 +266,7 @@ def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
         text += ", only those that --devices named"
     told = [row["transports"] for row in rows if formatting.has_entries(row["transports"])]
     ways = {plain_text.plain(way) for of_point in told for way in of_point}
-    return f"{text}; {some(sorted(ways))}" if ways else text
+    return f"{text}; {formatting.some(sorted(ways))}" if ways else text
 
 
 def _node_count(devices: pd.DataFrame, most: int) -> int:
@@ -333,7 +317,8 @@ def _warnings(rows: Sequence[Row]) -> Iterator[str]:
     """Find the warnings of points, but for those that say why there is no speed-up."""
     bases = {row["series"]: row for row in rows if row["is_baseline"]}
     for row in rows:
-        yield from (text for text in _texts(row["warnings"]) if text != row["why"])
+        texts = map(plain_text.plain, () if row["warnings"] is None else row["warnings"])
+        yield from (text for text in texts if text != row["why"])
         if formatting.has_value(ratio := row["clock_ratio"]):
             yield (
                 f"SM clocks are {formatting.ratio(ratio)} times those of the baseline point, by "
@@ -353,15 +338,10 @@ def _other_attention(row: Row, base: Row) -> Iterator[str]:
         )
 
 
-def _texts(warnings: Any) -> Sequence[str]:
-    return [] if warnings is None else [plain_text.plain(text) for text in warnings]
-
-
 # Points that differ in these alone say the same. The rank that a sentence begins with is none of
 # them: rank 1 and rank 3 are not "rank 1 to 3".
 _FIGURES = re.compile(r"±?(?<!\d)(?<!^rank )\d+(?:[.,]\d+)*(?: (?:[KMGT]iB|bytes)\b|%)?")
 _BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_MOST_HOSTS = 4
 _MOST_RANKS = 4
 
 
@@ -397,12 +377,6 @@ def lost_nodes(failed: Iterable[tuple[Any, Any]]) -> tuple[str, ...]:
     )
 
 
-def some(names: Sequence[str]) -> str:
-    """List the first few names."""
-    more = len(names) - _MOST_HOSTS
-    return ", ".join(names[:_MOST_HOSTS]) + (f" and {more} more" if more > 0 else "")
-
-
 def _reason(row: Row) -> str:
     """Status and message, without the place that the message begins with: it has columns."""
     message = (
@@ -427,7 +401,7 @@ def _where(rows: Sequence[Row]) -> str:
     )
     if len(ranks) == len(hosts) == len(devices) == 1:
         return f"rank {ranks[0]}, {hosts[0]}, {devices[0]}"
-    return f"{_one_rank_each(ranks)} on {some(hosts)}"
+    return f"{_one_rank_each(ranks)} on {formatting.some(hosts)}"
 
 
 def _one_rank_each(ranks: Sequence[int]) -> str:

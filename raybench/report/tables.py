@@ -24,19 +24,18 @@ from raybench.analysis.settings import (
 )
 from raybench.records.metric import Metric
 from raybench.report import formatting, plain_text
-from raybench.report.document import MARK_COLUMN, WHERE_IT_GOES, Table
+from raybench.report.document import MARK_COLUMN, Table
 from raybench.report.rank_steps import COLUMNS as RANK_COLUMNS
 from raybench.report.rank_steps import MEANING as RANKS_MEAN
 from raybench.report.rank_steps import rank_lines
 from raybench.results import metrics
-from raybench.results.metrics import BY_NAME, PARTS, RATES, SCALING, workload_metrics
+from raybench.results.metrics import PARTS, RATES, SCALING, workload_metrics
 from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
 
 Row = dict[str, Any]
 _Column = tuple[str, Callable[[Row], str]]
 
 _SETTINGS = (*EXECUTION, "batch", "world_size")
-POINT_COLUMN = "point"
 REGION_COLUMN = "region"
 REGION_SHARE = "of step"
 COLD = "cold"
@@ -44,7 +43,7 @@ COLLECTIVE_COLUMN = "collective"
 _BUSBW = "busbw GB/s"
 # Of a line of a table of ranks: its cells.
 _RANK = "rank"
-_TEXTS = (MARK_COLUMN, POINT_COLUMN, REGION_COLUMN, COLLECTIVE_COLUMN)
+_TEXTS = (MARK_COLUMN, REGION_COLUMN, COLLECTIVE_COLUMN)
 
 
 def marks(row: Row) -> str:
@@ -158,13 +157,12 @@ def rank_tables(rows: Sequence[Row], layout: Layout) -> tuple[Table, ...]:
         ]
         if lines:
             kind = f"where ranks differ, {layout.unit.name} of each"
-            columns = [_rank_column(place) for place in range(len(RANK_COLUMNS))]
+            columns: list[_Column] = [
+                (head, lambda row, place=place: str(row[_RANK][place]))  # type: ignore[misc]
+                for place, head in enumerate(RANK_COLUMNS)
+            ]
             tables.append(_table(lines, names, layout, columns, kind=kind, shows=metrics.PARTS))
     return tuple(tables)
-
-
-def _rank_column(place: int) -> _Column:
-    return RANK_COLUMNS[place], lambda row: str(row[_RANK][place])
 
 
 def _groups(rows: Sequence[Row], layout: Layout) -> list[list[Row]]:
@@ -201,9 +199,18 @@ def _tables(rows: Sequence[Row], layout: Layout) -> list[Table]:
         return [_table(ordered, names, layout, measured, kind=kind, shows=metrics.RATES)]
     measured = [_step(unit), (MARK_COLUMN, marks), *_columns(unit, metrics.SCALING, own)]
     tables = [_table(ordered, names, layout, measured, kind=kind, shows=metrics.SCALING)]
-    if broken_down := [row for row in ordered if _is_broken_down(row)]:
-        parts = [_PARTS_MARK, _step_alone(unit), *_columns(unit, metrics.PARTS)]
-        kind = f"{WHERE_IT_GOES}, {unit.name}"
+    broken_down = [
+        row
+        for row in ordered
+        if has_no_breakdown(row) or any(formatting.has_value(row[name]) for name in _BROKEN_DOWN)
+    ]
+    if broken_down:
+        parts: list[_Column] = [
+            (MARK_COLUMN, lambda row: "b" if has_no_breakdown(row) else ""),
+            ("step", lambda row: formatting.time_in(unit, row["step_ms_p50"])),
+            *_columns(unit, metrics.PARTS),
+        ]
+        kind = f"where the step goes, {unit.name}"
         tables.append(_table(broken_down, names, layout, parts, kind=kind, shows=metrics.PARTS))
     if held := [row for row in ordered if formatting.has_value(row["mem_parameters_bytes"])]:
         columns = _columns(unit, metrics.MEMORY)
@@ -268,7 +275,6 @@ def _table(
             formatting.metric_heading(one, layout.unit)
             for one in (*shows.optional, *reversed(own[1:]))
         ),
-        extras=_extras(rows, layout.unit) if shows in (metrics.RATES, metrics.SCALING) else {},
         texts=frozenset({*texts, *_TEXTS}),
         own=own,
     )
@@ -298,27 +304,6 @@ def _step(unit: formatting.Unit) -> _Column:
     return f"step {unit.name}", cell
 
 
-def _step_alone(unit: formatting.Unit) -> _Column:
-    return "step", lambda row: formatting.time_in(unit, row["step_ms_p50"])
-
-
-_PARTS_MARK: _Column = (MARK_COLUMN, lambda row: "b" if has_no_breakdown(row) else "")
-
-
-def _extras(rows: Sequence[Row], unit: formatting.Unit) -> dict[str, tuple[str, ...]]:
-    if not any(row["status"] == "ok" for row in rows):
-        return {}
-    head, p99 = _column(metrics.BY_NAME["step_ms_p99"], unit)
-    return {
-        head: tuple(p99(row) if row["status"] == "ok" else "" for row in rows),
-        POINT_COLUMN: tuple(plain_text.plain(row["point_id"]) for row in rows),
-    }
-
-
-def _is_broken_down(row: Row) -> bool:
-    return has_no_breakdown(row) or any(formatting.has_value(row[name]) for name in _BROKEN_DOWN)
-
-
 def _heading(name: str, layout: Layout) -> str:
     return layout.ranks if name == "world_size" else formatting.heading(name)
 
@@ -331,7 +316,8 @@ def _setting_of(name: str, row: Row) -> str | None:
 def _kind(first: Row, names: Sequence[str], layout: Layout) -> str:
     """Of training, what is compared; of the rest, the settings that are no columns."""
     if not layout.has_throughput:
-        given = {"precision": first["precision"], "world_size": _ranks(first, layout)}
+        ranks = formatting.ranks_words(first["world_size"], layout.ranks)
+        given = {"precision": first["precision"], "world_size": ranks}
         if "dtype" in first["params"]:
             # What has a number format of its own computes nothing in the precision.
             del given["precision"]
@@ -339,10 +325,6 @@ def _kind(first: Row, names: Sequence[str], layout: Layout) -> str:
     batch = {"weak": "batch per device", "strong": "global batch"}.get(first["scaling"], "")
     scaling = f"{first['scaling']} scaling" if batch and "world_size" in layout.compared else ""
     return ", ".join(filter(None, (scaling, batch if "batch" in names else "")))
-
-
-def _ranks(row: Row, layout: Layout) -> str:
-    return formatting.ranks_words(row["world_size"], layout.ranks)
 
 
 def without_repeats(
@@ -412,15 +394,13 @@ def explain(
     points, rates, parts = (
         _meanings(metrics, shown, words)
         for metrics in (
-            [*SCALING.metrics, *own, BY_NAME["step_ms_p99"]],
+            [*SCALING.metrics, *own],
             RATES.metrics,
             [metric for metric in PARTS.metrics if metric not in RATES.metrics],
         )
     )
     if any(f"step {unit.name}" in shown for unit in formatting.UNITS):
         points.insert(0, step)
-    if POINT_COLUMN in shown:
-        points.append("Point: its id, for `raybench show RUN POINT`.")
     paragraphs = [points, [*parts, *rates, _PARTS_FROM]] if parts else [[*points, *rates]]
     own_memory = [one for one in metrics.MEMORY.metrics if one not in SCALING.metrics]
     if held := _meanings(own_memory, shown, words):

@@ -119,7 +119,11 @@ _OPTIONAL = (
 
 def _scenario_table(fleets: Sequence[Fleet]) -> Table:
     rows = [
-        (*(_settings(fleet) if place == 0 else ("", "")), *_scenario_row(scenario, fleet))
+        (
+            f"{fleet.probe_ratio:.2f}" if place == 0 else "",
+            f"{fleet.slow_count} of {fleet.first['world_size']}" if place == 0 else "",
+            *_scenario_row(scenario, fleet),
+        )
         for fleet in fleets
         for place, scenario in enumerate(fleet.scenarios.values())
     ]
@@ -137,6 +141,8 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
 def _scenario_row(scenario: Scenario, fleet: Fleet) -> tuple[str, ...]:
     """Write the cells of a scenario, from the column `shares` on."""
     row, equal = scenario.row, fleet.scenarios.get(EQUAL)
+    others = [other for other in fleet.scenarios.values() if other is not scenario]
+    best_other = max(others, key=lambda other: other.throughput)
     return (
         scenario.shares,
         str(scenario.devices_used),
@@ -147,21 +153,12 @@ def _scenario_row(scenario: Scenario, fleet: Fleet) -> tuple[str, ...]:
         _gain(gain_over(scenario, equal)) if equal and scenario is not equal else "",
         _percent(fleet.gain_in_theory(scenario.shares), signed=True),
         _percent(scenario.efficiency),
-        _gain_over_best_other(scenario, fleet),
+        _gain(gain_over(scenario, best_other)),
         _percent(scenario.idle_share_of_fast),
         _cell(row["peak_mem_allocated_bytes"], formatting.gib),
         _cell(row["samples_per_joule"], formatting.number),
         _cell(row["gradient_error"], lambda value: f"{value:.0e}"),
     )
-
-
-def _settings(fleet: Fleet) -> tuple[str, str]:
-    return f"{fleet.probe_ratio:.2f}", f"{fleet.slow_count} of {fleet.first['world_size']}"
-
-
-def _gain_over_best_other(scenario: Scenario, fleet: Fleet) -> str:
-    others = [other for other in fleet.scenarios.values() if other is not scenario]
-    return _gain(gain_over(scenario, max(others, key=lambda other: other.throughput)))
 
 
 def _rank_table(fleets: Sequence[Fleet]) -> Table:

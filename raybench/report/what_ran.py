@@ -54,18 +54,23 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
     yield ", ".join(
         _OPTIMIZERS.get(name, plain_text.plain(name))
         # Where nothing is trained, no optimizer is at work.
-        for name in _values([row for row in rows if not _is_inference(row)], "optimizer")
+        for name in _values(
+            [row for row in rows if row["params"].get("mode") != "inference"], "optimizer"
+        )
         if name is not None
     )
     if any(formatting.has_value(row["throughput"]) for row in rows) or _values(rows, "batch"):
-        yield _batches(rows)
+        of = {"weak": " per device", "strong": " over all devices"}
+        batches = [f"{int(value):,}" for value in _values(rows, "batch")]
+        yield _span("batch ", batches, of.get(str(rows[0]["scaling"]), ""))
     yield _list("", _values(rows, "operation"))
-    yield _span("", [_size(value) for value in _values(rows, "size_bytes")])
+    yield _span("", [formatting.setting("size_bytes", v) for v in _values(rows, "size_bytes")])
     yield _list("", _values(rows, "dtype"))
     # A workload with a `dtype` does not use the precision.
     yield _list("", _values([row for row in rows if "dtype" not in row["params"]], "precision"))
     yield _list("attention by ", sorted({kernel for row in rows for kernel in kernels_of(row)}))
-    yield _counts(rows, ranks)
+    counts = [str(int(value)) for value in _values(rows, "world_size")]
+    yield f"{_list('', counts)} {ranks.removesuffix('s') if counts == ['1'] else ranks}"
     yield from _others(rows)
 
 
@@ -73,10 +78,6 @@ def kernels_of(row: Row) -> tuple[str, ...]:
     """List the kernels of attention that a point ran; none where none was seen."""
     kernels = row["attention_kernels"]
     return tuple(kernels) if formatting.has_entries(kernels) else ()
-
-
-def _is_inference(row: Row) -> bool:
-    return bool(row["params"].get("mode") == "inference")
 
 
 def _model(row: Row) -> str:
@@ -100,18 +101,6 @@ def _parameters(row: Row) -> str:
     return f"{count:,}"
 
 
-def _batches(rows: Sequence[Row]) -> str:
-    of = {"weak": " per device", "strong": " over all devices"}
-    batches = [f"{int(value):,}" for value in _values(rows, "batch")]
-    return _span("batch ", batches, of.get(str(rows[0]["scaling"]), ""))
-
-
-def _counts(rows: Sequence[Row], ranks: str) -> str:
-    counts = [str(int(value)) for value in _values(rows, "world_size")]
-    noun = ranks.removesuffix("s") if counts == ["1"] else ranks
-    return f"{_list('', counts)} {noun}"
-
-
 def _others(rows: Sequence[Row]) -> Iterator[str]:
     """List the other parameters, where they are not as everybody has them."""
     for name in dict.fromkeys(name for row in rows for name in row["params"]):
@@ -122,10 +111,6 @@ def _others(rows: Sequence[Row]) -> Iterator[str]:
         texts = [formatting.setting(name, value) for value in values]
         shown = _span("", texts) if is_number else _list("", texts)
         yield f"{plain_text.plain(name)}={shown}"
-
-
-def _size(value: Any) -> str:
-    return formatting.setting("size_bytes", value)
 
 
 def _values(rows: Sequence[Row], name: str) -> list[Any]:

@@ -104,27 +104,19 @@ def times_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     if not known:
         return None
     shown = in_order(known, ("batch", "world_size"))[:MOST_BARS]
+    x: Spec = {"field": "x", "type": "quantitative", "title": "ms", "axis": {"tickCount": 5}}
     return Figure(
         anchor="times",
         title="Step time",
         note=STEP_MEANING + first_of(len(shown), len(known)),
         legend=[],
-        panels=bar_panels(shown, summary.ranks, _values, _layers),
+        panels=bar_panels(
+            shown,
+            summary.ranks,
+            lambda row: [{"x": float(row["step_ms_p50"]), "tip": formatting.step_time(row)}],
+            lambda y, _: [_bars(x, y)],
+        ),
     )
-
-
-def _values(row: Row) -> list[Value]:
-    return [{"x": float(row["step_ms_p50"]), "tip": formatting.step_time(row)}]
-
-
-def _layers(y: Spec, _: Sequence[Value]) -> list[Spec]:
-    x: Spec = {"field": "x", "type": "quantitative", "title": "ms", "axis": {"tickCount": 5}}
-    return [
-        {
-            "mark": {"type": "bar", "color": "var(--s1)"},
-            "encoding": {"x": x, "y": y, "description": TIP},
-        }
-    ]
 
 
 _REACHED = "achieved_tflops_per_device"
@@ -157,7 +149,9 @@ def products_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
             _product_values,
             _product_layers,
             of_bars=varying(known, ("precision",)),
-            name=_shape if shaped else None,
+            name=(lambda row: " × ".join(str(row["params"][one]) for one in _SHAPE))
+            if shaped
+            else None,
         ),
     )
 
@@ -167,10 +161,6 @@ def peak_tflops(row: Row) -> float | None:
     if not formatting.has_value(row["mfu_pct"]) or not row["mfu_pct"]:
         return None
     return float(row[_REACHED] / (row["mfu_pct"] / 100))
-
-
-def _shape(row: Row) -> str:
-    return " × ".join(str(row["params"][name]) for name in _SHAPE)
 
 
 def _product_values(row: Row) -> list[Value]:
@@ -193,16 +183,20 @@ def _product_layers(y: Spec, marks: Sequence[Value]) -> list[Spec]:
     }
     inside = f"datum.x > {_LONG * highest}"
     drawn: list[Spec] = [
-        {
-            "mark": {"type": "bar", "color": "var(--s1)"},
-            "encoding": {"x": x, "y": y, "description": TIP},
-        },
+        _bars(x, y),
         _number(x, y, inside, align="right", dx=-5, color="var(--page)"),
         _number(x, y, f"!({inside})", align="left", dx=5, color="var(--text)"),
     ]
     if peaks:
         drawn.append(level_layer(max(peaks), "x", x))
     return drawn
+
+
+def _bars(x: Spec, y: Spec) -> Spec:
+    return {
+        "mark": {"type": "bar", "color": "var(--s1)"},
+        "encoding": {"x": x, "y": y, "description": TIP},
+    }
 
 
 def _number(x: Spec, y: Spec, condition: str, **settings: object) -> Spec:

@@ -83,6 +83,9 @@ def _figure(
     def is_known(row: Row) -> bool:
         return row["status"] == "ok" and formatting.has_value(value(row))
 
+    def is_drawn(row: Row) -> bool:
+        return is_known(row) or row["status"] == "oom"
+
     sized = [row for row in rows if formatting.has_value(row["batch"])]
     ok = [row for row in sized if is_known(row)]
     if len({row["batch"] for row in ok}) < 2:
@@ -91,14 +94,14 @@ def _figure(
         in_order(sized, ("batch",)), over=("batch",), lines_by=("world_size",), ranks=summary.ranks
     )
     drawn = [row for members in series.panels.values() for _, row in members]
-    shown = [row for row in drawn if is_known(row) or row["status"] == "oom"]
+    shown = list(filter(is_drawn, drawn))
     # What a search tried lies close together, and memory grows in proportion.
     x = (
         linear_axis("x", batch_title(sized), axis={"tickCount": 6})
         if summary.largest_batches
         else power_axis("x", batch_title(sized), [row["batch"] for row in shown])
     )
-    lines = lines_of(series, lambda row: is_known(row) or row["status"] == "oom")
+    lines = lines_of(series, is_drawn)
     names = varying(sized)
     ran_out = any(row["status"] == "oom" for row in drawn)
     highest = max(value(row) for row in drawn if is_known(row))
@@ -107,12 +110,7 @@ def _figure(
         Panel(
             title=head,
             spec=_spec(_values(members, value, names, summary.ranks), lines, x, y_title, line),
-            missing=missing(
-                members,
-                lambda row: is_known(row) or row["status"] == "oom",
-                ("batch",),
-                summary.ranks,
-            ),
+            missing=missing(members, is_drawn, ("batch",), summary.ranks),
         )
         for head, members in series.panels.items()
     ]

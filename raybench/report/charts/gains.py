@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raybench.analysis.settings import setting, setting_order, varying
-from raybench.report import formatting, plain_text
+from raybench.report import formatting
 from raybench.report.charts.figure import (
     MOST_LINES,
     TIP,
@@ -20,7 +20,7 @@ from raybench.report.charts.figure import (
 )
 from raybench.report.charts.lines import level_layer
 from raybench.report.charts.scaling import speed_up_words
-from raybench.report.charts.series import Row, is_other, missing, named
+from raybench.report.charts.series import Row, is_other, line_name, missing, named
 from raybench.report.findings import rows_compared
 from raybench.report.summary import Summary
 
@@ -39,8 +39,8 @@ def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     names = tuple(baseline)
     apart = varying(compared, names)
     ordered = sorted(compared, key=lambda row: [setting_order(setting(row, n)) for n in apart])
-    lines = list(dict.fromkeys(_line(row, apart, summary) for row in ordered))
-    shown = [row for row in ordered if _line(row, apart, summary) in lines[:MOST_LINES]]
+    lines = list(dict.fromkeys(line_name(row, apart, summary.ranks) for row in ordered))
+    shown = [row for row in ordered if line_name(row, apart, summary.ranks) in lines[:MOST_LINES]]
     against = formatting.baseline_name(baseline)
     lacking = [
         (formatting.settings_words(row, [*names, *apart], summary.ranks), row)
@@ -71,10 +71,6 @@ def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     )
 
 
-def _line(row: Row, names: Sequence[str], summary: Summary) -> str:
-    return formatting.settings_words(row, names, summary.ranks) or plain_text.plain(row["workload"])
-
-
 def _panel(
     rows: Sequence[Row],
     lines: Sequence[str],
@@ -92,16 +88,21 @@ def _panel(
     order = list(
         dict.fromkeys(formatting.settings_words(row, names, summary.ranks) for row in groups)
     )
-    values = [
-        {
+    values: list[Value] = []
+    for row in known:
+        memory = formatting.percent(row["memory_ratio"])
+        tip = f"{named(row, [*names, *apart], summary.ranks)}\n{speed_up_words(row)} times the "
+        tip += f"samples/s\n{memory} of the memory\n" if memory else "samples/s\n"
+        value: Value = {
             "x": formatting.settings_words(row, names, summary.ranks),
             "y": float(row[column]),
-            "line": _line(row, apart, summary),
-            "tip": _tip(row, [*names, *apart], summary),
-            **_interval(row, column),
+            "line": line_name(row, apart, summary.ranks),
+            "tip": f"{tip}{formatting.step_time(row)}, "
+            f"{formatting.number(row['throughput'])} samples/s",
         }
-        for row in known
-    ]
+        if column == "speed_up" and formatting.has_value(row["speed_up_low"]):
+            value |= {"low": float(row["speed_up_low"]), "high": float(row["speed_up_high"])}
+        values.append(value)
     y: Spec = {
         "field": "y",
         "type": "quantitative",
@@ -146,18 +147,3 @@ def _layers(
         },
     }
     return [bars, *([whiskers] if intervals else []), level_layer(1.0, "y", y)]
-
-
-def _interval(row: Row, column: str) -> dict[str, float]:
-    if column != "speed_up" or not formatting.has_value(row["speed_up_low"]):
-        return {}
-    return {"low": float(row["speed_up_low"]), "high": float(row["speed_up_high"])}
-
-
-def _tip(row: Row, names: Sequence[str], summary: Summary) -> str:
-    memory = row["memory_ratio"]
-    text = f"\n{formatting.percent(memory)} of the memory" if formatting.has_value(memory) else ""
-    return (
-        f"{named(row, names, summary.ranks)}\n{speed_up_words(row)} times the samples/s{text}\n"
-        f"{formatting.step_time(row)}, {formatting.number(row['throughput'])} samples/s"
-    )

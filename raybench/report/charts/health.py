@@ -17,6 +17,7 @@ from raybench.report.charts.figure import (
     Value,
     specification,
 )
+from raybench.report.charts.lines import level_layer
 from raybench.report.health import UNHEALTHY, HealthReport
 from raybench.report.health_tables import ends_of, link_sets, marks_of_links, short_names
 from raybench.stats.fleet import BAD_RATIO
@@ -282,16 +283,5 @@ def _strips(values: Sequence[Value], labels: Sequence[str]) -> Spec:
         "mark": {"type": "point", "filled": True, "size": 55, "opacity": 0.85},
         "encoding": {"x": x, "y": y, "shape": by(0), "color": by(1), "description": TIP},
     }
-    level: Spec = {
-        "mark": {
-            "type": "rule",
-            "color": "var(--axis)",
-            "strokeDash": [4, 3],
-            "aria": False,
-        },
-        "encoding": {
-            "x": {**{name: part for name, part in x.items() if name != "field"}, "datum": BAD_RATIO}
-        },
-    }
-    layers = [level, marks] if _reach(values) > BAD_RATIO else [marks]
+    layers = [level_layer(BAD_RATIO, "x", x), marks] if _reach(values) > BAD_RATIO else [marks]
     return specification(values, layers, height=max(110, min(900, 22 * len(labels) + 60)))

@@ -46,7 +46,12 @@ def history_figure(frame: pd.DataFrame) -> Figure:
     else:
         stepped = {value["line"] for value in values if value["step"]}
         shown = sorted(lines, key=lambda line: line not in stepped)[:_MOST_PANELS]
-        panels = [_panel(line, [one for one in values if one["line"] == line]) for line in shown]
+        panels = []
+        for line in shown:
+            own = [one for one in values if one["line"] == line]
+            layers = _layers(own, [line], _TICKS_OF_PANEL)
+            spec = specification(own, layers, height=_PANEL_HEIGHT)
+            panels.append(Panel(title=line, spec=spec))
     hidden = len(lines) - _MOST_PANELS
     more = f"; {hidden} more points are not drawn; choose with --point or --filter"
     return Figure(
@@ -67,11 +72,6 @@ def _value(row: dict[str, Any], name: str, several: bool) -> Value:
         "line": (name if len(name) <= _LABEL_CHARS else row["point_id"]) + machine,
         "step": formatting.has_value(row["step"]),
     }
-
-
-def _panel(line: str, values: Sequence[Value]) -> Panel:
-    layers = _layers(values, [line], _TICKS_OF_PANEL)
-    return Panel(title=line, spec=specification(values, layers, height=_PANEL_HEIGHT))
 
 
 def _times(values: Sequence[Value], ticks: int) -> Spec:

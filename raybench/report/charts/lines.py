@@ -20,6 +20,7 @@ _SAME = 0.01
 _WIDTHS, _SIZES = (11.0, 6.0, 2.0), (230, 120, 45)
 # Numbers of lines nearer than this would lie on each other.
 _APART = 1.2
+_DASHED = {"color": "var(--axis)", "strokeDash": [5, 4], "strokeWidth": 1.5, "aria": False}
 OTHER = Entry(label="the other run", color="var(--axis)", shape="hollow")
 
 
@@ -200,13 +201,7 @@ def ideal_layer(ideal: Sequence[Mapping[str, float]], x: Spec, y: Spec) -> Spec:
     """Draw a dashed line."""
     return {
         "data": {"values": list(ideal)},
-        "mark": {
-            "type": "line",
-            "color": "var(--axis)",
-            "strokeDash": [5, 4],
-            "strokeWidth": 1.5,
-            "aria": False,
-        },
+        "mark": {"type": "line", **_DASHED},
         "encoding": {"x": x, "y": y},
     }
 
@@ -215,13 +210,7 @@ def level_layer(level: float, channel: str, axis: Spec) -> Spec:
     """Draw a dashed line over the whole chart, at a level of the axis of `channel` ("x" or "y")."""
     return {
         "data": {"values": [{channel: level}]},
-        "mark": {
-            "type": "rule",
-            "color": "var(--axis)",
-            "strokeDash": [5, 4],
-            "strokeWidth": 1.5,
-            "aria": False,
-        },
+        "mark": {"type": "rule", **_DASHED},
         "encoding": {channel: {**axis, "field": channel}},
     }
 

@@ -68,8 +68,17 @@ def _table(rows: Sequence[Row], ranks: str) -> Table:
     names = telling_settings(rows)
     measured: list[tuple[str, Callable[[Row], str]]] = [
         ("step ms", lambda row: formatting.number(row["step_ms_p50"])),
-        *((f"{_PARTS[name]} ms", _milliseconds(name)) for name in _PARTS),
-        *((f"lost: {CAUSES[name]}", _percent(name)) for name in LOSSES),
+        *(
+            (
+                f"{_PARTS[name]} ms",
+                lambda row, name=name: formatting.part_ms(_part_ms(row, name), row["step_ms_p50"]),
+            )
+            for name in _PARTS
+        ),
+        *(
+            (f"lost: {CAUSES[name]}", lambda row, name=name: formatting.percent(row[name]))
+            for name in LOSSES
+        ),
     ]
     cells = [(title, [cell(row) for row in rows]) for title, cell in measured]
     kept = [(title, found) for title, found in cells if any(found)]
@@ -104,14 +113,6 @@ def _part_ms(row: Row, name: str) -> Any:
 
 def _whole(row: Row) -> float:
     return sum(_share(row, name) for name in _PARTS)
-
-
-def _milliseconds(name: str) -> Callable[[Row], str]:
-    return lambda row: formatting.part_ms(_part_ms(row, name), row["step_ms_p50"])
-
-
-def _percent(name: str) -> Callable[[Row], Any]:
-    return lambda row: formatting.percent(row[name])
 
 
 def _values(row: Row) -> list[Value]:

@@ -43,17 +43,14 @@ def draw_poster(figure: Figure, kind: str, *, title: str = "", below: str = "") 
     title: instead of the figure's. below: a line under it.
     """
     svg = _compose(figure, title or figure.title, below)
-    colors = {name: (light, dark) for name, light, dark in _COLOR.findall(_style())}
+    style = resources.files("raybench.report.html").joinpath("page.css").read_text("utf-8")
+    colors = {name: (light, dark) for name, light, dark in _COLOR.findall(style)}
     light = _USED.sub(lambda found: colors[found[1]][0], svg)
     if kind == "png":
         import vl_convert
 
         return bytes(vl_convert.svg_to_png(light, scale=2))
     return light.replace("<defs/>", _dark(svg, colors), 1).encode()
-
-
-def _style() -> str:
-    return resources.files("raybench.report.html").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def _dark(svg: str, colors: Mapping[str, tuple[str, str]]) -> str:

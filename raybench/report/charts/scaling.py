@@ -7,7 +7,7 @@ from typing import Any
 
 from raybench.analysis.settings import varying
 from raybench.report import formatting
-from raybench.report.charts.figure import Entry, Figure, Panel, Spec, Value, legend, specification
+from raybench.report.charts.figure import Entry, Figure, Panel, Value, legend, specification
 from raybench.report.charts.lines import (
     OTHER,
     ideal_layer,
@@ -88,11 +88,28 @@ def _figure(
     # Room for the numbers beside the last points.
     x["scale"]["domain"][1] *= 1.2
     times = f"times the samples/s of {_base(summary)}"
-    y = power_axis("y", times, ends) if name == "speed_up" else _percent_axis(ends)
+    y = (
+        power_axis("y", times, ends)
+        if name == "speed_up"
+        else linear_axis(
+            "y",
+            "efficiency",
+            scale={"domain": [0, max(1.0, *ends) * 1.05], "nice": False},
+            axis={"format": "~%", "tickCount": 5},
+        )
+    )
     panels = [
         Panel(
             title=head,
-            spec=_spec(values[head], lines, x, y, ideal),
+            spec=specification(
+                values[head],
+                [
+                    ideal_layer(ideal, x, y),
+                    *interval_layers(values[head], lines, x, y),
+                    *layers(values[head], lines, x, y),
+                    *number_layer(values[head], x, y),
+                ],
+            ),
             missing=missing(members, is_known, ("world_size",), summary.ranks),
         )
         for head, members in series.panels.items()
@@ -107,33 +124,6 @@ def _figure(
     )
 
 
-def _percent_axis(ends: Sequence[float]) -> Spec:
-    return linear_axis(
-        "y",
-        "efficiency",
-        scale={"domain": [0, max(1.0, *ends) * 1.05], "nice": False},
-        axis={"format": "~%", "tickCount": 5},
-    )
-
-
-def _spec(
-    values: Sequence[Value],
-    lines: Sequence[str],
-    x: Spec,
-    y: Spec,
-    ideal: Sequence[dict[str, float]],
-) -> Spec:
-    return specification(
-        values,
-        [
-            ideal_layer(ideal, x, y),
-            *interval_layers(values, lines, x, y),
-            *layers(values, lines, x, y),
-            *number_layer(values, x, y),
-        ],
-    )
-
-
 def _values(
     members: Sequence[tuple[str, Row]], name: str, names: Sequence[str], summary: Summary
 ) -> list[Value]:
@@ -144,7 +134,9 @@ def _values(
             "line": line,
             "number": formatting.ratio(row[name]) if name == "speed_up" else f"{row[name]:.0%}",
             "other": is_other(row),
-            "tip": _tip(row, names, summary.ranks),
+            "tip": f"{named(row, names, summary.ranks)}\nspeed-up {speed_up_words(row)}, "
+            f"efficiency {formatting.percent(row['efficiency'])}\n{formatting.step_time(row)}, "
+            f"{formatting.number(row['throughput'])} samples/s",
             **_interval(row, name),
         }
         for line, row in members
@@ -156,14 +148,6 @@ def _interval(row: Row, name: str) -> dict[str, Any]:
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     known = formatting.has_value(low) and formatting.has_value(high)
     return {"low": float(low), "high": float(high)} if known else {}
-
-
-def _tip(row: Row, names: Sequence[str], ranks: str) -> str:
-    return (
-        f"{named(row, names, ranks)}\nspeed-up {speed_up_words(row)}, "
-        f"efficiency {formatting.percent(row['efficiency'])}\n{formatting.step_time(row)}, "
-        f"{formatting.number(row['throughput'])} samples/s"
-    )
 
 
 def speed_up_words(row: Row) -> str:

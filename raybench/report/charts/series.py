@@ -48,9 +48,9 @@ def arrange(
     found: dict[str, list[tuple[str, Row]]] = {}
     for row in ordered:
         title = formatting.settings_words(row, of_panels, ranks)
-        found.setdefault(title, []).append((_line(row, of_lines, ranks), row))
+        found.setdefault(title, []).append((line_name(row, of_lines, ranks), row))
     by_size = sorted(ordered, key=lambda row: [setting_order(setting(row, n)) for n in of_lines])
-    lines = dict.fromkeys(_line(row, of_lines, ranks) for row in by_size)
+    lines = dict.fromkeys(line_name(row, of_lines, ranks) for row in by_size)
     drawn = list(lines)[:MOST_LINES]
     panels = {
         title: [(line, row) for line, row in members if line in drawn]
@@ -64,7 +64,8 @@ def arrange(
     )
 
 
-def _line(row: Row, names: Sequence[str], ranks: str) -> str:
+def line_name(row: Row, names: Sequence[str], ranks: str) -> str:
+    """Name the line of a point: its settings, or the workload where none varies."""
     return formatting.settings_words(row, names, ranks) or plain_text.plain(row["workload"])
 
 
@@ -110,16 +111,12 @@ def missing(
         lacking = [row for row in own if not is_drawn(row)]
         for why in dict.fromkeys(_why(row) for row in lacking):
             rows = [row for row in lacking if _why(row) == why]
-            where = "" if len(lacking) == len(own) else _among(rows, over, ranks)
+            places = (formatting.settings_words(row, over, ranks) for row in rows)
+            where = "" if len(lacking) == len(own) else ", ".join(places)
             name = line if len(lines) > 1 or not where else ""
             reasons.setdefault(why, []).append(", ".join(filter(None, (name, where))))
     text = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
     return f"Not drawn: {text}." if text else ""
-
-
-def _among(rows: Sequence[Row], over: Sequence[str], ranks: str) -> str:
-    """Name the places along the axis."""
-    return ", ".join(formatting.settings_words(row, over, ranks) for row in rows)
 
 
 def _why(row: Row) -> str:

@@ -78,7 +78,12 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     Integers are integers, also where pandas made floats of them because another row has none.
     """
     return [
-        {str(name): _integer(str(name), value) for name, value in row.items()}
+        {
+            name: int(value)
+            if name in _INTEGERS and isinstance(value, float) and value == value
+            else value
+            for name, value in row.items()
+        }
         for row in rounds.records(frame)
     ]
 
@@ -86,12 +91,6 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def plain_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """As `records`, of values that JSON can hold: null is None, times are ISO 8601."""
     return [_jsonable(row) for row in records(frame)]
-
-
-def _integer(name: str, value: Any) -> Any:
-    return (
-        int(value) if name in _INTEGERS and isinstance(value, float) and value == value else value
-    )
 
 
 def _jsonable(value: Any) -> Any:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raybench.report import plain_text
@@ -31,20 +31,23 @@ def export_csv(summary: Summary) -> str:
     comma between cells, a full stop in numbers. A text that a spreadsheet would take for a formula
     begins with a quote.
     """
-    rows = [_flatten(row) for row in point_rows(summary)]
+    rows = [
+        # In place of `params`, and so for each of _MAPS.
+        row | {f"{one}.{name}": value for one in _MAPS for name, value in (row[one] or {}).items()}
+        for row in point_rows(summary)
+    ]
     names = [str(name) for name in summary.scaling.columns if name not in (*_MAPS, _HEADINGS)]
     more = sorted({name for row in rows for name in row if name.startswith(_PREFIXES)})
+    return write([*names, *more], rows)
+
+
+def write(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write these columns of some rows, below a line of their names."""
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
-    writer.writerow(map(cell, (*names, *more)))
-    writer.writerows([cell(row.get(name)) for name in (*names, *more)] for row in rows)
+    writer.writerow(map(cell, names))
+    writer.writerows([cell(row.get(name)) for name in names] for row in rows)
     return target.getvalue()
-
-
-def _flatten(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Put `params.NAME` in place of `params`, and so for each of _MAPS."""
-    inside = {f"{one}.{name}": value for one in _MAPS for name, value in (row[one] or {}).items()}
-    return {**row, **inside}
 
 
 def cell(value: Any) -> Any:

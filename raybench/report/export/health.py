@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree as ET
 
 from raybench.records.health import Finding, Verdict
 from raybench.report import plain_text
+from raybench.report.export import csv
 from raybench.report.export.as_json import format_object
-from raybench.report.export.csv import cell
 from raybench.report.export.junit import add_properties
 from raybench.report.health import UNHEALTHY, HealthReport, action_words, what_of
 from raybench.results import rows
@@ -54,12 +52,7 @@ def format_json(report: HealthReport) -> str:
 def export_csv(report: HealthReport) -> str:
     """Write a line per test and subject: the columns of the table `health`; UTF-8."""
     found = [rows.finding_row(report.run.run_id, one) for one in report.findings]
-    target = io.StringIO()
-    writer = csv.writer(target, lineterminator="\n")
-    names = list(found[0]) if found else []
-    writer.writerow(names)
-    writer.writerows([cell(row[name]) for name in names] for row in found)
-    return target.getvalue()
+    return csv.write(list(found[0]) if found else [], found)
 
 
 def export_junit(report: HealthReport) -> str:

@@ -25,7 +25,12 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
         lines=[one.text for one in found if isinstance(one, Line)],
         cases=[one for one in found if isinstance(one, Listing)],
         figures=health_figures(report),
-        tables=[(one.kind, _table(one)) for one in found if isinstance(one, TextTable)],
+        # Columns of text stand first in a table of a page.
+        tables=[
+            (one.kind, Table(columns=one.columns, rows=one.rows, texts=len(one.texts)))
+            for one in found
+            if isinstance(one, TextTable)
+        ],
         facts=[
             ("run", run.run_id),
             ("started", formatting.when(run.started_at)),
@@ -38,9 +43,3 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
         devices=device_table(devices),
         course=formatting.course(run),
     )
-
-
-def _table(table: TextTable) -> Table:
-    """Columns of text stand first in a table of a page."""
-    texts = sum(column in table.texts for column in table.columns)
-    return Table(columns=table.columns, rows=table.rows, texts=texts)

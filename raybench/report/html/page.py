@@ -50,7 +50,7 @@ class PageData:
     """What the page shows besides the summary.
 
     devices: the table of the run. telemetry: its TELEMETRY_COLUMNS. steps: of the points that
-    `html_steps.spread_points` and `heat_points` ask for. against: a run that this one is laid over.
+    `spread_points` and `heat_points` ask for. against: a run that this one is laid over.
     """
 
     summary: Summary
@@ -65,13 +65,16 @@ def format_page(data: PageData) -> str:
     summary = data.summary
     rows = rows_laid_over(summary, data.against)
     first = main_figure(rows, summary, data.devices)
-    others = [one for one in _figures(data, rows) if first is None or one.anchor != first.anchor]
+    figures = [one for one in _figures(data, rows) if first is None or one.anchor != first.anchor]
+    own, others = (
+        {row["point_id"] for row in rows if is_other(row) == of_other} for of_other in (False, True)
+    )
     return render(
         "page.html",
         summary=summary,
         run=summary.run,
         title=plain_text.plain(summary.run.job_name),
-        report=summary.report,
+        lead=formatting.sentence(summary.lead) if summary.lead else "",
         how_to_add_rounds=HOW_TO_ADD_ROUNDS,
         versions=[
             (label, summary.versions[name])
@@ -79,12 +82,12 @@ def format_page(data: PageData) -> str:
             if name in summary.versions
         ],
         against=data.against,
-        shares_points=_shares_points(rows),
+        shares_points=not own.isdisjoint(others),
         trained=what_ran(rows_of(summary), summary.ranks),
         key_figures=key_figures(summary, rows_of(summary)),
         first=first,
         why_none=why_none(summary),
-        figures=others,
+        figures=figures,
         points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
         marks=formatting.MARKS,
         uneven=plain_tables(summary.uneven_tables),
@@ -133,13 +136,6 @@ def _figures(data: PageData, rows: Sequence[Row]) -> list[Figure]:
         telemetry_figure(data.telemetry, summary.run.started_at, rows_of(summary), summary.ranks),
     ]
     return [one for one in found if one is not None]
-
-
-def _shares_points(rows: Sequence[Row]) -> bool:
-    own, others = (
-        {row["point_id"] for row in rows if is_other(row) == of_other} for of_other in (False, True)
-    )
-    return not own.isdisjoint(others)
 
 
 def plain_tables(tables: Sequence[document.Table]) -> list[tuple[str, Table]]:

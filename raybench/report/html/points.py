@@ -82,7 +82,13 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Poi
     return PointTable(
         columns=[
             Column(title="point", hint="For `raybench show RUN POINT`."),
-            *(_setting_column(name, summary.ranks) for name, _ in settings),
+            *(
+                Column(
+                    title=summary.ranks if name == "world_size" else formatting.heading(name),
+                    is_setting=True,
+                )
+                for name, _ in settings
+            ),
             *(Column(title=title, hint=meanings[title]) for title in titles),
         ],
         rows=[
@@ -109,11 +115,6 @@ def _heading(metric: Metric) -> str:
     return formatting.metric_heading(metric, formatting.MILLISECONDS)
 
 
-def _setting_column(name: str, ranks: str) -> Column:
-    title = ranks if name == "world_size" else formatting.heading(name)
-    return Column(title=title, is_setting=True)
-
-
 def _setting(row: Row, name: str) -> Cell:
     value = setting(row, name)
     text = "" if value is None else formatting.setting(name, value)
@@ -131,7 +132,7 @@ def _measurements(
     ]
     if against:
         columns[2:2] = [
-            ("other step", lambda row: _step_of_other(others.get(row["point_id"]))),
+            ("other step", lambda row: _step(others.get(row["point_id"]))),
             ("change", lambda row: _change(others.get(row["point_id"]), row)),
         ]
     return [(title, [cell(row) for row in rows]) for title, cell in columns]
@@ -140,11 +141,9 @@ def _measurements(
 _NONE = Cell(text="")
 
 
-def _step_of_other(row: Row | None) -> Cell:
-    return _NONE if row is None else _step(row)
-
-
-def _step(row: Row) -> Cell:
+def _step(row: Row | None) -> Cell:
+    if row is None:
+        return _NONE
     if row["status"] != "ok":
         reason = row["error_message"]
         hint = (

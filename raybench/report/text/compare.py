@@ -20,7 +20,10 @@ NOT_COMPARABLE = "NOT COMPARABLE"
 
 def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool = False) -> str:
     """Write the comparison: the answer, the runs, what changed around, then point by point."""
-    answer, *rest = (_fit(block, width) for block in _blocks(comparison))
+    answer, *rest = (
+        terminal.narrow(block, width) if isinstance(block, Table) else block
+        for block in _blocks(comparison)
+    )
     runs = pairs([("base", _runs(comparison.base)), ("new", _runs(comparison.new))])
     parts = [*terminal.lay_out([answer]), runs, line(""), *terminal.lay_out(rest)]
     return render(parts, width, color)
@@ -40,7 +43,9 @@ def _blocks(comparison: Comparison) -> Iterator[Block]:
     for text in (words.sensitivity(comparison), words.one_sided(comparison)):
         yield from [Line(text=text)] if text else []
     yield from (Line(text=text, tone="advice") for text in words.advice(comparison))
-    yield from (Line(text=_loud(why), tone="alarm") for why in comparison.obstacles)
+    for why in comparison.obstacles:
+        text = f"{NOT_COMPARABLE}: {why}. The changes below tell of that, not of the software."
+        yield Line(text=text, tone="alarm")
     yield _list("What changed around the points", words.environment(comparison), words.SAME_AROUND)
     if comparison.compared:
         yield words.table(comparison)
@@ -60,17 +65,9 @@ def _list(title: str, lines: Sequence[tuple[str, str]], otherwise: str = "") -> 
     return Listing(title=title, lines=lines, is_quoted=True, otherwise=otherwise)
 
 
-def _fit(block: Block, width: int) -> Block:
-    return terminal.narrow(block, width) if isinstance(block, Table) else block
-
-
 def _runs(runs: Sequence[Run]) -> str:
     newest = f"{formatting.title(runs[-1])}, {formatting.when(runs[-1].started_at)}"
     return newest if len(runs) == 1 else f"mean of {len(runs)} runs, the newest {newest}"
-
-
-def _loud(why: str) -> str:
-    return f"{NOT_COMPARABLE}: {why}. The changes below tell of that, not of the software."
 
 
 def format_json(comparison: Comparison) -> str:

@@ -118,7 +118,10 @@ def _points(series: Sequence[list[Row]], names: Sequence[str]) -> RenderableType
             *([plain_text.plain(rows[-1]["device_name"])] if machines else []),
             str(len(rows)),
             formatting.number(rows[-1]["step_ms_p50"]),
-            _change(rows),
+            # Of the last level from the first one.
+            percent(rows[-1]["level_ms"] / rows[0]["level_ms"] - 1)
+            if any(map(_is_step, rows))
+            else "",
             _bars(rows),
         ]
         for rows in series
@@ -132,13 +135,6 @@ def _setting(row: Row, name: str) -> str:
         return ""
     # A column of integers with nulls holds floats.
     return formatting.setting(name, int(value) if isinstance(value, float) else value)
-
-
-def _change(rows: Sequence[Row]) -> str:
-    """Of the last level from the first one, where there is more than one."""
-    if not any(map(_is_step, rows)):
-        return ""
-    return percent(rows[-1]["level_ms"] / rows[0]["level_ms"] - 1)
 
 
 def _runs(rows: Sequence[Row]) -> RenderableType:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from raybench.report import plain_text
+from raybench.report import formatting, plain_text
 from raybench.report.document import Block, Line, Listing, Messages, Table
 
 if TYPE_CHECKING:
@@ -20,16 +20,17 @@ _TONES = {"strong": "**{}**", "alarm": "> **{}**"}
 
 def format_report(summary: Summary) -> str:
     """Write the scaling report, to be read in a pull request."""
-    report = summary.report
+    run = summary.run
+    lost, shared = formatting.some(summary.lost_nodes), formatting.settings(summary.shared)
     blocks = [
-        f"## {escape(report.job_name)}",
-        *([f"**{escape(report.lead)}**"] if report.lead else []),
-        f"Run {code(report.run_id)}, {report.course}; {report.counts}.  \n"
-        f"{escape(report.machine)}.  \n{escape(report.versions)}",
-        *([f"Nodes lost: {code(report.lost_nodes)}"] if report.lost_nodes else []),
-        *([f"In all points: {code(report.shared)}"] if report.shared else []),
-        *lay_out(report.body(report.tables)),
-        *([escape(f"{report.more_rounds}.")] if report.more_rounds else []),
+        f"## {escape(run.job_name)}",
+        *([f"**{escape(formatting.sentence(summary.lead))}**"] if summary.lead else []),
+        f"Run {code(run.run_id)}, {summary.course}; {summary.counts}.  \n"
+        f"{escape(summary.machine)}.  \n{escape(formatting.versions(summary.versions))}",
+        *([f"Nodes lost: {code(lost)}"] if lost else []),
+        *([f"In all points: {code(shared)}"] if shared else []),
+        *lay_out(summary.body(summary.all_tables)),
+        *([escape(f"{summary.more_rounds.sentence}.")] if summary.more_rounds else []),
     ]
     return join(blocks)
 

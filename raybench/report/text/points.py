@@ -95,7 +95,13 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
         _metric_column(metric, unit): [_metric_cell(metric, row, unit) for row in rows]
         for metric in (*rates[1:], p99, memory)
     }
-    extras[Column("busy", side="right")] = [_busy(row) for row in rows]
+    # How much of the time the least busy device of the point ran a kernel.
+    extras[Column("busy", side="right")] = [
+        formatting.percent(share / 100)
+        if formatting.has_value(share := row.get("busy_pct", math.nan))
+        else ""
+        for row in rows
+    ]
     known = {column: cells for column, cells in extras.items() if any(cells)}
     reasons = [_reason(row) for row in rows]
     return render([_fitting(columns, known, reasons, width)], width, color)
@@ -117,12 +123,6 @@ def _metric_column(metric: Metric, unit: formatting.Unit = formatting.MILLISECON
 
 def _metric_cell(metric: Metric, row: Row, unit: formatting.Unit = formatting.MILLISECONDS) -> str:
     return formatting.metric(metric, value_of(row, metric), unit)
-
-
-def _busy(row: Row) -> str:
-    """How much of the time the least busy device of the point ran a kernel."""
-    share = row.get("busy_pct", math.nan)
-    return formatting.percent(share / 100) if formatting.has_value(share) else ""
 
 
 def _reason(row: Row) -> str:
@@ -174,7 +174,10 @@ def format_point(
 
     What is null is left out.
     """
-    row = {n: _short(value) if n.endswith("_sha256") else value for n, value in point.row.items()}
+    row = {
+        name: value[:12] if name.endswith("_sha256") and isinstance(value, str) else value
+        for name, value in point.row.items()
+    }
     shown = ((name, _value(value, units.get(name, ""))) for name, value in row.items())
     facts = [(name, text) for name, text in shown if text and name not in _APART]
     facts += [(m.title, formatting.metric(m, value_of(row, m))) for m in workload_metrics([row])]
@@ -184,9 +187,8 @@ def format_point(
     methods = point.row["methods"]
     if isinstance(methods, Mapping) and methods:
         parts += [line(""), line("How each was measured", "bold"), pairs(_methods(methods))]
-    spread = histogram(point.steps_ms)
     tables = (
-        spread,
+        histogram(point.steps_ms),
         _ranks(point.ranks),
         _rank_parts(point.row),
         _regions(point.regions),
@@ -200,10 +202,6 @@ def format_point(
     if point.traces:
         parts += [line(""), line("Traces, for ui.perfetto.dev", "bold"), *map(whole, point.traces)]
     return render(parts, width, color)
-
-
-def _short(digest: Any) -> Any:
-    return digest[:12] if isinstance(digest, str) else digest
 
 
 def _detail(detail: Any) -> list[RenderableType]:
@@ -354,18 +352,19 @@ def _modules(modules: pd.DataFrame) -> list[RenderableType]:
         Column("class", folds_to=_MODULE_CHARS),
         *(Column(name, side="right") for name in ("calls", "forward ms", "backward ms")),
     ]
-    rows = list(_module_rows(modules.head(_MOST_MODULES)))
+    rows = [
+        [
+            plain_text.plain(row["module"]) or "(the model)",
+            plain_text.plain(row["kind"]),
+            str(row["calls"]),
+            *(formatting.part_ms(row[name]) for name in ("forward_ms", "backward_ms")),
+        ]
+        for row in records(modules.head(_MOST_MODULES))
+    ]
     more = len(modules) - len(rows)
     hidden = f"; {more} more are in the table `modules`" if more > 0 else ""
     title = f"Modules with their children, per step{hidden}"
     return [line(title, "bold"), grid(columns, rows)]
-
-
-def _module_rows(modules: pd.DataFrame) -> Iterator[list[str]]:
-    for row in records(modules):
-        times = (formatting.part_ms(row[name]) for name in ("forward_ms", "backward_ms"))
-        name = plain_text.plain(row["module"]) or "(the model)"
-        yield [name, plain_text.plain(row["kind"]), str(row["calls"]), *times]
 
 
 Times = NDArray[np.float64]
@@ -394,12 +393,13 @@ def histogram(times_ms: Times) -> list[RenderableType]:
     is_short = formatting.is_short(float(np.median(times_ms)))
     times = times_ms * 1000 if is_short else times_ms
     starts, ends, counts = _bars(times)
-    longest = counts.max()
-    digits = _decimals(float(ends[0] - starts[0]))
-    rows = [
-        [f"{start:,.{digits}f}", f"{end:,.{digits}f}", str(count), _bar(count / longest)]
-        for start, end, count in zip(starts, ends, counts, strict=True)
-    ]
+    # So many that the ends of neighbouring ranges differ.
+    digits = max(0, 1 - math.floor(math.log10(float(ends[0] - starts[0]))))
+    rows = []
+    for start, end, count in zip(starts, ends, counts, strict=True):
+        eighths = math.ceil(count / counts.max() * _BAR_CHARS * 8)
+        bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        rows.append([f"{start:,.{digits}f}", f"{end:,.{digits}f}", str(count), bar])
     unit = "µs" if is_short else "ms"
     columns = [
         *(Column(f"{word} {unit}", side="right") for word in ("from", "to")),
@@ -423,14 +423,3 @@ def _bars(times: Times) -> tuple[Times, Times, NDArray[np.int64]]:
         np.append(edges[1:], far.max()),
         np.append(counts, len(far)),
     )
-
-
-def _decimals(step: float) -> int:
-    """So many that the ends of neighbouring ranges differ."""
-    return max(0, 1 - math.floor(math.log10(step)))
-
-
-def _bar(share: float) -> str:
-    """Never empty where there is anything."""
-    eighths = math.ceil(share * _BAR_CHARS * 8)
-    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()

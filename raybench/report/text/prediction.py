@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
-from raybench.analysis.prediction import Prediction
 from raybench.analysis.settings import EXECUTION
 from raybench.report.export import as_json
 from raybench.report.prediction import Forecast
@@ -39,15 +37,14 @@ def format_json(forecast: Forecast) -> str:
         run=asdict(forecast.run),
         assumptions=forecast.assumptions,
         left_out=list(forecast.left_out),
-        predictions=[_prediction(one) for one in forecast.predictions],
+        predictions=[
+            {
+                **{name: one.measured[name] for name in _OF_POINT},
+                "measured_world_size": one.measured["world_size"],
+                "baseline_world_size": one.base_world,
+                "world_size": one.world_size,
+                **{name: getattr(one, name) for name in (*_TIMES, *_SHARES)},
+            }
+            for one in forecast.predictions
+        ],
     )
-
-
-def _prediction(one: Prediction) -> dict[str, Any]:
-    return {
-        **{name: one.measured[name] for name in _OF_POINT},
-        "measured_world_size": one.measured["world_size"],
-        "baseline_world_size": one.base_world,
-        "world_size": one.world_size,
-        **{name: getattr(one, name) for name in (*_TIMES, *_SHARES)},
-    }

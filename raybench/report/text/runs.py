@@ -1,13 +1,18 @@
-"""The runs of a results folder as text for a terminal; without pandas, which is slow to import."""
+"""The runs of a results folder, and what their ranks wrote, as text for a terminal.
+
+Without pandas, which is slow to import.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from rich.console import RenderableType
 
 from raybench.report import formatting, plain_text
 from raybench.report.text.terminal import WIDTH, Column, grid, hanging, line, render
+from raybench.results.reader import RankLog
 from raybench.results.run import Run, RunStatus
 
 # A run's id is not folded below this, so that it can be copied.
@@ -92,3 +97,20 @@ def _count(run: Run, count: int) -> str:
 def _took(run: Run) -> str:
     # Compact: at 80 columns the run_id needs the room.
     return formatting.run_time(run).replace(" min", "m").replace(" h", "h").replace(" s", "s")
+
+
+def format_logs(logs: Sequence[RankLog]) -> str:
+    """Write what ranks wrote, under a heading for each attempt and rank.
+
+    Ranks that wrote the same share one.
+    """
+    blocks = []
+    for (point_id, attempt), of_attempt in groupby(logs, lambda log: (log.point_id, log.attempt)):
+        by_text: dict[str, list[int]] = {}
+        for log in of_attempt:
+            by_text.setdefault(log.text, []).append(log.rank)
+        for text, ranks in by_text.items():
+            who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+            lines = [f"== {point_id}, attempt {attempt}, {who}", *plain_text.plain_lines(text), ""]
+            blocks.append("\n".join(lines))
+    return "\n".join(blocks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
@@ -19,10 +19,9 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from raybench.report import formatting
 from raybench.report.document import (
     HOW_TO_ADD_ROUNDS,
-    MARK_COLUMN,
-    WHERE_IT_GOES,
     Block,
     Line,
     Listing,
@@ -216,22 +215,23 @@ _VERDICTS = {"slower": "bold red", "faster": "bold green", "unclear": "yellow"}
 
 def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) -> str:
     """Write the scaling report."""
-    report = summary.report
-    fitted = [narrow(table, width) for table in report.tables]
-    joined = [_widen(table, width) for table in _join(fitted, width)]
-    lines = [
-        *([line(report.lead, "bold"), line("")] if report.lead else []),
-        line(report.machine),
-        line(f"{report.course}; {report.counts}"),
-        *([line(f"nodes lost: {report.lost_nodes}")] if report.lost_nodes else []),
-        line(report.versions),
-        *([line(f"in all points: {report.shared}")] if report.shared else []),
+    tables = summary.all_tables
+    fitted = [narrow(table, width) for table in tables]
+    lost, shared = formatting.some(summary.lost_nodes), formatting.settings(summary.shared)
+    head = [
+        line(formatting.title(summary.run), "bold"),
+        *([line(formatting.sentence(summary.lead), "bold"), line("")] if summary.lead else []),
+        line(summary.machine),
+        line(f"{summary.course}; {summary.counts}"),
+        *([line(f"nodes lost: {lost}")] if lost else []),
+        line(formatting.versions(summary.versions)),
+        *([line(f"in all points: {shared}")] if shared else []),
     ]
-    body = report.body(joined, _omissions(report.tables, fitted, width))
-    if report.more_rounds:
-        more = f"{report.more_rounds}: {HOW_TO_ADD_ROUNDS}"
+    body = summary.body(fitted, _omissions(tables, fitted, width))
+    if summary.more_rounds:
+        more = f"{summary.more_rounds.sentence}: {HOW_TO_ADD_ROUNDS}"
         body.append(Line(text=more, tone="aside", is_apart=True))
-    return render([line(report.title, "bold"), *lines, *lay_out(body)], width, color)
+    return render([*head, *lay_out(body)], width, color)
 
 
 def lay_out(blocks: Iterable[Block]) -> Iterator[RenderableType]:
@@ -266,39 +266,6 @@ def narrow(table: Table, width: int) -> Table:
             break
         if name in table.columns:
             table = table.without(name)
-    return table
-
-
-def _join(tables: Sequence[Table], width: int) -> list[Table]:
-    """Where the steps go beside the points, where both fit and are of the same points."""
-    joined: list[Table] = []
-    for table in tables:
-        wide = _side_by_side(joined[-1], table) if joined else None
-        if wide is not None and min_width(table_columns(wide), wide.rows) <= width:
-            joined[-1] = wide
-        else:
-            joined.append(table)
-    return joined
-
-
-def _side_by_side(points: Table, parts: Table) -> Table | None:
-    own = [row[: points.settings] for row in points.rows]
-    if not parts.kind.startswith(WHERE_IT_GOES) or own != [r[: parts.settings] for r in parts.rows]:
-        return None
-    wide = replace(points, kind="; ".join(filter(None, (points.kind, parts.kind))))
-    for place, name in enumerate(parts.columns):
-        if place >= parts.settings and name not in (MARK_COLUMN, "step"):
-            wide = wide.with_column(name, [row[place] for row in parts.rows])
-    return wide
-
-
-def _widen(table: Table, width: int) -> Table:
-    """Add columns to the table where there is room beside all of its own."""
-    for name, cells in table.extras.items():
-        wider = table.with_column(name, cells)
-        if min_width(table_columns(wider), wider.rows) > width:
-            break
-        table = wider
     return table
 
 

@@ -43,7 +43,7 @@ EVIL = "[red]boo[/red] | <script>alert(1)</script> `x` \x1b[31m @someone #1\nsec
 
 
 def explanation(summary):
-    return summary.explain(summary.report.tables)
+    return summary.explain(summary.all_tables)
 
 
 def test_the_settings_of_a_point_stand_on_the_first_line_of_its_regions():

@@ -29,7 +29,7 @@ from raybench import cli
 from raybench.cli.output import ConsoleListener
 from raybench.cli.progress import LineProgress
 from raybench.cluster.local import LocalCluster
-from raybench.errors import ClusterError, ResultsError
+from raybench.errors import ClusterError, ResultsError, UsageError
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 from raybench.records import Failure, Profile, Status, TrialKey, by_point
@@ -508,3 +508,26 @@ def test_devices_that_come_during_the_run_have_their_rows(job, rows_of, stored):
 def test_devices_of_another_model_do_not_go_into_a_resumed_run(sweeping):
     with pytest.raises(ClusterError, match="was measured on Other GPU, this cluster has Test GPU"):
         sweeping(one_worker(measured), models=frozenset({"Other GPU"}), is_resumed=True)
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
+    job, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("raybench.sweep.runner.run_sweep", lambda *_: pytest.fail("went on"))
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("sys.argv", ["raybench", "sweep", "job.yaml", "-o", "file"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith("file is not a folder; choose another folder\n")
+
+
+def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(tmp_path, folder, monkeypatch):
+    (tmp_path / "job.yaml").write_text(
+        "version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: auto}\n"
+    )
+    cpus = LocalCluster([make_device(kind="cpu")], lambda _: pytest.fail("a worker started"))
+    monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: cpus)
+    with pytest.raises(UsageError, match="auto on CPU workers"):
+        cli.raybench.main(["sweep", "job.yaml"], standalone_mode=False)
+    assert not (folder / "runs").exists()
