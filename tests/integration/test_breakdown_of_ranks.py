@@ -106,6 +106,7 @@ def shared_out(cluster, **settings):
     return measure_row(cluster, Task(point=point, settings=measure))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "shares", ["by_speed", pytest.param("by_speed_accumulation", marks=pytest.mark.long)]
 )
