@@ -5,11 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import pytest
 
@@ -19,8 +17,6 @@ from tests.integration.namespaces import needs_hosts, needs_tc, ray_hosts, slow_
 from tests.integration.sweeps import table, wait_for_rows
 
 ALL = ["alone", "pairs", "together", "smoke", "straggler"]
-
-Findings = Sequence[Mapping[str, Any]]
 
 
 @contextmanager

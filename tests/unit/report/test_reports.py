@@ -39,7 +39,6 @@ from raybench.results.run import RunStatus
 from raybench.results.schema import SCHEMA_VERSION, units
 
 MS = 1_000_000
-EVIL = "[red]boo[/red] | <script>alert(1)</script> `x` \x1b[31m @someone #1\nsecond line"
 
 
 def explanation(summary):

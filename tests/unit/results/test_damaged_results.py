@@ -96,11 +96,6 @@ def parts(results, table):
     return sorted((results / table / "run-a").glob("*.parquet"))
 
 
-def strange_run(results, **changes):
-    [path] = parts(results, "runs")
-    rewrite(path, lambda row: row | changes)
-
-
 def control_characters(results):
     """Every text that nothing depends on."""
     keys = ("run_id", "point_id", "status", "scaling", "precision", "device_type")

@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 
@@ -41,9 +40,6 @@ class Plain:
     def __init__(self, context) -> None: ...
 
     def step(self) -> None: ...
-
-
-Register = Callable[[type], str]
 
 
 @pytest.fixture
