@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job.answer import Answer
 from raybench.job.point import Precision
 from raybench.workloads.base import Context, Workload, WrongResultError
 
@@ -37,6 +38,7 @@ class Collective(Workload):
     """
 
     takes_batch_size = False
+    answers = (Answer(metric="busbw_gb_s"),)
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from raybench.job.answer import Answer
 from raybench.job.point import Scalar
 from raybench.workloads.base import Context, Workload, WrongResultError
 from raybench.workloads.model_sizes import DIT_PRESETS, dit_flops
@@ -65,6 +66,8 @@ class Dit(Workload):
 
     takes_batch_size = False
     shares_work = True
+    items = "passes"
+    answers = (Answer(metric="step_ms_p50", over=("ulysses", "ring", "compile"), best="min"),)
 
     def __init__(
         self,

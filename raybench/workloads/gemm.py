@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from raybench.job.answer import Answer
 from raybench.job.point import Precision
 from raybench.workloads.base import Context, Workload, WrongResultError
 
@@ -31,6 +32,7 @@ class Gemm(Workload):
     """
 
     takes_batch_size = False
+    answers = (Answer(metric="achieved_tflops_per_device"),)
 
     def __init__(
         self,

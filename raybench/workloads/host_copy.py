@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from raybench.job.answer import Answer
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class HostCopy(Workload):
     """
 
     takes_batch_size = False
+    answers = (Answer(metric="memory_gb_s"),)
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job.answer import Answer
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 
@@ -19,6 +20,7 @@ class Launch(Workload):
     """
 
     takes_batch_size = False
+    answers = (Answer(metric="step_ms_p50", best="min"),)
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job.answer import Answer
 from raybench.job.point import Precision
 from raybench.workloads.base import Context, Workload, WrongResultError
 
@@ -35,6 +36,7 @@ class Memory(Workload):
     """
 
     takes_batch_size = False
+    answers = (Answer(metric="memory_gb_s"),)
 
     def __init__(
         self,

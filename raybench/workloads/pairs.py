@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job.answer import Answer
 from raybench.job.point import Precision
 from raybench.workloads.base import Context, Workload, WrongResultError
 from raybench.workloads.pairings import Pair, pairs_of_turn, parse_pairs
@@ -28,6 +29,7 @@ class Pairs(Workload):
     """
 
     takes_batch_size = False
+    answers = (Answer(metric="busbw_gb_s"),)
     busbw_factor = 1.0
 
     def __init__(

@@ -44,6 +44,7 @@ class ResNet(Model):
     of the first batch, as after training: else the outputs of so many layers would explode.
     """
 
+    items = "images"
     metrics = (OUTPUT_ERROR,)
 
     def __init__(

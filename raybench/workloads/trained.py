@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, TypedDict, get_type_hints
 
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job.answer import Answer
 from raybench.job.point import Precision, Scalar
 from raybench.workloads.base import Context, Workload
 
@@ -118,6 +119,9 @@ class Trained(Workload):
     """
 
     weighs_loss = True
+    answers: ClassVar[tuple[Answer, ...]] = (
+        Answer(metric="throughput", over=("shares", "slow_ratio")),
+    )
     model: nn.Module
     replica: nn.Module
     optimizer: torch.optim.Optimizer
