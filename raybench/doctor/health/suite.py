@@ -27,7 +27,13 @@ from raybench.records.health import (
     Subject,
     SubjectKind,
 )
-from raybench.workloads.pairings import Pair, groups_text, pairs_of_turn, pairs_text, turns
+from raybench.workloads.communication.pairings import (
+    Pair,
+    groups_text,
+    pairs_of_turn,
+    pairs_text,
+    turns,
+)
 
 
 def device_subject(device: Device) -> Subject:

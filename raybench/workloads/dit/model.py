@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raybench.workloads.model_sizes import DitShape
+from raybench.workloads.training.model_sizes import DitShape
 
 # Query, key and value (tokens, heads, head) to the output, of the same shape.
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]

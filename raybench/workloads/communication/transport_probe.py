@@ -4,7 +4,7 @@ NCCL tells which way its bytes go once, when a communicator is made, and to a pr
 started with NCCL_DEBUG. So that no line is written while something is timed, each worker starts
 a process for it beside its own. That is this module too; by hand:
 
-    python -m torch.distributed.run --nproc-per-node=2 -m raybench.workloads.transport_probe cuda
+    torchrun --nproc-per-node=2 -m raybench.workloads.communication.transport_probe cuda
 
 It prints the lines of NCCL's log that tell of transports, each once, and what the host has to
 offer: `raybench: KEY VALUE`. `raybench.doctor.transports` reads them.
@@ -59,7 +59,7 @@ def _run_process(context: Context) -> str:
         # All ranks meet under the name that rank 0 has chosen: no name is used twice.
         dist.broadcast_object_list(name, device=context.device)
     device = str(context.device)
-    command = [sys.executable, "-m", "raybench.workloads.transport_probe", device, name[0]]
+    command = [sys.executable, "-m", __name__, device, name[0]]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=dict(os.environ)
     )

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from raybench.job.template_rules import product_of, render, split_arguments
 from raybench.records import Task
 from raybench.workloads.base import Context, Workload
-from raybench.workloads.script_process import Limits, ScriptProcess
-from raybench.workloads.tcp_store import serve_store
+from raybench.workloads.scripts.process import Limits, ScriptProcess
+from raybench.workloads.scripts.tcp_store import serve_store
 
 # The driver must see where a script that hangs is before it ends it.
 _WRITE_S = 0.3

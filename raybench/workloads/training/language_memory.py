@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from raybench.job.memory import MemoryParts
-from raybench.workloads.layout import Layout
-from raybench.workloads.memory_estimate import (
+from raybench.workloads.training.layout import Layout
+from raybench.workloads.training.memory_estimate import (
     Held,
     Settings,
     Weights,
@@ -17,7 +17,7 @@ from raybench.workloads.memory_estimate import (
     estimate_training,
     is_estimated,
 )
-from raybench.workloads.model_sizes import (
+from raybench.workloads.training.model_sizes import (
     LANGUAGE_PRESETS,
     LanguageShape,
     LlamaShape,

@@ -21,7 +21,7 @@ import psutil
 from raybench.records import Cause, Failure, Samples, Status
 from raybench.records.failure_text import DETAIL_CHARACTERS, shorten_start
 
-_CHILD = Path(__file__).with_name("script_child.py")
+_CHILD = Path(__file__).with_name("child.py")
 _LOOK_S = 0.05
 # For so long after its time is up a script is left alone: the driver looks which rank hangs, and
 # ends that one first.

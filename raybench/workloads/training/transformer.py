@@ -11,19 +11,30 @@ from pydantic import Field
 from raybench.job.memory import MemoryParts
 from raybench.job.point import Precision, Scalar
 from raybench.records.metric import Metric
-from raybench.workloads.bandwidth import memory_gb_s
 from raybench.workloads.base import Context
-from raybench.workloads.compilation import compile_blocks, compile_model
-from raybench.workloads.inference import OUTPUT_ERROR, CastWeights, Mode, Model, compute_dtype
-from raybench.workloads.language_memory import estimate_language_model
-from raybench.workloads.layout import Layout, LayoutOptions, layout_defaults, layout_refusals
-from raybench.workloads.model_sizes import LANGUAGE_PRESETS, LanguageShape
-from raybench.workloads.trained import GradAccumulation, Optimizer
+from raybench.workloads.compute.bandwidth import memory_gb_s
+from raybench.workloads.training.compilation import compile_blocks, compile_model
+from raybench.workloads.training.inference import (
+    OUTPUT_ERROR,
+    CastWeights,
+    Mode,
+    Model,
+    compute_dtype,
+)
+from raybench.workloads.training.language_memory import estimate_language_model
+from raybench.workloads.training.layout import (
+    Layout,
+    LayoutOptions,
+    layout_defaults,
+    layout_refusals,
+)
+from raybench.workloads.training.model_sizes import LANGUAGE_PRESETS, LanguageShape
+from raybench.workloads.training.trained import GradAccumulation, Optimizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from raybench.workloads.layers import KeyValueCache
+    from raybench.workloads.training.layers import KeyValueCache
 
 Phase = Literal["prefill", "decode"]
 Checkpointing = Literal["none", "selective", "full"]
@@ -144,7 +155,7 @@ class Transformer(Model):
     ) -> None:
         # `raybench plan` reads this signature and must not pay for importing torch.
         from raybench.workloads.attention import use_kernel
-        from raybench.workloads.language_training import LanguageTraining
+        from raybench.workloads.training.language_training import LanguageTraining
 
         shape = LANGUAGE_PRESETS[preset]
         shape = replace(shape, layers=layers or shape.layers)
@@ -210,7 +221,7 @@ class Transformer(Model):
         cast_weights: bool,
     ) -> None:
         """Make the model alone; a step gives the logits of all positions."""
-        from raybench.workloads.language_training import make_model, token_batches
+        from raybench.workloads.training.language_training import make_model, token_batches
 
         self.load(
             context,
@@ -236,8 +247,8 @@ class Transformer(Model):
         Every step computes the same: decoding goes on at one position, so that no step has more
         before it than another one.
         """
-        from raybench.workloads.language_training import BLOCKS, make_model, random_tokens
-        from raybench.workloads.layers import KeyValueCache
+        from raybench.workloads.training.language_training import BLOCKS, make_model, random_tokens
+        from raybench.workloads.training.layers import KeyValueCache
 
         batch_size, device = context.batch_size, context.device
         is_decode = phase == "decode"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from raybench.job.point import Precision
 from raybench.workloads.base import Context
-from raybench.workloads.memory import Memory
+from raybench.workloads.compute.memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

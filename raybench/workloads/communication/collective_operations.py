@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from raybench.workloads.collective import Operation
+    from raybench.workloads.communication.collective import Operation
 
 # A prime, so that data which lands a multiple of any usual size too far is found out; payloads
 # repeat after so many elements, which is also how many are compared at a time.

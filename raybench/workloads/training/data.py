@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 from raybench.errors import UsageError
 from raybench.workloads.base import Context
-from raybench.workloads.trained import Batch
+from raybench.workloads.training.trained import Batch
 
 
 def check_batch_size(context: Context, rows: int, origin: str) -> None:

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import Field
 
 from raybench.job.point import EQUAL, Precision, Scalar
-from raybench.workloads.float8 import float8_refusals
-from raybench.workloads.model_sizes import LANGUAGE_PRESETS, LlamaShape
-from raybench.workloads.trained import DdpOptions
+from raybench.workloads.training.float8 import float8_refusals
+from raybench.workloads.training.model_sizes import LANGUAGE_PRESETS, LlamaShape
+from raybench.workloads.training.trained import DdpOptions
 
 StateType = Literal["fp32", "bf16"]
 # As torchtitan has it: what the other degrees leave.

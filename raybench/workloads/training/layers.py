@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from raybench.workloads.model_sizes import DECODER_PRESETS, DecoderShape, LanguageShape
+from raybench.workloads.training.model_sizes import DECODER_PRESETS, DecoderShape, LanguageShape
 
 Checkpointing = Literal["none", "selective", "full"]
 

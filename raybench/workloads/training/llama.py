@@ -11,8 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raybench.workloads.layers import Checkpointing, KeyValueCache, LayerCache, Region, run_block
-from raybench.workloads.model_sizes import LlamaShape
+from raybench.workloads.training.layers import (
+    Checkpointing,
+    KeyValueCache,
+    LayerCache,
+    Region,
+    run_block,
+)
+from raybench.workloads.training.model_sizes import LlamaShape
 
 # Cosines and sines by position: (positions, head width / 2), fp32.
 Rotation: TypeAlias = tuple[Tensor, Tensor]

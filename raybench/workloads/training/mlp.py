@@ -9,9 +9,9 @@ from pydantic import Field
 
 from raybench.job.memory import MemoryParts
 from raybench.workloads.base import Context
-from raybench.workloads.inference import CastWeights, Mode, Model, compute_dtype
-from raybench.workloads.memory_estimate import estimate_stack
-from raybench.workloads.trained import (
+from raybench.workloads.training.inference import CastWeights, Mode, Model, compute_dtype
+from raybench.workloads.training.memory_estimate import estimate_stack
+from raybench.workloads.training.trained import (
     Compile,
     DdpOptions,
     GradAccumulation,

@@ -12,13 +12,13 @@ from pydantic import Field
 
 from raybench.job.point import Scalar
 from raybench.workloads.base import Context, Workload, WrongResultError
-from raybench.workloads.model_sizes import DIT_PRESETS, dit_flops
+from raybench.workloads.training.model_sizes import DIT_PRESETS, dit_flops
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from raybench.workloads.dit_steps import Numbers
+    from raybench.workloads.dit.steps import Numbers
 
 # A token of the image is two by two of the eight by eight pixels that the latents stand for.
 _PIXELS_PER_TOKEN = 16
@@ -86,8 +86,8 @@ class Dit(Workload):
         compile: Compile = False,
     ) -> None:
         # `raybench plan` reads this signature and must not pay for importing torch.
-        from raybench.workloads import dit_steps
-        from raybench.workloads.sequence_parallel import form_groups
+        from raybench.workloads.dit import steps as dit_steps
+        from raybench.workloads.dit.sequence_parallel import form_groups
 
         tokens = dit_steps.Tokens(
             rows=height // _PIXELS_PER_TOKEN,
@@ -136,7 +136,7 @@ class Dit(Workload):
         And see that the last output holds numbers. Raises WrongResultError. All ranks must call it
         at the same place.
         """
-        from raybench.workloads.dit_steps import TOLERANCES, difference_to_whole, is_finite
+        from raybench.workloads.dit.steps import TOLERANCES, difference_to_whole, is_finite
 
         who, precision = f"rank {self._context.rank}: dit", self._context.precision
         if self.output is not None and not is_finite(self.output):
@@ -158,7 +158,7 @@ class Dit(Workload):
 def _numbers(context: Context) -> Numbers:
     import torch
 
-    from raybench.workloads.dit_steps import Numbers
+    from raybench.workloads.dit.steps import Numbers
 
     dtype: torch.dtype = getattr(torch, context.precision.dtype)
     return Numbers(device=context.device, dtype=dtype, seed=context.seed)

@@ -1,6 +1,6 @@
 """The process of a script: the script as `__main__`, held where an iteration ends.
 
-`script_process.py` starts this file as a program. Until the steps are timed nothing of raybench is
+`process.py` starts this file as a program. Until the steps are timed nothing of raybench is
 loaded in it but this file: the process is the script's. It imports no torch either; when the script
 does, every optimizer of torch.optim calls `_Steps.end_step` where its `step` returns.
 
@@ -224,7 +224,7 @@ class _Steps:
 
     def _mark_parts(self, module: str, has_peers: bool) -> str:
         """Load raybench, now that nothing is timed any more; why parts cannot be told, else ""."""
-        sys.path.append(str(Path(__file__).parents[2]))
+        sys.path.append(str(Path(__file__).parents[3]))
         try:
             marks = import_module(module).ScriptMarks(self._clock.device())
             why_not = str(marks.hook_gradients()) if has_peers else ""

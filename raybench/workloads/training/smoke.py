@@ -90,7 +90,7 @@ class Smoke(Workload):
         import torch
         import torch.distributed as dist
 
-        from raybench.workloads.same_bits import digest_of
+        from raybench.workloads.compute.same_bits import digest_of
 
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         own = digest_of(torch.cat([gradient.flatten() for gradient in gradients]))

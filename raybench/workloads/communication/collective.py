@@ -68,8 +68,8 @@ class Collective(Workload):
         # Here: `raybench plan` imports this module and must not pay for importing torch.
         import torch
 
-        from raybench.workloads import collective_operations as operations
-        from raybench.workloads.collective_operations import Payload
+        from raybench.workloads.communication import collective_operations as operations
+        from raybench.workloads.communication.collective_operations import Payload
 
         if context.world_size < 2:
             raise UsageError(
@@ -156,7 +156,7 @@ def _place(context: Context, groups: str) -> _Place:
         return _Place(rank=context.rank, size=context.world_size)
     import torch.distributed as dist
 
-    from raybench.workloads.pairings import parse_groups
+    from raybench.workloads.communication.pairings import parse_groups
 
     found = _Place(rank=0, size=2, is_idle=True)
     for members in parse_groups(groups, context.world_size):
@@ -169,7 +169,10 @@ def _place(context: Context, groups: str) -> _Place:
 
 
 def _check_place(operation: Operation, in_place: bool | None) -> None:
-    from raybench.workloads.collective_operations import ALWAYS_IN_PLACE, NEVER_IN_PLACE
+    from raybench.workloads.communication.collective_operations import (
+        ALWAYS_IN_PLACE,
+        NEVER_IN_PLACE,
+    )
 
     refused = (in_place is False and operation in ALWAYS_IN_PLACE) or (
         in_place is True and operation in NEVER_IN_PLACE
@@ -183,7 +186,7 @@ def _check_place(operation: Operation, in_place: bool | None) -> None:
 
 def _elements(operation: Operation, size_bytes: int, dtype: torch.dtype, world_size: int) -> int:
     """Elements of a message. Raises UsageError when it does not divide into equal shares."""
-    from raybench.workloads.collective_operations import shares
+    from raybench.workloads.communication.collective_operations import shares
 
     count = shares(operation, world_size)
     unit = dtype.itemsize * count

@@ -14,15 +14,20 @@ from torch import Tensor, nn
 from raybench.job.point import Precision
 from raybench.workloads import precision
 from raybench.workloads.base import Context
-from raybench.workloads.compilation import compile_blocks
-from raybench.workloads.float8 import convert_linear_layers
-from raybench.workloads.inference import compute_dtype, output_error
-from raybench.workloads.layers import Block, Checkpointing, Decoder, next_token_loss
-from raybench.workloads.layout import Layout, LayoutOptions, layout_defaults
-from raybench.workloads.llama import Llama, LlamaBlock
-from raybench.workloads.model_sizes import LanguageShape, LlamaShape, llama_flops, model_flops
-from raybench.workloads.sharding import divide, sequence_part
-from raybench.workloads.trained import Batch, DdpOptions, OptimizerName, Recipe, slices
+from raybench.workloads.training.compilation import compile_blocks
+from raybench.workloads.training.float8 import convert_linear_layers
+from raybench.workloads.training.inference import compute_dtype, output_error
+from raybench.workloads.training.layers import Block, Checkpointing, Decoder, next_token_loss
+from raybench.workloads.training.layout import Layout, LayoutOptions, layout_defaults
+from raybench.workloads.training.llama import Llama, LlamaBlock
+from raybench.workloads.training.model_sizes import (
+    LanguageShape,
+    LlamaShape,
+    llama_flops,
+    model_flops,
+)
+from raybench.workloads.training.sharding import divide, sequence_part
+from raybench.workloads.training.trained import Batch, DdpOptions, OptimizerName, Recipe, slices
 
 # Tokens whose logits are compared: their memory is a small part of what a step has left free.
 _COMPARED = 256

@@ -15,8 +15,8 @@ from pydantic import Field
 from raybench.job.point import Precision, Scalar
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context
-from raybench.workloads.compilation import compile_model
-from raybench.workloads.trained import Batch, Recipe, Trained, ddp_defaults
+from raybench.workloads.training.compilation import compile_model
+from raybench.workloads.training.trained import Batch, Recipe, Trained, ddp_defaults
 
 if TYPE_CHECKING:
     import torch

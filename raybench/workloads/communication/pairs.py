@@ -10,7 +10,7 @@ from pydantic import Field
 from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.workloads.base import Context, Workload, WrongResultError
-from raybench.workloads.pairings import Pair, pairs_of_turn, parse_pairs
+from raybench.workloads.communication.pairings import Pair, pairs_of_turn, parse_pairs
 
 Direction = Literal["forward", "backward", "both", "round_trip"]
 Transport = Literal["send", "copy"]
@@ -56,7 +56,7 @@ class Pairs(Workload):
         ] = 2**28,
     ) -> None:
         # `raybench plan` reads this signature and must not pay for importing torch.
-        from raybench.workloads import pair_transports
+        from raybench.workloads.communication import pair_transports
 
         _check(context, transport, direction)
         size = context.world_size

@@ -12,7 +12,7 @@ from raybench.job.memory import MemoryParts
 from raybench.job.point import Precision
 from raybench.records.failure_text import brief
 from raybench.workloads.base import Context
-from raybench.workloads.inference import (
+from raybench.workloads.training.inference import (
     OUTPUT_ERROR,
     CastWeights,
     Mode,
@@ -20,8 +20,8 @@ from raybench.workloads.inference import (
     compute_dtype,
     output_error,
 )
-from raybench.workloads.memory_estimate import estimate_resnet
-from raybench.workloads.trained import (
+from raybench.workloads.training.memory_estimate import estimate_resnet
+from raybench.workloads.training.trained import (
     Compile,
     DdpOptions,
     GradAccumulation,

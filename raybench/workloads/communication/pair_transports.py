@@ -14,11 +14,11 @@ from torch import Tensor
 
 from raybench.errors import UsageError
 from raybench.workloads.base import Context
-from raybench.workloads.collective_operations import exchange
-from raybench.workloads.pairings import Pair
+from raybench.workloads.communication.collective_operations import exchange
+from raybench.workloads.communication.pairings import Pair
 
 if TYPE_CHECKING:
-    from raybench.workloads.pairs import Direction, Transport
+    from raybench.workloads.communication.pairs import Direction, Transport
 
 
 @dataclass(slots=True, kw_only=True)

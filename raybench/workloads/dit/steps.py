@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from raybench.job.point import Precision
 from raybench.workloads.attention import Kernel, KernelOrAuto, choose_kernel
-from raybench.workloads.compilation import compile_blocks
-from raybench.workloads.dit_model import (
+from raybench.workloads.dit.model import (
     Attend,
     Conditions,
     Dit,
@@ -29,8 +28,9 @@ from raybench.workloads.dit_model import (
     fill,
     rotation,
 )
-from raybench.workloads.model_sizes import DitShape
-from raybench.workloads.sequence_parallel import SequenceParallel, attend_whole, form_groups
+from raybench.workloads.dit.sequence_parallel import SequenceParallel, attend_whole, form_groups
+from raybench.workloads.training.compilation import compile_blocks
+from raybench.workloads.training.model_sizes import DitShape
 
 _NUMBERS = count()
 _KNOWN: WeakValueDictionary[int, AttentionOperator] = WeakValueDictionary()

@@ -11,16 +11,16 @@ from raybench.errors import UsageError
 from raybench.job.memory import MemoryParts
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context
-from raybench.workloads.inference import Mode, Model
-from raybench.workloads.memory_estimate import estimate_rows
-from raybench.workloads.model_sizes import LINEAR_FEATURES
-from raybench.workloads.trained import Compile, GradAccumulation, Recipe, slices
+from raybench.workloads.training.inference import Mode, Model
+from raybench.workloads.training.memory_estimate import estimate_rows
+from raybench.workloads.training.model_sizes import LINEAR_FEATURES
+from raybench.workloads.training.trained import Compile, GradAccumulation, Recipe, slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from raybench.workloads.data import LoaderBatches
-    from raybench.workloads.trained import Batch
+    from raybench.workloads.training.data import LoaderBatches
+    from raybench.workloads.training.trained import Batch
 
 
 class Linear(Model):
@@ -115,7 +115,7 @@ class Linear(Model):
 def _device_batches(context: Context, rows: int) -> Iterator[Batch]:
     import torch
 
-    from raybench.workloads.data import check_batch_size
+    from raybench.workloads.training.data import check_batch_size
 
     check_batch_size(context, rows, "all of them")
     generator = context.generator()
@@ -129,7 +129,7 @@ def _loader_batches(
 ) -> LoaderBatches:
     import torch
 
-    from raybench.workloads.data import loader_batches
+    from raybench.workloads.training.data import loader_batches
 
     # One data set for all ranks, as a file would be: the sampler shares it out.
     generator = torch.Generator().manual_seed(context.seed)
