@@ -8,10 +8,10 @@ import fakes
 from fakes import ChangingCluster
 
 from raybench.cluster import Cluster
-from raybench.doctor.health.check import health_job
-from raybench.doctor.health.examiner import Examiner
-from raybench.doctor.health.suite import probes
-from raybench.doctor.health.verdicts import judge
+from raybench.health.check import health_job
+from raybench.health.examiner import Examiner
+from raybench.health.suite import probes
+from raybench.health.verdicts import judge
 from raybench.job.point import Point
 from raybench.records import Answer, Cause, Failure, Record
 from raybench.records.health import Finding, Verdict

@@ -7,19 +7,19 @@ from dataclasses import asdict
 
 from rich.console import RenderableType
 
-from raybench.records.health import FigureTrend, figure
-from raybench.report import formatting
-from raybench.report.comparison import percent
-from raybench.report.export.as_json import format_object
-from raybench.report.health import HealthReport
-from raybench.report.health_comparison import (
+from raybench.health.comparison import (
     HealthComparison,
     relative_change,
     run_lines,
     urgency,
     word,
 )
-from raybench.report.health_tables import blocks
+from raybench.health.report import HealthReport
+from raybench.health.tables import blocks
+from raybench.records.health import FigureTrend, figure
+from raybench.report import formatting
+from raybench.report.comparison import percent
+from raybench.report.export.as_json import format_object
 from raybench.report.plain_text import counted
 from raybench.report.text import markdown
 from raybench.report.text.history import sparkline

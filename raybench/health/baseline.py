@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from statistics import median
 
-from raybench.doctor.health.suite import tests_by_name
-from raybench.doctor.health.verdicts import limit_elsewhere
+from raybench.health.suite import tests_by_name
+from raybench.health.verdicts import limit_elsewhere
 from raybench.records.health import COMM_TEST, WAIT_TEST, FigureChange, FigureTrend, Finding
 
 _TIMES = ("µs", "ms")

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from builders import make_device, make_failed, make_measurement, make_record
 
-from raybench.doctor.health.readings import make_links, read_record, wrong_bits
-from raybench.doctor.health.suite import STAGES, Fleet, Probe, probes, split_by_room, title
+from raybench.health.readings import make_links, read_record, wrong_bits
+from raybench.health.suite import STAGES, Fleet, Probe, probes, split_by_room, title
 from raybench.job.point import Scalar
 from raybench.records import Breakdown, Cause, Record, Status
 from raybench.records.health import NOT_READ

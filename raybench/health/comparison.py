@@ -10,11 +10,11 @@ from typing import Any
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER
 from raybench.analysis.environment_changes import Change
+from raybench.health.report import UNHEALTHY, HealthReport, what_of
 from raybench.records.health import FigureChange, Finding, Verdict, figure
 from raybench.report import formatting
 from raybench.report.comparison import SAME_AROUND, before_and_now, hidden_line, percent
 from raybench.report.document import Block, Line, Listing, Table
-from raybench.report.health import UNHEALTHY, HealthReport, what_of
 from raybench.report.plain_text import plain
 
 _MOST_CHARS = 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-from raybench.doctor.health.device_facts import ACTIONS
+from raybench.health.device_facts import ACTIONS
 from raybench.records import Device
 from raybench.records.health import WAIT_TEST, Action, Finding, Verdict
 

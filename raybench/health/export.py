@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from raybench.health.report import UNHEALTHY, HealthReport, action_words, what_of
 from raybench.records.health import Finding, Verdict
 from raybench.report import plain_text
 from raybench.report.export import csv
 from raybench.report.export.as_json import format_object
 from raybench.report.export.junit import add_properties
-from raybench.report.health import UNHEALTHY, HealthReport, action_words, what_of
 from raybench.results import rows
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from raybench.doctor.health.suite import Fleet, Probe, reduction
+from raybench.health.suite import Fleet, Probe, reduction
 from raybench.records.health import Finding, Reading
 from raybench.workloads.communication.pairings import Pair, pairs_text
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raybench.doctor.health.suite import device_subjects
+from raybench.health.suite import device_subjects
 from raybench.records import Device
 from raybench.records.health import (
     COMM_TEST,

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from raybench.doctor.health import device_facts
-from raybench.doctor.health.device_facts import facts_readings
+from raybench.health import device_facts
+from raybench.health.device_facts import facts_readings
 from raybench.records.device_facts import DeviceFacts, NvLink
 from raybench.records.health import Reading
 from tests.unit.fakes import make_device

@@ -22,9 +22,9 @@ from builders import (
     make_subject,
 )
 
+from raybench.health.report import HealthReport
+from raybench.health.text import format_text
 from raybench.records.health import Action, Verdict
-from raybench.report.health import HealthReport
-from raybench.report.text.health import format_text
 from raybench.results.run import RunStatus
 from raybench.results.writer import RunStore
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 from builders import make_device
 
-from raybench.doctor.health.suite import STAGES, Fleet, device_subjects, probes
-from raybench.doctor.health.verdicts import judge
+from raybench.health.suite import STAGES, Fleet, device_subjects, probes
+from raybench.health.verdicts import judge
 from raybench.records.health import Reading, Verdict
 
 FIRST = {

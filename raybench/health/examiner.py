@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from raybench.cluster import Cluster
-from raybench.doctor.health.device_facts import facts_readings, read_device_facts
-from raybench.doctor.health.follow_up import (
+from raybench.health.device_facts import facts_readings, read_device_facts
+from raybench.health.follow_up import (
     Split,
     confirmations,
     halve,
     slow_groups,
     slower_half,
 )
-from raybench.doctor.health.readings import make_links, presence, read_record
-from raybench.doctor.health.suite import (
+from raybench.health.readings import make_links, presence, read_record
+from raybench.health.suite import (
     Fleet,
     Probe,
     burn_in_probes,
@@ -24,7 +24,7 @@ from raybench.doctor.health.suite import (
     measure_of_burn_in,
     split_by_room,
 )
-from raybench.doctor.health.verdicts import judge
+from raybench.health.verdicts import judge
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Point

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from raybench.doctor.health.groups import Group
+from raybench.health.groups import Group
 from raybench.records import Device
 from raybench.records.health import COMPUTE_TEST, WAIT_TEST, Finding, Subject, Verdict
 from raybench.stats.fleet import Floats

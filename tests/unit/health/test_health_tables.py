@@ -12,8 +12,8 @@ from builders import (
 )
 
 import raybench
+from raybench.health.store import past_values, read_findings, read_links
 from raybench.records.health import Action, Verdict
-from raybench.results.health import past_values, read_findings, read_links
 from raybench.results.writer import RunStore
 
 BAD = make_finding(

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from builders import make_device, make_measurement, make_record
 
-from raybench.doctor.health.follow_up import (
+from raybench.health.follow_up import (
     confirmations,
     halve,
     slow_groups,
     slower_half,
 )
-from raybench.doctor.health.readings import read_record
-from raybench.doctor.health.suite import Fleet, Probe, burn_in_probes, drift, probes
-from raybench.doctor.health.verdicts import judge
+from raybench.health.readings import read_record
+from raybench.health.suite import Fleet, Probe, burn_in_probes, drift, probes
+from raybench.health.verdicts import judge
 from raybench.records.health import Reading
 from raybench.workloads.communication.pairings import Pair
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from builders import make_finding, make_subject
 
-from raybench.doctor.health.baseline import compare_figures
+from raybench.health.baseline import compare_figures
 from raybench.records.health import WAIT_TEST, FigureChange, Finding
 
 

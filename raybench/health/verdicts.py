@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from ruamel.yaml import YAML
 
-from raybench.doctor.health.actions import advise
-from raybench.doctor.health.device_facts import ACTIONS
-from raybench.doctor.health.groups import Group, devices_by_uuid, group_readings
-from raybench.doctor.health.guilt import name_culprits
 from raybench.hardware.peaks import dense_peak_tflops, memory_peak_gb_s
+from raybench.health.actions import advise
+from raybench.health.device_facts import ACTIONS
+from raybench.health.groups import Group, devices_by_uuid, group_readings
+from raybench.health.root_cause import name_culprits
 from raybench.records import Device
 from raybench.records.health import (
     NOT_READ,

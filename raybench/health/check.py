@@ -6,14 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raybench.doctor.health.examiner import Examiner, MakeProbes
-from raybench.doctor.health.suite import device_subjects, probes
-from raybench.doctor.health.verdicts import judge
+from raybench.health.examiner import Examiner, MakeProbes
+from raybench.health.store import past_values
+from raybench.health.suite import device_subjects, probes
+from raybench.health.verdicts import judge
 from raybench.job.model import Job, load_job
 from raybench.job.plan import Plan
 from raybench.records import Device
 from raybench.records.health import Finding, Link, Reading, Stage, Verdict
-from raybench.results.health import past_values
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.listener import Listener

@@ -18,7 +18,7 @@ def examined(monkeypatch):
         asked.append(where.only)
         raise UsageError("stopped")
 
-    monkeypatch.setattr("raybench.doctor.health.check.examine", examine)
+    monkeypatch.setattr("raybench.health.check.examine", examine)
     return asked
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
+from raybench.health.report import UNHEALTHY, Case, HealthReport, action_words
 from raybench.records.health import Finding, Link, Verdict, figure
 from raybench.report import formatting
 from raybench.report.document import Block, Line, Listing, Table
-from raybench.report.health import UNHEALTHY, Case, HealthReport, action_words
 from raybench.report.text.terminal import min_width, table_columns
 
 MARKS = {Verdict.BAD: "!", Verdict.SUSPECT: "?", Verdict.UNTESTED: "x"}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from itertools import chain
 
-from raybench.doctor.health.suite import Fleet, Probe
+from raybench.health.suite import Fleet, Probe
 from raybench.records import Measurement, Record, Status
 from raybench.records.health import (
     COMM_TEST,

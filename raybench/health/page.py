@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from typing import TYPE_CHECKING
 
+from raybench.health.charts import health_figures
+from raybench.health.report import HealthReport
+from raybench.health.tables import blocks
 from raybench.report import formatting, plain_text
 from raybench.report.charts.figure import Table
-from raybench.report.charts.health import health_figures
 from raybench.report.document import Line, Listing
 from raybench.report.document import Table as TextTable
-from raybench.report.health import HealthReport
-from raybench.report.health_tables import blocks
 from raybench.report.html.page import device_table, render
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def format_page(report: HealthReport, devices: pd.DataFrame) -> str:

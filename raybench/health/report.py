@@ -13,6 +13,7 @@ from statistics import median
 
 from raybench.records.health import Action, Finding, Link, Subject, Verdict, figure
 from raybench.report import formatting
+from raybench.report.advice import Advice, estimate_gains
 from raybench.results.run import Run, RunStatus
 
 # The worst first.
@@ -292,3 +293,28 @@ def _speed(device: Subject, alone: Iterable[Finding]) -> float:
 def action_words(action: Action) -> str:
     """Say what to do."""
     return _ACTION_WORDS[action]
+
+
+def advise_health(report: HealthReport) -> list[Advice]:
+    """Advise from the findings of a health check about each device that is not healthy."""
+    count = len(report.devices)
+    return [
+        Advice(
+            about="devices",
+            text=_about_device(case.subject.name, case.findings, count),
+            rows=tuple(dict.fromkeys(finding.test for finding in case.findings)),
+        )
+        for case in report.cases
+        if case.subject.kind == "device"
+    ]
+
+
+def _about_device(name: str, findings: Sequence[Finding], count: int) -> str:
+    """Say whether to leave a device out, and what shares by its speed would gain."""
+    times = [one.ratio for one in findings if one.ratio is not None and one.stage == "alone"]
+    is_bad = findings[0].verdict is Verdict.BAD
+    text = f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
+    estimate = (
+        estimate_gains([1.0] * (count - 1) + [1 / max(times)], 0.0) if times and count > 1 else ""
+    )
+    return f"{text}; {estimate}" if estimate else text

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from builders import make_device, make_pair, make_readings, make_subject, make_test
 
-from raybench.doctor.health.verdicts import EXPECTED_TEST, judge
+from raybench.health.verdicts import EXPECTED_TEST, judge
 from raybench.records import Device
 from raybench.records.health import (
     COMPUTE_TEST,

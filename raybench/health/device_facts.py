@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
-from raybench.doctor.facts import count_noun
-from raybench.doctor.health.suite import device_subject
+from raybench.health.suite import device_subject
 from raybench.records.device_facts import DeviceFacts
 from raybench.records.health import Action, HealthTest, Reading
+from raybench.report.plain_text import counted
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster
@@ -132,7 +132,7 @@ def _ecc_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
         return None
     grown = _growth(before.ecc_errors, now.ecc_errors)
     when = f", {grown} of them during the check" if grown else " since the driver was loaded"
-    return f"{count_noun(now.ecc_errors, 'uncorrected memory error')}{when}"
+    return f"{counted(now.ecc_errors, 'uncorrected memory error')}{when}"
 
 
 def _remap_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
@@ -142,14 +142,14 @@ def _remap_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
     )
     if now.is_remap_pending:
         return "a row of memory is to be remapped at the next reset"
-    return f"{count_noun(grown, 'row')} of memory went bad during the check" if grown else None
+    return f"{counted(grown, 'row')} of memory went bad during the check" if grown else None
 
 
 def _retirement_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
     grown = _growth(before.retired_pages, now.retired_pages)
     if now.is_retirement_pending:
         return "a page of memory is to be retired at the next reset"
-    return f"{count_noun(grown, 'page')} of memory went bad during the check" if grown else None
+    return f"{counted(grown, 'page')} of memory went bad during the check" if grown else None
 
 
 def _xid_count(now: DeviceFacts) -> int | None:
@@ -221,7 +221,7 @@ def _link_errors_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
     earlier = {link.link: link.errors for link in before.nvlinks or ()}
     least = {"crc": _CRC_ERRORS_PER_S * max(1.0, _elapsed_s(before, now))}
     grown = [
-        f"NVLink {link.link}: {count_noun(more, f'{kind} error')}"
+        f"NVLink {link.link}: {counted(more, f'{kind} error')}"
         for link in now.nvlinks or ()
         for kind, errors in link.errors.items()
         if (more := errors - earlier.get(link.link, {}).get(kind, errors)) > least.get(kind, 0.0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from raybench.health.report import UNHEALTHY, HealthReport
+from raybench.health.tables import ends_of, link_sets, marks_of_links, short_names
 from raybench.records.health import Finding, Link, Verdict, figure
 from raybench.report import formatting, plain_text
 from raybench.report.charts.figure import (
@@ -18,8 +20,6 @@ from raybench.report.charts.figure import (
     specification,
 )
 from raybench.report.charts.lines import level_layer
-from raybench.report.health import UNHEALTHY, HealthReport
-from raybench.report.health_tables import ends_of, link_sets, marks_of_links, short_names
 from raybench.stats.fleet import BAD_RATIO
 
 # Each cell is an element of the page.
