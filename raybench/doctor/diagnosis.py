@@ -55,9 +55,9 @@ def open_cluster(
 ) -> Cluster:
     """Return a cluster that other sweeps may use too. Raises ClusterError where there is none."""
     from raybench.cluster.connect import connect
-    from raybench.cluster.device_locks import Terms, this_process
+    from raybench.cluster.device_reservation import ReservationTerms, this_process
 
-    terms = Terms(holder=this_process("raybench doctor"), shared=True)
+    terms = ReservationTerms(holder=this_process("raybench doctor"), shared=True)
     # A private Ray on CPUs gets a worker for each core.
     return connect(address, device, usable_cores(), end=end, terms=terms)
 
@@ -79,7 +79,7 @@ def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
         devices=cluster.devices,
         versions=package_versions(),
         refusal=refusal,
-        others=cluster.others,
+        others=cluster.other_sweeps,
         states=() if refusal else cluster.read_device_facts(),
     )
     checks = [*check_facts(facts), *_try_devices(cluster, facts, phase)]
