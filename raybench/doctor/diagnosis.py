@@ -56,9 +56,9 @@ def open_cluster(
 ) -> Cluster:
     """Connect to a cluster beside the sweeps that use it. Raises ClusterError."""
     from raybench.cluster.connect import connect
-    from raybench.cluster.device_locks import Terms, this_process
+    from raybench.cluster.device_reservation import ReservationTerms, this_process
 
-    terms = Terms(holder=this_process("raybench doctor"), shared=True)
+    terms = ReservationTerms(holder=this_process("raybench doctor"), shared=True)
     # A private Ray on CPUs gets a worker for each core.
     return connect(address, device, usable_cores(), end=end, terms=terms)
 
@@ -77,7 +77,7 @@ def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
         devices=cluster.devices,
         versions=package_versions(),
         refusal=refusal,
-        others=cluster.others,
+        others=cluster.other_sweeps,
         states=() if refusal else read_device_facts(cluster),
     )
     checks = [*examine(facts), *_try_devices(cluster, facts, phase)]

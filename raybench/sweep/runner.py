@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 from raybench.cluster import Cluster
-from raybench.cluster.claims import processors_held
 from raybench.cluster.connect import connect, starts_private
-from raybench.cluster.device_locks import Terms, this_process
+from raybench.cluster.device_reservation import (
+    ReservationTerms,
+    reserve_this_hosts_cpus,
+    this_process,
+)
 from raybench.errors import DevicesInUseError, NothingFitsError, ResultsError
 from raybench.job.model import Job, Measure
 from raybench.job.point import Point
@@ -73,13 +76,13 @@ def run_sweep(
     wanted = _devices_wanted(job, start, where, source)
     with ExitStack() as at_the_end:
         interrupts = at_the_end.enter_context(Interrupts(listener))
-        terms = Terms(
+        terms = ReservationTerms(
             holder=this_process(f"run {start.run.run_id}"),
             shared=where.shared,
             wait_s=where.wait_s,
         )
         if where.is_on_cpus and starts_private(where.address):
-            at_the_end.enter_context(processors_held(terms, listener.tell))
+            at_the_end.enter_context(reserve_this_hosts_cpus(terms, listener.tell))
         # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
         with listener.waiting("connecting to Ray"), interrupts.held_back(math.inf):
             cluster = _connect(job, where, wanted, terms, interrupts, listener)
@@ -118,7 +121,7 @@ def _connect(
     job: Job,
     where: RunTarget,
     wanted: int,
-    terms: Terms,
+    terms: ReservationTerms,
     interrupts: Interrupts,
     listener: Listener,
 ) -> Cluster:
@@ -129,7 +132,7 @@ def _connect(
         end=interrupts.end,
         wait_s=where.wait_s,
         oversubscribe=job.placement.oversubscribe,
-        tell=listener.tell,
+        log=listener.tell,
         terms=terms,
         only=where.only,
     )
@@ -150,7 +153,7 @@ def _settings(
         precisions=of_plan,
     )
     if source is None:
-        return replace(settings, gives_back=where.wait_s > 0)
+        return replace(settings, releases_idle_nodes=where.wait_s > 0)
     return replace(settings, precisions=None, measure_of=source.measure_of)
 
 
