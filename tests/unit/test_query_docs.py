@@ -1,4 +1,4 @@
-"""The recipes of docs/query.md run on the committed results, print what it shows, and agree."""
+"""The recipes of docs/how-to/query.md run on the committed results, print what it shows, and agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raybench.analysis.scaling import scaling
 from raybench.results.reader import load
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = (REPOSITORY / "docs" / "query.md").read_text()
+PAGE = (REPOSITORY / "docs" / "how-to" / "query.md").read_text()
 TOOLS = ("pandas", "DuckDB", "Polars")
 # Recipe -> what tells its rows apart.
 RECIPES = {
@@ -45,7 +45,7 @@ def executed(tool):
             continue
         printed = io.StringIO()
         with redirect_stdout(printed):
-            exec(compile(text, f"docs/query.md: {tool}", "exec"), left)
+            exec(compile(text, f"docs/how-to/query.md: {tool}", "exec"), left)
     return left, compared
 
 

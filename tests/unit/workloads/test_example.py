@@ -1,4 +1,4 @@
-"""The example of docs/workloads.md, which a user is told to copy."""
+"""The examples of the documents, which a user is told to copy."""
 
 from __future__ import annotations
 
@@ -31,11 +31,6 @@ def test_the_example_trains_in_every_precision(precision):
     assert workload.items_per_step == 2
 
 
-@pytest.mark.parametrize("example", ["convnet.py", "decoder_parts.py"])
-def test_the_document_shows_the_example_as_it_is(example):
-    assert (EXAMPLE.parent / example).read_text() in (DOCS / "workloads.md").read_text()
-
-
 def test_the_step_of_the_example_with_regions_names_all_of_its_parts():
     names: dict[str, Any] = {}
     exec((EXAMPLE.parent / "decoder_parts.py").read_text(), names)
@@ -47,8 +42,9 @@ def test_the_step_of_the_example_with_regions_names_all_of_its_parts():
     assert calls == {"forward": 1, "attention": 2, "mlp": 2, "backward": 1}
 
 
-def test_the_shortest_workload_of_the_document_runs_and_is_checked_by_its_types():
-    _, _, rest = (DOCS / "workloads.md").read_text().partition("```python\n")
+def test_the_class_of_the_tutorial_runs_and_is_checked_by_its_types():
+    text = (DOCS / "tutorial" / "own-class.md").read_text()
+    _, _, rest = text.partition("```python\n")
     names: dict[str, Any] = {}
     exec(rest.partition("```")[0], names)
     shortest = names["Attention"]

@@ -1,0 +1,94 @@
+"""README and docs say what the repository holds: links, committed runs, commands."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from raybench.cli import COMMANDS
+from raybench.job.model import load_job
+from raybench.job.plan import make_plan
+
+REPOSITORY = Path(__file__).parents[2]
+DOCS = REPOSITORY / "docs"
+PAGES = [
+    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *DOCS.rglob("*.md"),
+]
+# Jobs whose runs are in an earlier commit, as docs/results.md says.
+WITHOUT_RUN = ("accumulation_or_batch", "layouts", "nccl_algorithms", "transformer_scaling")
+RUN_ID = re.compile(r"`([a-z_]+-\d{8}-\d{6}-[0-9a-f]{4})`")
+
+
+def prose(page):
+    """The text of a page outside its code blocks."""
+    return re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page):
+    """The anchors that GitHub makes of the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_run_that_is_named_is_committed_or_in_the_list_of_earlier_ones():
+    earlier = RUN_ID.findall((REPOSITORY / "results" / "README.md").read_text())
+    named = {run_id for page in PAGES for run_id in RUN_ID.findall(page.read_text())}
+    committed = {path.name for path in (REPOSITORY / "results" / "examples" / "points").iterdir()}
+    assert named - set(earlier) - committed == set()
+
+
+def commands(text):
+    """The words of each `raybench` command in the code blocks of a page."""
+    blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    typed = [re.search(r"(?:^|\s|\()raybench (?!raybench)([^#|;&)]*)", line) for line in lines]
+    return [found[1].split() for found in typed if found]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_command_and_option_that_is_printed_exists(page):
+    for name, *words in commands(page.read_text()):
+        if name.startswith("-"):
+            continue
+        assert name in COMMANDS, name
+        module = importlib.import_module(COMMANDS[name][0])
+        known = {one for each in vars(module)[f"{name}_command"].params for one in each.opts}
+        given = words[: words.index("--")] if "--" in words else words
+        options = {word.partition("=")[0] for word in given if re.match(r"--?[a-z]", word)}
+        assert options <= known, (name, options - known)
+
+
+def test_the_pages_are_as_long_as_people_read():
+    words = sum(len(page.read_text().split()) for page in PAGES if "reports" not in page.parts)
+    assert words <= 30_000
+    assert len((REPOSITORY / "README.md").read_text().split()) <= 700
+
+
+@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("jobs/*.yaml")), ids=lambda path: path.stem)
+def test_every_job_of_the_repository_loads_and_was_run(path):
+    job = load_job(path)
+    planned = {point.point_id for point in make_plan(job).points}
+    runs = list((REPOSITORY / "results" / "examples" / "points").glob(f"{job.name}-*"))
+    assert bool(runs) == (job.name not in WITHOUT_RUN)
+    if not runs:
+        assert f"`{job.name}`" in (REPOSITORY / "docs" / "results.md").read_text()
+        return
+    parts = [part for run in runs for part in run.glob("*.parquet")]
+    columns = [pq.read_table(part, columns=["point_id"], partitioning=None) for part in parts]
+    assert planned <= {point_id for one in columns for point_id in one["point_id"].to_pylist()}
