@@ -1,4 +1,4 @@
-"""Write docs/claims.md: what five articles claim, beside what committed runs say of it.
+"""Write docs/explanation/claims.md: what five articles claim, beside what committed runs say of it.
 
     python -m benchmarks.claims
 
@@ -29,7 +29,7 @@ from raybench.report import formatting
 
 ROOT = Path(__file__).parents[1]
 CLAIMS = ROOT / "benchmarks" / "claims.yaml"
-PAGE = ROOT / "docs" / "claims.md"
+PAGE = ROOT / "docs" / "explanation" / "claims.md"
 RESULTS = ROOT / "results" / "examples"
 
 # A published figure without a range is met within this share of it.
