@@ -13,7 +13,7 @@ from statistics import median
 
 from raybench.health.suite import Fleet, Probe, reduction
 from raybench.records.health import Finding, Reading
-from raybench.workloads.communication.pairings import Pair, pairs_text
+from raybench.workloads.communication.pairs import Pair, pairs_text
 
 # Of the bandwidth of its pairs a collective over devices reaches more than this share.
 _PROMISED_SHARE = 0.4

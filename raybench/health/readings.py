@@ -21,7 +21,8 @@ from raybench.records.health import (
     Subject,
 )
 from raybench.stats.summary import median_above_smallest
-from raybench.workloads.communication.pairings import Pair, pairs_of_turn, parse_groups, parse_pairs
+from raybench.workloads.communication.collective import parse_groups
+from raybench.workloads.communication.pairs import Pair, pairs_of_turn, parse_pairs
 
 _NS_PER_US = 1e3
 _NS_PER_MS = 1e6

@@ -27,13 +27,8 @@ from raybench.records.health import (
     Subject,
     SubjectKind,
 )
-from raybench.workloads.communication.pairings import (
-    Pair,
-    groups_text,
-    pairs_of_turn,
-    pairs_text,
-    turns,
-)
+from raybench.workloads.communication.collective import groups_text
+from raybench.workloads.communication.pairs import Pair, pairs_of_turn, pairs_text, turns
 
 
 def device_subject(device: Device) -> Subject:

@@ -18,7 +18,7 @@ from raybench.health.readings import read_record
 from raybench.health.suite import Fleet, Probe, burn_in_probes, drift, probes
 from raybench.health.verdicts import judge
 from raybench.records.health import Reading
-from raybench.workloads.communication.pairings import Pair
+from raybench.workloads.communication.pairs import Pair
 
 _SLOW_NS, _USUAL_NS = 9_000_000, 1_000_000
 

@@ -13,8 +13,8 @@ from forked import gloo, run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads.communication.collective import Collective
-from raybench.workloads.communication.collective_operations import (
+from raybench.workloads.communication.collective import (
+    Collective,
     Payload,
     busbw_factor,
     output_expected,

@@ -14,9 +14,8 @@ from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.workloads.communication.collective import GroupedCollective
 from raybench.workloads.communication.pairs import Pairs
-from raybench.workloads.compute.host_copy import HostCopy
-from raybench.workloads.compute.launch import Launch
-from raybench.workloads.compute.same_bits import SameBits, digest_of
+from raybench.workloads.compute.kernels import Launch, SameBits, digest_of
+from raybench.workloads.compute.memory import HostCopy
 from raybench.workloads.training.smoke import Smoke
 
 DIRECTIONS = ("forward", "backward", "both", "round_trip")

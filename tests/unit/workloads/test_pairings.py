@@ -7,13 +7,8 @@ import itertools
 import pytest
 
 from raybench.errors import UsageError
-from raybench.workloads.communication.pairings import (
-    groups_text,
-    pairs_of_turn,
-    parse_groups,
-    parse_pairs,
-    turns,
-)
+from raybench.workloads.communication.collective import groups_text, parse_groups
+from raybench.workloads.communication.pairs import pairs_of_turn, parse_pairs, turns
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8, 16, 33])

@@ -18,13 +18,13 @@ from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.workloads import replicas
 from raybench.workloads.base import Context
-from raybench.workloads.training import trained
-from raybench.workloads.training.layers import DECODER_PRESETS, Decoder
+from raybench.workloads.replicas import ddp_defaults
+from raybench.workloads.training import model as trained
+from raybench.workloads.training.language_models import Decoder, Llama
 from raybench.workloads.training.linear import Linear
-from raybench.workloads.training.llama import Llama
 from raybench.workloads.training.mlp import Mlp
-from raybench.workloads.training.model_sizes import LLAMA_PRESETS
-from raybench.workloads.training.trained import Trained, ddp_defaults
+from raybench.workloads.training.model import Model
+from raybench.workloads.training.shapes import DECODER_PRESETS, LLAMA_PRESETS
 from raybench.workloads.training.transformer import Transformer
 
 AnyBuiltIn = Linear | Mlp | Transformer
@@ -76,14 +76,14 @@ def test_steps_of_a_usual_learning_rate_lower_the_loss_in_every_precision(
 ):
     monkeypatch.setattr(trained, "LEARNING_RATE", 1e-3)
     losses: list[float] = []
-    real_loss = Trained._loss
+    real_loss = Model._loss
 
-    def watched(self: Trained, inputs: Tensor, targets: Tensor) -> Tensor:
+    def watched(self: Model, inputs: Tensor, targets: Tensor) -> Tensor:
         loss = real_loss(self, inputs, targets)
         losses.append(loss.item())
         return loss
 
-    monkeypatch.setattr(Trained, "_loss", watched)
+    monkeypatch.setattr(Model, "_loss", watched)
     workload = BUILDS[name](make_context(precision=precision))
     for _ in range(20):
         workload.step()
@@ -203,13 +203,13 @@ def test_the_transformer_is_causal():
 
 def test_the_target_of_a_token_is_the_one_after_it(monkeypatch):
     seen: list[tuple[Tensor, Tensor]] = []
-    real_loss = Trained._loss
+    real_loss = Model._loss
 
-    def watched(self: Trained, inputs: Tensor, targets: Tensor) -> Tensor:
+    def watched(self: Model, inputs: Tensor, targets: Tensor) -> Tensor:
         seen.append((inputs, targets))
         return real_loss(self, inputs, targets)
 
-    monkeypatch.setattr(Trained, "_loss", watched)
+    monkeypatch.setattr(Model, "_loss", watched)
     Transformer(make_context(batch_size=3), preset="tiny", seq_len=16).step()
     ((inputs, targets),) = seen
     assert inputs.shape == targets.shape == (3, 16)
