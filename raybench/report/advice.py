@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from raybench.analysis.rounds import records
+from raybench.analysis.scaling import ScaledRow, scaled_rows
 from raybench.job.point import BY_SPEED, FAST
 from raybench.report import formatting
 from raybench.report.summary import Summary
@@ -33,7 +33,7 @@ class Advice:
 
 def advise_run(summary: Summary) -> list[Advice]:
     """Advise from the points of a run; empty where nothing follows from them."""
-    rows = records(summary.scaling)
+    rows = scaled_rows(summary.scaling)
     measured = sum(row["status"] == "ok" for row in rows)
     of_fleets = (
         Advice(
@@ -81,12 +81,12 @@ def as_rows(advice: Sequence[Advice]) -> list[dict[str, Any]]:
     return [asdict(one) for one in advice]
 
 
-def _from_slow_ranks(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Advice]:
+def _from_slow_ranks(rows: Sequence[ScaledRow], ranks: str) -> Iterator[Advice]:
     """Estimate what shares would gain where one rank slowed the others down, and they were equal.
 
     Of the point with the most samples on each number of ranks.
     """
-    slowed: dict[int, dict[str, Any]] = {}
+    slowed: dict[int, ScaledRow] = {}
     for row in rows:
         is_equal = not formatting.has_entries(row["share_by_rank"])
         if row["status"] == "ok" and is_equal and is_slowed_by_one_rank(row):

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
 
+    from raybench.job.answer import Answer
     from raybench.job.memory import MemoryParts
     from raybench.records.metric import Metric
 
@@ -245,6 +246,11 @@ class Workload(ABC):
     shares_work: ClassVar[bool] = False
     # Names of parameters in whose texts {name} stands for a setting of the point.
     templates: ClassVar[tuple[str, ...]] = ()
+    # What items_per_step counts, in the plural.
+    items: ClassVar[str] = "samples"
+    # What a run answers whose job does not say it: the first of these that names a setting that
+    # varies in the run, or no setting at all. Without any, the speed-up.
+    answers: ClassVar[tuple[Answer, ...]] = ()
     # Numbers of its own for tables and reports. Each is read after the timed steps, on each rank,
     # from the attribute of its name; None there: not known.
     metrics: ClassVar[tuple[Metric, ...]] = ()

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.rounds import records as as_rows
-from raybench.analysis.scaling import scaling
+from raybench.analysis.scaling import ScaledRow, scaled_rows, scaling
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, Device, Measurement, Record, Repetition, Samples, Status
@@ -249,9 +248,9 @@ def points_table(records: Iterable[Record]) -> pd.DataFrame:
     return pd.DataFrame(content, columns=[column.name for column in TABLES["points"]])
 
 
-def scaling_rows(records: Iterable[Record], baseline: dict[str, Any]) -> list[dict[str, Any]]:
+def scaling_rows(records: Iterable[Record], baseline: dict[str, Any]) -> list[ScaledRow]:
     """The points with their speed-up over the baseline, as reports read them."""
-    return as_rows(scaling(points_table(records), baseline))
+    return scaled_rows(scaling(points_table(records), baseline))
 
 
 def make_summary(

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job.answer import Answer
 from raybench.job.point import Precision
 from raybench.workloads.base import Context, Workload, WrongResultError
 
@@ -232,6 +233,7 @@ class Collective(Workload):
 
     title = "Collectives"
     takes_batch_size = False
+    answers = (Answer(metric="busbw_gb_s"),)
     # This rank's buffers, 1-d; in place one is a view of the other.
     input: Tensor
     output: Tensor

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job.answer import Answer
 from raybench.job.point import Precision
 from raybench.workloads.base import Context, Workload, WrongResultError
 from raybench.workloads.communication.collective import exchange
@@ -84,6 +85,7 @@ class Pairs(Workload):
     """
 
     takes_batch_size = False
+    answers = (Answer(metric="busbw_gb_s"),)
     busbw_factor = 1.0
 
     def __init__(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job.answer import Answer
 from raybench.job.point import Precision
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context, Workload, WrongResultError
@@ -43,6 +44,7 @@ class Gemm(Workload):
 
     title = "Matrix products"
     takes_batch_size = False
+    answers = (Answer(metric="achieved_tflops_per_device"),)
 
     def __init__(
         self,
@@ -184,6 +186,7 @@ class Launch(Workload):
     """
 
     takes_batch_size = False
+    answers = (Answer(metric="step_ms_p50", best="min"),)
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job.answer import Answer
 from raybench.job.point import Precision
 from raybench.workloads.base import Context, Workload, WrongResultError
 
@@ -47,6 +48,7 @@ class Memory(Workload):
 
     title = "Memory kernels"
     takes_batch_size = False
+    answers = (Answer(metric="memory_gb_s"),)
     memory_bytes: int
 
     def __init__(
@@ -198,6 +200,7 @@ class HostCopy(Workload):
     """
 
     takes_batch_size = False
+    answers = (Answer(metric="memory_gb_s"),)
 
     def __init__(
         self,

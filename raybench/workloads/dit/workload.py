@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from raybench.job.answer import Answer
 from raybench.job.point import Scalar
 from raybench.workloads.base import Context, Workload, WrongResultError
 from raybench.workloads.dit.shape import DIT_PRESETS
@@ -66,6 +67,8 @@ class Dit(Workload):
     title = "Diffusion transformer"
     takes_batch_size = False
     shares_work = True
+    items = "passes"
+    answers = (Answer(metric="step_ms_p50", over=("ulysses", "ring", "compile"), best="min"),)
 
     def __init__(
         self,

@@ -43,6 +43,7 @@ class Linear(Model):
     shuffled order, through a torch DataLoader; the time spent waiting for it is the part `data`.
     """
 
+    items = "rows"
     metrics = (
         Metric(
             name="epoch_s",

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 class Mlp(Model):
     """Trains or runs `layers` linear layers of hidden x hidden with ReLU, on random rows."""
 
+    items = "rows"
+
     def __init__(
         self,
         context: Context,

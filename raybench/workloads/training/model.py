@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job.answer import Answer
 from raybench.job.point import Precision, Scalar
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context, Workload
@@ -108,6 +109,9 @@ class Model(Workload):
     """
 
     weighs_loss = True
+    answers: ClassVar[tuple[Answer, ...]] = (
+        Answer(metric="throughput", over=("shares", "slow_ratio")),
+    )
     items_per_step: float
     model: nn.Module
     replica: nn.Module

@@ -42,6 +42,7 @@ class ResNet(Model):
     of the first batch, as after training: else the outputs of so many layers would explode.
     """
 
+    items = "images"
     title = "Residual network"
     metrics = (OUTPUT_ERROR,)
 

@@ -23,6 +23,7 @@ class Smoke(Workload):
     meet at a barrier. Each rank has `rows` random rows of its own.
     """
 
+    items = "rows"
     takes_batch_size = False
     model: nn.Module
 

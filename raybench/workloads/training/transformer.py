@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
+from raybench.job.answer import Answer
 from raybench.job.memory import MemoryParts
 from raybench.job.point import Precision, Scalar
 from raybench.records.metric import Metric
@@ -87,6 +88,15 @@ class Transformer(Model):
     """
 
     takes_float8 = True
+    items = "sequences"
+    answers = (
+        *Model.answers,
+        Answer(
+            metric="tokens_per_s_per_device",
+            over=("dp_replicate", "dp_shard", "tp", "cp", "activation_checkpointing"),
+        ),
+        Answer(metric="step_ms_p50", over=("phase",), best="min"),
+    )
     metrics = (
         Metric(
             name="prefill_ms",
