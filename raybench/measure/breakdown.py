@@ -167,7 +167,7 @@ def _wall_times(session: _Session) -> WallTimes | None:
 def _parts(session: _Session) -> Breakdown:
     if session.context.world_size == 1:
         return _local(session, _Communication(), session.workload.step)
-    if getattr(session.workload, "message_bytes", None) is not None:
+    if session.workload.message_bytes is not None:
         return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _IS_COMMUNICATION))
     return _parts_of_many(session)
 
@@ -248,7 +248,7 @@ def hook_setter(workload: Workload, context: Context) -> SetHook | str:
 
     The workload's own, or that of the models that the context has wrapped.
     """
-    own: SetHook | None = getattr(workload, "set_comm_hook", None)
+    own: SetHook | None = workload.set_comm_hook
     return own or context.replicas.why_no_hook() or context.replicas.set_comm_hook
 
 

@@ -250,17 +250,16 @@ def _measurement(session: _Session, setup_s: float, found: dict[str, Any]) -> Me
 
 @contextmanager
 def _closing(workload: Workload) -> Iterator[Workload]:
-    """Close the workload, if it can be; what it raises then does not hide an earlier error."""
-    close = getattr(workload, "close", lambda: None)
+    """Close the workload; what it raises then does not hide an earlier error."""
     try:
         yield workload
     except BaseException as error:
         try:
-            close()
+            workload.close()
         except Exception as second:
             add_note(error, f"close() then raised {brief(second)}")
         raise
-    close()
+    workload.close()
 
 
 @dataclass(slots=True)
@@ -432,7 +431,7 @@ def _check(workload: Workload, session: _Session) -> None:
     if isinstance(session.memory, ScriptTimer):
         return  # nobody here can look
     with session.memory.paused():
-        getattr(workload, "check", lambda: None)()
+        workload.check()
 
 
 def _compare_gradients(workload: Workload, session: _Session) -> dict[str, Any]:
@@ -440,7 +439,7 @@ def _compare_gradients(workload: Workload, session: _Session) -> dict[str, Any]:
     context = session.context
     if not session.settings.check_gradients:
         return {}
-    compare = getattr(workload, "gradient_error", None)
+    compare = workload.gradient_error
     if compare is None:
         name = type(workload).__name__
         session.warnings.append(f"check_gradients: workload {name} cannot compare its gradients")
@@ -529,7 +528,7 @@ def _sizes(workload: Workload, context: Context) -> dict[str, Any]:
     """Read what a step finishes, moves and computes, as the workload declares it."""
     owner = f"workload {type(workload).__name__}"
     found: dict[str, Any] = {
-        name: check_declared(owner, name, getattr(workload, name, None)) for name in DECLARED
+        name: check_declared(owner, name, getattr(workload, name)) for name in DECLARED
     }
     if shares_work(type(workload)) and found["items_per_step"] is not None:
         # This rank's part of what all finish together.
@@ -542,7 +541,7 @@ def _own_metrics(workload: Workload) -> dict[Metric, float]:
 
     A class may have had `metrics` of another meaning: what is no Metric is passed over.
     """
-    owner, declared = f"workload {type(workload).__name__}", getattr(type(workload), "metrics", ())
+    owner, declared = f"workload {type(workload).__name__}", type(workload).metrics
     metrics = declared if isinstance(declared, tuple | list) else (declared,)
     values = {
         metric: getattr(workload, metric.name, None)

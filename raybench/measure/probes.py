@@ -141,7 +141,7 @@ class StepMaker:
             try:
                 yield workload
             finally:
-                getattr(workload, "close", lambda: None)()
+                workload.close()
                 context.replicas.forget()
                 del workload
                 gc.collect()

@@ -149,12 +149,11 @@ def is_other_gradient(error: float | None, precision: Precision) -> bool:
 
 
 def _gradient_error(workload: Workload) -> float | None:
-    check = getattr(workload, "gradient_error", None)
-    return None if check is None else float(check())
+    return None if workload.gradient_error is None else float(workload.gradient_error())
 
 
 def _has_batch_norm(workload: Workload) -> bool:
-    model = getattr(workload, "model", None)
+    model = workload.model
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
     return any(isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm) for m in modules)
 

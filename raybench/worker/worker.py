@@ -45,7 +45,7 @@ from raybench.worker.process_group import GroupGoneError, ProcessGroup, set_torc
 from raybench.worker.state import ProcessState
 from raybench.workloads import precision
 from raybench.workloads.attention import choose_kernel
-from raybench.workloads.base import Context, Workload
+from raybench.workloads.base import Context, Workload, as_workload
 from raybench.workloads.scripts.process import ScriptFailedError
 from raybench.workloads.scripts.running_script import RunningScript
 
@@ -181,7 +181,7 @@ class Worker:
         began_s = time.perf_counter()
         self._group.join(task, rank_info, group)
         point, context = task.point, self._context(task, rank_info)
-        workload_class = registry.load(point.workload)
+        workload_class: Any = as_workload(registry.load(point.workload))
 
         def make(context: Context, params: Mapping[str, Scalar]) -> Workload:
             # For each repeat alike.
@@ -284,7 +284,7 @@ class Worker:
         params, shares = (part.params, part.shares) if part else (point.params, None)
         key = (group, point.workload, tuple(params.items()), point.batch_size, shares)
         if key not in self._flops:
-            workload_class = registry.load(point.workload)
+            workload_class: Any = as_workload(registry.load(point.workload))
             self._flops[key] = step_flops(workload_class, params, context)
         return self._flops[key]
 

@@ -65,16 +65,16 @@ class Gemm(Workload):
             "dtype": dtype,
             "device": context.device,
         }
-        self._first = torch.randn(m, k, **options)
-        self._second = torch.randn(k, n, **options)
-        self._product = torch.full((m, n), torch.nan, dtype=dtype, device=context.device)
+        self.first = torch.randn(m, k, **options)
+        self.second = torch.randn(k, n, **options)
+        self.product = torch.full((m, n), torch.nan, dtype=dtype, device=context.device)
         self._matmul = torch.matmul
         self._context = context
         self.flops_per_step = 2.0 * m * n * k
 
     def step(self) -> None:
         """Issue the product once."""
-        self._matmul(self._first, self._second, out=self._product)
+        self._matmul(self.first, self.second, out=self.product)
 
     def check(self) -> None:
         """Compare elements of the last product with float64's; then make it wrong for the next.
@@ -85,12 +85,12 @@ class Gemm(Workload):
 
         rows, columns = (
             torch.randint(size, (_SAMPLED,), generator=torch.Generator().manual_seed(size))
-            for size in self._product.shape
+            for size in self.product.shape
         )
         rows, columns = rows.to(self._context.device), columns.to(self._context.device)
-        exact = self._first[rows].double() @ self._second[:, columns].double()
-        found = self._product[rows][:, columns].double()
-        error = float((found - exact).abs().max()) / len(self._second) ** 0.5
+        exact = self.first[rows].double() @ self.second[:, columns].double()
+        found = self.product[rows][:, columns].double()
+        error = float((found - exact).abs().max()) / len(self.second) ** 0.5
         allowed = _TOLERANCES[self._context.precision]
         # Not `error > allowed`: an element that is not a number must fail too.
         if not error <= allowed:
@@ -98,7 +98,7 @@ class Gemm(Workload):
                 f"rank {self._context.rank}: the product in {self._context.precision} is off by "
                 f"{error:.2g} standard deviations of an element; rounding explains {allowed:g}"
             )
-        self._product.fill_(torch.nan)
+        self.product.fill_(torch.nan)
 
 
 class SameBits(Workload):

@@ -82,7 +82,7 @@ class Memory(Workload):
             )
         generator = context.generator()
         count = 2 if operation in ("copy", "scale") else 3
-        self._inputs = [
+        self.inputs = [
             torch.randn(
                 size_bytes // element.itemsize,
                 generator=generator,
@@ -91,9 +91,9 @@ class Memory(Workload):
             )
             for _ in range(count - 1)
         ]
-        self._output = torch.full_like(self._inputs[0], math.nan)
+        self.output = torch.full_like(self.inputs[0], math.nan)
         self._operation, self._rank = operation, context.rank
-        self._compute = _computing(operation, self._inputs, self._output)
+        self._compute = _computing(operation, self.inputs, self.output)
         self.memory_bytes = count * size_bytes
 
     def step(self) -> None:
@@ -105,16 +105,16 @@ class Memory(Workload):
 
         Raises WrongResultError.
         """
-        arrays = [self._output, *self._inputs]
-        for start in range(0, len(self._output), _CHECKED_AT_A_TIME):
+        arrays = [self.output, *self.inputs]
+        for start in range(0, len(self.output), _CHECKED_AT_A_TIME):
             found, *inputs = (array[start : start + _CHECKED_AT_A_TIME] for array in arrays)
             wrong = _first_wrong(self._operation, found, inputs)
             if wrong is not None:
                 raise WrongResultError(
                     f"rank {self._rank}: {self._operation} left a wrong array: element "
-                    f"{start + wrong} of {len(self._output)} is {found[wrong].item():g}"
+                    f"{start + wrong} of {len(self.output)} is {found[wrong].item():g}"
                 )
-        self._output.fill_(math.nan)
+        self.output.fill_(math.nan)
 
 
 def _computing(operation: Operation, inputs: list[Tensor], out: Tensor) -> Callable[[], object]:
