@@ -13,7 +13,7 @@ from raybench.measure.script_timing import ScriptTimer, StepsEndedError
 from raybench.records import Breakdown
 from raybench.workloads.base import Context, PartTimes
 from raybench.workloads.scripts.process import ScriptEndedError
-from raybench.workloads.scripts.running_script import RunningScript
+from raybench.workloads.scripts.script import RunningScript
 
 # Loaded in the script's process alone.
 _MARKS = "raybench.measure.script_marks"
