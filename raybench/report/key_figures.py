@@ -9,7 +9,7 @@ from typing import Any
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.settings import OPTIONAL, setting_order, varying
 from raybench.report import formatting, plain_text
-from raybench.report.charts.bars import peak_tflops
+from raybench.report.charts.operations import peak_tflops
 from raybench.report.findings import CAUSES, batch_label, rows_compared, with_most_ranks
 from raybench.report.headline import (
     bandwidths,

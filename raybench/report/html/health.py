@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from raybench.report import formatting, plain_text
-from raybench.report.charts.figure import Table
+from raybench.report.charts.grammar import Table
 from raybench.report.charts.health import health_figures
 from raybench.report.document import Line, Listing
 from raybench.report.document import Table as TextTable
