@@ -24,7 +24,8 @@ def advise_command(run: str, results: Path, as_json: bool) -> None:
     RUN is as for `raybench report`, or a health check. Each advice names its rows; what is not
     measured is called an estimate. Needs no cluster.
     """
-    from raybench.report.advice import advise_health, advise_run, as_rows, format_advice
+    from raybench.health.report import advise_health
+    from raybench.report.advice import advise_run, as_rows, format_advice
 
     if (check := load_health(results, run)) is not None:
         run_id, advice = check.run.run_id, advise_health(check)

@@ -24,8 +24,8 @@ from raybench.errors import ResultsError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raybench.health.comparison import HealthComparison
     from raybench.report.comparison import Comparison, LeftOut
-    from raybench.report.health_comparison import HealthComparison
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*%?")
 _MOST = 1.0

@@ -10,9 +10,9 @@ from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
     from raybench.cli.compared_runs import Found
+    from raybench.health.comparison import HealthComparison
+    from raybench.health.report import HealthReport
     from raybench.records.health import Finding
-    from raybench.report.health import HealthReport
-    from raybench.report.health_comparison import HealthComparison
     from raybench.results.run import Run
 
 
@@ -34,10 +34,10 @@ def load_health(results: Path, run: str) -> HealthReport | None:
 
     Raises ResultsError where `run` means no run.
     """
+    from raybench.health.report import HealthReport
+    from raybench.health.store import read_findings, read_links
     from raybench.report import formatting
-    from raybench.report.health import HealthReport
     from raybench.results import reader
-    from raybench.results.health import read_findings, read_links
 
     root, run_id = reader.find_run(results, run)
     found = reader.read_run(root, run_id)
@@ -62,16 +62,16 @@ def format_health(
             f"--against {against}: a health check is not laid over another; compare it"
         )
     if kind == "json":
-        from raybench.report.export.health import format_json
+        from raybench.health.export import format_json
 
         return format_json(report)
     if kind == "html":
-        from raybench.report.html.health import format_page
+        from raybench.health.page import format_page
         from raybench.results import reader
 
         root, run_id = reader.find_run(results, report.run.run_id)
         return format_page(report, reader.load(root, "devices", run_id))
-    from raybench.report.text.health import format_markdown, format_text
+    from raybench.health.text import format_markdown, format_text
 
     if kind == "md":
         return format_markdown(report)
@@ -80,7 +80,7 @@ def format_health(
 
 def export_health(report: HealthReport, kind: str | None) -> str:
     """Format it as `raybench export --format KIND` does."""
-    from raybench.report.export import health
+    from raybench.health import export as health
 
     if kind == "json":
         return health.format_json(report)
@@ -97,8 +97,8 @@ def compare_health(base: Found, new: Found, threshold: float) -> HealthCompariso
     threshold: the least change that counts, as a share. Raises UsageError where one alone is one.
     """
     from raybench.analysis.environment_changes import changes
-    from raybench.doctor.health.baseline import compare_figures
-    from raybench.report.health_comparison import HealthComparison
+    from raybench.health.comparison import HealthComparison
+    from raybench.health.history import compare_figures
 
     before, now = (load_health(found.root, found.run_id) for found in (base, new))
     if before is None or now is None:
@@ -119,10 +119,10 @@ def format_health_history(results: Path, threshold: float, *, as_json: bool) -> 
 
     threshold: the least change that counts, as a share.
     """
-    from raybench.doctor.health.baseline import trace_figures
-    from raybench.report.text import health
+    from raybench.health import text as health
+    from raybench.health.history import trace_figures
+    from raybench.health.store import read_findings
     from raybench.results import reader
-    from raybench.results.health import read_findings
 
     by_run: dict[str, list[Finding]] = {}
     if (results / "health").is_dir():
@@ -141,7 +141,7 @@ def format_health_history(results: Path, threshold: float, *, as_json: bool) -> 
 
 def format_health_comparison(comparison: HealthComparison, kind: str) -> str:
     """Format it as `raybench compare --format KIND` does."""
-    from raybench.report.text import health
+    from raybench.health import text as health
 
     if kind == "json":
         return health.format_comparison_json(comparison)
@@ -152,8 +152,8 @@ def format_health_comparison(comparison: HealthComparison, kind: str) -> str:
 
 def draw_health(report: HealthReport, path: Path) -> None:
     """Draw the pairs, or the devices where there are no pairs, as SVG or PNG."""
+    from raybench.health.charts import health_figures
     from raybench.report.charts.grammar import draw_figure
-    from raybench.report.charts.health import health_figures
 
     figures = health_figures(report)
     if not figures:

@@ -28,8 +28,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from raybench.job.device_choice import ANY, are_devices
-from raybench.job.point import Strategy
+from raybench.job.point import ANY, Strategy, are_devices
 from raybench.job.problems import KeyPath, Problem, quote
 
 _UNITS = {
@@ -323,6 +322,46 @@ class Placement(Section):
         default=False,
         description="Let the CPU workers of a private Ray share cores. Otherwise a point that "
         "needs more workers than there are cores is skipped.",
+    )
+
+
+Question = Annotated[str, Field(strict=True, min_length=1, max_length=300)]
+
+
+def _items(value: str) -> str:
+    if not re.fullmatch("[A-Za-z][A-Za-z ]{0,23}", value):
+        raise PydanticCustomError("items", "must be a word in the plural, as in tokens")
+    return value
+
+
+Items = Annotated[str, Field(strict=True), AfterValidator(_items)]
+_SettingName = Annotated[str, Field(strict=True)]
+
+
+class AnswerSection(Section):
+    """What the report answers first: the values of a metric, compared over some settings."""
+
+    metric: Annotated[str, Field(strict=True)] = Field(
+        description="A column of the results, as throughput, step_ms_p50, speed_up or "
+        "peak_mem_allocated_bytes, or a metric of the workload's own."
+    )
+    over: Annotated[
+        tuple[_SettingName, ...],
+        BeforeValidator(
+            _one_or_more,
+            json_schema_input_type=_SettingName
+            | Annotated[list[_SettingName], Field(min_length=1)],
+        ),
+    ] = Field(
+        default=(),
+        description="The settings whose values are compared; by default all that vary.",
+    )
+    best: Annotated[
+        Literal["max", "min"] | None, WithJsonSchema({"enum": ["max", "min"], "type": "string"})
+    ] = Field(
+        default=None,
+        description="Whether the largest or the smallest value is the best; by default the "
+        "smallest of times, memory and energy, and the largest of all others.",
     )
 
 

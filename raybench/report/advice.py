@@ -10,11 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from raybench.analysis.rounds import records
+from raybench.analysis.scaling import ScaledRow, scaled_rows
 from raybench.job.point import BY_SPEED, FAST
-from raybench.records.health import Finding, Verdict
 from raybench.report import formatting
-from raybench.report.health import HealthReport
 from raybench.report.summary import Summary
 from raybench.report.uneven import fleet_name, verdict
 from raybench.results.quality import is_slowed_by_one_rank
@@ -35,7 +33,7 @@ class Advice:
 
 def advise_run(summary: Summary) -> list[Advice]:
     """Advise from the points of a run; empty where nothing follows from them."""
-    rows = records(summary.scaling)
+    rows = scaled_rows(summary.scaling)
     measured = sum(row["status"] == "ok" for row in rows)
     of_fleets = (
         Advice(
@@ -54,20 +52,6 @@ def advise_run(summary: Summary) -> list[Advice]:
         for criterion, choice in summary.best
     )
     return [*of_fleets, *_from_slow_ranks(rows, summary.ranks), *of_best]
-
-
-def advise_health(report: HealthReport) -> list[Advice]:
-    """Advise from the findings of a health check about each device that is not healthy."""
-    count = len(report.devices)
-    return [
-        Advice(
-            about="devices",
-            text=_about_device(case.subject.name, case.findings, count),
-            rows=tuple(dict.fromkeys(finding.test for finding in case.findings)),
-        )
-        for case in report.cases
-        if case.subject.kind == "device"
-    ]
 
 
 def format_advice(advice: Sequence[Advice], run_id: str, width: int) -> str:
@@ -97,12 +81,12 @@ def as_rows(advice: Sequence[Advice]) -> list[dict[str, Any]]:
     return [asdict(one) for one in advice]
 
 
-def _from_slow_ranks(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Advice]:
+def _from_slow_ranks(rows: Sequence[ScaledRow], ranks: str) -> Iterator[Advice]:
     """Estimate what shares would gain where one rank slowed the others down, and they were equal.
 
     Of the point with the most samples on each number of ranks.
     """
-    slowed: dict[int, dict[str, Any]] = {}
+    slowed: dict[int, ScaledRow] = {}
     for row in rows:
         is_equal = not formatting.has_entries(row["share_by_rank"])
         if row["status"] == "ok" and is_equal and is_slowed_by_one_rank(row):
@@ -113,7 +97,7 @@ def _from_slow_ranks(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Adv
         local_ms = list(row["local_step_ms_by_rank"])
         speeds = [1 / ms for ms in local_ms]
         exchange_ms = max(0.0, row["step_ms_p50"] - max(local_ms))
-        text = _estimate(speeds, exchange_ms / max(local_ms))
+        text = estimate_gains(speeds, exchange_ms / max(local_ms))
         if text:
             about = formatting.ranks_words(int(row["world_size"]), ranks)
             slowest = local_ms.index(max(local_ms))
@@ -121,7 +105,7 @@ def _from_slow_ranks(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Adv
             yield Advice(about="shares", text=text, rows=(str(row["point_id"]),))
 
 
-def _estimate(speeds: Sequence[float], exchange: float) -> str:
+def estimate_gains(speeds: Sequence[float], exchange: float) -> str:
     """Say what shares by speed and the fast devices alone would gain at most.
 
     speeds: relative. exchange: over the slowest device's own step. Steps without fixed costs are
@@ -140,12 +124,3 @@ def _estimate(speeds: Sequence[float], exchange: float) -> str:
         return ""
     words = ", ".join(f"shares={shares} {gain:+.1%}" for shares, gain in gains.items())
     return f"an estimate, at most: {words} over equal shares; jobs/uneven_gpus.yaml measures it"
-
-
-def _about_device(name: str, findings: Sequence[Finding], count: int) -> str:
-    """Say whether to leave a device out, and what shares by its speed would gain."""
-    times = [one.ratio for one in findings if one.ratio is not None and one.stage == "alone"]
-    is_bad = findings[0].verdict is Verdict.BAD
-    text = f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
-    estimate = _estimate([1.0] * (count - 1) + [1 / max(times)], 0.0) if times and count > 1 else ""
-    return f"{text}; {estimate}" if estimate else text

@@ -119,7 +119,8 @@ def _loss(rows: Sequence[Row]) -> str:
     losing = [
         row
         for row in rows
-        if row["efficiency"] < 1 - _LEAST_LOSS
+        if row["efficiency"] is not None
+        and row["efficiency"] < 1 - _LEAST_LOSS
         # What may be ideal has lost nothing for certain.
         and not (formatting.has_value(row["efficiency_high"]) and row["efficiency_high"] >= 1)
     ]

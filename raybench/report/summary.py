@@ -10,9 +10,10 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis.rounds import Trials, latest_trials, records, without_controls
-from raybench.analysis.scaling import best_settings, scaling
+from raybench.analysis.scaling import best_settings, scaled_rows, scaling
 from raybench.analysis.settings import OPTIONAL, batch_column
 from raybench.analysis.step_times import regions_by_point
+from raybench.analysis.typed_rows import point_rows
 from raybench.analysis.uneven import Fleet, fleets
 from raybench.job.point import RUN_SETTINGS
 from raybench.records import Cause, TrialKey, by_point
@@ -42,7 +43,7 @@ from raybench.report.uneven import uneven_lead, uneven_listings, uneven_tables
 from raybench.report.what_ran import kernels_of
 from raybench.results.run import Run
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 _OVER_FP32 = {"precision": "fp32"}
 
@@ -171,8 +172,8 @@ def summarize(
     regions: its rows of that table.
     """
     frame = scaling(points, run.baseline)
-    rows, trials = records(frame), Trials(points)
-    attempts = records(without_controls(latest_trials(points)))
+    rows, trials = scaled_rows(frame), Trials(points)
+    attempts = point_rows(without_controls(latest_trials(points)))
     ranks = ranks_word(rows if devices.empty else [{"device_type": devices["kind"].iloc[0]}])
     layout = _layout(run, rows, ranks)
     of_points = {} if regions is None or regions.empty else regions_by_point(regions)
@@ -182,7 +183,7 @@ def summarize(
     if lead and not largest and has_one_start(rows):
         lead += f"; {ONE_START}"
     rounds = max((row["rounds"] for row in rows), default=1)
-    over_fp32 = () if dict(run.baseline) == _OVER_FP32 else records(scaling(points, _OVER_FP32))
+    over_fp32 = () if dict(run.baseline) == _OVER_FP32 else scaled_rows(scaling(points, _OVER_FP32))
     return Summary(
         run=run,
         machine=_machine(run, devices, rows),
@@ -194,7 +195,7 @@ def summarize(
         lead=lead,
         findings=findings(rows, run.baseline, ranks),
         losses=losses(rows, run.baseline, ranks),
-        best=bests(records(best_settings(frame)), rows, ranks),
+        best=bests(best_settings(frame), rows, ranks),
         precision=findings(over_fp32, _OVER_FP32, ranks),
         largest_batches=largest,
         ranks=ranks,

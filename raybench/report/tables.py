@@ -32,7 +32,7 @@ from raybench.results import metrics
 from raybench.results.metrics import PARTS, RATES, SCALING, workload_metrics
 from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 _Column = tuple[str, Callable[[Row], str]]
 
 _SETTINGS = (*EXECUTION, "batch", "world_size")
@@ -133,7 +133,7 @@ def region_tables(
     for group in _groups(rows, layout):
         names = layout.columns(group)
         lines = [
-            row | region
+            {**row, **region}
             for row in _in_order(group, names)
             for region in regions.get(row["point_id"], ())
         ]
@@ -151,7 +151,7 @@ def rank_tables(rows: Sequence[Row], layout: Layout) -> tuple[Table, ...]:
     for group in _groups(apart, layout):
         names = layout.columns(group)
         lines = [
-            row | {_RANK: cells}
+            {**row, _RANK: cells}
             for row in _in_order(group, names)
             for cells in rank_lines(row, layout.unit)
         ]
@@ -222,7 +222,7 @@ def _tables(rows: Sequence[Row], layout: Layout) -> list[Table]:
 def _traffic(rows: Sequence[Row], names: Sequence[str], layout: Layout) -> Iterator[Table]:
     """Make a table of what a step sends: a line for each kind of collective of a point."""
     lines = [
-        row | {"collective": name, "calls": calls, "message_bytes": row["comm_bytes"][name]}
+        {**row, "collective": name, "calls": calls, "message_bytes": row["comm_bytes"][name]}
         for row in rows
         if isinstance(row["comm_calls"], Mapping)
         for name, calls in row["comm_calls"].items()

@@ -8,9 +8,9 @@ from typing import Any
 from raybench.analysis.settings import setting, setting_order
 from raybench.job.point import setting_text
 from raybench.report import formatting, plain_text
-from raybench.workloads.layout import layout_defaults
-from raybench.workloads.model_sizes import LLAMA_PRESETS, parameter_count
-from raybench.workloads.trained import ddp_defaults
+from raybench.workloads.training.layout import layout_defaults
+from raybench.workloads.training.model_sizes import LLAMA_PRESETS, parameter_count
+from raybench.workloads.training.trained import ddp_defaults
 
 Row = Mapping[str, Any]
 

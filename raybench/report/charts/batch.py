@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from raybench.analysis.settings import setting, varying
+from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.charts.data import ChartData, Row, batch_title, lines_over
 from raybench.report.charts.grammar import Figure, Spec, axis
 from raybench.report.charts.registry import Chart
 
 _GIB = 2**30
-_PEAK = "peak_mem_allocated_bytes"
-# The limit of the device is drawn where memory ran out, or came as near to it as this.
+# The memory of a device is drawn where it ran out, or where it is at most so many times the peak.
 _NEAR = 2.5
 # Memory that grows by less over the batch sizes makes no picture.
 _FLAT = 1.05
@@ -20,8 +22,7 @@ def throughput_figure(data: ChartData) -> Figure | None:
     """Draw samples/s; None where no series has two batch sizes with a throughput."""
     return _over_batch(
         data,
-        "throughput",
-        unit=1,
+        lambda row: row.throughput,
         anchor="throughput",
         title="Throughput over the batch size",
         note=f"Samples per second of all {data.ranks} together.",
@@ -31,84 +32,80 @@ def throughput_figure(data: ChartData) -> Figure | None:
 
 def memory_figure(data: ChartData) -> Figure | None:
     """Draw peak memory; None where it is not known, as on CPUs, or hardly depends on the batch."""
-    known = [row for row in data.measured if formatting.has_value(row[_PEAK])]
-    ran_out = any(row["status"] == "oom" for row in data.rows)
+    known = [row for row in data.measured if row.peak_mem_allocated_bytes]
     names = varying(known, ("batch",))
-    by_line: dict[tuple[str, ...], list[float]] = {}
+    peaks: dict[tuple[str, ...], list[int]] = {}
     for row in known:
-        key = tuple(str(setting(row, name)) for name in names)
-        by_line.setdefault(key, []).append(row[_PEAK])
-    if all(max(peaks) < _FLAT * min(peaks) for peaks in by_line.values()) and not ran_out:
+        line = tuple(str(setting(row, name)) for name in names)
+        peaks.setdefault(line, []).append(row.peak_mem_allocated_bytes or 0)
+    ran_out = any(row.status == Status.OOM for row in data.rows)
+    if not ran_out and all(max(some) < _FLAT * min(some) for some in peaks.values()):
         return None
-    devices = data.devices
-    sizes = list(devices["memory_bytes"].dropna()) if "memory_bytes" in devices else []
-    most = max((row[_PEAK] for row in known), default=0)
-    is_near = sizes and (ran_out or min(sizes) < _NEAR * most)
-    size_gib = float(min(sizes)) / _GIB if is_near else 0.0
+    sizes = data.devices["memory_bytes"].dropna() if "memory_bytes" in data.devices else ()
+    size = min(sizes, default=0)
+    is_near = ran_out or size < _NEAR * max((max(some) for some in peaks.values()), default=0)
+    label = f"memory of a device, {size / _GIB:.1f} GiB"
     return _over_batch(
         data,
-        _PEAK,
-        unit=_GIB,
+        lambda row: (
+            None if row.peak_mem_allocated_bytes is None else row.peak_mem_allocated_bytes / _GIB
+        ),
         anchor="memory",
         title="Memory over the batch size",
         note="Peak of the memory that is allocated on the device that needs most.",
         y=axis("GiB"),
-        level=(size_gib, f"memory of a device, {size_gib:.1f} GiB") if size_gib else None,
+        level=(size / _GIB, label) if size and is_near else None,
     )
 
 
 def largest_batch_figure(data: ChartData) -> Figure | None:
-    """Draw peak memory as the answer of a run that searched for the largest batch."""
+    """Draw peak memory where the run searched for the largest batch; else None."""
     return memory_figure(data) if data.summary.largest_batches else None
 
 
 CHARTS = (
     Chart(draw=largest_batch_figure, place=50, answers=10, is_only_first=True),
-    Chart(draw=throughput_figure, place=60, answers=70),
+    Chart(draw=throughput_figure, place=60, answers=55),
     Chart(draw=memory_figure, place=70),
 )
 
 
 def _over_batch(
     data: ChartData,
-    column: str,
+    value: Callable[[Row], float | None],
     *,
-    unit: int,
     anchor: str,
     title: str,
     note: str,
     y: Spec,
     level: tuple[float, str] | None = None,
 ) -> Figure | None:
-    def value(row: Row) -> float | None:
-        known = row["status"] == "ok" and formatting.has_value(row[column])
-        return float(row[column]) / unit if known else None
-
     def tip(row: Row) -> str:
-        if row["status"] != "ok":
-            return formatting.STATUS_WORDS[row["status"]]
-        peak = (
-            f"\npeak {formatting.gib(row[_PEAK])} GiB" if formatting.has_value(row[_PEAK]) else ""
+        if row.status != Status.OK:
+            return formatting.STATUS_WORDS[row.status]
+        peak = formatting.gib(row.peak_mem_allocated_bytes)
+        return f"{formatting.number(row.throughput)} samples/s" + (
+            f"\npeak {peak} GiB" * bool(peak)
         )
-        return f"{formatting.number(row['throughput'])} samples/s{peak}"
 
+    sized = [row for row in data.rows if row.batch is not None]
+    if any(row.status == Status.OOM for row in sized):
+        note += " Crosses on the axis: out of memory."
     # What a search tried lies close together, and memory grows in proportion.
-    is_searched = bool(data.summary.largest_batches)
-    sized = [row for row in data.rows if formatting.has_value(row["batch"])]
-    ran_out = any(row["status"] == "oom" for row in sized)
+    base = None if data.summary.largest_batches else 2
     return lines_over(
         data,
         anchor=anchor,
         title=title,
-        note=note + (" Crosses on the axis: out of memory." if ran_out else ""),
+        note=note,
         over=("batch",),
         lines_by=("world_size",),
-        x=axis(batch_title(sized), None if is_searched else 2, format="~s"),
+        x=axis(batch_title(sized), base, format="~s"),
         y=y,
-        among=lambda row: formatting.has_value(row["batch"]),
-        along=lambda row: int(row["batch"]),
-        value=value,
-        is_on_axis=lambda row: row["status"] == "oom",
-        tip=tip,
         level=level,
+        among=lambda row: row.batch is not None,
+        along=lambda row: row.batch or 0,
+        value=lambda row: value(row) if row.status == Status.OK else None,
+        is_on_axis=lambda row: row.status == Status.OOM,
+        tip=tip,
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import pandas as pd
 
-from raybench.analysis.rounds import records
+from raybench.analysis.scaling import ScaledRow, scaled_rows
 from raybench.analysis.settings import OPTIONAL, batch_column, setting, setting_order, varying
 from raybench.report import formatting, plain_text
 from raybench.report.charts.grammar import (
@@ -25,7 +24,7 @@ from raybench.report.charts.grammar import (
 )
 from raybench.report.summary import Summary
 
-Row = Mapping[str, Any]
+Row = ScaledRow
 
 # Up to so many lines can be told apart in one panel.
 _LINES_OF_A_LONE_PANEL = 4
@@ -71,16 +70,12 @@ class ChartData:
     @property
     def measured(self) -> list[Row]:
         """The points that ended well and have a step time."""
-        return [
-            row
-            for row in self.rows
-            if row["status"] == "ok" and formatting.has_value(row["step_ms_p50"])
-        ]
+        return [row for row in self.rows if row.status == "ok" and row.step_ms_p50 is not None]
 
 
 def rows_of(summary: Summary) -> list[Row]:
     """Return the latest attempt at each point of a run, with what was derived from it."""
-    return [*records(summary.scaling)]
+    return scaled_rows(summary.scaling)
 
 
 def in_order(rows: Sequence[Row], last: Collection[str] = ()) -> list[Row]:
@@ -104,12 +99,12 @@ def distinguishing_settings(rows: Sequence[Row]) -> list[str]:
 def point_name(row: Row, names: Iterable[str], ranks: str, *, is_other: bool = False) -> str:
     """Return the first lines of a tip: the settings of the point, and its id."""
     of = " of the other run" if is_other else ""
-    return f"{formatting.settings_words(row, names, ranks)}\npoint {row['point_id']}{of}".strip()
+    return f"{formatting.settings_words(row, names, ranks)}\npoint {row.point_id}{of}".strip()
 
 
 def line_name(row: Row, names: Sequence[str], ranks: str) -> str:
     """Return the settings of a point in words; its workload where there are none."""
-    return formatting.settings_words(row, names, ranks) or plain_text.plain(row["workload"])
+    return formatting.settings_words(row, names, ranks) or plain_text.plain(row.workload)
 
 
 def batch_title(rows: Sequence[Row]) -> str:
@@ -241,6 +236,6 @@ def _missing(
 
 def why_not_drawn(row: Row) -> str:
     """Return why a point has no value: its status, or why it has no speed-up."""
-    if row["status"] != "ok":
-        return formatting.STATUS_WORDS[row["status"]]
-    return plain_text.plain(row["why"]) if formatting.has_value(row["why"]) else "was not measured"
+    if row.status != "ok":
+        return formatting.STATUS_WORDS[row.status]
+    return plain_text.plain(row.why) if row.why is not None else "was not measured"

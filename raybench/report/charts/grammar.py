@@ -279,8 +279,8 @@ def bar_chart(
     color: Spec = {"value": "var(--s1)"}
     if series:
         # The legend stands above the label of a level.
-        above = {"offset": 22 if level else 6, "room": _beside(names)}
-        color = by_series(series, "color", colors, symbol="square", **above)
+        above, room = 22 if level else 6, _beside(names)
+        color = by_series(series, "color", colors, symbol="square", room=room, offset=above)
     mark = {"type": "bar", "aria": True}
     layers = [_layer(bars, mark, **place, color=color, description=_TIP)]
     ranges = [bar for bar in bars if bar.get("low") is not None]

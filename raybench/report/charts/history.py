@@ -7,9 +7,8 @@ from datetime import datetime
 
 import pandas as pd
 
-from raybench.analysis.rounds import records
+from raybench.analysis.history import HistoryRow, history_rows
 from raybench.report import formatting, plain_text
-from raybench.report.charts.data import Row
 from raybench.report.charts.grammar import (
     HEIGHT,
     MOST_LINES,
@@ -35,7 +34,7 @@ def history_figure(frame: pd.DataFrame) -> Figure:
     Few of them are drawn in one panel, many in one each, those with steps first.
     frame: as `raybench.analysis.history.history` gives it.
     """
-    rows = records(frame)
+    rows = history_rows(frame)
     several = frame["machine"].nunique() > 1
     marks = [_mark(row, name, several) for row, name in zip(rows, point_names(rows), strict=True)]
     lines = list(dict.fromkeys(mark["line"] for mark in marks))
@@ -57,17 +56,17 @@ def history_figure(frame: pd.DataFrame) -> Figure:
     return Figure(anchor="history", title="Step time over runs", note=note, panels=panels)
 
 
-def _mark(row: Row, name: str, several: bool) -> Mark:
-    machine = f", {plain_text.plain(row['device_name'])}" if several else ""
-    line = (name if len(name) <= _LABEL_CHARS else row["point_id"]) + machine
-    when = row["started_at"]
+def _mark(row: HistoryRow, name: str, several: bool) -> Mark:
+    machine = f", {plain_text.plain(row.device_name)}" if several else ""
+    line = (name if len(name) <= _LABEL_CHARS else row.point_id) + machine
+    when, step_ms = row.started_at, row.step_ms_p50 or 0.0
     return {
         "x": when.isoformat(),
-        "y": round(row["step_ms_p50"], 6),
-        "level": round(row["level_ms"], 6),
+        "y": round(step_ms, 6),
+        "level": round(row.level_ms, 6),
         "line": line,
-        "is_step": formatting.has_value(row["step"]),
-        "tip": f"{line}\n{when:%Y-%m-%d %H:%M}: {formatting.duration(row['step_ms_p50'])}",
+        "is_step": row.step is not None,
+        "tip": f"{line}\n{when:%Y-%m-%d %H:%M}: {formatting.duration(step_ms)}",
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from raybench.analysis.losses import LOSSES
 from raybench.report import formatting
@@ -38,7 +37,7 @@ _PARTS = {
 def parts_figure(data: ChartData) -> Figure | None:
     """Draw the parts of each step; None where none was broken down, or steps finish no samples."""
     known = in_order([row for row in data.rows if _parts(row)], ("batch", "world_size"))
-    if not any(formatting.has_value(row["throughput"]) for row in known):
+    if not any(row.throughput is not None for row in known):
         return None
     used = [name for name in _PARTS if any(name in _parts(row) for row in known)]
     shown, names = known[:MOST_BARS], distinguishing_settings(known)
@@ -82,32 +81,30 @@ CHARTS = (Chart(draw=parts_figure, place=35),)
 
 def _parts(row: Row) -> dict[str, float]:
     """Return the parts above 0 as shares of the step; empty where they are not known."""
-    step_ms = row["step_ms_p50"]
-    if not formatting.has_value(step_ms):
+    if row.step_ms_p50 is None:
         return {}
-    known = ((name, _part_ms(row, name)) for name in _PARTS)
-    return {n: float(ms / step_ms) for n, ms in known if formatting.has_value(ms) and ms > 0}
+    known = {name: _part_ms(row, name) or 0.0 for name in _PARTS}
+    return {name: ms / row.step_ms_p50 for name, ms in known.items() if ms > 0}
 
 
-def _part_ms(row: Row, name: str) -> Any:
+def _part_ms(row: Row, name: str) -> float | None:
     """Return a part without what a slow rank takes longer, which is a part of its own."""
-    is_slowed = is_slowed_by_one_rank(row)
+    slower_ms = row.straggler_ms or 0.0
     if name == _SLOWER:
-        return row["straggler_ms"] if is_slowed else None
-    if not is_slowed or not formatting.has_value(row[name]):
-        return row[name]
-    device_ms = row["straggler_device_ms"]
-    in_compute = device_ms if formatting.has_value(device_ms) else row["straggler_ms"]
-    if name == "compute_ms":
-        return row[name] - in_compute
-    return row[name] - (row["straggler_ms"] - in_compute) if name == "host_gap_ms" else row[name]
+        return slower_ms if is_slowed_by_one_rank(row) else None
+    value: float | None = getattr(row, name)
+    if value is None or not is_slowed_by_one_rank(row):
+        return value
+    device_ms = slower_ms if row.straggler_device_ms is None else row.straggler_device_ms
+    in_part = {"compute_ms": device_ms, "host_gap_ms": slower_ms - device_ms}
+    return value - in_part.get(name, 0.0)
 
 
 def _marks(row: Row, names: Sequence[str], ranks: str) -> list[Mark]:
     marks: list[Mark] = []
     start = 0.0
     for name, share in _parts(row).items():
-        part = formatting.duration(_part_ms(row, name))
+        part = formatting.duration(_part_ms(row, name) or 0.0)
         tip = f"{point_name(row, names, ranks)}\n{_PARTS[name][0]}: {part}, "
         tip += f"{formatting.percent(share)} of the step"
         marks.append({"x": start, "x2": start + share, "line": _PARTS[name][0], "tip": tip})
@@ -118,22 +115,22 @@ def _marks(row: Row, names: Sequence[str], ranks: str) -> list[Mark]:
 def _table(rows: Sequence[Row], names: Sequence[str], ranks: str) -> Table:
     """List the parts in milliseconds, and what the step loses against perfect scaling."""
     measured: list[tuple[str, Callable[[Row], str]]] = [
-        ("step ms", lambda row: formatting.number(row["step_ms_p50"])),
+        ("step ms", lambda row: formatting.number(row.step_ms_p50)),
         *(
             (
                 f"{title} ms",
-                lambda row, name=name: formatting.part_ms(_part_ms(row, name), row["step_ms_p50"]),
+                lambda row, name=name: formatting.part_ms(_part_ms(row, name), row.step_ms_p50),
             )
             for name, (title, _) in _PARTS.items()
         ),
         *(
-            (f"lost: {CAUSES[name]}", lambda row, name=name: formatting.percent(row[name]))
+            (f"lost: {CAUSES[name]}", lambda row, name=name: formatting.percent(getattr(row, name)))
             for name in LOSSES
         ),
     ]
     cells = [(title, [cell(row) for row in rows]) for title, cell in measured]
     kept = [(title, found) for title, found in cells if any(found)]
-    points = [[str(row["point_id"]), formatting.settings_words(row, names, ranks)] for row in rows]
+    points = [[str(row.point_id), formatting.settings_words(row, names, ranks)] for row in rows]
     return Table(
         columns=["point", "settings", *(title for title, _ in kept)],
         rows=[[*head, *(found[place] for _, found in kept)] for place, head in enumerate(points)],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.charts.data import ChartData, Row, distinguishing_settings
 from raybench.report.charts.grammar import Figure, Panel, Table, axis, by_threshold, heat_map
@@ -25,19 +26,18 @@ def heat_points(rows: Sequence[Row]) -> list[Row]:
     """
 
     def spread(row: Row) -> tuple[float, float]:
-        skew, median = row["skew_ms_p50"], row["step_ms_p50"]
-        apart = round(skew / median, 2) if formatting.has_value(skew) else 0.0
-        return apart, float((row["step_ms_p95"] - median) / median)
+        median, p95 = row.step_ms_p50 or 1.0, row.step_ms_p95 or 0.0
+        return round((row.skew_ms_p50 or 0.0) / median, 2), p95 / median
 
-    ok = [row for row in rows if row["status"] == "ok" and row["world_size"] > 1]
-    most = max((row["world_size"] for row in ok), default=0)
-    able = [r for r in ok if r["world_size"] == most and formatting.has_value(r["step_ms_p50"])]
-    return sorted(able, key=spread, reverse=True)[:_MOST_MAPS]
+    able = [row for row in rows if row.status == Status.OK and row.step_ms_p50 is not None]
+    most = max((row.world_size for row in able), default=1)
+    widest = [row for row in able if row.world_size == most > 1]
+    return sorted(widest, key=spread, reverse=True)[:_MOST_MAPS]
 
 
 def columns_of_a_map(rows: Sequence[Row]) -> int:
     """Return how many columns a heat map may have where these points are drawn."""
-    ranks = sum(min(int(row["world_size"]), _MOST_RANKS) for row in rows)
+    ranks = sum(min(int(row.world_size), _MOST_RANKS) for row in rows)
     return max(8, min(_MOST_COLUMNS, _MOST_CELLS // max(1, ranks)))
 
 

@@ -31,9 +31,9 @@ def ranking_figure(data: ChartData) -> Figure | None:
     rest = [name for name in names if name not in (*_ALONG, "workload")]
     if not any(name in _DEGREES or not is_numeric(known, name) for name in rest):
         return None
-    has_rates = all(formatting.has_value(row["throughput"]) for row in known)
+    has_rates = all(row.throughput is not None for row in known)
     column = "throughput" if has_rates else "step_ms_p50"
-    known.sort(key=lambda row: row[column], reverse=has_rates)
+    known.sort(key=lambda row: getattr(row, column), reverse=has_rates)
     bars = [("", short_name(row, names, data), [_mark(row, names, data)]) for row in known[:_MOST]]
     what = "samples per second" if has_rates else "step time"
     note = f"The best first, by {what}. Thin lines: 95 % intervals, where they are known."
@@ -56,7 +56,7 @@ def short_name(row: Row, names: Sequence[str], data: ChartData) -> str:
     The number of ranks is left out where the layout says it already.
     """
     degrees = {name: number_of(setting(row, name)) or 1 for name in _DEGREES if name in names}
-    is_said = degrees and math.prod(degrees.values()) == row["world_size"] > 1
+    is_said = degrees and math.prod(degrees.values()) == row.world_size > 1
     words = []
     for name in sorted(names, key=lambda name: name not in (*_DEGREES, "world_size")):
         value = setting(row, name)
@@ -90,14 +90,14 @@ def bar_names(rows: Sequence[Row], data: ChartData) -> list[tuple[str, str]]:
 
 
 def _mark(row: Row, names: Sequence[str], data: ChartData) -> Mark:
-    is_rate = formatting.has_value(row["throughput"])
-    low, high = (row[f"step_ms_{end}"] for end in ("low", "high"))
+    step_ms, rate = row.step_ms_p50 or 0.0, row.throughput
     tip = f"{point_name(row, names, data.ranks)}\n{formatting.step_time(row)}"
-    if is_rate:
-        tip += f", {formatting.number(row['throughput'])} samples/s"
-    value = float(row["throughput"] if is_rate else row["step_ms_p50"])
+    if rate is not None:
+        tip += f", {formatting.number(rate)} samples/s"
+    value = step_ms if rate is None else rate
     mark: Mark = {"x": value, "text": formatting.number(value), "tip": tip}
-    if formatting.has_value(low) and formatting.has_value(high):
-        ends = (value * row["step_ms_p50"] / end for end in (high, low))
-        mark["low"], mark["high"] = map(float, ends if is_rate else (low, high))
+    low, high = row.step_ms_low, row.step_ms_high
+    if low and high:
+        ends = (low, high) if rate is None else (rate * step_ms / high, rate * step_ms / low)
+        mark["low"], mark["high"] = ends
     return mark

@@ -29,7 +29,7 @@ def speed_up_figure(data: ChartData) -> Figure | None:
         "logarithmic. Thin bars: 95 % intervals, mostly smaller than the points.",
         y=axis(f"times the samples/s of {of}", 2, format="~g"),
         ideal=[(size, size / float(base)) for size in sizes],
-        number=lambda row: formatting.ratio(row["speed_up"]),
+        number=lambda row: formatting.ratio(row.speed_up),
     )
 
 
@@ -44,7 +44,7 @@ def efficiency_figure(data: ChartData) -> Figure | None:
         note=f"Speed-up over the ratio of {data.ranks}; 100 % is ideal.",
         y=axis("efficiency", format="~%"),
         ideal=[(size, 1.0) for size in _sizes(data)],
-        number=lambda row: f"{row['efficiency']:.0%}",
+        number=lambda row: f"{row.efficiency:.0%}",
     )
 
 
@@ -57,13 +57,13 @@ CHARTS = (
 def speed_up_words(row: Row) -> str:
     """Return a speed-up and half of its 95 % interval, relative to it."""
     sure = plus_minus(row)
-    text = "" if sure is None or row["is_baseline"] else f" {formatting.half_width(sure)}"
-    return formatting.ratio(row["speed_up"]) + text
+    text = "" if sure is None or row.is_baseline else f" {formatting.half_width(sure)}"
+    return formatting.ratio(row.speed_up) + text
 
 
 def _sizes(data: ChartData) -> list[int]:
-    known = [row for row in (*data.rows, *data.others) if formatting.has_value(row["speed_up"])]
-    return sorted({int(row["world_size"]) for row in known})
+    known = [row for row in (*data.rows, *data.others) if row.speed_up is not None]
+    return sorted({int(row.world_size) for row in known})
 
 
 def _over_ranks(
@@ -77,11 +77,11 @@ def _over_ranks(
     number: Callable[[Row], str],
 ) -> Figure | None:
     def value(row: Row) -> float | None:
-        known = formatting.has_value(row[name]) and row[name] > 0
-        return float(row[name]) if known else None
+        known = formatting.has_value(getattr(row, name)) and getattr(row, name) > 0
+        return float(getattr(row, name)) if known else None
 
     def more(row: Row) -> Mark:
-        low, high = row[f"{name}_low"], row[f"{name}_high"]
+        low, high = getattr(row, f"{name}_low"), getattr(row, f"{name}_high")
         ends = {"low": float(low), "high": float(high)} if formatting.has_value(low) else {}
         return {"number": number(row), **ends} if value(row) is not None else {}
 
@@ -95,12 +95,12 @@ def _over_ranks(
         lines_by=("batch", "scaling"),
         x=x,
         y=y,
-        along=lambda row: int(row["world_size"]),
+        along=lambda row: int(row.world_size),
         value=value,
         more=more,
         ideal=ideal,
         tip=lambda row: (
-            f"speed-up {speed_up_words(row)}, efficiency {formatting.percent(row['efficiency'])}\n"
-            f"{formatting.step_time(row)}, {formatting.number(row['throughput'])} samples/s"
+            f"speed-up {speed_up_words(row)}, efficiency {formatting.percent(row.efficiency)}\n"
+            f"{formatting.step_time(row)}, {formatting.number(row.throughput)} samples/s"
         ),
     )

@@ -97,15 +97,15 @@ CHARTS = (Chart(draw=telemetry_figure, place=100),)
 
 def _bands(rows: Sequence[Row], start: datetime, ranks: str) -> list[Mark]:
     """Return when each point ran, in seconds since the run began, in order."""
-    timed = [row for row in rows if formatting.has_value(row["duration_s"])]
-    timed.sort(key=lambda row: row["started_at"])
+    timed = [row for row in rows if row.duration_s is not None]
+    timed.sort(key=lambda row: row.started_at)
     names = distinguishing_settings(timed)
-    begins = [float(_seconds(pd.Series([row["started_at"]]), start).iloc[0]) for row in timed]
+    begins = [float(_seconds(pd.Series([row.started_at]), start).iloc[0]) for row in timed]
     return [
         {
             "low": begin,
-            "high": begin + float(row["duration_s"]),
-            "is_throttled": formatting.is_set(row["throttled"]),
+            "high": begin + (row.duration_s or 0.0),
+            "is_throttled": formatting.is_set(row.throttled),
             "is_even": place % 2 == 0,
             "name": point_name(row, names, ranks).replace("\n", ", "),
         }

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from raybench.report import formatting
 from raybench.report.charts.data import (
     ChartData,
-    Row,
     distinguishing_settings,
     in_order,
     point_name,
@@ -17,16 +14,11 @@ from raybench.report.charts.ranking import bar_names
 from raybench.report.charts.registry import Chart
 from raybench.report.tables import STEP_MEANING
 
-_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
-    ("iterations", lambda row: f"{int(row['iterations']):,}"),
-    *(
-        (f"{title} ms", lambda row, name=name: formatting.number(row[f"step_ms_{name}"]))
-        for name, title in (
-            *(("min", "least"), ("p50", "median"), ("p90", "p90"), ("p95", "p95")),
-            *(("p99", "p99"), ("max", "most"), ("std", "std. deviation")),
-        )
-    ),
-)
+_COLUMNS = {
+    **{"step_ms_min": "least ms", "step_ms_p50": "median ms", "step_ms_p90": "p90 ms"},
+    **{"step_ms_p95": "p95 ms", "step_ms_p99": "p99 ms", "step_ms_max": "most ms"},
+    "step_ms_std": "std. deviation ms",
+}
 
 
 def times_figure(data: ChartData) -> Figure | None:
@@ -36,24 +28,24 @@ def times_figure(data: ChartData) -> Figure | None:
         return None
     shown, names = known[:MOST_BARS], distinguishing_settings(known)
     bars = []
-    for row, (panel, name) in zip(shown, bar_names(shown, data), strict=True):
-        least, median, p95 = (float(row[f"step_ms_{one}"]) for one in ("min", "p50", "p95"))
-        spread = f"least {formatting.duration(least)}, p95 {formatting.duration(p95)}"
-        tip = f"{point_name(row, names, data.ranks)}\n{formatting.step_time(row)}\n{spread}"
-        mark = {"x": median, "low": least, "high": p95, "tip": tip}
-        bars.append((panel, name, [mark]))
+    for row, (panel, bar) in zip(shown, bar_names(shown, data), strict=True):
+        median = row.step_ms_p50 or 0.0
+        low, high = row.step_ms_min or median, row.step_ms_p95 or median
+        tip = f"{point_name(row, names, data.ranks)}\n{formatting.step_time(row)}\n"
+        tip += f"least {formatting.duration(low)}, p95 {formatting.duration(high)}"
+        bars.append((panel, bar, [{"x": median, "low": low, "high": high, "tip": tip}]))
     note = f"{STEP_MEANING} Bars: medians; thin lines: from the least to the 95th percentile."
     if len(shown) < len(known):
         note += f" {len(shown)} of {len(known)} points are drawn; the table has all."
     cells = [
         [
-            str(row["point_id"]),
-            formatting.settings_words(row, names, data.ranks),
-            *(cell(row) for _, cell in _COLUMNS),
+            *(row.point_id, formatting.settings_words(row, names, data.ranks)),
+            f"{row.iterations:,}",
+            *(formatting.number(getattr(row, name)) for name in _COLUMNS),
         ]
         for row in known
     ]
-    columns = ["point", "settings", *(title for title, _ in _COLUMNS)]
+    columns = ["point", "settings", "iterations", *_COLUMNS.values()]
     return Figure(
         anchor="times",
         title="Step times",

@@ -10,14 +10,14 @@ import pandas as pd
 from rich.console import RenderableType
 
 from raybench.analysis.environment_changes import Change
-from raybench.analysis.rounds import records
+from raybench.analysis.history import history_rows
 from raybench.analysis.settings import setting, varying
 from raybench.report import formatting, plain_text
 from raybench.report.comparison import before_and_now, percent
 from raybench.report.plain_text import counted
 from raybench.report.text.terminal import SETTING_CHARS, WIDTH, Column, grid, line, pairs, render
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 # (point_id, run_id of the run with the step) -> what changed in its environment.
 Causes = Mapping[tuple[str, str], Sequence[Change]]
 
@@ -85,7 +85,7 @@ def sparkline(times: Sequence[float]) -> str:
 def _series(frame: pd.DataFrame) -> list[list[Row]]:
     """Group the rows of each point on each machine, in order of time; those with steps first."""
     found: dict[tuple[str, int], list[Row]] = {}
-    for row in records(frame):
+    for row in history_rows(frame):
         found.setdefault((row["point_id"], row["machine"]), []).append(row)
     return sorted(found.values(), key=lambda rows: not any(map(_is_step, rows)))
 

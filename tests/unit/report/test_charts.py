@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -180,7 +181,7 @@ def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothin
         **{"straggler_device_ms": 1.5, "compute_ms": 5.0, "host_gap_ms": 1.0},
         "comm_exposed_ms": -0.2,
     }
-    data.rows[:] = [{**row, **changed} for row in data.measured][:1]
+    data.rows[:] = [replace(row, **changed) for row in data.measured][:1]
     figure = parts_figure(data)
     assert figure is not None
     bars = [mark["tip"].splitlines()[-1].partition(",")[0] for mark in marks(figure)]
@@ -196,21 +197,20 @@ def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothin
 
 def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said():
     data = data_of(make_sweep())
-    blank = {"compute_ms": float("nan"), "why_no_breakdown": "no breakdown: ..."}
-    data.rows[:] = [{**row, "compute_ms": 4.0} for row in data.rows]
-    data.rows[0] = {**data.rows[0], **blank}
+    data.rows[:] = [replace(row, compute_ms=4.0) for row in data.rows]
+    data.rows[0] = replace(data.rows[0], compute_ms=None, why_no_breakdown="no breakdown: ...")
     figure = parts_figure(data)
     assert figure is not None
     assert "1 point is not drawn: their parts exceed the step by more than 10 %" in figure.note
     assert len({mark["tip"] for mark in marks(figure)}) == len(data.measured) - 1
     assert figure.table is not None
-    assert data.rows[0]["point_id"] not in [line[0] for line in figure.table.rows]
+    assert data.rows[0].point_id not in [line[0] for line in figure.table.rows]
 
 
 def test_memory_faster_than_its_datasheet_is_told_to_be_the_cache():
     data = data_of([make_collective("copy", size, 0.01 + size / 1e9, 1) for size in (2**20, 2**30)])
     data.rows[:] = [
-        {**row, "busbw_gb_s": float("nan"), "memory_gb_s": rate, "device_name": "NVIDIA H200"}
+        replace(row, busbw_gb_s=None, memory_gb_s=rate, device_name="NVIDIA H200")
         for row, rate in zip(data.rows, (6000.0, 4000.0), strict=True)
     ]
     figure = memory_bandwidth_figure(data)

@@ -15,7 +15,7 @@ from builders import (
 
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.rounds import records
-from raybench.analysis.scaling import best_settings, scaling
+from raybench.analysis.scaling import best_settings, scaled_rows, scaling
 from raybench.job.point import Precision
 from raybench.report.findings import bests
 from raybench.report.headline import headline
@@ -78,17 +78,16 @@ def test_a_baseline_that_is_known_badly_still_gives_a_value():
 
 def test_the_best_settings_name_a_rival_that_cannot_be_told_apart():
     found = frame([ran(1, 8.0), ran(1, 4.0, Precision.BF16), ran(2, 8.0)], {"world_size": 1})
-    [best] = best_settings(found).to_dict("records")
+    [best] = best_settings(found)
     assert (best["precision"], best["batch"], best["world_size"]) == ("bf16", 64, 1)
     assert (best["value"], best["rival_point_id"]) == (16_000, None)
     close = frame([ran(1, 4.1), ran(1, 4.0, Precision.BF16)], {"world_size": 1})
     close["step_ms_low"] = close["step_ms_p50"] * 0.95
     close["step_ms_high"] = close["step_ms_p50"] * 1.05
-    [best] = best_settings(close).to_dict("records")
-    told = bests([best], close.to_dict("records"), "GPUs")  # type: ignore[arg-type]
+    told = bests(best_settings(close), scaled_rows(close), "GPUs")
     assert told == (("1 GPU", "bf16, batch 64: 16,000 samples/s; fp32, batch 64 may be as good"),)
-    [best] = best_settings(close.assign(stable=False)).to_dict("records")
-    told = bests([best], close.assign(stable=False).to_dict("records"), "GPUs")  # type: ignore[arg-type]
+    unsteady = close.assign(stable=False)
+    told = bests(best_settings(unsteady), scaled_rows(unsteady), "GPUs")
     assert told[0][1].startswith("bf16, batch 64: 16,000 samples/s (unsteady); fp32")
 
 
@@ -133,4 +132,4 @@ def test_samples_per_joule_are_those_of_all_timed_steps():
     found = frame([ran(1, 8.0), ran(1, 4.0, Precision.BF16)], {"world_size": 1}, energy_j=12.0)
     # Six steps of 64 samples.
     assert found["samples_per_joule"].tolist() == pytest.approx([32.0, 32.0])
-    assert set(best_settings(found)["by"]) == {"throughput", "samples_per_joule"}
+    assert {best.by for best in best_settings(found)} == {"throughput", "samples_per_joule"}

@@ -1,0 +1,48 @@
+"""A health check as one page: verdict, findings, the map of pairs and a strip for each device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raybench.health.charts import health_figures
+from raybench.health.report import HealthReport
+from raybench.health.tables import blocks
+from raybench.report import formatting, plain_text
+from raybench.report.charts.grammar import Table
+from raybench.report.document import Line, Listing
+from raybench.report.document import Table as TextTable
+from raybench.report.html.page import device_table, render
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
+    """Write the whole page. devices: the table of the run."""
+    found = list(blocks(report, None))
+    run = report.run
+    return render(
+        "health.html",
+        report=report,
+        run=run,
+        lines=[one.text for one in found if isinstance(one, Line)],
+        cases=[one for one in found if isinstance(one, Listing)],
+        figures=health_figures(report),
+        # Columns of text stand first in a table of a page.
+        tables=[
+            (one.kind, Table(columns=one.columns, rows=one.rows, texts=len(one.texts)))
+            for one in found
+            if isinstance(one, TextTable)
+        ],
+        facts=[
+            ("run", run.run_id),
+            ("started", formatting.when(run.started_at)),
+            ("took", formatting.course(run)),
+            ("cluster", plain_text.plain(run.cluster)),
+            ("command", plain_text.plain(" ".join(run.argv))),
+            ("versions", formatting.versions(run.versions)),
+            ("variables", formatting.settings(run.environment)),
+        ],
+        devices=device_table(devices),
+        course=formatting.course(run),
+    )

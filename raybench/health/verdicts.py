@@ -1,0 +1,359 @@
+"""The verdict of each subject in each test: healthy, suspect, bad, untested or unknown. Pure.
+
+A subject is compared with similar ones in the same passes (`raybench.stats.fleet`). Where fewer
+than four are similar there is no spread: then it is compared with the fastest of them, with its own
+past, and with what its model reaches elsewhere. No such comparison sees what makes all of them
+slow: for that all together are compared with what their model reaches elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from raybench.health.actions import advise
+from raybench.health.device_facts import ACTIONS
+from raybench.health.expected import Elsewhere, PastValue, ValueRange, datasheet
+from raybench.health.groups import Group, devices_by_uuid, group_readings
+from raybench.health.readings import Problem, Reading
+from raybench.health.root_cause import find_root_causes
+from raybench.health.suite import device_subjects
+from raybench.records import Device
+from raybench.records.health import Action, Finding, Subject, Verdict, figure
+from raybench.stats.fleet import (
+    LEAST_ALIKE,
+    Bools,
+    Floats,
+    Peers,
+    compare_few,
+    compare_peers,
+    find_slow,
+)
+
+EXPECTED_TEST, OTHER_PROGRAMS_TEST = "expected values", "other programs"
+# From this share of the points on, programs that used the devices meanwhile are a finding.
+_LEAST_DISTURBED = 0.5
+_MOST_PROGRAMS = 2
+
+
+def judge(
+    readings: Iterable[Reading], devices: Sequence[Device], past: Sequence[PastValue] = ()
+) -> tuple[Finding, ...]:
+    """Return a finding for each subject in each test, with its root cause and what to do about it.
+
+    devices: those that were checked. past: values of healthy subjects in earlier checks.
+    """
+    readings = list(readings)
+    known = devices_by_uuid(devices)
+    groups = group_readings(readings, known)
+    elsewhere = Elsewhere(past)
+    compared = _compare([group for group in groups if group.test.is_compared])
+    findings: list[Finding] = []
+    for group in groups:
+        one = compared.get(id(group))
+        findings += _compared_findings(one, elsewhere) if one else _fact_findings(group)
+    findings += _unknown_models(compared.values(), elsewhere)
+    findings += _other_programs(readings, devices)
+    findings = find_root_causes(findings, groups, known)
+    return tuple(_with_action(finding, known) for finding in findings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Comparison:
+    """A group beside its peers; an entry a subject.
+
+    typical: the median of its passes. ratios: its time over that of similar ones.
+    peers: None where fewer than four subjects have values.
+    """
+
+    group: Group
+    typical: Floats
+    ratios: Floats
+    is_slow: Bools
+    peers: Peers | None
+
+
+def _compare(groups: Sequence[Group]) -> dict[int, _Comparison]:
+    """Compare the subjects of each group, by the id of the group; chance counts over all tests."""
+    many: dict[int, Peers] = {}
+    for group in groups:
+        if (~np.isnan(group.values)).any(axis=0).sum() >= LEAST_ALIKE:
+            test = group.test
+            many[id(group)] = compare_peers(group.values, is_time=test.is_time, floor=test.floor)
+    slow = dict(zip(many, find_slow(list(many.values())), strict=True))
+    found = {}
+    for group in groups:
+        test, peers = group.test, many.get(id(group))
+        if peers:
+            ratios, is_slow = peers.ratios, slow[id(group)]
+        else:
+            ratios, is_slow = compare_few(
+                group.values, is_time=test.is_time, floor=test.floor, bad_ratio=test.bad_ratio
+            )
+        found[id(group)] = _Comparison(
+            group=group,
+            typical=_medians(group.values),
+            ratios=ratios,
+            is_slow=is_slow,
+            peers=peers,
+        )
+    return found
+
+
+def _medians(values: Floats) -> Floats:
+    known = ~np.isnan(values).all(axis=0)
+    found = np.full(values.shape[1], np.nan)
+    found[known] = np.nanmedian(values[:, known], axis=0)
+    return found
+
+
+def _healthy(group: Group, typical: Floats) -> Iterator[Finding]:
+    """Yield the findings of the subjects of a group as if nothing was wrong with them."""
+    passes = (~np.isnan(group.values)).sum(axis=0).tolist()
+    for subject, count, value in zip(group.subjects, passes, typical.tolist(), strict=True):
+        yield Finding(
+            test=group.test.name,
+            stage=group.test.stage,
+            subject=subject,
+            passes=count,
+            value=None if value != value else value,
+            unit=group.test.unit,
+            expected="",
+            ratio=None,
+            verdict=Verdict.HEALTHY,
+        )
+
+
+def _compared_findings(one: _Comparison, elsewhere: Elsewhere) -> Iterator[Finding]:
+    """Yield the findings of a test whose values are compared."""
+    group = one.group
+    ratios = one.ratios.tolist()
+    expected = _expected_words(one)
+    alike = _all_slow(one, elsewhere)
+    for column, finding in enumerate(_healthy(group, one.typical)):
+        is_compared = len(group.subjects) > 1 and finding.value is not None
+        ratio = ratios[column] if is_compared else None
+        finding = replace(finding, expected=expected, ratio=ratio)
+        if column in group.problems or finding.value is None:
+            yield replace(finding, ratio=None, **_with_problem(group, column, finding.value))
+        elif one.is_slow[column]:
+            yield replace(finding, **_slow(finding, one))
+        elif one.peers is None and alike is None:
+            yield replace(finding, **_against_elsewhere(finding, group, elsewhere))
+        else:
+            yield finding
+    if alike is not None:
+        yield alike
+
+
+def _expected_words(one: _Comparison) -> str:
+    """Return what the subjects of a group are compared with; empty where there is one."""
+    unit, typical = one.group.test.unit, one.typical
+    count = int((~np.isnan(typical)).sum())
+    if count < 2:
+        return ""
+    if one.peers is None:
+        best = np.nanmin(typical) if one.group.test.is_time else np.nanmax(typical)
+        return f"{figure(float(best))} {unit}, the best of {count} alike"
+    among = one.peers.is_reference & ~np.isnan(typical)
+    middle = figure(float(np.median(typical[among])))
+    if one.peers.is_divided:
+        return f"{middle} {unit}, the median of the {int(among.sum())} fastest of {count} alike"
+    return f"{middle} {unit}, the median of {count} alike"
+
+
+def _slow(finding: Finding, one: _Comparison) -> dict[str, Any]:
+    """Return the changes of a healthy finding that make it one of a slow subject."""
+    ratio = finding.ratio or 0.0
+    evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
+    if one.peers is not None:
+        evidence.append(f"the others spread by {one.peers.sigma:.1%}")
+        if one.peers.is_divided:
+            count = int(one.is_slow.sum())
+            others = len(one.is_slow) - count
+            evidence.append(f"one of {count} that are slower than the other {others}")
+    return {
+        "verdict": Verdict.BAD if ratio > one.group.test.bad_ratio else Verdict.SUSPECT,
+        "reason": f"takes {_times(ratio)} as long as those alike",
+        "evidence": "; ".join(evidence),
+    }
+
+
+def _with_problem(group: Group, column: int, value: float | None) -> dict[str, Any]:
+    """Return the changes of a finding whose subject had a problem, or no value, in any pass."""
+    problems = group.problems.get(column, ())
+    own = [one for one in problems if one.kind != "not read"]
+    reason = "; ".join(one.text for one in own or problems) or "it was not read"
+    if own and value is not None and all(one.kind == "failed" for one in own):
+        # It ran in the other passes: that happens to good devices too.
+        count = f"{group.failed_passes[column]} of {group.pass_count} passes"
+        return {"verdict": Verdict.SUSPECT, "reason": f"{reason} (in {count})"}
+    culprits = sum(_has_own(found) for found in group.problems.values())
+    if own and (value is not None or culprits < len(group.subjects)):
+        return {"verdict": Verdict.BAD, "reason": reason}
+    if value is not None and not own:
+        # Another subject made a pass fail; the other passes say enough.
+        return {"evidence": reason}
+    return {"verdict": Verdict.UNTESTED, "reason": reason}
+
+
+def _has_own(problems: Iterable[Problem]) -> bool:
+    return any(one.kind != "not read" for one in problems)
+
+
+def _fact_findings(group: Group) -> Iterator[Finding]:
+    """Yield the findings of a test without comparison: wrong is what has a problem."""
+    for column, finding in enumerate(_healthy(group, _medians(group.values))):
+        if column in group.problems:
+            changes = _with_problem(group, column, finding.value)
+            if ACTIONS.get(group.test.name) in (Action.WATCH, Action.SETTING):
+                changes = {**changes, "verdict": Verdict.SUSPECT}
+            yield replace(finding, **changes)
+        elif finding.value is None:
+            yield replace(finding, verdict=Verdict.UNKNOWN, reason="nothing here tells it")
+        else:
+            yield finding
+
+
+def _against_elsewhere(finding: Finding, group: Group, elsewhere: Elsewhere) -> dict[str, Any]:
+    """Return the changes of the finding of one of few, by its past and by its model elsewhere."""
+    value, test = finding.value or 0.0, group.test
+    own, others = elsewhere.of_subject(finding.subject, test), elsewhere.of_model(group)
+    for found in filter(None, (own, others)):
+        if ratio := found.excess(value, test):
+            return {
+                "verdict": Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
+                "expected": found.words(test.unit),
+                "reason": f"takes {_times(ratio)} as long as it should",
+                "ratio": ratio if finding.subject.kind == "device" else finding.ratio,
+            }
+    best_known: ValueRange | None = own or others
+    words = best_known.words(test.unit) if best_known else ""
+    expected = "; ".join(filter(None, (finding.expected, words)))
+    if expected:
+        return {"expected": expected}
+    peak = datasheet(group.model, test.name)
+    note = f"; its datasheet says {figure(peak)} {test.unit}" if peak else ""
+    where = "" if group.placement.kind == "device" else f", {group.placement},"
+    return {
+        "verdict": Verdict.UNKNOWN,
+        "reason": f"nothing is known of what {group.model}{where} reaches{note}",
+    }
+
+
+def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
+    """Return the finding that all subjects of a group are slower than their model elsewhere.
+
+    None where they are not, or where nothing is known of the model.
+    """
+    group = one.group
+    sound = one.typical[~np.isnan(one.typical) & ~one.is_slow]
+    found = elsewhere.of_model(group)
+    if len(group.subjects) < 2 or found is None or not len(sound):
+        return None
+    best = float(sound.min() if group.test.is_time else sound.max())
+    middle = float(np.median(sound))
+    ratio = found.excess(best if one.peers is None else middle, group.test)
+    if ratio is None:
+        return None
+    noun = "pairs of " if group.test.subjects == "pair" else ""
+    uuids = tuple(dict.fromkeys(uuid for subject in group.subjects for uuid in subject.uuids))
+    return Finding(
+        test=group.test.name,
+        stage=group.test.stage,
+        subject=Subject(
+            kind="cluster",
+            uuids=uuids,
+            name=f"{_all(len(group.subjects))} {noun}{group.model}",
+            model=group.model,
+        ),
+        passes=group.values.shape[0],
+        value=middle,
+        unit=group.test.unit,
+        expected=found.words(group.test.unit),
+        ratio=None,
+        verdict=Verdict.SUSPECT,
+        reason=f"all are slow alike: {_times(ratio)} as long as this model takes elsewhere",
+        evidence="none stands out, so what they share is likelier than a fault of each",
+    )
+
+
+def _unknown_models(compared: Iterable[_Comparison], elsewhere: Elsewhere) -> Iterator[Finding]:
+    """Yield a finding for each model that nothing is known of: all slow would not be seen."""
+    groups: dict[str, list[Group]] = {}
+    for one in compared:
+        groups.setdefault(one.group.model, []).append(one.group)
+    for model, own in groups.items():
+        if any(elsewhere.of_model(group) for group in own):
+            continue
+        yield Finding(
+            test=EXPECTED_TEST,
+            stage=own[0].test.stage,
+            subject=Subject(kind="cluster", uuids=(), name=f"all {model}", model=model),
+            passes=0,
+            value=None,
+            unit="",
+            expected="",
+            ratio=None,
+            verdict=Verdict.UNKNOWN,
+            reason=f"no figures of {model} are known here: that all are slow would not be seen",
+        )
+
+
+def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> Iterator[Finding]:
+    """Yield a finding where other programs used the devices in half of the points or more.
+
+    Comparing devices shows only a neighbour that slows one of them by more than the noise.
+    """
+    points = {(one.point_id, one.pass_number): one for one in readings if one.point_id is not None}
+    disturbed = [one for one in points.values() if one.other_programs]
+    if not disturbed or len(disturbed) < _LEAST_DISTURBED * len(points):
+        return
+    programs = list(dict.fromkeys(text for one in disturbed for text in one.other_programs))
+    noun = "GPU" if devices[0].kind == "cuda" else "CPU worker"
+    count = len(devices)
+    yield Finding(
+        test=OTHER_PROGRAMS_TEST,
+        stage=disturbed[0].test.stage,
+        subject=Subject(
+            kind="cluster",
+            uuids=tuple(subject.uuids[0] for subject in device_subjects(devices)),
+            name=f"the {noun}" if count == 1 else f"{_all(count)} {noun}s",
+            model="",
+        ),
+        passes=max(one.pass_number for one in disturbed),
+        value=100 * len(disturbed) / len(points),
+        unit="% of points",
+        expected="",
+        ratio=None,
+        verdict=Verdict.SUSPECT,
+        reason=f"used by other programs in {len(disturbed)} of {len(points)} points",
+        evidence="; ".join(programs[:_MOST_PROGRAMS]),
+        action=Action.SETTING,
+        command=_programs_command(devices),
+    )
+
+
+def _programs_command(devices: Sequence[Device]) -> str:
+    hosts = " and on ".join(dict.fromkeys(device.host for device in devices))
+    if devices[0].kind == "cuda":
+        return f"nvidia-smi -q -d PIDS  # on {hosts}"
+    return f"ps -eo pcpu,psr,pid,user,comm --sort=-pcpu | head  # on {hosts}"
+
+
+def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
+    if finding.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN) or finding.culprit or finding.action:
+        return finding
+    action, commands = advise(finding, known)
+    return replace(finding, action=action, command="\n".join(commands))
+
+
+def _all(count: int) -> str:
+    return "both" if count == 2 else f"all {count}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f} times" if ratio < 100 else "over 100 times"
