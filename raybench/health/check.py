@@ -16,7 +16,7 @@ from raybench.records import Device
 from raybench.records.health import Finding, Link, Reading, Stage, Verdict
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
-from raybench.sweep.listener import Listener
+from raybench.sweep.messages import Listener
 from raybench.sweep.run_state import RunTarget, start_run
 from raybench.sweep.runner import run_sweep
 

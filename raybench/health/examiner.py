@@ -120,7 +120,7 @@ class Examiner:
         if probe.shape == "pairs" or probe.test.stage == "host-links":
             self._linked.append((record, probe))
 
-    def further(self, number: int) -> Sequence[Point]:
+    def further_round(self, number: int) -> Sequence[Point]:
         """As PointSource. What the devices count is read once more when all is done."""
         if again := self._passes_without_lost():
             return [probe.point for probe in again]
