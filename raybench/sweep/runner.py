@@ -17,7 +17,6 @@ from raybench.cluster.device_reservation import (
     this_process,
 )
 from raybench.errors import DevicesInUseError, NothingFitsError, ResultsError
-from raybench.job.device_choice import devices_needed
 from raybench.job.model import Job, Measure
 from raybench.job.point import Point
 from raybench.records import Record, Status, TrialKey
@@ -116,7 +115,7 @@ def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSo
         return sum(where.only.cpu_workers().values()) or len(where.only.names)
     if source is not None:
         return source.devices_wanted
-    sizes = [devices_needed(point.devices, point.world_size) for point in start.left.points]
+    sizes = [point.devices_needed for point in start.left.points]
     # Points that run side by side can use more devices, but these are not waited for, and do not
     # share cores.
     is_alone = job.placement.isolation != "device" or job.placement.oversubscribe
