@@ -97,8 +97,8 @@ def compare_health(base: Found, new: Found, threshold: float) -> HealthCompariso
     threshold: the least change that counts, as a share. Raises UsageError where one alone is one.
     """
     from raybench.analysis.environment_changes import changes
-    from raybench.health.baseline import compare_figures
     from raybench.health.comparison import HealthComparison
+    from raybench.health.history import compare_figures
 
     before, now = (load_health(found.root, found.run_id) for found in (base, new))
     if before is None or now is None:
@@ -120,7 +120,7 @@ def format_health_history(results: Path, threshold: float, *, as_json: bool) -> 
     threshold: the least change that counts, as a share.
     """
     from raybench.health import text as health
-    from raybench.health.baseline import trace_figures
+    from raybench.health.history import trace_figures
     from raybench.health.store import read_findings
     from raybench.results import reader
 
@@ -153,12 +153,12 @@ def format_health_comparison(comparison: HealthComparison, kind: str) -> str:
 def draw_health(report: HealthReport, path: Path) -> None:
     """Draw the pairs, or the devices where there are no pairs, as SVG or PNG."""
     from raybench.health.charts import health_figures
-    from raybench.report.charts.poster import draw_poster
+    from raybench.report.charts.grammar import draw_figure
 
     figures = health_figures(report)
     if not figures:
         raise UsageError("--chart: there is nothing to draw: nothing was compared")
-    drawn = draw_poster(figures[0], path.suffix.lower().removeprefix("."), below=report.machine)
+    drawn = draw_figure(figures[0], path.suffix.lower().removeprefix("."), below=report.machine)
     write_file(path, drawn)
 
 

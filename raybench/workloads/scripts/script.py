@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 from pydantic import Field
 
 from raybench.errors import UsageError
-from raybench.job.template_rules import product_of, render, split_arguments
+from raybench.job.rules import product_of, render, split_arguments
 from raybench.records import Task
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.scripts.process import Limits, ScriptProcess

@@ -96,7 +96,7 @@ class Endless(Stack):
             self.inputs.sin()
 
 
-class Lonely(Workload):
+class Lonely:
     def __init__(self, context: Context) -> None:
         raise UsageError("needs at least 2 ranks")
 

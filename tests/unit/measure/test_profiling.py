@@ -12,6 +12,8 @@ from builders import (
     make_measurement,
     make_point,
 )
+from raybench.workloads.training.layers import Decoder
+from raybench.workloads.training.model_sizes import DecoderShape
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -25,9 +27,7 @@ from raybench.records import Answer, Group, ModuleTime, RankInfo, Task
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
 from raybench.workloads.base import Workload
-from raybench.workloads.training.language_models import Decoder
 from raybench.workloads.training.mlp import Mlp
-from raybench.workloads.training.shapes import DecoderShape
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def _still_clock(monkeypatch):
     # A busy machine would make any sleep longer.
-    monkeypatch.setattr(profiling, "marker", lambda _: lambda: Clock.now_ns)
+    monkeypatch.setattr(profiling, "make_marker", lambda _: lambda: Clock.now_ns)
 
 
 class _Sleep(torch.autograd.Function):
@@ -168,7 +168,7 @@ def test_a_workload_without_a_model_has_a_trace_and_no_modules():
 def test_only_the_chosen_points_are_profiled():
     asked: list[Task] = []
 
-    class Noting(Workload):
+    class Noting:
         def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
             asked.append(task)
             return make_measurement(place.rank, [[1_000_000] * 6])

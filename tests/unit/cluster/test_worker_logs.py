@@ -1,0 +1,49 @@
+"""What an agent reads of the workers beside it."""
+
+import os
+
+from raybench.cluster.ray_cluster.nodes import log_tail, new_output
+
+
+def test_the_tail_of_a_log_is_its_last_lines_without_colours_and_marks_of_ray(tmp_path):
+    (tmp_path / "worker-ab-01-77.out").write_text(
+        ":job_id:01\n" + "".join(f"line {number}\n" for number in range(70))
+    )
+    (tmp_path / "worker-ab-01-77.err").write_bytes(b"\x1b[31mred\x1b[0m\x07\xff\n\n")
+    (tmp_path / "worker-ab-01-78.err").write_text("another's\n")
+    lines = log_tail(tmp_path, 77).splitlines()
+    assert lines == [*(f"line {number}" for number in range(11, 70)), "red\ufffd"]
+    assert log_tail(tmp_path, 79) == ""
+
+
+def test_of_two_logs_of_one_process_id_the_newer_is_read(tmp_path):
+    for age_s, name in [(100, "worker-old-77.err"), (0, "worker-new-77.err")]:
+        path = tmp_path / name
+        path.write_text(name)
+        os.utime(path, (1e9 - age_s, 1e9 - age_s))
+    assert log_tail(tmp_path, 77) == "worker-new-77.err"
+
+
+def test_new_output_is_what_was_written_since_and_a_progress_bar_is_its_last_state(tmp_path):
+    out, err = (tmp_path / f"worker-ab-01-77.{kind}" for kind in ("out", "err"))
+    out.write_text(":job_id:01\nfirst\n")
+    first = new_output(tmp_path, 77, {})
+    assert first.text == "[stdout]\nfirst"
+    assert new_output(tmp_path, 77, first.read_to).text == ""
+    with out.open("a") as file:
+        file.write("second\n")
+    err.write_text("\r 10%|#  |\r 100%|###|\nwarned\n")
+    second = new_output(tmp_path, 77, first.read_to)
+    assert second.text == "[stdout]\nsecond\n[stderr]\n 100%|###|\nwarned"
+    assert new_output(tmp_path, 78, {}).text == ""
+
+
+def test_of_a_flood_the_end_is_kept_and_it_is_said_how_much_is_not(tmp_path):
+    lines = [f"line {number:06}" for number in range(100_000)]
+    (tmp_path / "worker-ab-01-77.out").write_text("\n".join(lines) + "\n")
+    output = new_output(tmp_path, 77, {"stdout": 12})
+    _, note, *kept = output.text.splitlines()
+    assert len(output.text) < 34_000
+    assert kept == lines[-len(kept) :]
+    assert note == f"({1_200_000 - 32 * 1024 - 12} bytes before this are not kept)"
+    assert output.read_to == {"stdout": 1_200_000}
