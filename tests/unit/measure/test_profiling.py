@@ -12,8 +12,6 @@ from builders import (
     make_measurement,
     make_point,
 )
-from raybench.workloads.training.layers import Decoder
-from raybench.workloads.training.model_sizes import DecoderShape
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -27,7 +25,9 @@ from raybench.records import Answer, Group, ModuleTime, RankInfo, Task
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
 from raybench.workloads.base import Workload
+from raybench.workloads.training.language_models import Decoder
 from raybench.workloads.training.mlp import Mlp
+from raybench.workloads.training.shapes import DecoderShape
 
 CPU = torch.device("cpu")
 
