@@ -159,7 +159,8 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     "resumed",
     metavar="RUN",
     shell_complete=complete_run,
-    help="Continue RUN of the output folder, with its own --set: run its unfinished and lost points.",
+    help="Continue RUN of the output folder, with its own --set: run its unfinished and lost "
+    "points.",
 )
 @click.option(
     "--retry-failed", is_flag=True, help="With --resume: also run the failed points again."
@@ -340,9 +341,12 @@ def _overrides_of(output: Path, run: str | None) -> list[str]:
 
 
 def _with_overrides(argv: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
-    """Add `--set` values to the command of a run, in front of the arguments of a script."""
+    """Add the `--set` values that a command lacks, in front of the arguments of a script."""
+    from raybench.job.source import overrides_in
+
+    new = [f"--set={one}" for one in overrides if one not in overrides_in(argv)]
     end = argv.index("--") if "--" in argv else len(argv)
-    return (*argv[:end], *(f"--set={one}" for one in overrides), *argv[end:])
+    return (*argv[:end], *new, *argv[end:])
 
 
 def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTarget) -> int:

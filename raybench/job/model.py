@@ -184,9 +184,9 @@ class Job(Section):
 
         None, too, where torch is not installed: such a machine only plans.
         """
-        needs: Sequence[str] = ("torch", *getattr(self._workload_class, "needs", ()))
+        needs: Sequence[str] = getattr(self._workload_class, "needs", ())
         missing = [name for name in needs if find_spec(name) is None]
-        if not missing or "torch" in missing:
+        if not missing or find_spec("torch") is None:
             return None
         kind, name = self.workload.kind, missing[0]
         message = (
