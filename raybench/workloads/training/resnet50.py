@@ -43,6 +43,7 @@ class ResNet(Model):
     """
 
     items = "images"
+    needs = ("torchvision",)
     title = "Residual network"
     metrics = (OUTPUT_ERROR,)
 
