@@ -175,7 +175,7 @@ def list_command(
     """List the runs in the results, the newest last."""
     from raybench.results import reader
     from raybench.results.run import no_runs, run_ids
-    from raybench.sweep.commands import name_program
+    from raybench.sweep.messages import name_program
 
     if last and is_all:
         raise UsageError("--last and --all: give one of them")
