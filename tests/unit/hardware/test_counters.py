@@ -115,9 +115,7 @@ class Limited:
     [
         pytest.param(lambda now_s: min(now_s, 101.0), 100, {}, 1.3, id="until it acts no more"),
         pytest.param(lambda now_s: now_s, 100, {}, 3.0, id="three seconds at most"),
-        pytest.param(
-            lambda now_s: now_s, 100, {"at_most_s": 0.5}, 0.5, id="as long as is worth it"
-        ),
+        pytest.param(lambda now_s: now_s, 100, {"at_most_s": 0.5}, 0.5, id="no longer than asked"),
         pytest.param(lambda now_s: 5.0, 100, {}, 0.3, id="until it surely acts no more"),
         pytest.param(lambda now_s: 5.0, 99, {}, 0.0, id="the device stood idle meanwhile"),
     ],
