@@ -20,7 +20,7 @@ from raybench.cli.output import (
     write_result,
 )
 from raybench.report.plain_text import printable
-from raybench.sweep.commands import command, program
+from raybench.sweep.messages import command, program
 
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 

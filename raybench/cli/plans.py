@@ -138,7 +138,7 @@ def _makespans(job: Job, plan: Plan, devices: int | None, nodes: int) -> _Makesp
     Raises UsageError for nodes that cannot be equal.
     """
     from raybench.errors import UsageError
-    from raybench.sweep.makespan import imagine_devices, makespan_s
+    from raybench.sweep.scheduler import imagine_devices, makespan_s
 
     devices = devices or _devices_needed(plan)
     if devices % nodes:

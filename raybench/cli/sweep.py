@@ -25,7 +25,7 @@ from raybench.cli.options import (
 from raybench.cli.script_job import ScriptGiven, load_script_job
 from raybench.errors import UsageError
 from raybench.results.run import RunStatus
-from raybench.sweep.commands import command
+from raybench.sweep.messages import command
 
 if TYPE_CHECKING:
     from raybench.job.model import Job

@@ -28,7 +28,7 @@ from builders import (
 
 from raybench.records import Status
 from raybench.report import formatting
-from raybench.report.charts.figures import rows_of
+from raybench.report.charts.data import rows_of
 from raybench.report.export import as_json
 from raybench.report.summary import group_messages, summarize
 from raybench.report.text import markdown, runs, terminal

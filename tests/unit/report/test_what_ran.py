@@ -10,7 +10,7 @@ from builders import make_measurement, make_record, make_summary, unscaled_point
 
 from raybench.cli.results import load_summary
 from raybench.job.point import Precision
-from raybench.report.charts.figures import rows_of
+from raybench.report.charts.data import rows_of
 from raybench.report.key_figures import key_figures
 from raybench.report.what_ran import what_ran
 from raybench.workloads.training.language_training import make_model
