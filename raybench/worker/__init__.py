@@ -12,8 +12,8 @@ worker:
 * `get_config_copy` of the configurations of `torch._dynamo`, `torch._functorch`, `torch._inductor`
   and `torch.compiler` (state): reads all their settings at once.
 * `torch.autocast_increment_nesting`, not documented (state): says whether a workload left autocast.
-* `torch._C._cuda_clearCublasWorkspaces` (state, measure.flops): frees memory that would be taken for
-  the workload's.
+* `torch._C._cuda_clearCublasWorkspaces` (state, measure.flops): frees memory that would be taken
+  for the workload's.
 * `torch.distributed.distributed_c10d._world` (process_group): has the groups of the workload.
 * `torch.distributed.distributed_c10d._abort_process_group` (process_group): ends collectives of
   NCCL that wait for a rank which has failed. `destroy_process_group` would wait with them.

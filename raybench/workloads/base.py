@@ -253,6 +253,7 @@ class Workload(ABC):
     for each of its parameters, and attention.
     message_bytes, busbw_factor: of a collective, as nccl-tests counts them.
     memory_bytes: what one step reads from and writes to memory.
+    needs: class attribute; modules beside torch without which it cannot be built.
     items: class attribute; the name of what items_per_step counts, in the plural; `samples`.
     answers: class attribute; what a run answers whose job does not say it: the first of these that
     names a setting that varies in the run, or no setting at all. Without any, the speed-up.
@@ -264,6 +265,7 @@ class Workload(ABC):
     shares_work: ClassVar[bool] = False
     weighs_loss: ClassVar[bool] = False
     metrics: ClassVar[tuple[Metric, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()
     items: ClassVar[str] = "samples"
     answers: ClassVar[tuple[Answer, ...]] = ()
     items_per_step: float

@@ -45,6 +45,7 @@ class ResNet(Model):
     """
 
     items = "images"
+    needs = ("torchvision",)
     metrics = (OUTPUT_ERROR,)
 
     def __init__(
