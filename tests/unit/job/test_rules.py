@@ -1,4 +1,4 @@
-"""The rules that depend on the workload, and texts in which a name in braces stands for a setting."""
+"""Rules that depend on the workload, and texts in which a name in braces is a setting."""
 
 from __future__ import annotations
 
