@@ -250,7 +250,10 @@ def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_j
 
 
 def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
-    """Print what ranks wrote. Raises ResultsError where they wrote nothing."""
+    """Return what ranks wrote, as text or JSON.
+
+    Raises ResultsError where they wrote nothing and text is asked for.
+    """
     from raybench.report.text.runs import format_logs
     from raybench.results import reader
 
