@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.completion import complete_point, complete_run
 from raybench.cli.health_results import draw_health, format_health, load_health
-from raybench.cli.options import format_asked, json_format_option, results_option
+from raybench.cli.options import (
+    complete_point,
+    complete_run,
+    format_asked,
+    json_format_option,
+    results_option,
+)
 from raybench.cli.output import append_to_github_summary, color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 from raybench.report import formatting
