@@ -53,7 +53,7 @@ _NEVER_GROWS = 2**31
 
 
 class WrongResultError(Exception):
-    """Raised by `check` when a step computed something wrong; says what, where, and what is right."""
+    """Raised by `check` when a step computed something wrong; says what and where."""
 
 
 class PartTimes:

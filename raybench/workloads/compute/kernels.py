@@ -217,7 +217,7 @@ class Launch(Workload):
             self._wait()
 
     def check(self) -> None:
-        """Raise WrongResultError where the number is not the count of steps; not with CUDA graphs."""
+        """Raise WrongResultError where the number is not the count of steps, but in CUDA graphs."""
         found = int(self.number)
         # Of steps that are replayed from a graph the host knows nothing.
         if self._counts and found != self._steps:
