@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from raybench.analysis.rounds import records
 from raybench.job.point import BY_SPEED, FAST
 from raybench.records.health import Finding, Verdict
 from raybench.report import formatting
 from raybench.report.health import HealthReport
+from raybench.report.insight_text import best_lines
 from raybench.report.summary import Summary
-from raybench.report.uneven import fleet_name, verdict
+from raybench.report.sections.uneven import fleet_name, verdict
 from raybench.results.quality import is_slowed_by_one_rank
 from raybench.stats.shares import fast_devices
 
@@ -35,7 +35,7 @@ class Advice:
 
 def advise_run(summary: Summary) -> list[Advice]:
     """Advise from the points of a run; empty where nothing follows from them."""
-    rows = records(summary.scaling)
+    rows = summary.rows
     measured = sum(row["status"] == "ok" for row in rows)
     of_fleets = (
         Advice(
@@ -51,7 +51,7 @@ def advise_run(summary: Summary) -> list[Advice]:
             text=f"{criterion}: {choice}",
             rows=(f"all {measured} points that are ok",),
         )
-        for criterion, choice in summary.best
+        for criterion, choice in best_lines(summary.insights)
     )
     return [*of_fleets, *_from_slow_ranks(rows, summary.ranks), *of_best]
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import takewhile
 from typing import Any
 
 import pandas as pd
@@ -20,7 +21,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from raybench.analysis.rounds import records
-from raybench.report import document, formatting, plain_text
+from raybench.report import blocks, formatting, plain_text
+from raybench.report.blocks import HOW_TO_ADD_ROUNDS
 from raybench.report.charts.bars import products_figure
 from raybench.report.charts.batch import memory_figure, throughput_figure
 from raybench.report.charts.figure import WIDE, Figure, Panel, Table
@@ -33,9 +35,8 @@ from raybench.report.charts.series import Row, is_other
 from raybench.report.charts.steps import PointSteps, heat_figure, spread_figure
 from raybench.report.charts.svg import draw, key
 from raybench.report.charts.telemetry import telemetry_figure
-from raybench.report.document import HOW_TO_ADD_ROUNDS
 from raybench.report.html.points import point_table
-from raybench.report.key_figures import key_figures
+from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
 from raybench.report.what_ran import what_ran
 
@@ -63,18 +64,21 @@ class PageData:
 def format_page(data: PageData) -> str:
     """Write the whole page."""
     summary = data.summary
+    report = RunReport(summary=summary)
     rows = rows_laid_over(summary, data.against)
     first = main_figure(rows, summary, data.devices)
     figures = [one for one in _figures(data, rows) if first is None or one.anchor != first.anchor]
     own, others = (
         {row["point_id"] for row in rows if is_other(row) == of_other} for of_other in (False, True)
     )
+    points = point_table(rows, summary, data.against.run.run_id if data.against else "")
     return render(
         "page.html",
         summary=summary,
+        report=report,
         run=summary.run,
-        title=plain_text.plain(summary.run.job_name),
-        lead=formatting.sentence(summary.lead) if summary.lead else "",
+        title=summary.run.job_name,
+        lead=formatting.sentence(report.lead) if report.lead else "",
         how_to_add_rounds=HOW_TO_ADD_ROUNDS,
         versions=[
             (label, summary.versions[name])
@@ -84,16 +88,14 @@ def format_page(data: PageData) -> str:
         against=data.against,
         shares_points=not own.isdisjoint(others),
         trained=what_ran(rows_of(summary), summary.ranks),
-        key_figures=key_figures(summary, rows_of(summary)),
+        key_figures=report.key_figures,
         first=first,
         why_none=why_none(summary),
         figures=figures,
-        points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
-        marks=formatting.MARKS,
-        uneven=plain_tables(summary.uneven_tables),
-        scopes=plain_tables(summary.scope_tables),
-        ranks=plain_tables(summary.rank_tables),
-        regions=plain_tables(summary.region_tables),
+        points=points,
+        meanings=[(one.title, _capital(one.meaning)) for one in points.columns if one.meaning],
+        # The points have a table of their own, which can be sorted.
+        sections_with_tables=[one for one in report.tables if one[0].anchor != "points"],
         facts=[(name, text) for name, text in facts(summary) if text],
         devices=device_table(data.devices),
         job_lines=plain_text.plain_lines(summary.run.job_text),
@@ -138,12 +140,17 @@ def _figures(data: PageData, rows: Sequence[Row]) -> list[Figure]:
     return [one for one in found if one is not None]
 
 
-def plain_tables(tables: Sequence[document.Table]) -> list[tuple[str, Table]]:
-    """List each table under what its points have in common."""
-    return [
-        (one.title, Table(columns=one.columns, rows=one.rows, texts=one.settings + 1))
-        for one in tables
-    ]
+def _texts(table: blocks.Table | Table) -> int:
+    """Count the columns of text that a table begins with, at most 9."""
+    if isinstance(table, Table):
+        return min(table.texts, 9)
+    found = takewhile(lambda column: column.is_text, table.columns)
+    return min(len(list(found)), 9)
+
+
+def _capital(text: str) -> str:
+    """Return a sentence of a text that has neither capital nor full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _charts(panel: Panel, figure: Figure) -> Markup:
@@ -161,7 +168,7 @@ def _charts(panel: Panel, figure: Figure) -> Markup:
 
 def _finish(value: Any) -> Any:
     """No character of the results turns the direction of writing."""
-    return value if isinstance(value, Markup) else plain_text.printable(str(value))
+    return value if isinstance(value, Markup) else plain_text.one_line(str(value))
 
 
 def _environment() -> Environment:
@@ -173,7 +180,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["charts"] = _charts
+    environment.filters |= {"charts": _charts, "texts": _texts, "capital": _capital}
     environment.filters["key"] = lambda entry: Markup(key(entry.shape, entry.color))
     return environment
 
@@ -211,11 +218,11 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "took", formatting.course(run)
     yield "points", summary.counts
     yield "machine", summary.machine
-    yield "cluster", plain_text.plain(run.cluster)
-    yield "driver ran on", plain_text.plain(run.host)
-    yield "command", plain_text.plain(" ".join(run.argv))
+    yield "cluster", run.cluster
+    yield "driver ran on", run.host
+    yield "command", " ".join(run.argv)
     yield "versions", formatting.versions(summary.versions)
-    yield "git commit", plain_text.plain(run.git_commit or "")
+    yield "git commit", run.git_commit or ""
     yield "variables", formatting.settings(run.environment)
     yield "tags", formatting.settings(run.tags)
     yield "in all points", formatting.settings(summary.shared)
@@ -236,4 +243,4 @@ def _cell(name: str, value: object) -> str:
         return ""
     if name.endswith("_bytes"):
         return formatting.size(float(str(value)))
-    return f"{value:g}" if isinstance(value, float) else plain_text.plain(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
