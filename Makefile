@@ -10,57 +10,66 @@ CPU_CUT := --set workload.hidden=512 --set workload.layers=4 --set matrix.world_
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 
 .PHONY: setup sweep test lint unit integration alone browser benchmark clean long
-setup: $(BIN)/.ready
+setup: $(BIN)/.run
 
-$(BIN)/.ready: pyproject.toml constraints.txt
+# Installs the extras that $(1) names; with uv where it is on the PATH.
+define install
+@if command -v uv >/dev/null && [ -z "$$RAYBENCH_NO_UV" ]; then \
+  UV_FIND_LINKS="$${UV_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}" \
+  uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[$(1)]'; \
+else \
+  $(BIN)/python -m pip install -q -c constraints.txt -e '.[$(1)]'; \
+fi
+@touch $@
+endef
+
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
-	@if command -v uv >/dev/null && [ -z "$$RAYBENCH_NO_UV" ]; then \
-	  UV_FIND_LINKS="$${UV_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}" \
-	  uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
-	else \
-	  $(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'; \
-	fi
-	@touch $@
 
-# MLflow, W&B and torchao are only needed where exporters and float8 are tested.
-$(BIN)/.exporters: $(BIN)/.ready
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mlflow,wandb,float8]'
-	@touch $@
+# What a sweep needs.
+$(BIN)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,run)
+
+DEV := run,dev,mlflow,wandb,float8
+
+# The tools of the tests; MLflow, W&B and torchao are only needed where exporters and float8 are tested.
+$(BIN)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,$(DEV))
 
 sweep: setup
 	$(BIN)/raybench sweep jobs/ddp_scaling.yaml $(if $(GPU),,$(CPU_CUT))
 
 # One after the other: beside each other they take longer in all. Byte code first: where none is
 # written, each process would make it.
-test: setup $(BIN)/.exporters
+test: $(BIN)/.dev
 	@$(BIN)/python -m compileall -q raybench tests
 	+$(MAKE) -j1 --keep-going lint unit integration alone
 
-lint: setup
+lint: $(BIN)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/structure.py
 
-unit: setup $(BIN)/.exporters
+unit: $(BIN)/.dev
 	$(BIN)/pytest -n 3 --dist loadfile -m "not long and not alone" tests/unit
 
-integration: setup
+integration: $(BIN)/.dev
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long and not alone" \
 	  tests/integration
 
 # Tests that hold something against a clock.
-alone: setup
+alone: $(BIN)/.dev
 	$(BIN)/pytest -m "alone and not long" tests/unit tests/integration
 
 # Variants, and what takes most of a minute each: late nodes, standbys, killed drivers, a small soak.
-long: setup
+long: $(BIN)/.dev
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long and not alone"
 	$(BIN)/pytest -m "alone and long"
 
 # The page of a report in Chromium, which must be on this machine; not part of `test`.
-browser: setup
+browser: $(BIN)/.dev
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[browser]'
 	$(BIN)/pytest tests/browser
 

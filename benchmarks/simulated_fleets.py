@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.common import options, write_result
 from benchmarks.made_up import devices
-from raybench.doctor.health.suite import device_subjects
-from raybench.doctor.health.verdicts import judge
+from raybench.health.suite import device_subjects
+from raybench.health.verdicts import judge
 from raybench.records.health import HealthTest, Reading
 from raybench.stats.fleet import Floats, compare_peers, find_slow
 

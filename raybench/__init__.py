@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
     from raybench.analysis.frames import load, units
+    from raybench.job.answer import Answer
     from raybench.job.memory import MemoryParts
     from raybench.records.metric import Metric
     from raybench.workloads.base import Context, Workload, WrongResultError
-    from raybench.workloads.trained import DdpOptions
+    from raybench.workloads.training.trained import DdpOptions
 
 __all__ = [
+    "Answer",
     "Context",
     "DdpOptions",
     "Field",
@@ -41,10 +43,11 @@ __all__ = [
 
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
+    "raybench.job.answer": ("Answer",),
     "raybench.job.memory": ("MemoryParts",),
     "raybench.records.metric": ("Metric",),
     "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
-    "raybench.workloads.trained": ("DdpOptions",),
+    "raybench.workloads.training.trained": ("DdpOptions",),
     # For the parameters of a workload.
     "pydantic": ("Field", "NonNegativeInt", "PositiveFloat", "PositiveInt"),
 }

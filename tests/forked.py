@@ -13,7 +13,12 @@ T = TypeVar("T")
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["pytest", "raybench.worker.state", "raybench.measure.breakdown", "raybench.workloads.mlp"]
+    [
+        "pytest",
+        "raybench.worker.state",
+        "raybench.measure.breakdown",
+        "raybench.workloads.training.mlp",
+    ]
 )
 
 

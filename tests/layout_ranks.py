@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from raybench.job.point import Precision
-from raybench.workloads import language_training, sharding
 from raybench.workloads.base import Context
-from raybench.workloads.layout import Layout
-from raybench.workloads.transformer import Transformer
+from raybench.workloads.training import language_training, sharding
+from raybench.workloads.training.layout import Layout
+from raybench.workloads.training.transformer import Transformer
 
 BATCH = 2
 SIZES: dict[str, Any] = {"preset": "llama-tiny", "seq_len": 16}

@@ -45,6 +45,10 @@ COMMANDS = {
 }
 
 
+# Packages of the extra `run` in pyproject.toml, by the name under which they are imported.
+_RUN_PACKAGES = frozenset({"pynvml", "ray", "torch"})
+
+
 class _LateGroup(click.Group):
     """A group whose commands are imported when they are needed: `--help` stays fast."""
 
@@ -160,10 +164,20 @@ def main() -> None:
     except RaybenchError as error:
         _complain(str(error))
         code = error.exit_code
-    except Exception:
-        traceback.print_exc()
-        click.echo("raybench: this is a bug of raybench; please report the lines above", err=True)
-        code = 4
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing in _RUN_PACKAGES:
+            _complain(
+                f"this command needs {missing}, which is not installed: "
+                "pip install 'raybench[run]' adds what measuring needs"
+            )
+            code = UsageError.exit_code
+        else:
+            traceback.print_exc()
+            click.echo(
+                "raybench: this is a bug of raybench; please report the lines above", err=True
+            )
+            code = 4
     # All is said: an interrupt from here on ends the process at once, without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code if isinstance(code, int) else 0)

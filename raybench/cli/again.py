@@ -17,8 +17,8 @@ UNCLEAR = "unclear"
 
 def overrides_of(output: Path, run: str) -> tuple[str, ...]:
     """Read what was set in the run that `run` means: the job file alone does not tell it."""
+    from raybench.job.source import overrides_in
     from raybench.results import reader
-    from raybench.sweep.resume import overrides_in
 
     root, run_id = reader.find_run(output, run)
     argv = reader.read_run(root, run_id).argv

@@ -11,21 +11,21 @@ import click
 
 from raybench.cli.compared_runs import Found, Side, find_side
 from raybench.cli.completion import complete_run
-from raybench.cli.health_results import compare_health, format_health_comparison
+from raybench.cli.health_results import compare_health
 from raybench.cli.options import (
     format_asked,
     json_format_option,
     results_option,
     text_format_option,
 )
-from raybench.cli.output import write_document, write_result
+from raybench.cli.output import write_document
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raybench.health.comparison import HealthComparison
     from raybench.report.comparison import Comparison, LeftOut
-    from raybench.report.health_comparison import HealthComparison
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*%?")
 _MOST = 1.0
@@ -92,7 +92,7 @@ def compare_command(
     kind = format_asked(kind, as_json) or "terminal"
     sides = find_sides(results, base, new)
     if checks := compare_health(sides[0].own, sides[1].own, threshold):
-        write_result(format_health_comparison(checks, kind))
+        write_document(checks, kind)
         return 0 if fail_on is None else _gate_of_checks(checks, fail_on)
     comparison = compare_sides(sides, threshold)
     write_document(comparison, kind)

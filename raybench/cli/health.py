@@ -23,7 +23,7 @@ from raybench.errors import UsageError
 from raybench.records.health import Stage
 
 if TYPE_CHECKING:
-    from raybench.doctor.health.check import Examination
+    from raybench.health.check import Examination
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -102,8 +102,8 @@ def health_command(
     be tested, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
-    from raybench.doctor.health.check import examine
-    from raybench.doctor.health.suite import STAGES, title
+    from raybench.health.check import examine
+    from raybench.health.suite import STAGES, title
     from raybench.records.device_list import check_list_writable, read_device_list
     from raybench.results.run import RunStatus
     from raybench.results.writer import check_writable

@@ -10,9 +10,10 @@ from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
     from raybench.cli.compared_runs import Found
+    from raybench.health.comparison import HealthComparison
+    from raybench.health.report import HealthReport
+    from raybench.health.text import HealthHistory
     from raybench.records.health import Finding
-    from raybench.report.health import HealthReport
-    from raybench.report.health_comparison import HealthComparison
     from raybench.results.run import Run
 
 
@@ -34,10 +35,10 @@ def load_health(results: Path, run: str) -> HealthReport | None:
 
     Raises ResultsError where `run` means no run.
     """
+    from raybench.health.report import HealthReport
+    from raybench.health.store import read_findings, read_links
     from raybench.report import formatting
-    from raybench.report.health import HealthReport
     from raybench.results import reader
-    from raybench.results.health import read_findings, read_links
 
     root, run_id = reader.find_run(results, run)
     found = reader.read_run(root, run_id)
@@ -61,33 +62,29 @@ def format_health(
         raise UsageError(
             f"--against {against}: a health check is not laid over another; compare it"
         )
-    if kind == "json":
-        from raybench.report.export.health import format_json
-
-        return format_json(report)
     if kind == "html":
-        from raybench.report.html.health import format_page
+        from raybench.health.page import format_page
         from raybench.results import reader
 
         root, run_id = reader.find_run(results, report.run.run_id)
         return format_page(report, reader.load(root, "devices", run_id))
-    from raybench.report.text.health import format_markdown, format_text
+    from raybench.health.text import HealthDocument
+    from raybench.report.documents import format_document
 
-    if kind == "md":
-        return format_markdown(report)
-    return format_text(report, width=width(), color=colored)
+    return format_document(HealthDocument(report=report), kind, width=width(), color=colored)
 
 
 def export_health(report: HealthReport, kind: str | None) -> str:
     """Format it as `raybench export --format KIND` does."""
-    from raybench.report.export import health
+    from raybench.health import export
+    from raybench.report.json_text import format_object
 
     if kind == "json":
-        return health.format_json(report)
+        return format_object(**export.members(report))
     if kind == "junit":
-        return health.export_junit(report)
+        return export.export_junit(report)
     if kind == "csv":
-        return health.export_csv(report)
+        return export.export_csv(report)
     raise UsageError("a health check is exported as csv, json or junit")
 
 
@@ -97,8 +94,8 @@ def compare_health(base: Found, new: Found, threshold: float) -> HealthCompariso
     threshold: the least change that counts, as a share. Raises UsageError where one alone is one.
     """
     from raybench.analysis.environment_changes import changes
-    from raybench.doctor.health.baseline import compare_figures
-    from raybench.report.health_comparison import HealthComparison
+    from raybench.health.baseline import compare_figures
+    from raybench.health.comparison import HealthComparison
 
     before, now = (load_health(found.root, found.run_id) for found in (base, new))
     if before is None or now is None:
@@ -114,15 +111,15 @@ def compare_health(base: Found, new: Found, threshold: float) -> HealthCompariso
     return HealthComparison(base=before, new=now, figures=figures, changes=around)
 
 
-def format_health_history(results: Path, threshold: float, *, as_json: bool) -> str:
-    """Format how the figures of all health checks went. Raises ResultsError where there are none.
+def load_health_history(results: Path, threshold: float) -> HealthHistory:
+    """Return how the figures of all health checks went. Raises ResultsError where there are none.
 
     threshold: the least change that counts, as a share.
     """
-    from raybench.doctor.health.baseline import trace_figures
-    from raybench.report.text import health
+    from raybench.health.baseline import trace_figures
+    from raybench.health.store import read_findings
+    from raybench.health.text import HealthHistory
     from raybench.results import reader
-    from raybench.results.health import read_findings
 
     by_run: dict[str, list[Finding]] = {}
     if (results / "health").is_dir():
@@ -134,25 +131,12 @@ def format_health_history(results: Path, threshold: float, *, as_json: bool) -> 
         raise ResultsError(f"{results}: no health checks yet; `raybench health` makes one")
     kinds = reader.read_table(results, "devices", None, ["kind"])["kind"].to_pylist()
     trends = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
-    if as_json:
-        return health.format_trends_json(trends, run_ids)
-    return health.format_trends(trends, len(run_ids), width=width(), color=color())
-
-
-def format_health_comparison(comparison: HealthComparison, kind: str) -> str:
-    """Format it as `raybench compare --format KIND` does."""
-    from raybench.report.text import health
-
-    if kind == "json":
-        return health.format_comparison_json(comparison)
-    if kind == "md":
-        return health.format_comparison_markdown(comparison)
-    return health.format_comparison(comparison, width=width(), color=color())
+    return HealthHistory(trends=trends, run_ids=run_ids)
 
 
 def draw_health(report: HealthReport, path: Path) -> None:
     """Draw the pairs, or the devices where there are no pairs, as SVG or PNG."""
-    from raybench.report.charts.health import health_figures
+    from raybench.health.charts import health_figures
     from raybench.report.charts.poster import draw_poster
 
     figures = health_figures(report)

@@ -10,9 +10,9 @@ import click
 
 from raybench.cli.compare import share
 from raybench.cli.completion import complete_any_point
-from raybench.cli.health_results import check_ids, format_health_history
+from raybench.cli.health_results import check_ids, load_health_history
 from raybench.cli.options import results_option
-from raybench.cli.output import write_document, write_file, write_result
+from raybench.cli.output import write_document, write_file
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def history_command(
     if is_health:
         if point or expression or chart:
             raise UsageError("--health: goes without --point, --filter and --chart")
-        write_result(format_health_history(results, threshold, as_json=as_json))
+        write_document(load_health_history(results, threshold), "json" if as_json else "terminal")
         return
     frame = history(_points(results, point, expression), threshold=threshold)
     if frame.empty:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from raybench.report.summary import Summary
     from raybench.report.point_details import PointDetails, PointList
+    from raybench.report.summary import Summary
     from raybench.results.run import Run
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.

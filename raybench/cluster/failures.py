@@ -261,7 +261,7 @@ def _wait_reason(rank: int, point: PointObservation) -> str:
 def _is_script_held(frames: Sequence[re.Match[str]]) -> bool:
     """Whether a script has run its steps, and waits while its worker does for those of others."""
     return any(
-        frame["path"].endswith("/raybench/workloads/script_child.py")
+        frame["path"].endswith("/raybench/workloads/scripts/child.py")
         and frame["function"] == "receive"
         for frame in frames
     )

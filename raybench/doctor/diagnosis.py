@@ -14,8 +14,8 @@ from raybench.doctor import (
     worker_checks,
 )
 from raybench.doctor.facts import Check, Diagnosis, Facts, Verdict, count_noun
-from raybench.doctor.health.device_facts import read_device_facts
 from raybench.errors import ClusterError
+from raybench.health.device_facts import read_device_facts
 from raybench.records.environment import package_versions, usable_cores, variables_that_matter
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from raybench.doctor.facts import UNKNOWN, Check, Facts, Verdict, describe, judge
-from raybench.doctor.health.device_facts import (
+from raybench.health.device_facts import (
     FREE_MEMORY,
     MEMORY_ERRORS,
     PCIE_LANES,

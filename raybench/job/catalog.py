@@ -1,8 +1,7 @@
 """The jobs that come with raybench: a question each, and how to cut it down to two CPU cores.
 
-They are the files of `jobs/`, which the package has as `raybench/jobs`. The comment that a file
-begins with is in paragraphs: the question, what there is to know, and in the last one the command
-for a machine without GPUs.
+They are the files of `jobs/`, which the package has as `raybench/jobs`. The comment above the
+workload is in paragraphs; the last one is the command for a machine without GPUs.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
-from itertools import takewhile
 from pathlib import Path
 
 from raybench.errors import UsageError
@@ -21,7 +19,8 @@ from raybench.job.plan import make_plan
 from raybench.job.problems import did_you_mean, quote
 
 _SCHEMA = re.compile(r"(?<=\$schema=)\S+")
-_COMMAND = "raybench sweep "
+# The command in a comment, with the lines that it goes on in.
+_COMMAND = re.compile(r"^#   raybench sweep \S+(.*(?:\n#     .*)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -32,27 +31,27 @@ class Template:
     text: str
 
     @cached_property
-    def _paragraphs(self) -> list[str]:
-        _, *lines = takewhile(lambda line: line.startswith("#"), self.text.splitlines())
-        bare = "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
-        return [" ".join(paragraph.split()) for paragraph in bare.split("\n\n")]
+    def job(self) -> Job:
+        """The job as it is written."""
+        return self.load()
 
     @property
     def question(self) -> str:
-        """What it answers."""
-        return self._paragraphs[0]
+        """What the job asks."""
+        return self.job.question
 
     @property
     def cut(self) -> tuple[str, ...]:
-        """What `--set` is to be given on a machine without GPUs; with it, two cores suffice."""
-        command = self._paragraphs[-1].partition(_COMMAND)[2]
-        _, *words = shlex.split(command)
+        """The `--set` values with which two CPU cores suffice, by the command in the comment."""
+        command = _COMMAND.search(self.text)
+        assert command is not None
+        words = shlex.split(re.sub(r"\n# +", " ", command[1]))
         return tuple(word for word in words if word != "--set")
 
     @property
     def device_counts(self) -> list[int]:
-        """How many devices its points need."""
-        return sorted({point.world_size for point in make_plan(self.load()).points})
+        """The numbers of devices that its points need, in ascending order."""
+        return sorted({point.world_size for point in make_plan(self.job).points})
 
     def load(self, overrides: tuple[str, ...] = ()) -> Job:
         """Load the job. Raises JobError where overrides do not fit it."""

@@ -19,18 +19,22 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from raybench.errors import JobError, UsageError
 from raybench.job import registry, rules, template_rules
+from raybench.job.answer import metric_names
 from raybench.job.device_choice import why_too_few
 from raybench.job.plan import plan_problems
 from raybench.job.point import RUN_SETTINGS, SCRIPT, Point, Scalar
 from raybench.job.problems import KeyPath, Problem, key_text, rule_of, say_unknown
 from raybench.job.rules import why_not_uneven
 from raybench.job.sections import (
+    AnswerSection,
     BatchSearch,
     EnvValues,
+    Items,
     Matrix,
     Measure,
     MeasureOrQuick,
     Placement,
+    Question,
     Section,
     Span,
     Value,
@@ -50,6 +54,10 @@ def _one(value: object) -> object:
     return value
 
 
+# Keys that change nothing of what is measured: a run can be resumed with others.
+NOT_MEASURED = ("name", "question", "answer", "items", "baseline", "on_error")
+
+
 class Job(Section):
     """A job file of raybench: a workload, the axes of the sweep, how to measure."""
 
@@ -58,6 +66,19 @@ class Job(Section):
     )
     name: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = Field(
         description="Name of the job, part of every run_id."
+    )
+    question: Question = Field(
+        default="", description="What the job asks, in a sentence; reports begin with it."
+    )
+    answer: AnswerSection | None = Field(
+        default=None,
+        description="What the report answers first; by default what the workload declares, else "
+        "the speed-up over the devices.",
+    )
+    items: Items = Field(
+        default="",
+        description="What a step finishes, in the plural, as in tokens or images; by default as "
+        "the workload calls it.",
     )
     workload: WorkloadSection = Field(description="What is timed, and its fixed parameters.")
     matrix: Matrix = Field(
@@ -127,6 +148,11 @@ class Job(Section):
         }
 
     @property
+    def metrics(self) -> list[str]:
+        """Names of all that `answer.metric` can be."""
+        return metric_names(self._workload_class)
+
+    @property
     def shares_work(self) -> bool:
         """Whether the ranks of a point finish the same items together."""
         return registry.shares_work(self._workload_class)
@@ -165,7 +191,7 @@ class Job(Section):
 
         How often it is run does not count either: a run can go on with more rounds.
         """
-        left_out: dict[str, Any] = dict.fromkeys(("name", "baseline", "on_error"), True)
+        left_out: dict[str, Any] = dict.fromkeys(NOT_MEASURED, True)
         meaning = self.model_dump(mode="json", exclude=left_out | {"measure": {"rounds"}})
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
@@ -182,6 +208,7 @@ class Job(Section):
 # By dotted path: the models that refuse unknown keys.
 _MODELS: Mapping[str, type[BaseModel]] = {
     "": Job,
+    "answer": AnswerSection,
     "matrix.batch_size": BatchSearch,
     "measure": Measure,
     "measure.warmup": Span,

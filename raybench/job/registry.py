@@ -38,21 +38,21 @@ from raybench.job.point import (
 from raybench.job.problems import rule_of, say_unknown
 
 BUILTIN: Mapping[str, str] = {
-    "collective": "raybench.workloads.collective:Collective",
-    "dit": "raybench.workloads.dit:Dit",
-    "gemm": "raybench.workloads.gemm:Gemm",
-    "grouped_collective": "raybench.workloads.collective:GroupedCollective",
-    "host_copy": "raybench.workloads.host_copy:HostCopy",
-    "launch": "raybench.workloads.launch:Launch",
-    "linear": "raybench.workloads.linear:Linear",
-    "memory": "raybench.workloads.memory:Memory",
-    "mlp": "raybench.workloads.mlp:Mlp",
-    "pairs": "raybench.workloads.pairs:Pairs",
-    "resnet50": "raybench.workloads.resnet50:ResNet",
-    "same_bits": "raybench.workloads.same_bits:SameBits",
-    "script": "raybench.workloads.script:Script",
-    "smoke": "raybench.workloads.smoke:Smoke",
-    "transformer": "raybench.workloads.transformer:Transformer",
+    "collective": "raybench.workloads.communication.collective:Collective",
+    "dit": "raybench.workloads.dit.workload:Dit",
+    "gemm": "raybench.workloads.compute.kernels:Gemm",
+    "grouped_collective": "raybench.workloads.communication.collective:GroupedCollective",
+    "host_copy": "raybench.workloads.compute.host_copy:HostCopy",
+    "launch": "raybench.workloads.compute.launch:Launch",
+    "linear": "raybench.workloads.training.linear:Linear",
+    "memory": "raybench.workloads.compute.memory:Memory",
+    "mlp": "raybench.workloads.training.mlp:Mlp",
+    "pairs": "raybench.workloads.communication.pairs:Pairs",
+    "resnet50": "raybench.workloads.training.resnet50:ResNet",
+    "same_bits": "raybench.workloads.compute.same_bits:SameBits",
+    "script": "raybench.workloads.scripts.script:Script",
+    "smoke": "raybench.workloads.training.smoke:Smoke",
+    "transformer": "raybench.workloads.training.transformer:Transformer",
 }
 
 # Names with a meaning of their own in job files, filters and result tables.

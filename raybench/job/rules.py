@@ -40,6 +40,7 @@ def check(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> list[Pro
         *_check_zip_lengths(job),
         *_check_search(job),
         *_check_points(job, settings),
+        *_check_answer(job, settings),
     ]
     damaged = {path[0] for path in unsound if path}
     # A merge key may have given any axis.
@@ -131,6 +132,20 @@ def _check_points(
                 yield from _check_value(settings[name], (*path, name), value)
             elif not others_are_unknown:
                 yield _setting_problem(job, settings, (*path, name), "setting")
+
+
+def _check_answer(job: Job, settings: _Settings) -> Iterator[Problem]:
+    """Check that there is the metric of the answer, and each setting that it is compared over."""
+    if job.answer is None:
+        return
+    known = job.metrics
+    if job.answer.metric not in known:
+        message = say_unknown("metric", job.answer.metric, known)
+        yield Problem(path=("answer", "metric"), message=message)
+    for index, name in enumerate(job.answer.over):
+        if name not in settings:
+            message = say_unknown("setting", name, [*axis_names(job), *settings])
+            yield Problem(path=("answer", "over", index), message=message)
 
 
 def _setting_problem(job: Job, known: Collection[str], path: KeyPath, what: str) -> Problem:

@@ -326,6 +326,46 @@ class Placement(Section):
     )
 
 
+Question = Annotated[str, Field(strict=True, min_length=1, max_length=300)]
+
+
+def _items(value: str) -> str:
+    if not re.fullmatch("[A-Za-z][A-Za-z ]{0,23}", value):
+        raise PydanticCustomError("items", "must be a word in the plural, as in tokens")
+    return value
+
+
+Items = Annotated[str, Field(strict=True), AfterValidator(_items)]
+_SettingName = Annotated[str, Field(strict=True)]
+
+
+class AnswerSection(Section):
+    """What the report answers first: the values of a metric, compared over some settings."""
+
+    metric: Annotated[str, Field(strict=True)] = Field(
+        description="A column of the results, as throughput, step_ms_p50, speed_up or "
+        "peak_mem_allocated_bytes, or a metric of the workload's own."
+    )
+    over: Annotated[
+        tuple[_SettingName, ...],
+        BeforeValidator(
+            _one_or_more,
+            json_schema_input_type=_SettingName
+            | Annotated[list[_SettingName], Field(min_length=1)],
+        ),
+    ] = Field(
+        default=(),
+        description="The settings whose values are compared; by default all that vary.",
+    )
+    best: Annotated[
+        Literal["max", "min"] | None, WithJsonSchema({"enum": ["max", "min"], "type": "string"})
+    ] = Field(
+        default=None,
+        description="Whether the largest or the smallest value is the best; by default the "
+        "smallest of times, memory and energy, and the largest of all others.",
+    )
+
+
 _SIZE_RULE = "must be bytes, as in 4096 or 4KiB, or a range FIRST:LAST:xFACTOR, as in 8:1GiB:x2"
 # Where a range stands for several points; elsewhere a size is one.
 _AXES = ("matrix", "zip", "exclude")

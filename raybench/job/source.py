@@ -6,6 +6,7 @@ keys, so that a text means what it looks like and cannot explode. What is wrong 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -165,6 +166,19 @@ def parse_source(
         lines = [source.explain_all(source.problems), *failures]
         raise JobError("\n".join(line for line in lines if line))
     return source
+
+
+def overrides_in(argv: Sequence[str]) -> list[str]:
+    """Return the values of `--set` in a command line of raybench, such as a run keeps."""
+    overrides = []
+    for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
+        if word == "--":
+            break  # what follows is the script's
+        if word == "--set":
+            overrides.append(following)
+        elif word.startswith("--set="):
+            overrides.append(word.removeprefix("--set="))
+    return overrides
 
 
 def _read_text(path: Path) -> str:

@@ -66,7 +66,7 @@ from raybench.records.metric import Metric
 from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.replicas import count_compiled_frames
-from raybench.workloads.running_script import RunningScript
+from raybench.workloads.scripts.running_script import RunningScript
 
 
 class AllocatorCalls:

@@ -12,8 +12,8 @@ from raybench.measure.breakdown import ALL_COLUMNS, NO_BUCKETS, REDUCED, Extent
 from raybench.measure.script_timing import ScriptTimer, StepsEndedError
 from raybench.records import Breakdown
 from raybench.workloads.base import Context, PartTimes
-from raybench.workloads.running_script import RunningScript
-from raybench.workloads.script_process import ScriptEndedError
+from raybench.workloads.scripts.process import ScriptEndedError
+from raybench.workloads.scripts.running_script import RunningScript
 
 # Loaded in the script's process alone.
 _MARKS = "raybench.measure.script_marks"

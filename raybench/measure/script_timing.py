@@ -9,7 +9,7 @@ import torch
 from raybench.measure.timing import Step, fewest_of_ranks, join_blocks
 from raybench.records import Cause, Failure, Repetition, Samples
 from raybench.workloads.base import PartTimes
-from raybench.workloads.script_process import (
+from raybench.workloads.scripts.process import (
     ScriptEndedError,
     ScriptFailedError,
     ScriptProcess,

@@ -5,18 +5,16 @@ Each advice names the rows that it is from. Pure.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from raybench.job.point import BY_SPEED, FAST
-from raybench.records.health import Finding, Verdict
 from raybench.report import formatting
-from raybench.report.health import HealthReport
+from raybench.report.blocks import Block, Line, Listing
 from raybench.report.insight_text import best_lines
-from raybench.report.summary import Summary
 from raybench.report.sections.uneven import fleet_name, verdict
+from raybench.report.summary import Summary
 from raybench.results.quality import is_slowed_by_one_rank
 from raybench.stats.shares import fast_devices
 
@@ -56,45 +54,30 @@ def advise_run(summary: Summary) -> list[Advice]:
     return [*of_fleets, *_from_slow_ranks(rows, summary.ranks), *of_best]
 
 
-def advise_health(report: HealthReport) -> list[Advice]:
-    """Advise from the findings of a health check about each device that is not healthy."""
-    count = len(report.devices)
-    return [
-        Advice(
-            about="devices",
-            text=_about_device(case.subject.name, case.findings, count),
-            rows=tuple(dict.fromkeys(finding.test for finding in case.findings)),
-        )
-        for case in report.cases
-        if case.subject.kind == "device"
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceList:
+    """What a run or a health check advises: a document (see `raybench.report.documents`)."""
 
+    run_id: str
+    advice: Sequence[Advice]
 
-def format_advice(advice: Sequence[Advice], run_id: str, width: int) -> str:
-    """Write each advice as a paragraph of lines of `width` characters, with its rows below."""
-    if not advice:
-        text = f"{run_id}: nothing to advise: no choice was measured, and no device stands out"
-        return textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False) + "\n"
-    lines = [run_id]
-    for one in advice:
-        for text, indent in (
-            (f"{one.about}: {one.text}", ""),
-            (f"from {', '.join(one.rows)}", "    "),
-        ):
-            lines += textwrap.wrap(
-                text,
-                width,
-                initial_indent=indent,
-                subsequent_indent=indent or "  ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-    return "\n".join(lines) + "\n"
+    @property
+    def title(self) -> str:
+        """Return the run's id."""
+        return self.run_id
 
+    def blocks(self) -> Iterator[Block]:
+        """Yield each advice with the rows that it rests on."""
+        for one in self.advice:
+            lines = [(one.about, one.text), ("from", ", ".join(one.rows))]
+            yield Listing(lines=lines, is_quoted=True)
+        if not self.advice:
+            text = "nothing to advise: no choice was measured, and no device stands out"
+            yield Line(text=text)
 
-def as_rows(advice: Sequence[Advice]) -> list[dict[str, Any]]:
-    """Return it as JSON can hold it."""
-    return [asdict(one) for one in advice]
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object: run_id and advice (about, text, rows)."""
+        return {"run_id": self.run_id, "advice": [asdict(one) for one in self.advice]}
 
 
 def _from_slow_ranks(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Advice]:
@@ -113,7 +96,7 @@ def _from_slow_ranks(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Adv
         local_ms = list(row["local_step_ms_by_rank"])
         speeds = [1 / ms for ms in local_ms]
         exchange_ms = max(0.0, row["step_ms_p50"] - max(local_ms))
-        text = _estimate(speeds, exchange_ms / max(local_ms))
+        text = estimate_gains(speeds, exchange_ms / max(local_ms))
         if text:
             about = formatting.ranks_words(int(row["world_size"]), ranks)
             slowest = local_ms.index(max(local_ms))
@@ -121,7 +104,7 @@ def _from_slow_ranks(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Adv
             yield Advice(about="shares", text=text, rows=(str(row["point_id"]),))
 
 
-def _estimate(speeds: Sequence[float], exchange: float) -> str:
+def estimate_gains(speeds: Sequence[float], exchange: float) -> str:
     """Say what shares by speed and the fast devices alone would gain at most.
 
     speeds: relative. exchange: over the slowest device's own step. Steps without fixed costs are
@@ -140,12 +123,3 @@ def _estimate(speeds: Sequence[float], exchange: float) -> str:
         return ""
     words = ", ".join(f"shares={shares} {gain:+.1%}" for shares, gain in gains.items())
     return f"an estimate, at most: {words} over equal shares; jobs/uneven_gpus.yaml measures it"
-
-
-def _about_device(name: str, findings: Sequence[Finding], count: int) -> str:
-    """Say whether to leave a device out, and what shares by its speed would gain."""
-    times = [one.ratio for one in findings if one.ratio is not None and one.stage == "alone"]
-    is_bad = findings[0].verdict is Verdict.BAD
-    text = f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
-    estimate = _estimate([1.0] * (count - 1) + [1 / max(times)], 0.0) if times and count > 1 else ""
-    return f"{text}; {estimate}" if estimate else text

@@ -214,9 +214,7 @@ def make_table(
     """
     filled = [(column, [cell(row) for row in rows]) for column, cell in columns]
     kept = [
-        (column, cells)
-        for column, cells in filled
-        if column.is_setting or any(map(text_of, cells))
+        (column, cells) for column, cells in filled if column.is_setting or any(map(text_of, cells))
     ]
     return Table(
         columns=tuple(column for column, _ in kept),

@@ -17,7 +17,17 @@ from raybench.analysis.point_changes import PointChange
 from raybench.analysis.rounds import records
 from raybench.analysis.settings import EXECUTION, setting, setting_order, varying
 from raybench.report import formatting
-from raybench.report.blocks import Block, Cell, Column, ColumnOf, Line, Listing, Table, Tone, make_table
+from raybench.report.blocks import (
+    Block,
+    Cell,
+    Column,
+    ColumnOf,
+    Line,
+    Listing,
+    Table,
+    Tone,
+    make_table,
+)
 from raybench.report.json_text import records as json_records
 from raybench.report.plain_text import counted, shorten, span
 from raybench.report.point_settings import point_names, setting_columns
@@ -141,7 +151,9 @@ class Comparison:
         ):
             yield from [Listing(title=title, lines=lines, is_quoted=True)] if lines else []
         if self.compared:
-            yield Line(text=_EXPLANATION.format(f"{100 * self.threshold:g}%"), tone="aside", is_apart=True)
+            yield Line(
+                text=_EXPLANATION.format(f"{100 * self.threshold:g}%"), tone="aside", is_apart=True
+            )
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
@@ -332,9 +344,7 @@ def before_and_now(change: Change, most: int) -> str:
     if short[0] == short[1]:
         pairs = enumerate(zip(*values, strict=False))
         alike = next((place for place, (a, b) in pairs if a != b), min(map(len, values)))
-        short = [
-            shorten(f"…{value[max(0, alike - most // 3) :]}", most) for value in values
-        ]
+        short = [shorten(f"…{value[max(0, alike - most // 3) :]}", most) for value in values]
     return f"{short[0]} -> {short[1]}"
 
 
@@ -395,8 +405,7 @@ def advice(comparison: Comparison) -> list[str]:
     return [
         *_unclear(comparison),
         *(
-            f"{one.run_id} is left out, as it differs in "
-            f"{', '.join(one.differs_in)}."
+            f"{one.run_id} is left out, as it differs in {', '.join(one.differs_in)}."
             for one in comparison.left_out[:_MOST_LEFT_OUT]
         ),
         *([f"{more} more runs are left out likewise."] if more > 0 else []),

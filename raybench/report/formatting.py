@@ -80,9 +80,9 @@ def has_entries(value: Any) -> bool:
     return not isinstance(value, str) and hasattr(value, "__len__") and len(value) > 0
 
 
-def number(value: float, digits: int = 4) -> str:
+def number(value: float | None, digits: int = 4) -> str:
     """Significant digits, thousands apart: 1,234 12.34 0.001234 3.11e-08."""
-    if not has_value(value):
+    if value is None or not has_value(value):
         return ""
     if value == 0:
         return "0"
@@ -113,9 +113,9 @@ def step_in(unit: Unit, row: Mapping[str, Any]) -> str:
     return f"{time_in(unit, row['step_ms_p50'])}{_precision(row)}"
 
 
-def time_in(unit: Unit, time_ms: float) -> str:
+def time_in(unit: Unit, time_ms: float | None) -> str:
     """Write a time without its unit."""
-    return number(time_ms * unit.per_ms) if has_value(time_ms) else ""
+    return number(time_ms * unit.per_ms) if time_ms is not None and has_value(time_ms) else ""
 
 
 def unit_of(rows: Iterable[Mapping[str, Any]]) -> Unit:
@@ -152,9 +152,9 @@ def half_width(share: float) -> str:
     return f"±{share:.{1 if share >= 0.01 else 2}%}"
 
 
-def part(value_ms: float, unit: Unit) -> str:
+def part(value_ms: float | None, unit: Unit) -> str:
     """Write a part of a step: three digits, and no more than three decimals."""
-    if not has_value(value_ms):
+    if value_ms is None or not has_value(value_ms):
         return ""
     value = value_ms * unit.per_ms
     return f"{value:.3f}" if 0 < value < 1 else number(value, digits=3)
@@ -167,21 +167,21 @@ def part_ms(value: float, step_ms: float = 1.0) -> str:
     return part(value, MILLISECONDS)
 
 
-def ratio(value: float) -> str:
+def ratio(value: float | None) -> str:
     """Write a speed-up; of a tiny one, two digits."""
-    if not has_value(value):
+    if value is None or not has_value(value):
         return ""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-def percent(value: float) -> str:
+def percent(value: float | None) -> str:
     """Write a share as a percentage."""
-    return f"{value:.1%}" if has_value(value) else ""
+    return f"{value:.1%}" if value is not None and has_value(value) else ""
 
 
-def gib(value: float) -> str:
+def gib(value: float | None) -> str:
     """Bytes in GiB."""
-    return f"{value / _GIB:.2f}" if has_value(value) else ""
+    return f"{value / _GIB:.2f}" if value is not None and has_value(value) else ""
 
 
 def choices(texts: Sequence[str]) -> str:
@@ -220,9 +220,9 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def size(count: float) -> str:
+def size(count: float | None) -> str:
     """Bytes in the binary unit that suits them: 4 KiB, 1.5 MiB."""
-    if not has_value(count):
+    if count is None or not has_value(count):
         return ""
     power = min(max(0, int(count).bit_length() - 1) // 10, len(_BINARY) - 1)
     scaled = count / 2 ** (10 * power)
@@ -351,9 +351,7 @@ def versions(found: Mapping[str, str]) -> str:
 
 def settings(values: Mapping[str, Any]) -> str:
     """Write settings as name=value, in the order given; a switch as a job file has it."""
-    words = {
-        name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in values.items()
-    }
+    words = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in values.items()}
     return " ".join(f"{name}={word}" for name, word in words.items())
 
 

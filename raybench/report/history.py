@@ -14,7 +14,16 @@ from raybench.analysis.environment_changes import Change
 from raybench.analysis.rounds import records
 from raybench.analysis.settings import setting, varying
 from raybench.report import formatting
-from raybench.report.blocks import SETTING_CHARS, Block, Column, ColumnOf, Line, Listing, Table, make_table
+from raybench.report.blocks import (
+    SETTING_CHARS,
+    Block,
+    Column,
+    ColumnOf,
+    Line,
+    Listing,
+    Table,
+    make_table,
+)
 from raybench.report.comparison import before_and_now, percent
 from raybench.report.json_text import records as json_records
 from raybench.report.plain_text import counted
@@ -143,9 +152,11 @@ def _points(series: Sequence[Series], names: Sequence[str]) -> Table:
         # Of the last level from the first one.
         (
             Column(title="change"),
-            lambda rows: percent(rows[-1]["level_ms"] / rows[0]["level_ms"] - 1)
-            if any(map(_is_step, rows))
-            else "",
+            lambda rows: (
+                percent(rows[-1]["level_ms"] / rows[0]["level_ms"] - 1)
+                if any(map(_is_step, rows))
+                else ""
+            ),
         ),
         (Column(title="by run", is_text=True), _bars),
     ]

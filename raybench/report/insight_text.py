@@ -1,4 +1,4 @@
-"""Insights as words: the sentence that leads a report, its findings, and its large figures. Pure."""
+"""Insights as words: the lead of a report, its findings, and its large figures. Pure."""
 
 from __future__ import annotations
 
@@ -151,9 +151,7 @@ def _most(insights: Sequence[Insight]) -> str:
     for one in of_kind(insights, "throughput"):
         return f"at most {amount(one.most.value, one.unit)}{_where(one.most)}"
     phrases = [f"{one.subject}: {_ends(one)}" for one in of_kind(insights, "bandwidth")[:1]]
-    phrases += [
-        f"{_span(one)} {one.subject}" for one in of_kind(insights, "of_datasheet")
-    ]
+    phrases += [f"{_span(one)} {one.subject}" for one in of_kind(insights, "of_datasheet")]
     phrases += [f"{one.subject} takes {_ends(one)}" for one in of_kind(insights, "latency")]
     for one in of_kind(insights, "tflops")[:1]:
         phrases += [
@@ -255,9 +253,7 @@ def key_figures(
             *(
                 KeyFigure(
                     value=formatting.number(one.most.value),
-                    counts="; ".join(
-                        filter(None, (f"TFLOP/s in {one.subject} at most", one.note))
-                    ),
+                    counts="; ".join(filter(None, (f"TFLOP/s in {one.subject} at most", one.note))),
                     where=one.most.where,
                 )
                 for one in of_kind(insights, "tflops")
@@ -269,9 +265,7 @@ def key_figures(
 def _figure(one: Insight, counts: str, value: Value | None = None) -> KeyFigure:
     shown = value or one.most
     suffix = "×" if one.unit == "times" else ""
-    return KeyFigure(
-        value=amount(shown.value, one.unit) + suffix, counts=counts, where=shown.where
-    )
+    return KeyFigure(value=amount(shown.value, one.unit) + suffix, counts=counts, where=shown.where)
 
 
 def _all_reduce_first(insights: Sequence[Insight]) -> list[Insight]:

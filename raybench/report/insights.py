@@ -228,9 +228,7 @@ def plus_minus(row: Row) -> float | None:
     return value_of(row, "speed_up").half_width
 
 
-def _speed_ups(
-    rows: Sequence[Row], baseline: Mapping[str, Any], ranks: str
-) -> Iterator[Insight]:
+def _speed_ups(rows: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -> Iterator[Insight]:
     """Yield speed-up, efficiency, serial fraction and memory for each value of what is compared."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows_compared(rows):
@@ -254,8 +252,14 @@ def _speed_ups(
         if devices and devices != int(baseline["world_size"]):
             for name in ("efficiency", "serial_fraction"):
                 yield from _range(
-                    name,  # type: ignore[arg-type]
-                    subject, "share", members, name, where, over=over, devices=devices,
+                    name,
+                    subject,
+                    "share",
+                    members,
+                    name,
+                    where,
+                    over=over,
+                    devices=devices,
                 )
         elif not devices:
             yield from _range(
@@ -369,8 +373,10 @@ def largest_batches(rows: Sequence[Row]) -> tuple[LargestBatch, ...]:
     for members in series.values():
         ran_out = min((int(r["batch_size"]) for r in members if r["status"] == "oom"), default=0)
         fits = [r for r in members if r["status"] == "ok" and r["batch_size"] < ran_out]
-        row = max(fits, key=lambda row: row["batch_size"], default=None)
-        if row is None or not is_found(int(row["batch_size"]), ran_out):
+        if not fits:
+            continue
+        row = max(fits, key=lambda row: row["batch_size"])
+        if not is_found(int(row["batch_size"]), ran_out):
             continue
         peak = row["peak_mem_allocated_bytes"]
         found.append(
@@ -467,9 +473,7 @@ def _bandwidths(measured: Sequence[Row], ranks: str) -> Iterator[Insight]:
         if len(message_sizes) > 1:
             smallest = [row for row in of_most if size_of(row) == min(message_sizes)]
             subject = f"{formatting.size(min(message_sizes))} on {on}"
-            yield from _range(
-                "latency", subject, "ms", smallest, "step_ms_p50", _named(smallest)
-            )
+            yield from _range("latency", subject, "ms", smallest, "step_ms_p50", _named(smallest))
 
 
 def _has_any(rows: Sequence[Row], column: str) -> bool:

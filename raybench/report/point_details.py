@@ -17,7 +17,8 @@ from raybench.report import formatting
 from raybench.report.blocks import (
     SETTING_CHARS,
     Block,
-    Column, ColumnOf,
+    Column,
+    ColumnOf,
     Line,
     Listing,
     Table,
@@ -99,7 +100,7 @@ def _points_table(rows: Sequence[Row]) -> Table:
             else []
         ),
         *(
-            (column, lambda place, cells=cells: cells[place])  # type: ignore[misc]
+            (column, lambda place, cells=cells: cells[place])
             for column, cells in setting_columns(rows)
         ),
         (
@@ -115,9 +116,7 @@ def _points_table(rows: Sequence[Row]) -> Table:
         # How much of the time the least busy device of the point ran a kernel.
         (Column(title="busy", drop=0), busy),
         (
-            Column(
-                title="reason", is_text=True, min_chars=_MIN_REASON_CHARS, drop=count + 1
-            ),
+            Column(title="reason", is_text=True, min_chars=_MIN_REASON_CHARS, drop=count + 1),
             lambda place: shorten(_reason(rows[place]), _REASON_CHARS),
         ),
     ]
@@ -148,7 +147,7 @@ class PointDetails:
     row: the latest attempt, of `points`. attempts: all of them, in order. ranks, modules, regions,
     states, steps_ms: as the functions of `raybench.analysis.step_times` give them; empty where
     modules were not profiled, the step names no regions or devices were not sampled.
-    traces: paths. wrote_logs: whether there is text of its ranks. units: of the columns of `points`.
+    traces: paths. wrote_logs: whether there is text of its ranks. units: of all columns.
     """
 
     row: Row
@@ -293,7 +292,7 @@ def _ranks(ranks: pd.DataFrame) -> Table | None:
         (Column(title="rank"), lambda row: str(row[0])),
         (Column(title="iterations"), lambda row: str(row[1])),
         *(
-            (Column(title=name), lambda row, place=place: formatting.number(row[place]))  # type: ignore[misc]
+            (Column(title=name), lambda row, place=place: formatting.number(row[place]))
             for name, place in names.items()
         ),
     ]
@@ -335,7 +334,7 @@ def _states(states: pd.DataFrame) -> Table | None:
         *(
             (
                 Column(title=head),
-                lambda row, name=name: _span(row[f"{name}_min"], row[f"{name}_max"]),  # type: ignore[misc]
+                lambda row, name=name: _span(row[f"{name}_min"], row[f"{name}_max"]),
             )
             for name, head in heads.items()
         ),

@@ -10,7 +10,16 @@ from typing import Any
 from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, Network, Prediction
 from raybench.analysis.settings import EXECUTION, setting, varying
 from raybench.report import formatting
-from raybench.report.blocks import SETTING_CHARS, Block, Column, ColumnOf, Line, Listing, Table, make_table
+from raybench.report.blocks import (
+    SETTING_CHARS,
+    Block,
+    Column,
+    ColumnOf,
+    Line,
+    Listing,
+    Table,
+    make_table,
+)
 from raybench.report.plain_text import counted, span
 from raybench.results.run import Run
 

@@ -128,7 +128,9 @@ class RunReport:
             yield Line(text=text, is_apart=bool(self.lead) and place == 0)
         yield from self.listings
         tables = [table for _, tables in self.tables for table in tables]
-        yield from tables or [Line(text="No point has been finished yet.", is_apart=True)]
+        yield from tables
+        if not tables:
+            yield Line(text="No point has been finished yet.", is_apart=True)
         yield Legend()
         yield from self.messages
         if summary.more_rounds:

@@ -8,7 +8,7 @@ names, as that of an operation, make tables of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar
@@ -27,8 +27,8 @@ from raybench.report import formatting
 from raybench.report.blocks import (
     MARKS_TITLE,
     SETTING_CHARS,
-    Cell,
-    Column, ColumnOf,
+    Column,
+    ColumnOf,
     Table,
     make_table,
     metric_column,
@@ -59,7 +59,7 @@ _TRAFFIC_NOTE = (
 
 
 def marks(row: Row) -> str:
-    """Return a letter for each thing that makes a point doubtful; formatting.MARKS explains them."""
+    """Return a letter for each doubt about a point; `formatting.MARKS` explains them."""
     is_ok = row["status"] == "ok"
     found = {
         "u": formatting.has_value(row["stable"]) and not row["stable"],
@@ -198,9 +198,7 @@ def table_of_points(
     )
 
 
-def without_repeats(
-    rows: Sequence[Row], texts: Sequence[Sequence[str]]
-) -> list[tuple[str, ...]]:
+def without_repeats(rows: Sequence[Row], texts: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """Return the texts with blanks where a line repeats the one above.
 
     All settings of a point are said once; of the next point, those after the first that differs,

@@ -9,9 +9,9 @@ from raybench.analysis.settings import setting, setting_order
 from raybench.job.point import setting_text
 from raybench.report import formatting
 from raybench.report.plain_text import span
-from raybench.workloads.layout import layout_defaults
-from raybench.workloads.model_sizes import LLAMA_PRESETS, parameter_count
-from raybench.workloads.trained import ddp_defaults
+from raybench.workloads.training.layout import layout_defaults
+from raybench.workloads.training.model_sizes import LLAMA_PRESETS, parameter_count
+from raybench.workloads.training.trained import ddp_defaults
 
 Row = Mapping[str, Any]
 
@@ -111,7 +111,7 @@ def _others(rows: Sequence[Row]) -> Iterator[str]:
             continue
         texts = [formatting.setting(name, value) for value in values]
         shown = _span("", texts) if is_number else _list("", texts)
-        yield f"{str(name)}={shown}"
+        yield f"{name!s}={shown}"
 
 
 def _values(rows: Sequence[Row], name: str) -> list[Any]:

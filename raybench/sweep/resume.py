@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from raybench.errors import JobError, UsageError
-from raybench.job.model import Job, Measure, load_job
+from raybench.job.model import NOT_MEASURED, Job, Measure, load_job
 from raybench.job.plan import Plan
+from raybench.job.source import overrides_in
 from raybench.records import Latest, TrialKey, by_point
 from raybench.records.device_list import DeviceList
 from raybench.records.environment import Code, differing
@@ -168,7 +169,7 @@ def _difference(run: Run, job: Job) -> str:
     differences = [
         f"{key} was {_show_setting(old, key)}, is {_show_setting(new, key)}"
         for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key) and key.split(".")[0] not in ("name", "baseline")
+        if old.get(key) != new.get(key) and key.split(".")[0] not in NOT_MEASURED
     ]
     return _few(differences)
 
@@ -195,21 +196,10 @@ def job_of_run(run: Run) -> Job | None:
         path = Path(folder) / "job.yaml"
         path.write_text(run.job_text, encoding="utf-8")
         try:
-            job = load_job(path, list(overrides_in(run.argv)))
+            job = load_job(path, overrides_in(run.argv))
         except JobError:
             return None
     return job if job.meaning_sha256 == run.job_sha256 else None
-
-
-def overrides_in(argv: tuple[str, ...]) -> Iterator[str]:
-    """Find the values of `--set` in a command line."""
-    for position, word in enumerate(argv):
-        if word == "--":
-            return  # what follows is the script's
-        if word == "--set" and position + 1 < len(argv):
-            yield argv[position + 1]
-        elif word.startswith("--set="):
-            yield word.removeprefix("--set=")
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

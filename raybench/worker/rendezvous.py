@@ -13,7 +13,7 @@ import struct
 
 from raybench.records import Group
 from raybench.worker.process_group import BROKEN, abort_key
-from raybench.workloads.tcp_store import serve_store
+from raybench.workloads.scripts.tcp_store import serve_store
 
 _SIOCGIFADDR = 0x8915
 

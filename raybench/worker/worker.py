@@ -46,8 +46,8 @@ from raybench.worker.state import ProcessState
 from raybench.workloads import precision
 from raybench.workloads.attention import choose_kernel
 from raybench.workloads.base import Context, Workload
-from raybench.workloads.running_script import RunningScript
-from raybench.workloads.script_process import ScriptFailedError
+from raybench.workloads.scripts.process import ScriptFailedError
+from raybench.workloads.scripts.running_script import RunningScript
 
 _STDERR = 2
 _TAKE_DOWN_TIMEOUT_S = 2.0

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
 
+    from raybench.job.answer import Answer
     from raybench.records.metric import Metric
     from raybench.workloads.replicas import Replicas
 
@@ -252,6 +253,9 @@ class Workload(ABC):
     for each of its parameters, and attention.
     message_bytes, busbw_factor: of a collective, as nccl-tests counts them.
     memory_bytes: what one step reads from and writes to memory.
+    items: class attribute; the name of what items_per_step counts, in the plural; `samples`.
+    answers: class attribute; what a run answers whose job does not say it: the first of these that
+    names a setting that varies in the run, or no setting at all. Without any, the speed-up.
     metrics: class attribute; numbers of its own that the tables and reports are to have. Each is
     read after the timed steps, on each rank, from the attribute of its name; None: not known.
     """
@@ -260,6 +264,8 @@ class Workload(ABC):
     shares_work: ClassVar[bool] = False
     weighs_loss: ClassVar[bool] = False
     metrics: ClassVar[tuple[Metric, ...]] = ()
+    items: ClassVar[str] = "samples"
+    answers: ClassVar[tuple[Answer, ...]] = ()
     items_per_step: float
 
     @abstractmethod

@@ -15,7 +15,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from raybench.workloads.trained import ddp_defaults
+from raybench.workloads.training.trained import ddp_defaults
 
 if TYPE_CHECKING:
     from raybench.workloads.base import Context

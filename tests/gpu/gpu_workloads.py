@@ -17,8 +17,8 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from raybench.workloads.base import Context
-from raybench.workloads.mlp import Mlp, linear_stack
-from raybench.workloads.trained import GradAccumulation, Recipe, Trained, slices
+from raybench.workloads.training.mlp import Mlp, linear_stack
+from raybench.workloads.training.trained import GradAccumulation, Recipe, Trained, slices
 
 _CALIBRATION_CYCLES = 20_000_000
 WIDTH = 512

@@ -8,7 +8,7 @@ from raybench.job.point import Precision
 from raybench.measure import phases
 from raybench.workloads import precision
 from raybench.workloads.attention import attention_part, choose_kernel, merge
-from raybench.workloads.dit import Dit
+from raybench.workloads.dit.workload import Dit
 from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu

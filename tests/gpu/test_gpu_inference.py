@@ -7,11 +7,11 @@ from raybench.job.model import Measure
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.measure.phases import measure
 from raybench.workloads import precision
-from raybench.workloads.bandwidth import memory_gb_s
-from raybench.workloads.layers import Decoder, KeyValueCache
-from raybench.workloads.mlp import Mlp
-from raybench.workloads.model_sizes import DECODER_PRESETS
-from raybench.workloads.transformer import Transformer
+from raybench.workloads.compute.bandwidth import memory_gb_s
+from raybench.workloads.training.layers import Decoder, KeyValueCache
+from raybench.workloads.training.mlp import Mlp
+from raybench.workloads.training.model_sizes import DECODER_PRESETS
+from raybench.workloads.training.transformer import Transformer
 from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
@@ -99,7 +99,7 @@ def test_the_triad_is_of_the_device_memory_and_leaves_none_behind():
 @pytest.mark.parametrize("mode", USUAL_PRECISIONS)
 def test_a_residual_network_runs_in_every_precision(mode):
     pytest.importorskip("torchvision")
-    from raybench.workloads.resnet50 import ResNet
+    from raybench.workloads.training.resnet50 import ResNet
 
     context = make_context(mode)
     for channels_last in (False, True):

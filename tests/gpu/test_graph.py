@@ -10,7 +10,7 @@ from raybench.errors import UsageError
 from raybench.job.model import Measure
 from raybench.measure.phases import measure
 from raybench.measure.timing import TRIAL_REPLAYS
-from raybench.workloads.mlp import Mlp
+from raybench.workloads.training.mlp import Mlp
 from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu

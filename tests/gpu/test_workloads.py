@@ -8,11 +8,12 @@ import torch
 from torch.nn import functional
 
 from raybench.job.point import USUAL_PRECISIONS, Precision
-from raybench.workloads import precision, trained
+from raybench.workloads import precision
 from raybench.workloads.base import Context
-from raybench.workloads.linear import Linear
-from raybench.workloads.mlp import Mlp
-from raybench.workloads.transformer import Transformer
+from raybench.workloads.training import trained
+from raybench.workloads.training.linear import Linear
+from raybench.workloads.training.mlp import Mlp
+from raybench.workloads.training.transformer import Transformer
 from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from raybench.workloads.base import Context
-from raybench.workloads.gemm import Gemm
-from raybench.workloads.same_bits import SameBits
+from raybench.workloads.compute.kernels import Gemm
+from raybench.workloads.compute.same_bits import SameBits
 
 FLIPPED_BITS = f"{__name__}:FlippedBits"
 FEW_SMS = f"{__name__}:FewSms"

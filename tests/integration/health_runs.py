@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from raybench.cli.output import ConsoleListener, make_console
-from raybench.doctor.health.check import examine
-from raybench.doctor.health.suite import Fleet, Probe, probes, title
+from raybench.health.check import examine
+from raybench.health.suite import Fleet, Probe, probes, title
 from raybench.sweep.run_state import RunTarget
 from tests.integration.health_faults import FEW_SMS, FLIPPED_BITS
 

@@ -16,11 +16,11 @@ import pytest
 from raybench.cli.health_results import load_health
 from raybench.cli.page import format_page
 from raybench.cli.results import load_summary
+from raybench.health.charts import health_figures
+from raybench.health.page import format_page as format_health_page
+from raybench.health.text import format_markdown as format_health_markdown
 from raybench.report.charts import poster
-from raybench.report.charts.health import health_figures
-from raybench.report.html.health import format_page as format_health_page
 from raybench.report.text import markdown
-from raybench.report.text.health import format_markdown as format_health_markdown
 from raybench.results import reader
 
 REPOSITORY = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from raybench.report.charts.figure import (
 from raybench.report.charts.lines import level_layer
 from raybench.report.charts.scaling import speed_up_words
 from raybench.report.charts.series import Row, is_other, line_name, missing, named
-from raybench.report.findings import rows_compared
+from raybench.report.insights import rows_compared
 from raybench.report.summary import Summary
 
 

@@ -10,7 +10,7 @@ from raybench.report import formatting
 from raybench.report.charts.bars import MOST_BARS, bar_panels, first_of
 from raybench.report.charts.figure import TIP, Entry, Figure, Spec, Table, Value
 from raybench.report.charts.series import Row, in_order, is_other, telling_settings
-from raybench.report.findings import CAUSES
+from raybench.report.insights import CAUSES
 from raybench.report.summary import Summary
 from raybench.report.tables import has_no_breakdown
 from raybench.results.quality import is_slowed_by_one_rank

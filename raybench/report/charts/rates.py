@@ -19,7 +19,7 @@ from raybench.report.charts.series import (
     missing,
     named,
 )
-from raybench.report.headline import SIZE, datasheet_gb_s, size_of
+from raybench.report.insights import SIZE, datasheet_gb_s, size_of
 from raybench.report.summary import Summary
 
 # Small messages are often replayed from a graph and large ones not: one line all the same.

@@ -27,7 +27,7 @@ from raybench.report.charts.series import (
     missing,
     named,
 )
-from raybench.report.findings import plus_minus
+from raybench.report.insights import plus_minus
 from raybench.report.summary import Summary
 
 # What tells the lines of one panel from each other.

@@ -46,5 +46,5 @@ def _names(folder: str) -> list[str]:
     return sorted(module.name.replace("_", "-") for module in found)
 
 
-def _module(folder: str, name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202 - a module
+def _module(folder: str, name: str):  # type: ignore[no-untyped-def]
     return import_module(f"{__name__}.{folder}.{name.replace('-', '_')}")

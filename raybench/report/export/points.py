@@ -98,9 +98,7 @@ class ExportedPoint:
 def exported_points(summary: Summary) -> list[ExportedPoint]:
     """Return the latest attempt at each point of a run."""
     search_ok = summary.run.status.value == "ok"
-    return [
-        ExportedPoint(row=row, search_ok=search_ok) for row in plain_records(summary.scaling)
-    ]
+    return [ExportedPoint(row=row, search_ok=search_ok) for row in plain_records(summary.scaling)]
 
 
 def facts_of_run(summary: Summary) -> dict[str, str]:

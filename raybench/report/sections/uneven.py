@@ -124,7 +124,9 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
         column("samples/s", lambda one, _: formatting.number(one.throughput), 7),
         column("over equal", _over_equal),
         column(
-            "in theory", lambda one, fleet: _percent(fleet.gain_in_theory(one.shares), signed=True), 5
+            "in theory",
+            lambda one, fleet: _percent(fleet.gain_in_theory(one.shares), signed=True),
+            5,
         ),
         column("of own speeds", lambda one, _: _percent(one.efficiency), 6),
         column("over best other", lambda one, fleet: _gain(_over_best_other(one, fleet)), 3),

@@ -73,73 +73,73 @@ def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> st
 
 def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
     """Yield what rich draws of each block, and blank lines between them."""
-    tables: list[Table] = []
-    left_out: dict[str, None] = {}
-    is_first = True
-    for block in blocks:
-        if not is_first and not isinstance(block, Legend):
-            is_apart = block.is_apart if isinstance(block, Line) else True
-            if is_apart:
-                yield Text("")
-        is_first = False
+    shown: list[tuple[Table, list[str]]] = []
+    for place, block in enumerate(blocks):
+        if place and not isinstance(block, Legend) and getattr(block, "is_apart", True):
+            yield Text("")
         match block:
             case Line():
                 text = printable(block.text) if block.is_indented else one_line(block.text)
                 yield Text(text, style=_STYLES[block.tone], no_wrap=block.is_whole or None)
             case Listing():
-                yield from _titled(block.title)
-                side = "left" if block.is_quoted else "right"
-                yield from _listing(block.lines, side, width) if block.lines else [
-                    Text(one_line(block.otherwise))
-                ]
+                yield from _listing(block, width)
             case Messages():
-                yield from _titled(block.title)
-                for count, text in block.lines:
-                    hanging = RichTable.grid()
-                    hanging.add_column(no_wrap=True)
-                    hanging.add_column(overflow="fold")
-                    hanging.add_row(Text(count), Text(one_line(text)))
-                    yield hanging
-                if block.rest:
-                    yield Text(block.rest)
+                yield from _messages(block)
             case Table():
-                shown, dropped = fit(block, width)
-                tables.append(shown)
-                left_out |= dict.fromkeys(dropped)
-                yield from _titled(shown.title)
-                yield _grid(shown, width)
+                fitted, left_out = fit(block, width)
+                shown.append((fitted, left_out))
+                yield from _titled(fitted.title)
+                yield _grid(fitted, width)
             case Legend():
-                for paragraph in legend_paragraphs(tables):
+                for paragraph in _legend(shown, width):
                     yield from (Text(""), Text(one_line(paragraph), style="dim"))
-                if left_out:
-                    yield from (Text(""), Text(_omissions(left_out, width), style="dim"))
+
+
+def _messages(block: Messages) -> Iterator[RenderableType]:
+    """Yield the title, then each message folded beside its count."""
+    yield from _titled(block.title)
+    for count, text in block.lines:
+        hanging = RichTable.grid()
+        hanging.add_column(no_wrap=True)
+        hanging.add_column(overflow="fold")
+        hanging.add_row(Text(count), Text(one_line(text)))
+        yield hanging
+    if block.rest:
+        yield Text(block.rest)
+
+
+def _legend(shown: Sequence[tuple[Table, list[str]]], width: int) -> Iterator[str]:
+    """Yield what the columns of the tables mean, and which columns had no room."""
+    yield from legend_paragraphs(table for table, _ in shown)
+    if left_out := dict.fromkeys(title for _, titles in shown for title in titles):
+        yield (
+            f"Left out to fit {width} columns: {', '.join(left_out)}. A wider terminal or "
+            "`--format md` shows them."
+        )
 
 
 def _titled(title: str) -> list[Text]:
     return [Text(one_line(title), style="bold")] if title else []
 
 
-def _omissions(titles: Iterable[str], width: int) -> str:
-    return (
-        f"Left out to fit {width} columns: {', '.join(titles)}. A wider terminal or "
-        "`--format md` shows them."
-    )
-
-
-def _listing(lines: Sequence[tuple[str, str]], side: str, width: int) -> Iterator[RenderableType]:
-    """Lay out texts beside their names, or below them where names are long."""
-    plain = [(one_line(name), one_line(text)) for name, text in lines]
-    if max(cell_len(name) for name, _ in plain) > _WIDEST_NAMES * min(width, _PROSE_WIDTH):
-        for name, text in plain:
+def _listing(block: Listing, width: int) -> Iterator[RenderableType]:
+    """Yield the title, then texts beside their names, or below them where names are long."""
+    yield from _titled(block.title)
+    lines = [(one_line(name), one_line(text)) for name, text in block.lines]
+    longest = max((cell_len(name) for name, _ in lines), default=0)
+    if not lines:
+        yield Text(one_line(block.otherwise))
+    elif longest > _WIDEST_NAMES * min(width, _PROSE_WIDTH):
+        for name, text in lines:
             yield Text(name)
             yield Padding(Text(text, overflow="fold"), (0, 0, 0, 2))
-        return
-    table = RichTable.grid(padding=(0, _GAP, 0, 0))
-    table.add_column(no_wrap=True, justify="left" if side == "left" else "right")
-    table.add_column(overflow="fold")
-    for name, text in plain:
-        table.add_row(Text(name), Text(text))
-    yield table
+    else:
+        table = RichTable.grid(padding=(0, _GAP, 0, 0))
+        table.add_column(no_wrap=True, justify="left" if block.is_quoted else "right")
+        table.add_column(overflow="fold")
+        for name, text in lines:
+            table.add_row(Text(name), Text(text))
+        yield table
 
 
 def fit(table: Table, width: int) -> tuple[Table, list[str]]:
@@ -217,7 +217,9 @@ def _grid(table: Table, width: int) -> RichTable:
             min_width=size,
         )
     # Rows that are never folded are drawn as one: it looks the same and is several times as fast.
-    for (style, is_short), rows in groupby(table.rows, lambda row: (_style(row), _fits(row, least))):
+    for (style, is_short), rows in groupby(
+        table.rows, lambda row: (_style(row), _fits(row, least))
+    ):
         for block in [list(rows)] if is_short else [[row] for row in rows]:
             lines = zip(*([one_line(text_of(cell)) for cell in row] for row in block), strict=True)
             grid.add_row(*(Text("\n".join(texts)) for texts in lines), style=style)

@@ -12,10 +12,10 @@ from builders import (
     make_record,
     scaling_rows,
 )
+from raybench.report.uneven import fleet_name, uneven_lead, uneven_listings, verdict
 
 from raybench.analysis.uneven import RULES, fleets, gain_over
 from raybench.records import Breakdown, RankShare
-from raybench.report.uneven import fleet_name, uneven_lead, uneven_listings, verdict
 
 BASELINE = {"shares": "equal"}
 # Of samples about their median and mean, which it leaves where they are.

@@ -31,7 +31,7 @@ def test_the_package_has_the_jobs_of_the_repository():
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
-def test_a_job_begins_with_its_question_and_ends_its_comment_with_the_cut(one):
+def test_a_job_has_a_question_and_a_command_that_cuts_it_down(one):
     assert one.question.endswith("?")
     assert one.question.count("?") == 1
     assert one.cut

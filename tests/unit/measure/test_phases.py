@@ -16,7 +16,7 @@ from raybench.hardware.counters import Reading
 from raybench.job.model import Measure
 from raybench.measure import phases, profiling
 from raybench.records import Breakdown, Profile
-from raybench.workloads.mlp import Mlp
+from raybench.workloads.training.mlp import Mlp
 
 
 class Paced:

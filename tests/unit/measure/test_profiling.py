@@ -24,9 +24,9 @@ from raybench.measure.profiling import module_times, profile
 from raybench.records import Answer, Group, ModuleTime, RankInfo, Task
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
-from raybench.workloads.layers import Decoder
-from raybench.workloads.mlp import Mlp
-from raybench.workloads.model_sizes import DecoderShape
+from raybench.workloads.training.layers import Decoder
+from raybench.workloads.training.mlp import Mlp
+from raybench.workloads.training.model_sizes import DecoderShape
 
 CPU = torch.device("cpu")
 

@@ -12,9 +12,9 @@ from builders import (
     make_summary,
 )
 
+from raybench.health.report import HealthReport, advise_health
 from raybench.records.health import Verdict
-from raybench.report.advice import advise_health, advise_run, format_advice
-from raybench.report.health import HealthReport
+from raybench.report.advice import advise_run, format_advice
 
 EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
 

@@ -15,11 +15,11 @@ from builders import (
     make_summary,
     make_sweep,
 )
+from raybench.report.key_figures import key_figures
 
 from raybench.cli.results import load_summary
 from raybench.report.charts import poster
 from raybench.report.charts.figures import main_figure, rows_of, why_none
-from raybench.report.key_figures import key_figures
 from raybench.results import reader
 
 RESULTS = Path(__file__).parents[3] / "results" / "examples"

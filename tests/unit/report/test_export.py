@@ -12,14 +12,14 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from builders import make_device, make_failed, make_measure, make_point, make_record, make_run
-
-from raybench.cli.results import load_summary
-from raybench.errors import ResultsError
-from raybench.records import Status
 from raybench.report.export.as_json import export_json
 from raybench.report.export.csv import export_csv
 from raybench.report.export.github_benchmark import export_github_benchmark
 from raybench.report.export.junit import export_junit
+
+from raybench.cli.results import load_summary
+from raybench.errors import ResultsError
+from raybench.records import Status
 from raybench.results import reader
 from raybench.results.run import RunStatus
 from raybench.results.writer import RunStore

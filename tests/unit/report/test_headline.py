@@ -12,13 +12,13 @@ from builders import (
     points_table,
     scaling_rows,
 )
+from raybench.report.findings import bests
+from raybench.report.headline import headline
 
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.rounds import records
 from raybench.analysis.scaling import best_settings, scaling
 from raybench.job.point import Precision
-from raybench.report.findings import bests
-from raybench.report.headline import headline
 from raybench.results.quality import BREAKDOWN
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-
 from raybench.report.text.points import histogram
+
 from raybench.report.text.terminal import render
 
 

@@ -8,11 +8,11 @@ from builders import (
     make_summary,
     points_table,
 )
+from raybench.report.rank_steps import ranks_of_point
 
 from raybench.analysis.rounds import records
 from raybench.records import WallTimes
 from raybench.report.formatting import MILLISECONDS
-from raybench.report.rank_steps import ranks_of_point
 from raybench.report.text import terminal
 
 

@@ -25,6 +25,7 @@ from builders import (
     points_table,
     unscaled_point,
 )
+from raybench.report.text.points import PointDetails, format_point, format_points
 
 from raybench.records import Status
 from raybench.report import formatting
@@ -32,7 +33,6 @@ from raybench.report.charts.figures import rows_of
 from raybench.report.export import as_json
 from raybench.report.summary import group_messages, summarize
 from raybench.report.text import markdown, runs, terminal
-from raybench.report.text.points import PointDetails, format_point, format_points
 from raybench.report.what_ran import what_ran
 from raybench.results import rows
 from raybench.results.run import RunStatus

@@ -7,16 +7,20 @@ from pathlib import Path
 
 import torch
 from builders import make_measurement, make_record, make_summary, unscaled_point
+from raybench.report.key_figures import key_figures
 
 from raybench.cli.results import load_summary
 from raybench.job.point import Precision
 from raybench.report.charts.figures import rows_of
-from raybench.report.key_figures import key_figures
 from raybench.report.what_ran import what_ran
-from raybench.workloads.language_training import make_model
-from raybench.workloads.layers import DECODER_PRESETS, Decoder
-from raybench.workloads.mlp import linear_stack
-from raybench.workloads.model_sizes import LANGUAGE_PRESETS, LINEAR_FEATURES, parameter_count
+from raybench.workloads.training.language_training import make_model
+from raybench.workloads.training.layers import DECODER_PRESETS, Decoder
+from raybench.workloads.training.mlp import linear_stack
+from raybench.workloads.training.model_sizes import (
+    LANGUAGE_PRESETS,
+    LINEAR_FEATURES,
+    parameter_count,
+)
 
 RESULTS = Path(__file__).parents[3] / "results" / "examples"
 

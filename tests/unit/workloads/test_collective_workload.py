@@ -13,8 +13,12 @@ from forked import gloo, run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads.collective import Collective
-from raybench.workloads.collective_operations import Payload, busbw_factor, output_expected
+from raybench.workloads.communication.collective import Collective
+from raybench.workloads.communication.collective_operations import (
+    Payload,
+    busbw_factor,
+    output_expected,
+)
 
 OPERATIONS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv",

@@ -27,8 +27,8 @@ from raybench.measure.marks import BucketMarks
 from raybench.measure.timing import make_timer
 from raybench.records import Breakdown
 from raybench.workloads.base import Context
-from raybench.workloads.mlp import Mlp
-from raybench.workloads.transformer import Transformer
+from raybench.workloads.training.mlp import Mlp
+from raybench.workloads.training.transformer import Transformer
 
 STEPS = 3
 CASES = ("plain", "accumulated", "small buckets", "all options", "fp16", "transformer", "compiled")

@@ -17,12 +17,12 @@ from raybench.errors import JobError, UsageError
 from raybench.measure.flops import step_flops
 from raybench.workloads.attention import attention_part, choose_kernel, merge
 from raybench.workloads.base import WrongResultError
-from raybench.workloads.dit import Dit
-from raybench.workloads.dit_model import Dit as Model
-from raybench.workloads.dit_model import SingleBlock, rotation
-from raybench.workloads.dit_steps import AttentionOperator
-from raybench.workloads.model_sizes import DIT_PRESETS, dit_flops, parameter_count
-from raybench.workloads.sequence_parallel import attend_whole
+from raybench.workloads.dit.model import Dit as Model
+from raybench.workloads.dit.model import SingleBlock, rotation
+from raybench.workloads.dit.sequence_parallel import attend_whole
+from raybench.workloads.dit.steps import AttentionOperator
+from raybench.workloads.dit.workload import Dit
+from raybench.workloads.training.model_sizes import DIT_PRESETS, dit_flops, parameter_count
 
 TINY: dict[str, Any] = {"preset": "tiny", "height": 64, "width": 64, "text_tokens": 8}
 

@@ -8,7 +8,7 @@ from builders import make_context
 
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.workloads.base import WrongResultError
-from raybench.workloads.gemm import Gemm
+from raybench.workloads.compute.kernels import Gemm
 
 DTYPES = {
     Precision.FP32: torch.float32,

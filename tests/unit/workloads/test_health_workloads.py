@@ -12,12 +12,12 @@ from forked import gloo, run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads.collective import GroupedCollective
-from raybench.workloads.host_copy import HostCopy
-from raybench.workloads.launch import Launch
-from raybench.workloads.pairs import Pairs
-from raybench.workloads.same_bits import SameBits, digest_of
-from raybench.workloads.smoke import Smoke
+from raybench.workloads.communication.collective import GroupedCollective
+from raybench.workloads.communication.pairs import Pairs
+from raybench.workloads.compute.host_copy import HostCopy
+from raybench.workloads.compute.launch import Launch
+from raybench.workloads.compute.same_bits import SameBits, digest_of
+from raybench.workloads.training.smoke import Smoke
 
 DIRECTIONS = ("forward", "backward", "both", "round_trip")
 

@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from raybench.job.point import Precision
-from raybench.workloads import transformer
 from raybench.workloads.base import Context
-from raybench.workloads.inference import Model
-from raybench.workloads.language_training import make_model
-from raybench.workloads.layers import Decoder, KeyValueCache
-from raybench.workloads.linear import Linear
-from raybench.workloads.llama import Llama
-from raybench.workloads.mlp import Mlp
-from raybench.workloads.model_sizes import (
+from raybench.workloads.training import transformer
+from raybench.workloads.training.inference import Model
+from raybench.workloads.training.language_training import make_model
+from raybench.workloads.training.layers import Decoder, KeyValueCache
+from raybench.workloads.training.linear import Linear
+from raybench.workloads.training.llama import Llama
+from raybench.workloads.training.mlp import Mlp
+from raybench.workloads.training.model_sizes import (
     DECODER_PRESETS,
     LANGUAGE_PRESETS,
     language_parameters,
     parameter_count,
 )
-from raybench.workloads.transformer import Transformer
+from raybench.workloads.training.transformer import Transformer
 
 TINY = DECODER_PRESETS["tiny"]
 SMALL: dict[type[Model], dict[str, Any]] = {

@@ -11,7 +11,7 @@ from builders import make_context
 from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.workloads.base import WrongResultError
-from raybench.workloads.memory import Memory
+from raybench.workloads.compute.memory import Memory
 
 OPERATIONS = ("copy", "scale", "add", "triad")
 DTYPES = ("float32", "float64", "float16", "bfloat16")

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from raybench.errors import UsageError
-from raybench.workloads.pairings import (
+from raybench.workloads.communication.pairings import (
     groups_text,
     pairs_of_turn,
     parse_groups,

@@ -16,15 +16,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads import replicas, trained
+from raybench.workloads import replicas
 from raybench.workloads.base import Context
-from raybench.workloads.layers import DECODER_PRESETS, Decoder
-from raybench.workloads.linear import Linear
-from raybench.workloads.llama import Llama
-from raybench.workloads.mlp import Mlp
-from raybench.workloads.model_sizes import LLAMA_PRESETS
-from raybench.workloads.trained import Trained, ddp_defaults
-from raybench.workloads.transformer import Transformer
+from raybench.workloads.training import trained
+from raybench.workloads.training.layers import DECODER_PRESETS, Decoder
+from raybench.workloads.training.linear import Linear
+from raybench.workloads.training.llama import Llama
+from raybench.workloads.training.mlp import Mlp
+from raybench.workloads.training.model_sizes import LLAMA_PRESETS
+from raybench.workloads.training.trained import Trained, ddp_defaults
+from raybench.workloads.training.transformer import Transformer
 
 AnyBuiltIn = Linear | Mlp | Transformer
 Build = Callable[[Context], AnyBuiltIn]

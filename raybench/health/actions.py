@@ -1,0 +1,127 @@
+"""What a person does about a subject that is not healthy, and what to type, never run. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+
+from raybench.health.device_facts import ACTIONS
+from raybench.records import Device
+from raybench.records.health import WAIT_TEST, Action, Finding, Verdict
+
+# Variables that make all devices or links slow alike, in tests that use NCCL and in others; those
+# that are set are named. NCCL_NVLS_ENABLE=0 is none: the expected figures are without it.
+_SLOWING_NCCL = (
+    "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
+    "NCCL_SHM_DISABLE",
+    "NCCL_IB_DISABLE",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MAX_CTAS",
+)
+_SLOWING_KERNELS = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE")
+_STAGES_OF_NCCL = ("pairs", "together", "smoke", "straggler", "burn-in")
+_OFF = ("", "0")
+_Advice = tuple[Action, Sequence[str]]
+
+
+def advise(finding: Finding, known: Mapping[str, Device]) -> _Advice:
+    """Choose the action for a finding, and the commands, a line each.
+
+    known: the devices by the identity that subjects have of them.
+    """
+    devices = [known[uuid] for uuid in finding.subject.uuids if uuid in known]
+    kind = finding.subject.kind
+    if finding.stage == "facts":
+        action = ACTIONS.get(finding.test, Action.WATCH)
+        return action, _commands(action, devices)
+    if finding.verdict is Verdict.UNTESTED or finding.test == WAIT_TEST:
+        return Action.WATCH, _status(devices)
+    if kind == "cluster" or (kind == "node" and _slowing_variables(finding, devices)):
+        return Action.SETTING, _unset(finding, devices)
+    if kind in ("pair", "node"):
+        return Action.WATCH, _look_at_path(devices)
+    if finding.ratio is None and finding.value is not None:
+        if finding.verdict is Verdict.SUSPECT:
+            # Some passes failed.
+            return Action.WATCH, _status(devices)
+        # Wrong results.
+        return Action.REPLACE, _drain(devices)
+    return _about_slow(finding, devices[0]) if devices else (Action.WATCH, ())
+
+
+def _about_slow(finding: Finding, device: Device) -> _Advice:
+    """Tell a device that others or its settings slow down from one that is slow by itself."""
+    if device.kind == "cpu":
+        return Action.WATCH, [f"ps -eo pcpu,psr,pid,comm --sort=-pcpu | head  # on {device.host}"]
+    at = f"-i {device.index}  # on {device.host}"
+    is_bad = finding.verdict is Verdict.BAD
+    if finding.stage == "host-links":
+        return Action.RESET if is_bad else Action.WATCH, [f"nvidia-smi -q {at}, GPU Link Info"]
+    if device.other_processes:
+        return Action.SETTING, [f"nvidia-smi -q -d PIDS {at}"]
+    cap, default = device.power_cap_w, device.power_cap_default_w
+    if cap is not None and default is not None and cap < default:
+        return Action.SETTING, [f"nvidia-smi --power-limit={default:g} {at}"]
+    if not is_bad:
+        return Action.WATCH, ["raybench health --only alone --burn-in 10m"]
+    return Action.RESET, _commands(Action.RESET, [device])
+
+
+def _commands(action: Action, devices: Sequence[Device]) -> Sequence[str]:
+    if action is Action.RESET:
+        return [f"nvidia-smi --gpu-reset -i {one.index}  # on {one.host}" for one in devices]
+    if action is Action.REPLACE:
+        return _drain(devices)
+    return _status(devices)
+
+
+def _drain(devices: Iterable[Device]) -> Sequence[str]:
+    """Keep jobs off the nodes, in Slurm and in Kubernetes."""
+    found = []
+    for host in dict.fromkeys(device.host for device in devices):
+        name = shlex.quote(host)
+        found.append(f"scontrol update nodename={name} state=drain reason='raybench health'")
+        found.append(f"kubectl cordon {name}")
+    return found
+
+
+def _status(devices: Iterable[Device]) -> Sequence[str]:
+    return [
+        f"nvidia-smi -q -i {device.index}  # on {device.host}"
+        if device.kind == "cuda"
+        else f"ps -o pid,stat,pcpu,wchan:20,comm -p {device.process_id}  # on {device.host}"
+        for device in devices
+    ][:1]
+
+
+def _look_at_path(devices: Sequence[Device]) -> Sequence[str]:
+    hosts = dict.fromkeys(device.host for device in devices)
+    nodes = {device.node_id for device in devices}
+    if len(nodes) == 1 and devices[0].kind == "cuda":
+        return [f"nvidia-smi topo -m; nvidia-smi nvlink --status  # on {devices[0].host}"]
+    return [f"ip -s link; tc qdisc show  # on {' and on '.join(hosts)}"] if hosts else []
+
+
+def _unset(finding: Finding, devices: Sequence[Device]) -> Sequence[str]:
+    if found := _slowing_variables(finding, devices):
+        return [f"unset {' '.join(found)}"]
+    if finding.stage == "host-links":
+        hosts = dict.fromkeys(device.host for device in devices)
+        return [f"nvidia-smi topo -m; numactl --hardware; lscpu  # on {host}" for host in hosts][:1]
+    return ["raybench doctor"]
+
+
+def _slowing_variables(finding: Finding, devices: Sequence[Device]) -> list[str]:
+    """Name the variables that are known to make such a test slow, as far as they are set."""
+    is_of_nccl = finding.stage in _STAGES_OF_NCCL and not finding.test.startswith("copy ")
+    names = (_SLOWING_NCCL if is_of_nccl else ()) + (
+        _SLOWING_KERNELS if finding.stage != "host-links" else ()
+    )
+    return [
+        name
+        for name in names
+        if any(device.environment.get(name, "") not in _OFF for device in devices)
+    ]

@@ -1,0 +1,1 @@
+"""Kernels and copies on each device by itself."""

@@ -1,0 +1,1 @@
+"""A diffusion transformer whose sequence the ranks divide."""

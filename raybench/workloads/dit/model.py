@@ -1,0 +1,247 @@
+"""The model of the workload `dit`: the transformer of Flux.1, one image at a time.
+
+Without a batch: tokens are (tokens, width). What all tokens share, as the time, is (1, width).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from raybench.workloads.training.model_sizes import DitShape
+
+# Query, key and value (tokens, heads, head) to the output, of the same shape.
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+_EPSILON = 1e-6
+_LONGEST_PERIOD = 10_000.0
+_TIME_SCALE = 1000.0
+
+
+class Rotation(NamedTuple):
+    """By what each pair of numbers of a head is rotated: cosine and sine, (tokens, 1, head / 2)."""
+
+    cosine: Tensor
+    sine: Tensor
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """Rotate (tokens, heads, head), in fp32 at least."""
+        first, second = torch.unflatten(heads.to(self.cosine.dtype), -1, (-1, 2)).unbind(-1)
+        rotated = torch.stack(
+            (
+                first * self.cosine - second * self.sine,
+                first * self.sine + second * self.cosine,
+            ),
+            dim=-1,
+        )
+        return rotated.flatten(-2).to(heads.dtype)
+
+
+class Conditions(NamedTuple):
+    """What a forward pass is given beside the image.
+
+    text: (text tokens, text width). pooled: (1, pooled width). guidance: (1, 1).
+    """
+
+    text: Tensor
+    pooled: Tensor
+    guidance: Tensor
+
+
+class _Head(nn.Module):
+    """Normalisation of query and key, head by head."""
+
+    def __init__(self, shape: DitShape) -> None:
+        super().__init__()
+        self._heads = shape.heads
+        self.query_norm = nn.RMSNorm(shape.head, eps=_EPSILON)
+        self.key_norm = nn.RMSNorm(shape.head, eps=_EPSILON)
+
+    def forward(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(tokens, 3 width) to query, key and value (tokens, heads, head)."""
+        query, key, value = torch.unflatten(joint, -1, (3, self._heads, -1)).unbind(1)
+        return self.query_norm(query), self.key_norm(key), value
+
+
+class _Stream(nn.Module):
+    """The half of a double block that is the text's, or the image's."""
+
+    def __init__(self, shape: DitShape) -> None:
+        super().__init__()
+        width = shape.width
+        self.modulation = nn.Linear(width, 6 * width)
+        self.attention_in = nn.Linear(width, 3 * width)
+        self.heads = _Head(shape)
+        self.attention_out = nn.Linear(width, width)
+        self.mlp_in = nn.Linear(width, 4 * width)
+        self.mlp_out = nn.Linear(4 * width, width)
+
+    def begin(self, x: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value."""
+        heads: tuple[Tensor, Tensor, Tensor]
+        heads = self.heads(self.attention_in(_modulate(x, shift, scale)))
+        return heads
+
+    def end(self, x: Tensor, mixed: Tensor, modulation: tuple[Tensor, ...]) -> Tensor:
+        """Add what attention has mixed, then the MLP. modulation: gate, shift, scale, gate."""
+        attention_gate, shift, scale, mlp_gate = modulation
+        x = x + attention_gate * self.attention_out(mixed.flatten(1))
+        hidden = functional.gelu(self.mlp_in(_modulate(x, shift, scale)), approximate="tanh")
+        out: Tensor = x + mlp_gate * self.mlp_out(hidden)
+        return out
+
+
+class DoubleBlock(nn.Module):
+    """Text and image with weights of their own; attention over both."""
+
+    def __init__(self, shape: DitShape, attend: Attend) -> None:
+        super().__init__()
+        self._attend = attend
+        self.text = _Stream(shape)
+        self.image = _Stream(shape)
+
+    def forward(
+        self, text: Tensor, image: Tensor, time: Tensor, cosine: Tensor, sine: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """text, image: tokens. time: of all conditions together."""
+        active, rotation = functional.silu(time), Rotation(cosine, sine)
+        of_text = self.text.modulation(active).chunk(6, dim=-1)
+        of_image = self.image.modulation(active).chunk(6, dim=-1)
+        streams = zip(
+            self.text.begin(text, *of_text[:2]), self.image.begin(image, *of_image[:2]), strict=True
+        )
+        query, key, value = (torch.cat(both) for both in streams)
+        mixed = self._attend(rotation(query), rotation(key), value)
+        of_text_mixed, of_image_mixed = mixed[: text.shape[0]], mixed[text.shape[0] :]
+        return (
+            self.text.end(text, of_text_mixed, of_text[2:]),
+            self.image.end(image, of_image_mixed, of_image[2:]),
+        )
+
+
+class SingleBlock(nn.Module):
+    """Text and image as one sequence; attention and MLP beside each other."""
+
+    def __init__(self, shape: DitShape, attend: Attend) -> None:
+        super().__init__()
+        width = shape.width
+        self._attend, self._joint_width = attend, 3 * width
+        self.modulation = nn.Linear(width, 3 * width)
+        self.joint_in = nn.Linear(width, 7 * width)
+        self.heads = _Head(shape)
+        self.joint_out = nn.Linear(5 * width, width)
+
+    def forward(self, x: Tensor, time: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """x: tokens of the text, then of the image."""
+        shift, scale, gate = self.modulation(functional.silu(time)).chunk(3, dim=-1)
+        joint = self.joint_in(_modulate(x, shift, scale))
+        attention, hidden = joint[:, : self._joint_width], joint[:, self._joint_width :]
+        query, key, value = self.heads(attention)
+        rotation = Rotation(cosine, sine)
+        mixed = self._attend(rotation(query), rotation(key), value).flatten(1)
+        joint = torch.cat((mixed, functional.gelu(hidden, approximate="tanh")), dim=-1)
+        out: Tensor = x + gate * self.joint_out(joint)
+        return out
+
+
+class Dit(nn.Module):
+    """Tokens of a noisy image to the velocity of each: (image tokens, channels) to the same."""
+
+    def __init__(self, shape: DitShape, attend: Attend) -> None:
+        super().__init__()
+        width = shape.width
+        self._frequencies = shape.frequencies
+        self.image_in = nn.Linear(shape.channels, width)
+        self.text_in = nn.Linear(shape.text_width, width)
+        self.time_in = _embedder(shape.frequencies, width)
+        self.guidance_in = _embedder(shape.frequencies, width)
+        self.pooled_in = _embedder(shape.pooled_width, width)
+        self.double_blocks = nn.ModuleList(
+            DoubleBlock(shape, attend) for _ in range(shape.double_blocks)
+        )
+        self.single_blocks = nn.ModuleList(
+            SingleBlock(shape, attend) for _ in range(shape.single_blocks)
+        )
+        self.modulation = nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, shape.channels)
+
+    def forward(
+        self, image: Tensor, time: Tensor, conditions: Conditions, rotation: Rotation
+    ) -> Tensor:
+        """time: (1, 1), from 1, noise, to 0. rotation: of the text's tokens, then the image's."""
+        embedded = self._embed(time, conditions)
+        x, text = self.image_in(image), self.text_in(conditions.text)
+        for block in self.double_blocks:
+            text, x = block(text, x, embedded, *rotation)
+        x = torch.cat((text, x))
+        for block in self.single_blocks:
+            x = block(x, embedded, *rotation)
+        scale, shift = self.modulation(functional.silu(embedded)).chunk(2, dim=-1)
+        velocity: Tensor = self.out(_modulate(x[text.shape[0] :], shift, scale))
+        return velocity
+
+    def _embed(self, time: Tensor, conditions: Conditions) -> Tensor:
+        time_waves = sinusoids(time, self._frequencies)
+        guidance_waves = sinusoids(conditions.guidance, self._frequencies)
+        embedded: Tensor = (
+            self.time_in(time_waves)
+            + self.guidance_in(guidance_waves)
+            + self.pooled_in(conditions.pooled)
+        )
+        return embedded
+
+
+def sinusoids(time: Tensor, count: int) -> Tensor:
+    """Write times (1, 1) as `count` cosines and sines of growing periods, (1, count)."""
+    wide = torch.promote_types(time.dtype, torch.float32)
+    places = torch.arange(count // 2, dtype=wide, device=time.device)
+    rates = torch.exp(-math.log(_LONGEST_PERIOD) * places / (count // 2))
+    angles = _TIME_SCALE * time.to(wide) * rates
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(time.dtype)
+
+
+def rotation(
+    shape: DitShape, *, text_tokens: int, rows: int, columns: int, like: Tensor
+) -> Rotation:
+    """Make the rotation of text tokens, all at the origin, and of image tokens, row by row.
+
+    In fp32 at least, on the device of `like`.
+    """
+    wide = torch.promote_types(like.dtype, torch.float32)
+    grid = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(columns))
+    places = torch.cat((torch.zeros(text_tokens, 3, dtype=grid.dtype), grid)).double()
+    angles = torch.cat(
+        [
+            places[:, axis : axis + 1]
+            * _LONGEST_PERIOD ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+            for axis, size in enumerate(shape.axes)
+        ],
+        dim=-1,
+    ).unsqueeze(1)
+    return Rotation(*(one.to(like.device, wide) for one in (angles.cos(), angles.sin())))
+
+
+def fill(module: nn.Module, generator: torch.Generator | None) -> None:
+    """Draw the weights: normal, 0.02 wide, but for the norms', which stay 1.
+
+    Not from the usual initialisation of each layer, which would draw them twice.
+    """
+    for name, parameter in module.named_parameters():
+        if "norm" in name:
+            nn.init.ones_(parameter)
+        else:
+            nn.init.normal_(parameter, std=0.02, generator=generator)
+
+
+def _embedder(inputs: int, width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, width), nn.SiLU(), nn.Linear(width, width))
+
+
+def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Normalise, then scale and shift as the conditions say (AdaLN, Peebles and Xie 2022)."""
+    return functional.layer_norm(x, x.shape[-1:], eps=_EPSILON) * (1 + scale) + shift

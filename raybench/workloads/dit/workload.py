@@ -1,0 +1,217 @@
+"""The workload `dit`: a diffusion transformer, whose sequence may be divided over the ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from raybench.job.answer import Answer
+from raybench.job.point import Scalar
+from raybench.workloads.base import Context, Workload, WrongResultError
+from raybench.workloads.training.model_sizes import DIT_PRESETS, dit_flops
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from raybench.workloads.dit.steps import Numbers
+
+# A token of the image is two by two of the eight by eight pixels that the latents stand for.
+_PIXELS_PER_TOKEN = 16
+
+Preset = Annotated[
+    Literal["flux", "tiny"], Field(description="Sizes: Flux.1-dev, or some for CPUs.")
+]
+Scope = Annotated[
+    Literal["double_block", "single_block", "forward", "loop"],
+    Field(description="What a step runs: one block, a forward pass, or a loop of them."),
+]
+Steps = Annotated[int, Field(gt=0, description="Forward passes of scope loop.")]
+Pixels = Annotated[int, Field(gt=0, description="Pixels of the image; 16 x 16 are a token.")]
+TextTokens = Annotated[int, Field(gt=0, description="Tokens of the text.")]
+SplitText = Annotated[
+    bool, Field(description="Divide the text's tokens, too; else all ranks have all.")
+]
+Ulysses = Annotated[
+    int | None, Field(gt=0, description="Ranks that divide the heads. none: world_size / ring.")
+]
+Ring = Annotated[
+    int | None, Field(gt=0, description="Ranks that pass keys on. none: world_size / ulysses.")
+]
+RingKind = Annotated[
+    Literal["p2p", "allgather"],
+    Field(description="Keys and values go from rank to rank, or are gathered at once."),
+]
+Attention = Annotated[
+    Literal["auto", "flash", "efficient", "cudnn", "math"],
+    Field(description="Kernel of torch's attention; auto: the one that torch takes."),
+]
+Blocks = Annotated[
+    int | None, Field(ge=0, description="Blocks of the kind. none: those of the preset.")
+]
+Compile = Annotated[bool, Field(description="Compile each kind of block; happens in the warm-up.")]
+
+
+class Dit(Workload):
+    """Runs the transformer of Flux.1 on one image, whose tokens are divided over the ranks.
+
+    Without gradients, with random weights in the type of the precision (bf16 is stored, not
+    autocast). All ranks finish one item together: an image of scope loop, else one pass.
+    """
+
+    takes_batch_size = False
+    shares_work = True
+    items = "passes"
+    answers = (Answer(metric="step_ms_p50", over=("ulysses", "ring", "compile"), best="min"),)
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        preset: Preset = "flux",
+        scope: Scope = "forward",
+        steps: Steps = 28,
+        height: Pixels = 1024,
+        width: Pixels = 1024,
+        text_tokens: TextTokens = 512,
+        split_text: SplitText = True,
+        ulysses: Ulysses = None,
+        ring: Ring = None,
+        ring_kind: RingKind = "p2p",
+        attention: Attention = "auto",
+        double_blocks: Blocks = None,
+        single_blocks: Blocks = None,
+        compile: Compile = False,
+    ) -> None:
+        # `raybench plan` reads this signature and must not pay for importing torch.
+        from raybench.workloads.dit import steps as dit_steps
+        from raybench.workloads.dit.sequence_parallel import form_groups
+
+        tokens = dit_steps.Tokens(
+            rows=height // _PIXELS_PER_TOKEN,
+            columns=width // _PIXELS_PER_TOKEN,
+            text=text_tokens,
+            split_text=split_text,
+        )
+        # Alone on the meta device, whatever the point divides.
+        is_counted = context.device.type == "meta"
+        degrees = (1, 1) if is_counted else _degrees(context.world_size, ulysses, ring)
+        shape = DIT_PRESETS[preset]
+        shape = replace(
+            shape,
+            double_blocks=shape.double_blocks if double_blocks is None else double_blocks,
+            single_blocks=shape.single_blocks if single_blocks is None else single_blocks,
+        )
+        self._context = context
+        self._steps = dit_steps.Steps(
+            shape=shape,
+            tokens=tokens,
+            numbers=_numbers(context),
+            attention=attention,
+            parallel=form_groups(
+                context.rank, ulysses=degrees[0], ring=degrees[1], ring_kind=ring_kind
+            ),
+            compile=compile and not is_counted,
+        )
+        self._step = self._steps.make(scope, steps)
+        self.output: Tensor | None = None
+        self.items_per_step = 1
+        # Counted on meta tensors, a loop would take a minute.
+        passes = steps if scope == "loop" else 1
+        of_all = passes * dit_flops(shape, scope, text=text_tokens, image=tokens.image)
+        self.flops_per_step = of_all / context.world_size
+
+    def step(self) -> None:
+        """Run the block, the pass or the loop once."""
+        import torch
+
+        with torch.inference_mode():
+            self.output = self._step()
+
+    def check(self) -> None:
+        """Compare a copy of one block of each kind, divided over the ranks, with the whole of it.
+
+        And see that the last output holds numbers. Raises WrongResultError. All ranks must call it
+        at the same place.
+        """
+        from raybench.workloads.dit.steps import TOLERANCES, difference_to_whole, is_finite
+
+        who, precision = f"rank {self._context.rank}: dit", self._context.precision
+        if self.output is not None and not is_finite(self.output):
+            raise WrongResultError(f"{who} in {precision} left an output that is not finite")
+        error, allowed = difference_to_whole(self._steps), TOLERANCES[precision]
+        # Not `error > allowed`: what is not a number must fail too.
+        if not error <= allowed:
+            raise WrongResultError(
+                f"{who} in {precision}, divided over {self._context.world_size} ranks, differs "
+                f"from the whole by {error:.2g} of it; rounding explains {allowed:g}"
+            )
+
+    @classmethod
+    def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
+        """Say what cannot be divided, and the next size that can."""
+        return next(_refusals(settings), None)
+
+
+def _numbers(context: Context) -> Numbers:
+    import torch
+
+    from raybench.workloads.dit.steps import Numbers
+
+    dtype: torch.dtype = getattr(torch, context.precision.dtype)
+    return Numbers(device=context.device, dtype=dtype, seed=context.seed)
+
+
+def _degrees(world_size: int, ulysses: int | None, ring: int | None) -> tuple[int, int]:
+    """Fill in the one that is not given; neither given, the heads are divided."""
+    if ulysses is None:
+        ring = ring or 1
+        return max(1, world_size // ring), ring
+    return ulysses, ring or max(1, world_size // ulysses)
+
+
+def _refusals(settings: Mapping[str, Any]) -> Iterator[str]:
+    world_size = settings["world_size"]
+    ulysses, ring = _degrees(world_size, settings.get("ulysses"), settings.get("ring"))
+    if ulysses * ring != world_size:
+        yield (
+            f"ulysses {ulysses} x ring {ring} must be world_size {world_size}; "
+            "give one of the two, and the other follows"
+        )
+    heads = DIT_PRESETS[settings["preset"]].heads
+    if heads % ulysses:
+        able = next(number for number in count(min(ulysses, heads)) if heads % number == 0)
+        yield f"{heads} heads cannot be divided by ulysses {ulysses}; the next that can is {able}"
+    yield from _size_refusals(settings, ulysses * ring)
+    if ring > 1 and settings["attention"] == "math" and settings["ring_kind"] == "p2p":
+        yield (
+            "attention math gives no log-sum-exp, by which a ring merges its parts; "
+            "take flash, or ring_kind: allgather, which merges none"
+        )
+
+
+def _size_refusals(settings: Mapping[str, Any], ranks: int) -> Iterator[str]:
+    height, width, text = (settings[name] for name in ("height", "width", "text_tokens"))
+    for name, pixels in (("height", height), ("width", width)):
+        if pixels % _PIXELS_PER_TOKEN:
+            able = math.ceil(pixels / _PIXELS_PER_TOKEN) * _PIXELS_PER_TOKEN
+            yield f"{name} {pixels} is no multiple of 16 pixels; the next is {able}"
+            return
+    rows, columns = height // _PIXELS_PER_TOKEN, width // _PIXELS_PER_TOKEN
+    if rows * columns % ranks:
+        able = next(number for number in count(rows) if number * columns % ranks == 0)
+        yield (
+            f"{rows * columns} tokens of height {height} x width {width} cannot be divided by "
+            f"{ranks} ranks; the next height that can is {able * _PIXELS_PER_TOKEN}"
+        )
+    if settings["split_text"] and text % ranks:
+        able = math.ceil(text / ranks) * ranks
+        yield (
+            f"text_tokens {text} cannot be divided by {ranks} ranks; the next that can is {able}, "
+            "or split_text: false"
+        )

@@ -1,0 +1,84 @@
+"""The workload `mlp`: a plain stack of square linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
+
+from pydantic import Field
+
+from raybench.job.memory import MemoryParts
+from raybench.workloads.base import Context
+from raybench.workloads.training.inference import CastWeights, Mode, Model, compute_dtype
+from raybench.workloads.training.memory_estimate import estimate_stack
+from raybench.workloads.training.trained import (
+    Compile,
+    DdpOptions,
+    GradAccumulation,
+    Optimizer,
+    Recipe,
+    slices,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Mlp(Model):
+    """Trains or runs `layers` linear layers of hidden x hidden with ReLU, on random rows."""
+
+    items = "rows"
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        hidden: Annotated[int, Field(gt=0, description="Width of every layer.")] = 1024,
+        layers: Annotated[int, Field(gt=0, description="Number of linear layers.")] = 4,
+        optimizer: Optimizer = "adam",
+        grad_accumulation: GradAccumulation = 1,
+        compile: Compile = False,
+        mode: Mode = "train",
+        cast_weights: CastWeights = False,
+        **ddp: Unpack[DdpOptions],
+    ) -> None:
+        # `raybench plan` reads this signature and must not pay for importing torch.
+        import torch
+        from torch.nn import functional
+
+        recipe = Recipe(
+            loss=functional.mse_loss,
+            optimizer=optimizer,
+            grad_accumulation=grad_accumulation,
+            compile=compile,
+            ddp=ddp,
+        )
+        shape = (context.batch_size * grad_accumulation, hidden)
+        generator = context.generator()
+        inputs = torch.randn(shape, generator=generator, device=context.device)
+        if cast_weights:
+            inputs = inputs.to(compute_dtype(context))
+        targets = torch.randn(shape, generator=generator, device=context.device)
+        self.build(
+            mode,
+            context,
+            recipe,
+            lambda: linear_stack(hidden, layers),
+            slices(inputs, targets, context.batch_size),
+            cast_weights=cast_weights,
+        )
+
+    @classmethod
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
+        """Estimate the memory of a rank with these settings; None where nothing is trained."""
+        return estimate_stack(settings, settings["hidden"], settings["layers"])
+
+
+def linear_stack(hidden: int, layers: int) -> nn.Module:
+    """`layers` linear layers of hidden x hidden with ReLU between."""
+    from torch import nn
+
+    modules: list[nn.Module] = [nn.Linear(hidden, hidden)]
+    for _ in range(layers - 1):
+        modules += [nn.ReLU(), nn.Linear(hidden, hidden)]
+    return nn.Sequential(*modules)

@@ -1,0 +1,158 @@
+"""The workload `resnet50`: a residual network of torchvision on random images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
+
+from pydantic import Field
+
+from raybench.errors import UsageError
+from raybench.job.memory import MemoryParts
+from raybench.job.point import Precision
+from raybench.records.failure_text import brief
+from raybench.workloads.base import Context
+from raybench.workloads.training.inference import (
+    OUTPUT_ERROR,
+    CastWeights,
+    Mode,
+    Model,
+    compute_dtype,
+    output_error,
+)
+from raybench.workloads.training.memory_estimate import estimate_resnet
+from raybench.workloads.training.trained import (
+    Compile,
+    DdpOptions,
+    GradAccumulation,
+    Optimizer,
+    Recipe,
+    slices,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+_CLASSES = 1000
+
+
+class ResNet(Model):
+    """Trains or runs a residual network of torchvision on random images; one item is one image.
+
+    Its weights are random, from the seed. What its normalisation layers know of the data is that
+    of the first batch, as after training: else the outputs of so many layers would explode.
+    """
+
+    items = "images"
+    metrics = (OUTPUT_ERROR,)
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        preset: Annotated[
+            Literal["resnet18", "resnet50"], Field(description="Network, by its number of layers.")
+        ] = "resnet50",
+        image_size: Annotated[int, Field(ge=32, description="Height and width, pixels.")] = 224,
+        channels_last: Annotated[
+            bool, Field(description="Keep images and weights with the channels last in memory.")
+        ] = False,
+        optimizer: Optimizer = "sgd",
+        grad_accumulation: GradAccumulation = 1,
+        compile: Compile = False,
+        mode: Mode = "train",
+        cast_weights: CastWeights = False,
+        **ddp: Unpack[DdpOptions],
+    ) -> None:
+        # `raybench plan` reads this signature and must not pay for importing torch.
+        import torch
+        from torch.nn import functional
+
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        shape = (context.batch_size * grad_accumulation, 3, image_size, image_size)
+        generator, device = context.generator(), context.device
+        images = torch.randn(shape, generator=generator, device=device).to(memory_format=layout)
+        labels = torch.randint(_CLASSES, shape[:1], generator=generator, device=device)
+        inputs = images.to(compute_dtype(context)) if cast_weights else images
+        recipe = Recipe(
+            loss=functional.cross_entropy,
+            optimizer=optimizer,
+            grad_accumulation=grad_accumulation,
+            compile=compile,
+            ddp=ddp,
+        )
+        first = images[: context.batch_size]
+        self.build(
+            mode,
+            context,
+            recipe,
+            lambda: self._make_model(preset, layout, first, context),
+            slices(inputs, labels, context.batch_size),
+            cast_weights=cast_weights,
+        )
+        if device.type != "meta":
+            with self.answering():
+                found = _answer(self.model, inputs[: context.batch_size])
+            # How far that is from the answer in fp32, relative to the largest there.
+            self.output_error = output_error(found, self.__dict__.pop("_exact"))
+
+    @classmethod
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
+        """Estimate the memory of a rank with these settings; None where nothing is trained."""
+        return estimate_resnet(settings)
+
+    def _make_model(
+        self, preset: str, layout: torch.memory_format, images: Tensor, context: Context
+    ) -> nn.Module:
+        """Make the network, and keep what it answers in fp32, before anything is cast."""
+        from raybench.workloads import precision
+
+        model = _import_models().__dict__[preset]().to(memory_format=layout)
+        if images.device.type != "meta":
+            precision.apply(Precision.FP32)
+            _learn_statistics(model, images)
+            self._exact = _answer(model, images)
+            precision.apply(context.precision)
+        return cast("nn.Module", model)
+
+
+def _import_models() -> Any:
+    """Import torchvision's models. Raises UsageError where that cannot be."""
+    try:
+        from torchvision import models
+    # One for another torch lacks its operators: a RuntimeError, or an OSError of the loader.
+    except (ImportError, RuntimeError, OSError) as error:
+        import torch
+
+        raise UsageError(
+            f"workload resnet50: torchvision cannot be imported ({brief(error)}); install the one "
+            f"for torch {torch.__version__} on every node: pip install 'raybench[vision]'"
+        ) from error
+    return models
+
+
+def _learn_statistics(model: nn.Module, images: Tensor) -> None:
+    """Let the normalisation layers know the mean and variance of these images."""
+    import torch
+    from torch import nn
+
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    usual = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = None  # the average of all batches: here, of the one
+    with torch.no_grad():
+        model.train()(images)
+    for norm, momentum in zip(norms, usual, strict=True):
+        norm.momentum = momentum
+
+
+def _answer(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the logits in fp32, as they are without training; the model stays in its mode."""
+    import torch
+
+    is_training = model.training
+    with torch.inference_mode():
+        answer: Tensor = model.eval()(images)
+    model.train(is_training)
+    return answer.float()

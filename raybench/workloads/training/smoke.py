@@ -1,0 +1,104 @@
+"""The workload `smoke`: a small training step that shows that training works at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from raybench.workloads.base import Context, Workload, WrongResultError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SIZES = (784, 256, 10)
+_RATE = 0.1
+
+
+class Smoke(Workload):
+    """Trains a classifier of 784-256-10 by DistributedDataParallel, and checks what came of it.
+
+    Gradients must be equal on all ranks to the last bit, and the loss must fall; then all ranks
+    meet at a barrier. Each rank has `rows` random rows of its own.
+    """
+
+    items = "rows"
+    takes_batch_size = False
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        rows: Annotated[int, Field(gt=0, description="Rows of a step on each rank.")] = 64,
+    ) -> None:
+        # `raybench plan` reads this signature and must not pay for importing torch.
+        import torch
+        from torch import nn
+
+        generator, device = context.generator(), context.device
+        torch.manual_seed(context.seed)
+        first, hidden, classes = _SIZES
+        with device:
+            self.model = nn.Sequential(
+                nn.Linear(first, hidden), nn.ReLU(), nn.Linear(hidden, classes)
+            )
+        self._replica = context.ddp(self.model)
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=_RATE)
+        self._inputs = torch.randn(rows, first, generator=generator, device=device)
+        self._labels = torch.randint(classes, (rows,), generator=generator, device=device)
+        self._loss = nn.functional.cross_entropy
+        self._first: Tensor | None = None
+        self._last: Tensor | None = None
+        self._context = context
+        self.items_per_step = rows
+
+    def step(self) -> None:
+        """Forward, backward, update."""
+        self._optimizer.zero_grad(set_to_none=True)
+        with self._context.autocast():
+            loss = self._loss(self._replica(self._inputs), self._labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._last = loss.detach()
+        self._first = self._last if self._first is None else self._first
+
+    def check(self) -> None:
+        """Compare the gradients of all ranks, and the loss with the first one; meet the others.
+
+        Raises WrongResultError, on the ranks that differ from most of them.
+        """
+        rank = self._context.rank
+        digests = self._gradient_digests()
+        usual, count = Counter(digests).most_common(1)[0]
+        if digests[rank] != usual or count <= len(digests) / 2:
+            raise WrongResultError(
+                f"rank {rank}: its gradients differ from those of "
+                f"{len(digests) - digests.count(digests[rank])} other ranks after the same step"
+            )
+        assert self._first is not None
+        assert self._last is not None
+        first, last = float(self._first), float(self._last)
+        if not last < first:
+            raise WrongResultError(f"rank {rank}: the loss went from {first:g} to {last:g}")
+
+    def close(self) -> None:
+        """Drop the model and its data."""
+        self.__dict__.clear()
+
+    def _gradient_digests(self) -> list[int]:
+        """Digest the gradients of each rank. To gather them, all ranks meet."""
+        import torch
+        import torch.distributed as dist
+
+        from raybench.workloads.compute.same_bits import digest_of
+
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        own = digest_of(torch.cat([gradient.flatten() for gradient in gradients]))
+        if self._context.world_size == 1:
+            return [own]
+        device = self._context.device
+        found = torch.zeros(self._context.world_size, dtype=torch.int64, device=device)
+        found[self._context.rank] = own
+        dist.all_reduce(found)
+        return [int(digest) for digest in found]

@@ -1,0 +1,315 @@
+"""The workload `transformer`: a decoder-only language model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+
+from pydantic import Field
+
+from raybench.job.answer import Answer
+from raybench.job.memory import MemoryParts
+from raybench.job.point import Precision, Scalar
+from raybench.records.metric import Metric
+from raybench.workloads.base import Context
+from raybench.workloads.compute.bandwidth import memory_gb_s
+from raybench.workloads.training.compilation import compile_blocks, compile_model
+from raybench.workloads.training.inference import (
+    OUTPUT_ERROR,
+    CastWeights,
+    Mode,
+    Model,
+    compute_dtype,
+)
+from raybench.workloads.training.language_memory import estimate_language_model
+from raybench.workloads.training.layout import (
+    Layout,
+    LayoutOptions,
+    layout_defaults,
+    layout_refusals,
+)
+from raybench.workloads.training.model_sizes import LANGUAGE_PRESETS, LanguageShape
+from raybench.workloads.training.trained import GradAccumulation, Optimizer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from raybench.workloads.training.layers import KeyValueCache
+
+Phase = Literal["prefill", "decode"]
+Checkpointing = Literal["none", "selective", "full"]
+Preset = Annotated[
+    Literal[
+        "tiny", "124m", "350m", "1.3b", "6.7b", "175b",
+        "llama-tiny", "llama-1b", "llama-3b", "llama-8b",
+    ],
+    Field(description="Model, by its number of parameters: GPT-2's shapes or Llama 3's."),
+]  # fmt: skip
+Layers = Annotated[
+    int | None, Field(gt=0, description="Layers of the model; none: those of the preset.")
+]
+SeqLen = Annotated[
+    int, Field(gt=0, description="Tokens per sequence; decode: in the cache before the step.")
+]
+Recomputation = Annotated[
+    bool | Checkpointing,
+    Field(
+        description="Compute the activations of each block again in the backward pass: full (or "
+        "true) all, selective all but attention and every second matrix product, none (or false) "
+        "none."
+    ),
+]
+PhaseOrNone = Annotated[
+    Phase | None,
+    Field(description="Inference: with a cache of keys and values; none: all positions."),
+]
+Attention = Annotated[
+    Literal["auto", "flash", "efficient", "cudnn", "math"],
+    Field(description="Kernel of torch's attention; auto: the one that torch takes."),
+]
+Compile = Annotated[
+    bool,
+    Field(
+        description="Compile in the warm-up: Llama's blocks one by one, and the loss; the GPT-2 "
+        "shapes as a whole, with DDP around them, unless they are divided."
+    ),
+]
+
+
+class Transformer(Model):
+    """Trains or runs a language model on random tokens, GPT-2 or Llama; one item is one sequence.
+
+    phase: prefill. A step reads whole prompts of seq_len tokens, fills the cache of keys and
+    values, and computes the logits of the next token. phase: decode. A step computes one token of
+    each sequence, at the end of seq_len tokens that are in the cache, the same in every step.
+    """
+
+    takes_float8 = True
+    items = "sequences"
+    answers = (
+        *Model.answers,
+        Answer(
+            metric="tokens_per_s_per_device",
+            over=("dp_replicate", "dp_shard", "tp", "cp", "activation_checkpointing"),
+        ),
+        Answer(metric="step_ms_p50", over=("phase",), best="min"),
+    )
+    metrics = (
+        Metric(
+            name="prefill_ms",
+            unit="ms",
+            description="time to first token, without queue and network",
+            over_ranks="max",
+            over_step="ms_each",
+        ),
+        Metric(
+            name="decode_ms_per_token",
+            unit="ms",
+            heading="ms/token",
+            description="time per output token of a static batch",
+            over_ranks="min",
+            over_step="ms_each",
+        ),
+        Metric(
+            name="tokens_per_s",
+            heading="tokens/s",
+            unit="tokens/s",
+            description="prompt tokens read, or tokens decoded",
+            over_ranks="sum",
+            over_step="per_second",
+        ),
+        Metric(
+            name="tokens_per_s_per_device",
+            heading="tokens/s/device",
+            unit="tokens/s",
+            description="tokens trained on, per device",
+            over_ranks="mean",
+            over_step="per_second",
+        ),
+        Metric(
+            name="bandwidth_share_pct",
+            heading="%memory",
+            unit="%",
+            description="share of the step that its bytes need at triad_gb_s",
+            over_ranks="min",
+            over_step="per_second",
+        ),
+        Metric(
+            name="triad_gb_s",
+            heading="triad GB/s",
+            unit="GB/s",
+            description="what the workload memory reaches on the device",
+            over_ranks="min",
+        ),
+        OUTPUT_ERROR,
+    )
+    _output_error: Callable[[nn.Module], float] | None = None
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        preset: Preset = "124m",
+        layers: Layers = None,
+        seq_len: SeqLen = 1024,
+        activation_checkpointing: Recomputation = False,
+        optimizer: Optimizer = "adamw",
+        grad_accumulation: GradAccumulation = 1,
+        compile: Compile = False,
+        mode: Mode = "train",
+        phase: PhaseOrNone = None,
+        cast_weights: CastWeights = False,
+        attention: Attention = "auto",
+        **options: Unpack[LayoutOptions],
+    ) -> None:
+        # `raybench plan` reads this signature and must not pay for importing torch.
+        from raybench.workloads.attention import use_kernel
+        from raybench.workloads.training.language_training import LanguageTraining
+
+        shape = LANGUAGE_PRESETS[preset]
+        shape = replace(shape, layers=layers or shape.layers)
+        use_kernel(attention, context.device)
+        if phase is not None:
+            self._serve(context, shape, phase, seq_len, compile, cast_weights)
+            return
+        if mode == "inference":
+            self._read(context, shape, seq_len, compile, cast_weights)
+            return
+        training = LanguageTraining(
+            context=context,
+            shape=shape,
+            seq_len=seq_len,
+            checkpointing=_as_word(activation_checkpointing),
+            optimizer=optimizer,
+            grad_accumulation=grad_accumulation,
+            compile=compile,
+            options=options,
+        )
+        self.train(context, training.recipe(), training.make_model, training.batches())
+        self.items_per_step /= training.layout.ranks_per_batch
+        self._output_error = training.output_error if training.is_plain else None
+        self.tokens_per_s_per_device = training.tokens_per_step
+        self.model_flops_per_step = training.model_flops
+        self.flops_per_step = training.flops
+
+    def check(self) -> None:
+        """Compare the logits of training with those in fp32, of the same weights and tokens."""
+        if self._output_error is not None:
+            self.output_error = self._output_error(self.model)
+
+    @classmethod
+    def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
+        """Why a point with these settings cannot be run, in a sentence; None where it can."""
+        if (phase := settings.get("phase")) and settings["mode"] == "train":
+            return f"phase: {phase} needs mode: inference"
+        if settings["mode"] == "train":
+            return super().why_not(settings) or next(layout_refusals(settings), None)
+        if settings["precision"] == Precision.FLOAT8:
+            return "precision float8 is for mode: train; take bf16"
+        for name, usual in layout_defaults().items():
+            if settings.get(name, usual) != usual:
+                return f"mode: inference trains nothing, so {name} must be left out"
+        return super().why_not(settings)
+
+    @classmethod
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
+        """Estimate the memory of a rank with these settings; None where nothing is trained."""
+        return estimate_language_model(settings)
+
+    @classmethod
+    def ranks_per_item(cls, settings: Mapping[str, Scalar]) -> int:
+        """Return how many ranks work on the same sequences."""
+        return Layout.make(int(settings["world_size"]), settings).ranks_per_batch
+
+    def _read(
+        self,
+        context: Context,
+        shape: LanguageShape,
+        length: int,
+        compile: bool,
+        cast_weights: bool,
+    ) -> None:
+        """Make the model alone; a step gives the logits of all positions."""
+        from raybench.workloads.training.language_training import make_model, token_batches
+
+        self.load(
+            context,
+            lambda: make_model(shape, length, region=context.region),
+            cast_weights=cast_weights,
+        )
+        batches = token_batches(context, shape.vocabulary, length, 1)
+        forward = compile_model(self.model, context, wanted=compile)
+        self.answer_by(lambda: forward(next(batches)[0]))
+        self.tokens_per_s = context.batch_size * length
+
+    def _serve(
+        self,
+        context: Context,
+        shape: LanguageShape,
+        phase: Phase,
+        length: int,
+        compile: bool,
+        cast_weights: bool,
+    ) -> None:
+        """Make the model with its cache; `length` tokens are a prompt or stand before the new one.
+
+        Every step computes the same: decoding goes on at one position, so that no step has more
+        before it than another one.
+        """
+        from raybench.workloads.training.language_training import BLOCKS, make_model, random_tokens
+        from raybench.workloads.training.layers import KeyValueCache
+
+        batch_size, device = context.batch_size, context.device
+        is_decode = phase == "decode"
+        self.triad_gb_s = memory_gb_s(context) if is_decode else None
+        room = length + is_decode
+        self.load(
+            context,
+            lambda: make_model(shape, room, region=context.region),
+            cast_weights=cast_weights,
+        )
+        cache = KeyValueCache.make(
+            shape, batch_size=batch_size, room=room, dtype=compute_dtype(context), device=device
+        )
+        tokens = random_tokens(context, shape.vocabulary, (batch_size, room))
+        if is_decode:
+            self._fill(cache, tokens[:, :length])
+            self._count_bytes(cache)
+            tokens = tokens[:, length:].contiguous()
+        if compile and device.type != "meta":
+            # Else Inductor leaves products with one row to cuBLAS, and makes several kernels of the
+            # norm of one row.
+            options = {"coordinate_descent_tuning": True, "split_reductions": False}
+            compile_blocks(self.model, *BLOCKS, options=options if is_decode else None)
+        self.answer_by(lambda: self.model(tokens, cache))
+        self.tokens_per_s = tokens.numel()
+        setattr(self, "decode_ms_per_token" if is_decode else "prefill_ms", 1)
+
+    def _fill(self, cache: KeyValueCache, prompts: Tensor) -> None:
+        """Read the prompts into the cache, one by one: together they may need more memory."""
+        # On the meta device there is nothing to fill.
+        if prompts.device.type != "meta":
+            with self.answering():
+                for index, prompt in enumerate(prompts):
+                    self.model(prompt[None], cache.of_sequence(index))
+        cache.position = prompts.shape[1]
+
+    def _count_bytes(self, cache: KeyValueCache) -> None:
+        """Count what a step must read: weights, all but tables of one row a token, and the cache.
+
+        An output layer that is the table of tokens reads the whole of it.
+        """
+        looked_up: Any = self.model.looked_up
+        parameters = self.model.named_parameters()
+        weights = sum(p.nbytes for name, p in parameters if name not in looked_up)
+        self.memory_bytes = weights + cache.memory.nbytes
+        if self.triad_gb_s is not None:
+            # The share is the time that the bytes would take over that of the step.
+            self.bandwidth_share_pct = 100 * self.memory_bytes / (self.triad_gb_s * 1e9)
+
+
+def _as_word(checkpointing: bool | Checkpointing) -> Checkpointing:
+    if isinstance(checkpointing, bool):
+        return "full" if checkpointing else "none"
+    return checkpointing

@@ -1,0 +1,94 @@
+"""A whole check on workers of this process: passes, a device that is lost, what follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import fakes
+from fakes import ChangingCluster
+
+from raybench.cluster import Cluster
+from raybench.health.check import health_job
+from raybench.health.examiner import Examiner
+from raybench.health.suite import probes
+from raybench.health.verdicts import judge
+from raybench.job.point import Point
+from raybench.records import Answer, Cause, Failure, Record
+from raybench.records.health import Finding, Verdict
+from raybench.sweep.loop import PointFinished, PointRetried, SweepSettings, sweep
+from raybench.workloads.compute.same_bits import SameBits
+
+STAGES = ("alone", "together")
+
+
+def run_check(cluster: Cluster, count: int) -> tuple[Examiner, list[Record]]:
+    job = health_job()
+    examiner = Examiner(lambda fleet: probes(fleet, STAGES), STAGES, job.measure)
+    cluster.start(count, "pack")
+    settings = SweepSettings(
+        measure=job.measure,
+        strategy="pack",
+        stop_on_error=False,
+        measure_of=examiner.measure_of,
+    )
+    records = []
+    events = sweep(
+        examiner.rounds(cluster), settings, cluster, lambda _: None, further=examiner.further
+    )
+    for event in events:
+        if isinstance(event, PointFinished | PointRetried):
+            examiner.note(event.record)
+            records.append(event.record)
+    return examiner, records
+
+
+def verdicts(examiner: Examiner) -> dict[tuple[str, str], Finding]:
+    found = judge(examiner.readings, examiner.devices)
+    return {(one.subject.name, one.test): one for one in found}
+
+
+def measure(point: Point, rank: int) -> Answer:
+    return replace(
+        fakes.make_measurement(rank),
+        flops_per_step=1e9,
+        memory_bytes=10**6,
+        message_bytes=10**6,
+        busbw_factor=1.0,
+        workload_metrics=dict.fromkeys(SameBits.metrics, 0.0),
+    )
+
+
+def on_cpus(count: int) -> list[fakes.Device]:
+    return [fakes.make_device(index=index, kind="cpu") for index in range(count)]
+
+
+def test_each_probe_is_run_in_three_passes_in_the_same_workers():
+    examiner, records = run_check(ChangingCluster(on_cpus(2), measure), 2)
+    assert {record.round for record in records} == {1, 2, 3}
+    counts = [record.round for record in records]
+    assert counts.count(1) == counts.count(2) == counts.count(3)
+    assert {one.verdict for one in verdicts(examiner).values()} <= {
+        Verdict.HEALTHY,
+        Verdict.UNKNOWN,
+    }
+
+
+def test_after_a_device_is_lost_the_others_are_checked_without_it():
+    def script(point: Point, rank: int) -> Answer:
+        if point.workload == "memory" and rank == 2:
+            cluster.gone.add(2)
+            return Failure.of(Cause.WORKER_LOST, rank=rank, message="gone")
+        return measure(point, rank)
+
+    cluster = ChangingCluster(on_cpus(3), script)
+    examiner, records = run_check(cluster, 3)
+    assert {record.point.world_size for record in records} == {2, 3}
+    found = verdicts(examiner)
+    lost = found["host-a worker 2", "worker"]
+    assert lost.verdict is Verdict.BAD
+    assert lost.reason.startswith("lost: ")
+    left = [
+        one for (name, _), one in found.items() if name in ("host-a worker 0", "host-a worker 1")
+    ]
+    assert {one.verdict for one in left} <= {Verdict.HEALTHY, Verdict.UNKNOWN}
+    assert all(one.value is not None for one in left)

@@ -1,0 +1,109 @@
+"""What is run after the passes: halves of slow groups, slow pairs by themselves, a burn-in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from builders import make_device, make_measurement, make_record
+
+from raybench.health.follow_up import (
+    confirmations,
+    halve,
+    slow_groups,
+    slower_half,
+)
+from raybench.health.readings import read_record
+from raybench.health.suite import Fleet, Probe, burn_in_probes, drift, probes
+from raybench.health.verdicts import judge
+from raybench.records.health import Reading
+from raybench.workloads.communication.pairings import Pair
+
+_SLOW_NS, _USUAL_NS = 9_000_000, 1_000_000
+
+
+def fleet_of(count: int) -> Fleet:
+    return Fleet(devices=tuple(make_device(rank) for rank in range(count)))
+
+
+def read(probe: Probe, fleet: Fleet, slow: Sequence[int] = (), number: int = 1) -> list[Reading]:
+    """What is read where these ranks are slow; in a group or a pair all wait for the slowest."""
+    measurements = [
+        replace(
+            make_measurement(rank, [[_SLOW_NS if rank in slow else _USUAL_NS] * 5]),
+            message_bytes=2**28,
+            busbw_factor=1.0,
+        )
+        for rank in range(fleet.size)
+    ]
+    record = make_record(
+        probe.point, devices=fleet.devices, measurements=tuple(measurements), round=number
+    )
+    return list(read_record(record, probe, fleet))
+
+
+def pairs_read(fleet: Fleet, times: Mapping[Pair, int]) -> tuple[tuple[Probe, ...], list[Reading]]:
+    """Three passes over all pairs, of which some take so many times as long."""
+    made = probes(fleet, ["pairs"], serial=True)
+    readings = []
+    for number in (1, 2, 3):
+        for probe in made:
+            low, high = map(int, str(probe.point.params["partners"]).split("-"))
+            for one in read(probe, fleet, number=number):
+                factor = times.get((low, high), 1)
+                value = one.value * factor if one.test.is_time else one.value / factor
+                readings.append(replace(one, value=value))
+    return made, readings
+
+
+def test_a_slow_group_is_halved_until_the_slow_half_is_a_pair():
+    fleet = fleet_of(8)
+    made = probes(fleet, ["pairs", "together"])
+    pairs = [one for probe in made if probe.shape == "pairs" for one in read(probe, fleet)]
+    groups = [one for probe in made if probe.shape == "groups" for one in read(probe, fleet, [5])]
+    [split] = slow_groups(made, [*pairs, *groups], (), fleet)
+    assert split.halves == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert split.probe.point.params["groups"] == "0-3,4-7"
+    slow = slower_half(split, read(split.probe, fleet, [5]), fleet)
+    assert slow == (4, 5, 6, 7)
+    again = halve(slow, split.probe, fleet)
+    assert again.halves == ((4, 5), (6, 7))
+    assert slower_half(again, read(again.probe, fleet, [5]), fleet) is None
+    # Halves that are fast alike end the search.
+    assert slower_half(split, read(split.probe, fleet), fleet) is None
+    assert slower_half(split, (), fleet) is None
+
+
+def test_a_group_that_keeps_what_its_pairs_promise_is_left_alone():
+    fleet = fleet_of(4)
+    made = probes(fleet, ["pairs", "together"])
+    readings = [one for probe in made for one in read(probe, fleet)]
+    assert not slow_groups(made, readings, judge(readings, fleet.devices), fleet)
+
+
+def test_of_pairs_at_the_same_time_the_slow_one_comes_again_alone():
+    fleet = fleet_of(6)
+    _, readings = pairs_read(fleet, {(1, 3): 4})
+    made = probes(fleet, ["pairs"])
+    confirmed = confirmations(made, judge(readings, fleet.devices), fleet)
+    copies = [one for one in confirmed if one.test.name == "copy 256 MiB, one pair at a time"]
+    partners = [str(one.point.params["partners"]) for one in copies]
+    assert partners.count("1-3") == 2  # forward and backward
+    assert len(set(partners)) == 3
+    assert len({one.point.point_id for one in confirmed}) == len(confirmed)
+
+
+@pytest.mark.parametrize(("last", "ratio"), [(100.0, 1.0), (80.0, 1.25)])
+def test_drift_is_the_last_tenth_of_a_burn_in_against_the_first(last, ratio):
+    fleet = fleet_of(1)
+    [probe] = burn_in_probes(fleet)
+    values = [100.0] * 18 + [last] * 2
+    readings = [
+        Reading(test=probe.test, subject=fleet.subjects[0], pass_number=number, value=value)
+        for number, value in enumerate(values, 4)
+    ]
+    [found] = drift(readings, 0.01)
+    assert found.value == pytest.approx(ratio)
+    assert found.test.name == f"{probe.test.name} drift"
+    assert not list(drift(readings[:1], 0.01))

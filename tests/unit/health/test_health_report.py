@@ -1,0 +1,361 @@
+"""A health check as a person reads it, in every form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from itertools import permutations
+from typing import Any
+
+import pytest
+from builders import (
+    START,
+    make_device,
+    make_finding,
+    make_link,
+    make_measure,
+    make_pair,
+    make_point,
+    make_record,
+    make_run,
+    make_subject,
+)
+
+from raybench.health.report import HealthReport
+from raybench.health.text import format_text
+from raybench.records.health import Action, Verdict
+from raybench.results.run import RunStatus
+from raybench.results.writer import RunStore
+
+RUN = "health-20261122-150000-abcd"
+
+
+def healthy(count, **changes):
+    return [make_finding(make_subject(rank), **changes) for rank in range(count)]
+
+
+def bad(rank, **changes):
+    settings: dict[str, Any] = {
+        "value": 470.0,
+        "ratio": 1.6,
+        "verdict": Verdict.BAD,
+        "reason": "takes 1.60 times as long as those alike",
+        "evidence": "in each of 3 passes",
+        "action": Action.RESET,
+        "command": f"nvidia-smi --gpu-reset -i {rank}  # on alpha",
+        **changes,
+    }
+    return make_finding(make_subject(rank), **settings)
+
+
+def suspect(rank, **changes):
+    return bad(rank, value=690.0, verdict=Verdict.SUSPECT, **{"ratio": 1.09, **changes})
+
+
+def slow_pair(first, second, **changes):
+    settings: dict[str, Any] = {
+        "test": "copy 256 MiB",
+        "stage": "pairs",
+        "unit": "GB/s",
+        "value": 150.0,
+        "ratio": 2.5,
+        "verdict": Verdict.BAD,
+        "reason": "slow: the path between the two is to blame",
+        **changes,
+    }
+    return make_finding(make_pair(first, second), **settings)
+
+
+def report_of(findings, links=()):
+    return HealthReport(
+        run=make_run(RUN, job_name="health"),
+        machine="4 x NVIDIA H200 on 1 node",
+        kinds=["cuda"]
+        * len({one.subject.uuids for one in findings if one.subject.kind == "device"}),
+        findings=findings,
+        links=links,
+    )
+
+
+def all_links(count):
+    return [make_link(first, second) for first, second in permutations(range(count), 2)]
+
+
+ONE_BAD = [*healthy(3), bad(3)]
+
+
+@pytest.mark.parametrize(
+    ("findings", "headline", "exit_code"),
+    [
+        (healthy(4), "All 4 GPUs are healthy.", 0),
+        (healthy(2), "Both GPUs are healthy.", 0),
+        (healthy(1), "The GPU is healthy.", 0),
+        (ONE_BAD, "1 of 4 GPUs is bad: alpha GPU 3", 1),
+        ([*healthy(2), bad(2), bad(3)], "2 of 4 GPUs are bad: alpha GPU 2, alpha GPU 3", 1),
+        (
+            [*healthy(2), suspect(2), bad(3)],
+            "1 of 4 GPUs is bad: alpha GPU 3; 1 of 4 GPUs is suspect: alpha GPU 2",
+            1,
+        ),
+        (
+            [*healthy(4), slow_pair(0, 1), slow_pair(1, 0)],
+            "1 path is slow: alpha GPU 0 to GPU 1; no GPU is bad by itself",
+            1,
+        ),
+        (
+            [*healthy(3), make_finding(make_subject(3), verdict=Verdict.UNTESTED, value=None)],
+            "1 of 4 GPUs could not be tested: alpha GPU 3",
+            3,
+        ),
+        (
+            [*healthy(4), slow_pair(0, 1, verdict=Verdict.HEALTHY)],
+            "All 4 GPUs are healthy, and the paths between them.",
+            0,
+        ),
+        ([], "Nothing could be tested.", 3),
+        ([make_finding(verdict=Verdict.UNKNOWN, value=None)], "Nothing could be tested.", 3),
+        (
+            [make_finding(verdict=Verdict.UNKNOWN, value=1.0)],
+            "It ran, but nothing is known to hold it against.",
+            3,
+        ),
+    ],
+)
+def test_the_first_line_is_the_verdict(findings, headline, exit_code):
+    report = report_of(findings)
+    assert (report.headline, report.exit_code) == (headline, exit_code)
+    assert format_text(report).splitlines()[0] == headline
+
+
+def test_where_only_pairs_were_tried_the_devices_of_the_run_are_counted():
+    only = report_of([slow_pair(0, 1, verdict=Verdict.HEALTHY)])
+    assert replace(only, kinds=["cuda"] * 2).headline == "The paths between both GPUs are healthy."
+    node = make_finding(make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha"))
+    assert replace(report_of([node]), kinds=["cuda"] * 2).headline == (
+        "What was tried of both GPUs is healthy."
+    )
+
+
+def test_all_slow_alike_is_said_to_be_no_devices_fault():
+    subject = make_subject(kind="cluster", name="all 4 NVIDIA H200", uuids=("GPU-0", "GPU-1"))
+    reason = "all are slow alike: 1.40 times as long as this model takes elsewhere"
+    alike = make_finding(subject, verdict=Verdict.SUSPECT, ratio=None, reason=reason)
+    assert report_of([*healthy(4), alike]).headline == (
+        f"all 4 NVIDIA H200: {reason}; no GPU is bad by itself"
+    )
+
+
+def test_a_device_that_fails_in_several_tests_is_one_case():
+    findings = [*healthy(3), *(bad(3, test=f"gemm {size}") for size in (256, 2048, 8192))]
+    (case,) = report_of(findings).cases
+    assert case.what.startswith("gemm 8192: takes 1.60 times as long as those alike (470 TFLOP/s")
+    assert "gemm 2048 (1.60x the time), gemm 256 (1.60x the time)" in case.further
+    assert case.commands == ["nvidia-smi --gpu-reset -i 3  # on alpha"]
+
+
+def test_what_is_slow_because_of_a_device_is_no_case_and_is_counted_with_it():
+    victims = [slow_pair(3, rank, culprit="alpha GPU 3") for rank in range(3)]
+    report = report_of([*ONE_BAD, *victims])
+    assert [case.subject.name for case in report.cases] == ["alpha GPU 3"]
+    victims_line = "victims  alpha GPU 3 to GPU 0, alpha GPU 3 to GPU 1, alpha GPU 3 to GPU 2"
+    assert victims_line in format_text(report)
+
+
+def test_the_gravest_action_of_a_case_is_the_one_to_take():
+    broken = bad(3, ratio=None, action=Action.REPLACE, command="kubectl cordon alpha")
+    (case,) = report_of([*ONE_BAD, broken]).cases
+    assert (case.action, case.commands) == (Action.REPLACE, ["kubectl cordon alpha"])
+
+
+@pytest.mark.parametrize(
+    ("findings", "words"),
+    [
+        (healthy(4), "As a set: balanced, use all 4."),
+        (healthy(2), "As a set: balanced, use both."),
+        (healthy(1), "Use alpha GPU 0."),
+        (
+            [*healthy(3), bad(3, ratio=2.0)],
+            "leave out alpha GPU 3. In units of a fast GPU, equal shares on all 4 give 2.00, "
+            "the 3 fast alone 3, and shares by their speed 3.50.",
+        ),
+        ([*healthy(7), suspect(7, ratio=1.05)], "keep alpha GPU 7"),
+        (
+            [*healthy(3), bad(3, ratio=None, value=750.0)],
+            "Leave out alpha GPU 3. As a set: balanced, use the others.",
+        ),
+    ],
+)
+def test_advice_on_the_set_weighs_what_a_slow_device_costs(findings, words):
+    assert words in report_of(findings).advice
+
+
+def test_a_report_fits_80_columns_and_marks_outliers_without_colour():
+    links = [
+        replace(link, gb_per_s=150.0)
+        if (link.from_uuid, link.to_uuid) == ("GPU-0", "GPU-1")
+        else link
+        for link in all_links(8)
+    ]
+    report = report_of([*healthy(7), bad(7), slow_pair(0, 1)], links)
+    text = format_text(report)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "! 470" in text
+    assert "! 150" in text
+    assert "! bad, ? suspect, x not tested" in text
+    assert "\x1b" not in text
+
+
+def test_a_mark_is_of_the_test_that_found_it_and_links_to_the_host_are_no_matrix():
+    others = [replace(link, kind="nccl") for link in all_links(2)]
+    host = make_link(0, 1, from_uuid="host", from_name="host", kind="h2d", gb_per_s=55.0)
+    report = report_of([*healthy(2), slow_pair(0, 1)], [*all_links(2), *others, host])
+    copies, _, messages, *rest = format_text(report).split("Pairs: ")[1:]
+    assert copies.startswith("copy of 256 MiB, GB/s")
+    assert "! 380" in copies
+    assert messages.startswith("nccl of 256 MiB, GB/s")
+    assert "! 380" not in messages
+    assert not any(one.startswith("h2d") for one in rest)
+
+
+def test_of_a_large_fleet_the_outliers_are_named_and_the_rest_is_a_range():
+    text = format_text(report_of([*healthy(63), bad(63)], all_links(10)))
+    assert "alpha GPU 63 ! 470" in " ".join(text.split())
+    assert "90 directions, 380 to 380" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def write_run(root, run_id, records=(), **changes):
+    """A run without the samples of a check; a sweep unless `changes` says otherwise."""
+    store = RunStore.create(root, make_run(run_id, **changes), make_measure())
+    for index, record in enumerate(records):
+        store.write_records([(index, record)])
+    return store
+
+
+@pytest.fixture
+def one_bad(tmp_path):
+    store = write_run(tmp_path, RUN, job_name="health", status=RunStatus.FAILED)
+    store.write_devices([make_device(rank) for rank in range(4)])
+    store.write_health([*ONE_BAD, slow_pair(0, 1)], all_links(4))
+
+
+@pytest.mark.usefixtures("one_bad")
+@pytest.mark.parametrize(
+    ("words", "has"),
+    [
+        ("report latest", "1 of 4 GPUs is bad: alpha GPU 3; 1 path is slow: alpha GPU 0 to GPU 1"),
+        ("report --format md", "## 1 of 4 GPUs is bad"),
+        ("report --format md", "* type: nvidia-smi --gpu-reset -i 3"),
+        ("report --json", '"headline": "1 of 4 GPUs is bad'),
+        ("report --json", '"commands": [\n        "nvidia-smi --gpu-reset -i 3  # on alpha"'),
+        ("report --format html", '<p class="lead">1 of 4 GPUs is bad'),
+        ("report --format html", "! 470"),
+        ("export --format csv", "alpha GPU 3,NVIDIA H200"),
+        ("export --format junit", 'tests="5" failures="2" errors="0" skipped="0"'),
+        ("export --format junit", "takes 1.60 times as long as those alike"),
+        ("export --json", '"links": ['),
+        ("list --long", "1 of 4 GPUs is bad"),
+    ],
+)
+def test_every_form_of_a_health_run_has_the_verdict(command, words, has):
+    assert has in command(*words.split()).out
+
+
+@pytest.mark.usefixtures("one_bad")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("export --to mlflow", "a health check is exported as csv, json or junit"),
+        ("report --format html --against latest", "a health check is not laid over another"),
+    ],
+)
+def test_what_a_health_run_cannot_do_is_refused(command, words, told):
+    code, _, err = command(*words.split())
+    assert code == 2
+    assert told in err
+
+
+def test_a_check_that_was_interrupted_says_so_and_shows_no_scaling(tmp_path, command):
+    argv = ("raybench", "health")
+    write_run(tmp_path, RUN, [make_record()], argv=argv, status=RunStatus.INTERRUPTED)
+    told = "The check did not come to its end: nothing can be said.\n"
+    assert command("report").out.startswith(told)
+
+
+FIRST, SECOND = "health-20261120-150000-abcd", "health-20261121-150000-abcd"
+
+
+@pytest.fixture
+def two_checks(tmp_path):
+    """Two checks of one fleet, of which the second finds products of one device a third slower."""
+    probes = [("gemm", {"k": 256}), ("memory", {"size_bytes": 10**9})]
+    records = [
+        make_record(make_point(workload=workload, params=params, world_size=2), count=60)
+        for workload, params in probes
+    ]
+    check = {"job_name": "health", "argv": ("raybench", "health")}
+    for day, (run_id, slow) in enumerate(((FIRST, 700.0), (SECOND, 520.0))):
+        store = write_run(
+            tmp_path, run_id, records, started_at=START + timedelta(days=day), **check
+        )
+        store.write_devices([make_device(rank) for rank in range(2)])
+        memory = healthy(2, test="memory 500 MB", unit="GB/s", value=4330.0 + day)
+        verdict = {"verdict": Verdict.SUSPECT, "reason": "slower"} if day else {}
+        gemm = [make_finding(make_subject(0), value=700.0)]
+        gemm += [make_finding(make_subject(1), value=slow, **verdict)]
+        store.write_health([*gemm, *memory], all_links(2))
+
+
+@pytest.mark.usefixtures("two_checks")
+def test_two_checks_are_compared_figure_by_figure(command):
+    text = command("compare", FIRST, SECOND).out
+    headline = "1 of 4 figures is slower by more than days differ; the median changed by"
+    assert headline in " ".join(text.split())
+    assert "No longer healthy" in text
+    [line] = [one for one in text.splitlines() if one.endswith("slower")]
+    assert line.split()[:3] == ["gemm", "bf16", "8192"]
+    assert "-25.7%" in line
+    found = json.loads(command("compare", FIRST, SECOND, "--json").out)
+    assert [one["verdict"] for one in found["figures"]] == ["same", "slower", "same", "same"]
+    assert found["figures"][1]["ratio"] == pytest.approx(700 / 520)
+    markdown = command("compare", FIRST, SECOND, "--format", "md").out
+    assert f"## `{SECOND}` against `{FIRST}`" in markdown
+
+
+@pytest.mark.usefixtures("two_checks")
+def test_a_check_that_is_worse_fails_a_gate_and_one_that_is_better_does_not(command):
+    assert command("compare", FIRST, SECOND, "--fail-on", "regression").code == 1
+    code, out, _ = command("compare", SECOND, FIRST, "--fail-on", "regression")
+    assert code == 0
+    told = "None of 4 figures is slower by more than days differ, 1 faster"
+    assert told in " ".join(out.split())
+
+
+@pytest.mark.usefixtures("two_checks")
+def test_the_history_of_checks_is_that_of_their_figures(command):
+    text = command("history", "--health").out
+    assert text.startswith("4 figures over 2 checks: 1 slower in the last one than before")
+    assert text.splitlines()[4].endswith("slower")
+    found = json.loads(command("history", "--health", "--json").out)
+    assert found["checks"] == [FIRST, SECOND]
+    values = {tuple(one["values"]) for one in found["figures"]}
+    assert values == {(700.0, 700.0), (700.0, 520.0), (4330.0, 4331.0)}
+
+
+@pytest.mark.usefixtures("one_bad")
+def test_the_history_of_one_check_says_that_it_takes_two(command):
+    text = "0 figures over 1 check: nothing to compare; it takes two checks of the same devices."
+    assert " ".join(command("history", "--health").out.split()) == text
+
+
+@pytest.mark.usefixtures("two_checks")
+def test_checks_and_sweeps_are_kept_apart(tmp_path, command):
+    assert "no points yet" in command("history").err
+    write_run(tmp_path, "sweep-1", [make_record()])
+    found = json.loads(command("history", "--json").out)
+    assert {point["run_id"] for point in found["points"]} == {"sweep-1"}
+    code, _, err = command("compare", "sweep-1", FIRST)
+    assert (code, f"{FIRST} is a health check and sweep-1 is none" in err) == (2, True)
+    code, _, err = command("history", "--health", "--filter", "world_size == 1")
+    assert (code, "--health: goes without --point, --filter and --chart" in err) == (2, True)

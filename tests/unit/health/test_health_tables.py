@@ -1,0 +1,68 @@
+"""What a health check says, as rows and back."""
+
+from __future__ import annotations
+
+from builders import (
+    make_finding,
+    make_link,
+    make_measure,
+    make_pair,
+    make_run,
+    make_subject,
+)
+
+import raybench
+from raybench.health.store import past_values, read_findings, read_links
+from raybench.records.health import Action, Verdict
+from raybench.results.writer import RunStore
+
+BAD = make_finding(
+    make_subject(3),
+    value=470.0,
+    ratio=1.6,
+    verdict=Verdict.BAD,
+    reason="takes 1.6 times as long as the others",
+    evidence="in each of 3 passes",
+    action=Action.RESET,
+    command="nvidia-smi --gpu-reset -i 3",
+)
+UNTESTED = make_finding(make_pair(0, 1), value=None, ratio=None, verdict=Verdict.UNTESTED)
+HEALTHY = make_finding(make_subject(1))
+LINKS = [make_link(0, 1), make_link(1, 0, gb_per_s=None)]
+
+
+def store_of(root):
+    return RunStore.create(root, make_run("health-1"), make_measure())
+
+
+def test_findings_and_links_come_back_as_they_were_written(tmp_path):
+    store_of(tmp_path).write_health([BAD, UNTESTED, HEALTHY], LINKS)
+    assert [finding for _, finding in read_findings(tmp_path, "health-1")] == [
+        BAD,
+        UNTESTED,
+        HEALTHY,
+    ]
+    assert read_links(tmp_path, "health-1") == LINKS
+
+
+def test_the_tables_are_read_as_all_others(tmp_path):
+    store_of(tmp_path).write_health([BAD, HEALTHY], LINKS)
+    health = raybench.load(tmp_path, "health")
+    assert list(health["verdict"]) == ["bad", "healthy"]
+    assert list(health["uuids"].iloc[0]) == ["GPU-3"]
+    assert raybench.load(tmp_path, "links", "health-1")["gb_per_s"].isna().tolist() == [False, True]
+    assert raybench.units("links")["gb_per_s"] == "GB/s"
+
+
+def test_only_what_was_healthy_is_held_against_later_checks(tmp_path):
+    assert past_values(tmp_path) == ()
+    store_of(tmp_path).write_health([BAD, UNTESTED, HEALTHY], [])
+    assert [(past.test, past.value) for past in past_values(tmp_path)] == [
+        ("gemm bf16 8192", 750.0)
+    ]
+
+
+def test_a_check_without_links_has_no_part_of_them(tmp_path):
+    store_of(tmp_path).write_health([HEALTHY], [])
+    assert not (tmp_path / "links").exists()
+    assert read_links(tmp_path, "health-1") == []

@@ -1,0 +1,243 @@
+"""From the records of a health check to what was read of each device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from builders import make_device, make_failed, make_measurement, make_record
+
+from raybench.health.readings import make_links, read_record, wrong_bits
+from raybench.health.suite import STAGES, Fleet, Probe, probes, split_by_room, title
+from raybench.job.point import Scalar
+from raybench.records import Breakdown, Cause, Record, Status
+from raybench.records.health import NOT_READ
+
+
+def fleet_of(count: int = 2, **changes) -> Fleet:
+    return Fleet(devices=tuple(make_device(rank, **changes) for rank in range(count)))
+
+
+def probe_named(name: str, fleet: Fleet) -> Probe:
+    return probes_named(name, fleet)[0]
+
+
+def probes_named(name: str, fleet: Fleet, **params: Scalar) -> list[Probe]:
+    """Those of the test with these parameters."""
+    return [
+        probe
+        for probe in probes(fleet, STAGES)
+        if probe.test.name == name and params.items() <= probe.point.params.items()
+    ]
+
+
+def two_nodes(each: int = 2) -> Fleet:
+    devices = [
+        make_device(rank % each, uuid=f"GPU-{rank}", node_id=f"node-{node}", host=node)
+        for rank in range(2 * each)
+        for node in ["ab"[rank // each]]
+    ]
+    return Fleet(devices=tuple(devices))
+
+
+def record_of(probe: Probe, fleet: Fleet, *steps_ns: int, **changes) -> Record:
+    measurements = tuple(
+        replace(make_measurement(rank, [[ns] * 5]), **changes) for rank, ns in enumerate(steps_ns)
+    )
+    return make_record(probe.point, devices=fleet.devices, measurements=measurements)
+
+
+def test_each_device_has_the_rate_of_its_own_median_step():
+    fleet = fleet_of()
+    probe = probe_named("gemm bf16 8192", fleet)
+    record = record_of(probe, fleet, 1_000_000, 2_000_000, flops_per_step=8e11)
+    readings = read_record(record, probe, fleet)
+    assert [one.value for one in readings] == pytest.approx([800.0, 400.0])
+    assert [one.subject.name for one in readings] == ["alpha GPU 0", "alpha GPU 1"]
+    assert [one.subject.uuids for one in readings] == [("GPU-0",), ("GPU-1",)]
+    assert {one.point_id for one in readings} == {probe.point.point_id}
+
+
+def test_a_point_that_failed_is_read_of_nobody_and_says_who_made_it_fail():
+    fleet = fleet_of()
+    probe = probe_named("memory 100 MB", fleet)
+    record = make_failed(
+        probe.point,
+        status=Status.TIMEOUT,
+        error_type=Cause.TIMEOUT,
+        error_message="rank 1 (alpha, cuda:1): no answer in 30 s",
+        error_rank=1,
+    )
+    innocent, culprit = read_record(record, probe, fleet)
+    assert innocent.value is culprit.value is None
+    assert innocent.problem == "not read: alpha GPU 1 timed out"
+    assert culprit.problem == "timed out: rank 1 (alpha, cuda:1): no answer in 30 s"
+
+
+def test_of_copies_by_one_local_rank_only_that_one_is_read():
+    fleet = fleet_of()
+    [probe] = probes_named("h2d alone", fleet, local_rank=1)
+    measured = record_of(probe, fleet, 100, 2_000_000)
+    idle, busy = measured.measurements
+    record = replace(
+        measured, measurements=(replace(idle, memory_bytes=0), replace(busy, memory_bytes=10**8))
+    )
+    [reading] = read_record(record, probe, fleet)
+    assert (reading.subject.name, reading.value) == ("alpha GPU 1", pytest.approx(50.0))
+    [link] = make_links([(record, probe)], fleet)
+    assert (link.from_uuid, link.to_uuid, link.kind) == ("host", "GPU-1", "h2d")
+    assert link.gb_per_s == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize(
+    ("direction", "name"),
+    [("forward", "alpha GPU 0 to alpha GPU 1"), ("backward", "alpha GPU 1 to alpha GPU 0")],
+)
+def test_a_pair_is_named_from_where_the_bytes_come(direction, name):
+    fleet = fleet_of()
+    [probe] = probes_named("send 256 MiB", fleet, direction=direction)
+    record = record_of(probe, fleet, 1_000_000, 2_000_000, message_bytes=2 * 10**8)
+    [reading] = read_record(record, probe, fleet)
+    assert reading.subject.name == name
+    assert reading.value == pytest.approx(100.0)
+    [link] = make_links([(record, probe), (record, probe)], fleet)
+    assert (link.from_name, link.to_name) == tuple(name.split(" to "))
+    assert (link.kind, link.gb_per_s, link.latency_us) == ("nccl", reading.value, None)
+
+
+def test_a_latency_is_half_of_a_round_trip_and_holds_both_ways():
+    fleet = fleet_of()
+    probe = probe_named("send latency 8 B", fleet)
+    record = record_of(probe, fleet, 20_000, 24_000, message_bytes=16)
+    [reading] = read_record(record, probe, fleet)
+    assert reading.value == pytest.approx(12.0)
+    links = make_links([(record, probe)], fleet)
+    assert [(one.from_uuid, one.to_uuid, one.latency_us) for one in links] == [
+        ("GPU-0", "GPU-1", 12.0),
+        ("GPU-1", "GPU-0", 12.0),
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_pair_is_read_both_ways_and_pairs_between_nodes_are_a_test_of_their_own(count):
+    fleet = two_nodes(count)
+    read = Counter(
+        (reading.test.name, reading.subject.uuids)
+        for probe in probes(fleet, ["pairs"])
+        for reading in read_record(
+            record_of(probe, fleet, *[10**6] * fleet.size, message_bytes=8), probe, fleet
+        )
+    )
+    each = {name: [u for n, u in read if n == name] for name in {name for name, _ in read}}
+    within = 2 * count * (count - 1)
+    assert len(each["send 256 MiB"]) == len(each["copy 256 MiB"]) == within
+    assert len(each["send 256 MiB between nodes"]) == 2 * count * count
+    assert set(read.values()) == {1}
+
+
+def test_devices_together_are_read_per_node_and_over_all():
+    fleet = two_nodes()
+    node, cluster = probes_named("all_reduce 1 GiB", fleet)
+    figures = {"message_bytes": 2**30, "busbw_factor": 1.0}
+    first, second = read_record(record_of(node, fleet, *[10**7] * 4, **figures), node, fleet)
+    assert (first.subject.name, first.subject.model) == ("a", "NVIDIA H200")
+    assert second.subject.uuids == ("GPU-2", "GPU-3")
+    assert first.value == pytest.approx(107.4, abs=0.1)
+    [whole] = read_record(record_of(cluster, fleet, *[10**7] * 4, **figures), cluster, fleet)
+    assert (whole.subject.kind, whole.subject.name) == ("cluster", "all 4 devices")
+
+
+def test_a_training_step_is_read_in_parts_of_each_rank():
+    fleet = fleet_of()
+    probe = probe_named("step compute", fleet)
+    slow = Breakdown(local_ms=((4.0, 4.2, 4.1), (5.0, 5.0, 5.2)), comm_ms=(2.0,), tail_ms=(1.5,))
+    fast = Breakdown(local_ms=((3.0,) * 3, (3.0,) * 3), comm_ms=(3.5,), tail_ms=(3.0,))
+    record = record_of(probe, fleet, 10**7, 10**7)
+    parts = zip(record.measurements, (slow, fast), strict=True)
+    measurements = tuple(replace(one, breakdown=breakdown) for one, breakdown in parts)
+    readings = read_record(replace(record, measurements=measurements), probe, fleet)
+    told = {}
+    for one in readings:
+        told.setdefault((one.test.name, one.subject.name), []).append((one.pass_number, one.value))
+    assert told["step compute", "alpha GPU 0"] == [(1, 4.6)]
+    assert told["step wait", "alpha GPU 0"] == [(1, 0.0)]
+    assert told["step wait", "alpha GPU 1"] == [(1, 1.5)]
+    assert told["step communication", "alpha GPU 1"] == [(1, 2.0)]
+    assert not read_record(record_of(probe, fleet, 10**7, 10**7), probe, fleet)
+
+
+def bits(*digests: int, changed: int | None = None, misplaced: int | None = None):
+    return [
+        {
+            "digest": digest,
+            "changed_products": int(rank == changed),
+            "misplaced_products": int(rank == misplaced),
+        }
+        for rank, digest in enumerate(digests)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "named"),
+    [
+        (bits(7, 7, 7, 7), set()),
+        (bits(7, 7, 8, 7), {2}),
+        (bits(7, 8), {0, 1}),
+        (bits(7, 8, misplaced=1), {1}),
+        (bits(7, 7, misplaced=1), set()),
+        (bits(7, 7, changed=0), {0}),
+    ],
+)
+def test_wrong_bits_are_those_of_the_minority_or_of_who_contradicts_itself(found, named):
+    problems = wrong_bits(found, fleet_of(len(found)).subjects)
+    assert set(problems) == named
+    assert all(text.startswith("wrong bits: ") for text in problems.values())
+    devices = (make_device(0), make_device(1, name="Other GPU"))
+    assert not wrong_bits(bits(7, 8), Fleet(devices=devices).subjects)
+
+
+def test_of_a_failed_turn_the_pair_that_failed_is_told_apart_from_the_others():
+    fleet = fleet_of(4)
+    probe = probes_named("send 256 MiB", fleet, direction="forward", turn=0)[0]
+    record = make_failed(
+        probe.point,
+        status=Status.ERROR,
+        error_type="WrongResultError",
+        error_message="rank 3 (alpha, cuda:3): ranks 1 and 3: a wrong payload",
+        error_rank=3,
+    )
+    told = {one.subject.uuids: one.problem or "" for one in read_record(record, probe, fleet)}
+    assert told.pop(("GPU-1", "GPU-3")).startswith("wrong result: rank 3")
+    assert list(told.values()) == [f"{NOT_READ}alpha GPU 3 failed"]
+
+
+def test_points_are_named_by_what_is_not_usual_of_them():
+    names = [title(probe.point) for probe in probes(fleet_of(), STAGES)]
+    assert {"gemm bf16 256", "memory 100 MB", "host_copy d2h local rank 1 128 MiB"} <= set(names)
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_no_point_comes_twice_in_a_check(kind, count):
+    made = probes(fleet_of(count, kind=kind), STAGES)
+    assert len({probe.point.point_id for probe in made}) == len(made)
+    assert {probe.point.world_size for probe in made} == {count}
+    assert all(probe.test.stage in STAGES for probe in made)
+
+
+def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device():
+    fleet = fleet_of()
+    made = probes(fleet, ["alone"])
+    free = {"GPU-0": 100 * 2**30, "GPU-1": 2 * 2**30}
+    fitting, unread = split_by_room(made, fleet, free)
+    names = {probe.test.name for probe in fitting}
+    assert "gemm bf16 2048" in names
+    assert "memory 1000 MB" not in names
+    problems = {
+        one.subject.name: one.problem for one in unread if one.test.name == "memory 1000 MB"
+    }
+    assert problems["alpha GPU 1"] == "no room: 2.0 GiB of its memory are free, the test needs 3.8"
+    assert problems["alpha GPU 0"] == f"{NOT_READ}alpha GPU 1 has no room"
+    assert split_by_room(made, fleet, {}) == (made, ())

@@ -1,0 +1,315 @@
+"""What is said of readings of which the fault is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+from builders import make_device, make_pair, make_readings, make_subject, make_test
+
+from raybench.health.verdicts import EXPECTED_TEST, judge
+from raybench.records import Device
+from raybench.records.health import (
+    COMPUTE_TEST,
+    NOT_READ,
+    WAIT_TEST,
+    WRONG_RESULT,
+    Action,
+    Finding,
+    HealthTest,
+    PastValue,
+    Reading,
+    Verdict,
+)
+
+PAIRS = make_test(name="copy 256 MiB", stage="pairs", kind="pair", unit="GB/s", floor=0.02)
+FACT = make_test(name="Xid errors", stage="facts", unit="errors", is_time=True, floor=0.0)
+UNKNOWN_MODEL = {"name": "gemm bf16 8191"}
+
+
+def devices(count: int, **changes: Any) -> list[Device]:
+    return [make_device(rank, **changes) for rank in range(count)]
+
+
+def on_nodes(count: int, each: int) -> list[Device]:
+    return [
+        make_device(rank, node_id=f"n{rank // each}", host=f"node{rank // each}", index=rank % each)
+        for rank in range(count)
+    ]
+
+
+def unhealthy(findings: Iterable[Finding]) -> dict[str, Finding]:
+    """By subject, without those that another is to blame for, and what is not known."""
+    fine = (Verdict.HEALTHY, Verdict.UNKNOWN)
+    return {
+        one.subject.name: one for one in findings if one.verdict not in fine and not one.culprit
+    }
+
+
+def pair_readings(count: int, slow: Iterable[tuple[int, int]]) -> list[Reading]:
+    slow = set(slow)
+    return [
+        Reading(
+            test=PAIRS,
+            subject=make_pair(first, second),
+            pass_number=number,
+            value=100 * (0.5 if (first, second) in slow else 1),
+        )
+        for number in (1, 2, 3)
+        for first, second in permutations(range(count), 2)
+    ]
+
+
+def both_ways(*pairs: tuple[int, int]) -> set[tuple[int, int]]:
+    return {*pairs, *((second, first) for first, second in pairs)}
+
+
+ALL, BOTH = "all 4 NVIDIA H200", "both NVIDIA H200"
+
+
+@pytest.mark.parametrize(
+    ("values", "named", "verdict", "action", "expected"),
+    [
+        ([750.0] * 5 + [690.0] + [750.0] * 2, "alpha GPU 5", "suspect", "watch", "of 8 alike"),
+        ([450.0] + [750.0] * 3, "alpha GPU 0", "bad", "reset", "of 4 alike"),
+        # Of two devices the other is what is expected; of one, what its model reaches.
+        ([750.0, 720.0], None, "", "", ""),
+        ([750.0, 615.0], "alpha GPU 1", "suspect", "watch", "the best of 2 alike"),
+        ([750.0, 450.0], "alpha GPU 1", "bad", "reset", "the best of 2 alike"),
+        ([750.0], None, "", "", ""),
+        ([600.0], "alpha GPU 0", "suspect", "watch", "671 to 782 TFLOP/s"),
+        # Where all are slow none is blamed.
+        ([400.0] * 4, ALL, "suspect", "setting", "671 to 782 TFLOP/s"),
+        ([400.0] * 2, BOTH, "suspect", "setting", "671 to 782 TFLOP/s"),
+        # Without a value nothing is healthy.
+        ([750.0, 750.0, None, 750.0, 750.0], "alpha GPU 2", "untested", None, ""),
+    ],
+)
+def test_a_device_is_held_against_those_alike(values, named, verdict, action, expected):
+    found = unhealthy(judge(make_readings(values), devices(len(values))))
+    assert list(found) == ([named] if named else [])
+    for one in found.values():
+        assert one.verdict.value == verdict
+        assert action is None or one.action.value == action
+        assert expected in one.expected
+        assert verdict != "bad" or one.command.startswith("nvidia-smi --gpu-reset -i ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "command"),
+    [
+        ({"other_processes": 1}, "nvidia-smi -q -d PIDS -i 3"),
+        ({"power_cap_w": 400.0, "power_cap_default_w": 700.0}, "nvidia-smi --power-limit=700"),
+    ],
+)
+def test_a_device_that_a_process_or_a_power_limit_slows_down_is_a_setting(changes, command):
+    fleet = [*devices(3), make_device(3, **changes)]
+    found = unhealthy(judge(make_readings([750.0] * 3 + [450.0]), fleet))["alpha GPU 3"]
+    assert found.action is Action.SETTING
+    assert found.command.startswith(command)
+
+
+def test_wrong_bits_are_bad_however_fast_the_device_is():
+    readings = make_readings([750.0] * 4)
+    readings[1] = replace(readings[1], problem="its result differs from that of the 3 others")
+    found = unhealthy(judge(readings, devices(4)))
+    assert found["alpha GPU 1"].verdict is Verdict.BAD
+    assert found["alpha GPU 1"].action is Action.REPLACE
+    assert "scontrol update nodename=alpha state=drain" in found["alpha GPU 1"].command
+    assert "kubectl cordon alpha" in found["alpha GPU 1"].command
+
+
+def test_who_did_not_run_is_bad_and_whom_that_kept_from_running_is_not_tested():
+    readings = make_readings([None, None])
+    reasons = ("timeout: no answer for 30 s", f"{NOT_READ}alpha GPU 0 was stopped")
+    readings = [replace(one, problem=reasons[place % 2]) for place, one in enumerate(readings)]
+    found = unhealthy(judge(readings, devices(2)))
+    assert {name: one.verdict for name, one in found.items()} == {
+        "alpha GPU 0": Verdict.BAD,
+        "alpha GPU 1": Verdict.UNTESTED,
+    }
+
+
+@pytest.mark.parametrize(
+    ("problem", "value", "verdict", "action"),
+    [
+        ("error: CUDA error: out of memory", None, Verdict.SUSPECT, Action.WATCH),
+        (f"{WRONG_RESULT}a copy arrived with other bytes", None, Verdict.BAD, Action.REPLACE),
+        ("wrong bits: it changed", 750.0, Verdict.BAD, Action.REPLACE),
+        (f"{NOT_READ}alpha GPU 0 crashed", None, None, None),
+    ],
+)
+def test_a_problem_in_one_pass_of_three(problem, value, verdict, action):
+    readings = make_readings([750.0, 750.0], passes=3)
+    assert (readings[3].pass_number, readings[3].subject.name) == (2, "alpha GPU 1")
+    readings[3] = replace(readings[3], value=value, problem=problem)
+    found = unhealthy(judge(readings, devices(2)))
+    assert list(found) == (["alpha GPU 1"] if verdict else [])
+    for one in found.values():
+        assert (one.verdict, one.action) == (verdict, action)
+        times = "" if verdict is Verdict.BAD else " (in 1 of 3 passes)"
+        assert one.reason == f"{problem}{times}"
+
+
+def test_devices_of_two_models_are_held_against_their_own():
+    fast, slow = make_readings([750.0] * 4), make_readings([300.0] * 8)[:24]
+    others = [
+        replace(one, subject=make_subject(10 + int(one.subject.uuids[0][4:]), model="A100"))
+        for one in slow
+    ]
+    assert unhealthy(judge([*fast, *others], devices(4))) == {}
+
+
+def test_a_variable_is_named_only_where_it_is_set_and_the_test_uses_it():
+    variables = {"NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "0", "NCCL_ALGO": "Tree"}
+    fleet = devices(4, topology="NVLink x18", environment=variables)
+    together = make_test(name="all_reduce 1 GiB", stage="together", kind="node", unit="GB/s")
+    links = make_test(name="h2d alone", stage="host-links", unit="GB/s", floor=0.03)
+    all_four = make_subject(kind="node", uuids=tuple(make_subject(n).uuids[0] for n in range(4)))
+    reading = Reading(test=together, subject=all_four, pass_number=1, value=100.0)
+    [found] = unhealthy(judge([reading], fleet)).values()
+    assert found.command == "unset NCCL_ALGO"
+    found = unhealthy(judge(make_readings([20.0] * 4, links), fleet))["all 4 NVIDIA H200"]
+    assert found.command.startswith("nvidia-smi topo -m; ")
+
+
+def test_what_a_link_to_the_host_carries_is_up_to_the_host():
+    links = make_test(name="both alone", stage="host-links", unit="GB/s", floor=0.03)
+    assert unhealthy(judge(make_readings([60.0] * 2, links), devices(2))) == {}
+    assert unhealthy(judge(make_readings([60.0], links), devices(1))) == {}
+    half = unhealthy(judge(make_readings([40.0] * 2, links), devices(2)))
+    assert list(half) == ["both NVIDIA H200"]
+
+
+def test_a_lone_device_that_nothing_is_known_of_is_said_to_be_unknown():
+    readings = make_readings([600.0], make_test(**UNKNOWN_MODEL))
+    device, model = judge(readings, devices(1))
+    assert device.verdict is Verdict.UNKNOWN
+    assert "nothing is known of what NVIDIA H200 reaches" in device.reason
+    assert "datasheet says 990 TFLOP/s" in device.reason
+    assert (model.test, model.verdict) == (EXPECTED_TEST, Verdict.UNKNOWN)
+
+
+def past(values: Sequence[float], rank: int, test: HealthTest) -> list[PastValue]:
+    return [
+        PastValue(run_id=f"run-{number}", test=test.name, subject=make_subject(rank), value=one)
+        for number, one in enumerate(values)
+    ]
+
+
+def test_one_of_two_devices_is_held_against_its_own_past():
+    test = make_test(**UNKNOWN_MODEL, floor=0.03)
+    earlier = past([700.0, 702.0, 698.0], 0, test) + past([700.0, 690.0, 710.0], 1, test)
+    found = unhealthy(judge(make_readings([700.0, 595.0], test), devices(2), earlier))
+    assert list(found) == ["alpha GPU 1"]
+    assert "its earlier checks" in found["alpha GPU 1"].expected
+
+
+def test_a_fleet_that_is_slower_than_in_earlier_checks_is_slow_alike():
+    test = make_test(**UNKNOWN_MODEL)
+    earlier = past([700.0, 702.0, 698.0], 0, test)
+    found = unhealthy(judge(make_readings([560.0] * 6, test), devices(6), earlier))
+    assert list(found) == ["all 6 NVIDIA H200"]
+    assert "earlier checks of this model, 3 of them" in found["all 6 NVIDIA H200"].expected
+
+
+def test_two_earlier_checks_say_nothing_yet_however_many_devices_they_had():
+    test = make_test(**UNKNOWN_MODEL)
+    earlier = [one for rank in range(4) for one in past([700.0, 702.0], rank, test)]
+    assert unhealthy(judge(make_readings([560.0] * 4, test), devices(4), earlier)) == {}
+
+
+def test_workers_that_share_their_cores_may_all_have_a_busy_hour():
+    test = make_test(**UNKNOWN_MODEL, floor=0.1)
+    earlier = past([25.0, 26.0, 25.5], 0, test)
+    assert unhealthy(judge(make_readings([11.5] * 2, test), devices(2), earlier)) == {}
+    assert list(unhealthy(judge(make_readings([2.0] * 2, test), devices(2), earlier)))
+
+
+def test_a_fact_is_wrong_by_itself_and_not_by_its_value():
+    readings = make_readings([0.0, 3.0, 0.0, 0.0], FACT, passes=1)
+    assert unhealthy(judge(readings, devices(4))) == {}
+    readings[1] = replace(readings[1], problem="the driver reported Xid 79 during the check")
+    found = unhealthy(judge(readings, devices(4)))["alpha GPU 1"]
+    assert (found.verdict, found.action) == (Verdict.BAD, Action.RESET)
+
+
+def test_a_device_that_is_slow_with_all_partners_is_to_blame_for_its_pairs():
+    slow = both_ways((1, 0), (1, 2), (1, 3))
+    findings = judge(pair_readings(4, slow), devices(4))
+    found = unhealthy(findings)
+    assert list(found) == ["alpha GPU 1"]
+    assert "alpha GPU 0, alpha GPU 2, alpha GPU 3" in found["alpha GPU 1"].evidence
+    victims = [one for one in findings if one.culprit == "alpha GPU 1"]
+    assert len(victims) == 6
+
+
+def test_two_paths_of_one_device_are_two_paths_where_most_of_its_others_are_fast():
+    found = unhealthy(judge(pair_readings(8, both_ways((0, 1), (0, 2))), devices(8)))
+    assert all(one.subject.kind == "pair" for one in found.values())
+    assert len(found) == 4
+    found = unhealthy(judge(pair_readings(4, both_ways((1, 2))), devices(4)))
+    assert set(found) == {"alpha GPU 1 to GPU 2", "alpha GPU 2 to GPU 1"}
+    assert all("the path between the two is to blame" in one.reason for one in found.values())
+
+
+def test_a_node_that_is_slow_with_two_others_is_to_blame_and_none_of_its_devices():
+    fleet = on_nodes(6, 2)
+    slow = both_ways(*((mine, other) for mine in (2, 3) for other in (0, 1, 4, 5)))
+    found = unhealthy(judge(pair_readings(6, slow), fleet))
+    assert {name: one.subject.kind for name, one in found.items()} == {"node1": "node"}
+    assert found["node1"].subject.uuids == ("GPU-2", "GPU-3")
+
+
+def test_the_path_of_two_nodes_is_one_finding_for_all_their_devices():
+    fleet = on_nodes(6, 2)
+    slow = both_ways(*((mine, other) for mine in (0, 1) for other in (2, 3)))
+    assert list(unhealthy(judge(pair_readings(6, slow), fleet))) == ["node0 to node1"]
+
+
+def test_with_one_pair_alone_neither_its_devices_nor_its_path_is_blamed():
+    readings = [*make_readings([750.0] * 2), *pair_readings(2, [(0, 1)])]
+    (found,) = unhealthy(judge(readings, devices(2))).values()
+    assert found.subject.name == "alpha GPU 0 to GPU 1"
+    assert found.reason.endswith("the path or one of the two is to blame")
+    assert "both are fast alone; neither has another partner to try" in found.evidence
+
+
+def straggler(wait_ms: Sequence[float], compute_ms: Sequence[float]) -> list[Reading]:
+    wait = make_test(name=WAIT_TEST, stage="straggler", unit="ms", is_time=True, floor=0.1)
+    compute = replace(wait, name=COMPUTE_TEST)
+    return [*make_readings(wait_ms, wait), *make_readings(compute_ms, compute)]
+
+
+def test_the_rank_that_others_wait_for_is_named_and_that_its_device_is_slow_alone():
+    readings = [*make_readings([750.0] * 3 + [450.0]), *straggler([4, 4, 4, 0.1], [6, 6, 6, 10])]
+    findings = judge(readings, devices(4))
+    waits = {one.subject.name: one for one in findings if one.test == WAIT_TEST}
+    assert waits["alpha GPU 3"].verdict is Verdict.SUSPECT
+    assert waits["alpha GPU 3"].evidence == "its device is slow alone too"
+    assert [waits[f"alpha GPU {rank}"].culprit for rank in range(3)] == ["alpha GPU 3"] * 3
+    assert waits["alpha GPU 0"].verdict is Verdict.HEALTHY
+    assert waits["alpha GPU 3"].action is Action.WATCH
+    # Of a good device the CPU or the data is late.
+    readings = [*make_readings([750.0] * 4), *straggler([4, 4, 0.1, 4], [6, 6, 6, 6])]
+    late = [one for one in judge(readings, devices(4)) if one.test == WAIT_TEST][2]
+    assert "look at its CPU and its data" in late.evidence
+
+
+def test_a_rank_that_is_late_in_two_of_three_passes_is_no_straggler():
+    readings = straggler([4, 4, 0.1, 4], [6, 6, 6, 6])
+    readings = [
+        replace(one, value=0.1) if one.pass_number == 3 and one.test.name == WAIT_TEST else one
+        for one in readings
+    ]
+    assert unhealthy(judge(readings, devices(4))) == {}
+
+
+def test_a_test_may_call_a_device_bad_only_when_it_is_further_off():
+    readings = make_readings([50.0, 25.0], make_test(floor=0.1))
+    lenient = [replace(one, test=replace(one.test, bad_ratio=3.0)) for one in readings]
+    assert Verdict.BAD in {one.verdict for one in judge(readings, devices(2))}
+    assert Verdict.BAD not in {one.verdict for one in judge(lenient, devices(2))}
