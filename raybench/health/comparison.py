@@ -15,6 +15,7 @@ from raybench.records.health import FigureChange, Finding, Verdict, figure
 from raybench.report import formatting
 from raybench.report.blocks import SETTING_CHARS, Block, Cell, Column, Line, Listing, Table, Tone
 from raybench.report.comparison import changes_listing, hidden_line, percent
+from raybench.report.documents import Document
 
 _MOST_SAME = 20
 _MANIFOLD = 2.0
@@ -26,7 +27,7 @@ _LEGEND = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class HealthComparison:
+class HealthComparison(Document):
     """Two checks: a document (see `raybench.report.documents`).
 
     figures: what both have read. changes: of the environment.
@@ -66,17 +67,16 @@ class HealthComparison:
 
     @property
     def title(self) -> str:
-        """Return the runs of the two checks: `NEW against BASE`."""
-        return f"{self.new.run.run_id} against {self.base.run.run_id}"
+        """Return the answer in a sentence."""
+        return self.headline
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the runs, the answer, and the figures of both checks."""
+        """Yield the runs, their verdicts, and the figures of both checks."""
         lines = [
             (name, f"{formatting.title(one.run)}, {formatting.when(one.run.started_at)}")
             for name, one in (("base", self.base), ("new", self.new))
         ]
         yield Listing(lines=lines, is_quoted=True)
-        yield Line(text=self.headline, tone="strong", is_apart=True)
         yield Listing(
             title="Verdicts",
             lines=[("base", self.base.headline), ("new", self.new.headline)],

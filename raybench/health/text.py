@@ -14,6 +14,7 @@ from raybench.records.health import FigureTrend, figure
 from raybench.report import formatting
 from raybench.report.blocks import SETTING_CHARS, Block, Column, ColumnOf, Line, Tone, make_table
 from raybench.report.comparison import percent
+from raybench.report.documents import Document
 from raybench.report.history import sparkline
 from raybench.report.plain_text import counted
 
@@ -22,22 +23,26 @@ _TONES: Mapping[int, Tone] = {0: "good", 1: "alarm", 3: "advice"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthDocument:
+class HealthDocument(Document):
     """The document of a health check."""
 
     report: HealthReport
 
     @property
     def title(self) -> str:
-        """Return the run's id."""
-        return self.report.run.run_id
+        """Return the verdict in a sentence."""
+        return self.report.headline
+
+    @property
+    def tone(self) -> Tone:
+        """Return the colour of the verdict."""
+        return _TONES[self.report.exit_code]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the verdict, each case and the tables."""
+        """Yield each case and the tables."""
         report = self.report
-        yield Line(text=report.headline, tone=_TONES[report.exit_code])
         yield Line(text=report.machine)
-        yield Line(text=formatting.course(report.run))
+        yield Line(text=f"{formatting.course(report.run)}; run {report.run.run_id}")
         yield from blocks(report)
 
     def members(self) -> Mapping[str, Any]:
@@ -46,7 +51,7 @@ class HealthDocument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthHistory:
+class HealthHistory(Document):
     """The document of how figures went over several checks."""
 
     trends: Sequence[FigureTrend]

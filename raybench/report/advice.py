@@ -12,6 +12,7 @@ from typing import Any
 from raybench.job.point import BY_SPEED, FAST
 from raybench.report import formatting
 from raybench.report.blocks import Block, Line, Listing
+from raybench.report.documents import Document
 from raybench.report.insight_text import best_lines
 from raybench.report.sections.uneven import fleet_name, verdict
 from raybench.report.summary import Summary
@@ -55,7 +56,7 @@ def advise_run(summary: Summary) -> list[Advice]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceList:
+class AdviceList(Document):
     """What a run or a health check advises: a document (see `raybench.report.documents`)."""
 
     run_id: str

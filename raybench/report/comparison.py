@@ -28,6 +28,7 @@ from raybench.report.blocks import (
     Tone,
     make_table,
 )
+from raybench.report.documents import Document
 from raybench.report.json_text import records as json_records
 from raybench.report.plain_text import counted, shorten, span
 from raybench.report.point_settings import point_names, setting_columns
@@ -53,7 +54,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps its rows
-class Comparison:
+class Comparison(Document):
     """Two sides, compared: a document (see `raybench.report.documents`).
 
     base, new: the runs of each side, the newest last. words: how the user named them.
@@ -125,12 +126,11 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """Return the newest run of each side: `NEW against BASE`."""
-        return f"{self.new[-1].run_id} against {self.base[-1].run_id}"
+        """Return the answer in a sentence."""
+        return headline(self)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the answer, the runs, what changed around the points, and the table of points."""
-        yield Line(text=headline(self), tone="strong")
+        """Yield the runs, what changed around the points, and the table of points."""
         for text in (sensitivity(self), one_sided(self)):
             yield from [Line(text=text)] if text else []
         yield from (Line(text=text, tone="advice") for text in advice(self))

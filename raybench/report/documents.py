@@ -7,20 +7,26 @@ class with these members and give it to `format_document`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from raybench.report.blocks import Block, Line
+from raybench.report.blocks import Block, Line, Tone
 from raybench.report.text import markdown, terminal
-
-Format = Literal["terminal", "md", "json"]
 
 
 class Document(Protocol):
-    """What can be shown in every format."""
+    """What can be shown in every format. To be inherited from."""
 
     @property
     def title(self) -> str:
-        """Return what it is about, in a few words: the heading in Markdown."""
+        """Return the heading: the answer in a sentence, or what the document is about.
+
+        Empty for a table that speaks for itself.
+        """
+
+    @property
+    def tone(self) -> Tone:
+        """Return how a terminal shows the title."""
+        return "strong"
 
     def blocks(self) -> Iterable[Block]:
         """Return what follows the title, in order."""
@@ -39,5 +45,5 @@ def format_document(
         return format_object(**document.members())
     if kind == "md":
         return markdown.render(document.title, document.blocks())
-    head = [Line(text=document.title, tone="strong")] if document.title else []
+    head = [Line(text=document.title, tone=document.tone)] if document.title else []
     return terminal.render([*head, *document.blocks()], width=width, color=color)

@@ -25,6 +25,7 @@ from raybench.report.blocks import (
     make_table,
 )
 from raybench.report.comparison import before_and_now, percent
+from raybench.report.documents import Document
 from raybench.report.json_text import records as json_records
 from raybench.report.plain_text import counted
 
@@ -41,7 +42,7 @@ _MAX_POINTS = 40
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps its series
-class History:
+class History(Document):
     """The step times of points over several runs: a document (see `raybench.report.documents`).
 
     frame: as `raybench.analysis.history.history` gives it, with one row or more.

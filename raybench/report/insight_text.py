@@ -112,10 +112,12 @@ def _scaling(
     Then what takes the largest part of the loss, and of several settings the most samples/s.
     """
     base = formatting.ranks_words(int(baseline["world_size"]), ranks)
-    text = f"{best.subject} do {_ends(best)} times the samples/s of {base}"
+    is_lone = best.points == 1
+    times = amount(best.most.value, best.unit) + _sure(best.most) if is_lone else _ends(best)
+    text = f"{best.subject} do {times} times the samples/s of {base}"
     if efficiency := _beside(insights, "efficiency", best):
         text += f", {_span(efficiency)} efficiency"
-    phrases = [text]
+    phrases = [text + (_where(best.most) if is_lone else "")]
     for loss in of_kind(insights, "main_loss"):
         share = _span(loss, ".0%")
         phrases.append(loss.note or f"{loss.subject} is {share} of the loss")
@@ -132,16 +134,17 @@ def _gain(
         formatting.setting_words(name, value, ranks) for name, value in baseline.items()
     )
     value = best.most
+    times = amount(value.value, best.unit) + _sure(value)
     if best.points > 1:
         text = f"{best.subject} is {_span(best)} times as fast as {base}"
     elif value.low is not None and value.high is not None and value.low < 1 < value.high:
         between = f"between {amount(value.low, best.unit)} and {amount(value.high, best.unit)}"
         text = (
-            f"whether {best.subject} is faster than {base} is not decided: {_ends(best)} times as "
-            f"fast, {between}"
+            f"whether {best.subject} is faster than {base} is not decided: {times} times as fast, "
+            f"{between}{_where(value)}"
         )
     else:
-        text = f"{best.subject} is {_ends(best)} times as fast as {base}"
+        text = f"{best.subject} is {times} times as fast as {base}{_where(value)}"
     memory = _beside(insights, "memory_ratio", best)
     return text + (f", with {_span(memory)} of the memory" if memory else "")
 

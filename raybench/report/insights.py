@@ -233,7 +233,9 @@ def _speed_ups(rows: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -> 
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows_compared(rows):
         groups.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
-    apart = varying([row for members in groups.values() for row in members], baseline)
+    compared = [row for members in groups.values() for row in members]
+    usual = [name for name in ("precision", "batch") if name not in baseline]
+    apart = varying(compared, baseline) or usual
     over = formatting.settings(baseline)
     for values in sorted(groups, key=lambda values: [setting_order(one) for one in values]):
         members = groups[values]
@@ -457,14 +459,12 @@ def _bandwidths(measured: Sequence[Row], ranks: str) -> Iterator[Insight]:
         yield from _range(
             "bandwidth", f"{what}{having} on {on}", "GB/s", chosen, column, _named(chosen)
         )
-        if column == "memory_gb_s":
-            if (peak := datasheet_gb_s(known)) is not None:
-                shares = [{**row, "of_datasheet": row[column] / peak} for row in chosen]
-                subject = f"of the datasheet's {peak:,.0f} GB/s"
-                yield from _range(
-                    "of_datasheet", subject, "share", shares, "of_datasheet", _named(chosen)
-                )
-            continue
+        if column == "memory_gb_s" and (peak := datasheet_gb_s(known)) is not None:
+            shares = [{**row, "of_datasheet": row[column] / peak} for row in chosen]
+            subject = f"of the datasheet's {peak:,.0f} GB/s"
+            yield from _range(
+                "of_datasheet", subject, "share", shares, "of_datasheet", _named(chosen)
+            )
         sums = [row for row in chosen if row["params"].get("operation") == "all_reduce"]
         if sums and len(sums) < len(chosen):
             subject = f"all_reduce{having} on {on}"

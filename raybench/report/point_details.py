@@ -25,6 +25,7 @@ from raybench.report.blocks import (
     make_table,
     metric_column,
 )
+from raybench.report.documents import Document
 from raybench.report.json_text import records as json_records
 from raybench.report.plain_text import plain_lines, shorten
 from raybench.report.point_settings import setting_columns
@@ -45,7 +46,7 @@ _APART = ("methods", "error_detail", "workload_metrics", "workload_headings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PointList:
+class PointList(Document):
     """The points of one run: a document (see `raybench.report.documents`).
 
     points: rows of the table, with `busy_pct` as `raybench.analysis.step_times` finds it.
@@ -141,7 +142,7 @@ def _reason(row: Row) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PointDetails:
+class PointDetails(Document):
     """Everything about a point: a document (see `raybench.report.documents`).
 
     row: the latest attempt, of `points`. attempts: all of them, in order. ranks, modules, regions,

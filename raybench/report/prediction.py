@@ -20,6 +20,7 @@ from raybench.report.blocks import (
     Table,
     make_table,
 )
+from raybench.report.documents import Document
 from raybench.report.plain_text import counted, span
 from raybench.results.run import Run
 
@@ -38,7 +39,7 @@ _INTERVAL = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class Forecast(Document):
     """The predictions of a run: a document (see `raybench.report.documents`).
 
     source: a sentence that says where the cost of communication comes from.

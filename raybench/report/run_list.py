@@ -9,6 +9,7 @@ from typing import Any
 
 from raybench.report import formatting
 from raybench.report.blocks import Block, Column, ColumnOf, Listing, Table, make_table
+from raybench.report.documents import Document
 from raybench.report.plain_text import plain_lines, shorten
 from raybench.results.reader import RankLog
 from raybench.results.run import Run, RunStatus
@@ -19,7 +20,7 @@ _TAGS_CHARS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunList:
+class RunList(Document):
     """Runs, the newest last: a document (see `raybench.report.documents`).
 
     machines: what each run was measured on, by run_id. leads: what each run found; None for the

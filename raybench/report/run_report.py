@@ -18,6 +18,7 @@ from raybench.report.blocks import (
     Messages,
     Table,
 )
+from raybench.report.documents import Document
 from raybench.report.sections import Section, all_sections
 from raybench.report.summary import Summary
 from raybench.sweep.rounds import WORTHWHILE
@@ -26,7 +27,7 @@ _ONE_START = f"one start; `--set measure.rounds={WORTHWHILE}` gives an interval"
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
-class RunReport:
+class RunReport(Document):
     """A document (see `raybench.report.documents`) of one run."""
 
     summary: Summary

@@ -188,11 +188,13 @@ def table_of_points(
         (column, lambda line, cell=cell: cell(line[1]))  # type: ignore[misc]
         for column, cell in columns
     ]
+    params = layout.params_of_table(rows[0]).items()
+    apart = {name: value for name, value in params if name not in names}
     return make_table(
         lines,
         [*settings, *measured],
         subject=str(rows[0]["workload"]),
-        settings=formatting.settings(layout.params_of_table(rows[0])),
+        settings=formatting.settings(apart),
         kind=kind,
         note=note,
     )
@@ -225,11 +227,12 @@ def point_tables(rows: Sequence[Row], layout: Layout) -> Iterator[Table]:
 
 def _steps(rows: Sequence[Row], names: Sequence[str], layout: Layout) -> Table:
     own = workload_metrics(rows)
+    is_measured = any(row["status"] == "ok" for row in rows)
     shows = metrics.SCALING if layout.has_throughput else metrics.RATES
     # Parts of steps that finish no samples are not shown, so none is missed.
     missed = "" if layout.has_throughput else "b"
     columns: list[ColumnOf[Row]] = [
-        (step_column(layout.unit, layout.plus_minus), lambda row: step_cell(row, layout.unit)),
+        (step_column(layout, is_measured=is_measured), lambda row: step_cell(row, layout.unit)),
         (layout.marks_column, lambda row: marks(row).translate({ord(m): None for m in missed})),
         *metric_columns(shows, layout, own),
     ]
@@ -237,10 +240,12 @@ def _steps(rows: Sequence[Row], names: Sequence[str], layout: Layout) -> Table:
     return table_of_points(rows, names, layout, rows, columns, kind=kind)
 
 
-def step_column(unit: formatting.Unit, plus_minus: str) -> Column:
-    """Return the column of the step time."""
-    meaning = f"{STEP_MEANING}. Rates follow the mean of the iterations. {plus_minus}"
-    return Column(title=f"step {unit.name}", unit=unit.name, meaning=meaning.rstrip(". "))
+def step_column(layout: Layout, *, is_measured: bool) -> Column:
+    """Return the column of the step time; where no point is ok there is nothing to explain."""
+    unit = layout.unit.name
+    meaning = f"{STEP_MEANING}. Rates follow the mean of the iterations. {layout.plus_minus}"
+    explained = meaning.rstrip(". ") if is_measured else ""
+    return Column(title=f"step {unit}", unit=unit, meaning=explained)
 
 
 def step_cell(row: Row, unit: formatting.Unit) -> str:

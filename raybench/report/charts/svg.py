@@ -6,6 +6,7 @@ import html
 import re
 
 from raybench.report.charts.figure import Spec
+from raybench.report.plain_text import printable
 
 _VEGA_LITE = "5.21"
 
@@ -46,11 +47,13 @@ def draw(spec: Spec, name: str, size: tuple[int, int] | None = None) -> str:
 
     sized = spec if size is None else {**spec, "width": size[0], "height": size[1]}
     svg = str(vl_convert.vegalite_to_svg(sized, vl_version=_VEGA_LITE))
+    # No character of the results turns the direction of writing.
+    svg = "\n".join(map(printable, svg.split("\n")))
     for pattern in (_ROLES, _CLASSES, _UNSEEN):
         svg = pattern.sub("", svg)
     svg = _GEOMETRY.sub(lambda found: _DECIMALS.sub(r"\1", found[0]), svg)
     svg = _WITHOUT_MEANING.sub("", svg)
-    label = html.escape(name)
+    label = html.escape(printable(name))
     return _ROOT.sub(rf'<svg class="chart" role="img" aria-label="{label}" \1>', svg, count=1)
 
 

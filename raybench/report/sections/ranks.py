@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-_NOTE = (
+NOTE = (
     "Ranks: computes, idle, waits and exchange add up to the step on each. Waits: for the slowest "
     "rank. Exchange: the step beyond the slowest rank's own. *: the rank whose clock scripts "
     "usually read."
@@ -71,7 +71,7 @@ def _tables(report: Summary) -> Iterator[Table]:
                 [rank for _, rank in lines],
                 _rank_columns(unit),
                 kind=f"where ranks differ, {unit.name} of each",
-                note=_NOTE,
+                note=NOTE,
             )
 
 
@@ -98,7 +98,7 @@ def ranks_of_point(row: Row, unit: formatting.Unit) -> Table | None:
     shown = sorted(steps) or sorted(clocks)[:MOST_RANKS]
     if not shown:
         return None
-    notes = [_NOTE] * bool(steps) + [_CLOCK_NOTE] * bool(clocks)
+    notes = [NOTE] * bool(steps) + [_CLOCK_NOTE] * bool(clocks)
     return make_table(
         shown,
         [(Column(title="rank"), _rank_name), *columns],

@@ -12,6 +12,7 @@ from raybench.job.point import EQUAL, FAST
 from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Listing, Table, make_table
 from raybench.report.sections import Section
+from raybench.report.sections.ranks import NOTE as RANKS_NOTE
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
@@ -21,19 +22,18 @@ def _blocks(report: Summary) -> Iterator[Listing | Table]:
     fleets = report.fleets
     verdicts = [(fleet_name(fleet, report.ranks), verdict(fleet)) for fleet in fleets]
     yield Listing(title="What to do with the slow devices", lines=verdicts)
-    if rules := list(_rules(fleets)):
+    if rules := list(find_rules(fleets)):
         yield Listing(title="Published rules", lines=rules)
     yield _scenario_table(fleets)
     yield _rank_table(fleets)
     yield from _decision_map(fleets)
 
 
-def _lead(report: Summary) -> str:
+def lead_of(fleets: Sequence[Fleet], ranks: str) -> str:
     """Return which shares were best most often, and where they gained most.
 
     A case counts only where its intervals leave no other shares that may be as good.
     """
-    fleets = report.fleets
     decided = [fleet for fleet in fleets if not fleet.as_good()]
     cases = f"{len(fleets)} cases" if len(fleets) > 1 else "this case"
     if not decided:
@@ -45,7 +45,7 @@ def _lead(report: Summary) -> str:
     open_cases = len(fleets) - len(decided)
     return (
         f"shares={shares} is best {where}, by up to {_gain(_lead_of_best(most))} over the best of "
-        f"the others ({fleet_name(most, report.ranks)})"
+        f"the others ({fleet_name(most, ranks)})"
         + (f"; {open_cases} cannot be told apart" if open_cases else "")
     )
 
@@ -55,7 +55,7 @@ def _lead_of_best(fleet: Fleet) -> Gain:
 
 
 def fleet_name(fleet: Fleet, ranks: str) -> str:
-    """Write `1 of 2 GPUs at 0.48`, the speed that the probes found."""
+    """Return `1 of 2 GPUs at 0.48`, the speed that the probes found."""
     there_are = formatting.ranks_words(int(fleet.first["world_size"]), ranks)
     if not fleet.slow_count:
         return f"{there_are}, none slow"
@@ -63,7 +63,7 @@ def fleet_name(fleet: Fleet, ranks: str) -> str:
 
 
 def verdict(fleet: Fleet) -> str:
-    """Say which shares are best, by how much, and below which batch they are not."""
+    """Return which shares are best, by how much, and below which batch they are not."""
     best = fleet.best
     gains = [
         f"{_gain(gain_over(best, fleet.scenarios[name]))} over {name}"
@@ -192,9 +192,8 @@ def _rank_table(fleets: Sequence[Fleet]) -> Table:
             lambda line: _cell(line[1].exchange_ms if line[2].items else None, formatting.number),
         ),
     ]
-    return make_table(
-        lines, columns, subject=_workload(fleets), kind="slow devices, ms of each rank"
-    )
+    kind = "slow devices, ms of each rank"
+    return make_table(lines, columns, subject=_workload(fleets), kind=kind, note=RANKS_NOTE)
 
 
 def _rank_name(rank: RankOfStep, scenario: Scenario) -> str:
@@ -248,8 +247,8 @@ def _map_cell(fleet: Fleet) -> str:
     return f"{best.shares}{rivals} {gain_over(best, fleet.scenarios[EQUAL]).gain:+.0%}"
 
 
-def _rules(fleets: Sequence[Fleet]) -> Iterator[tuple[str, str]]:
-    """Say of each published rule in how many fleets it holds, and where it does not."""
+def find_rules(fleets: Sequence[Fleet]) -> Iterator[tuple[str, str]]:
+    """Yield each published rule, and in how many fleets it holds and where it does not."""
     for rule in RULES:
         asked = [fleet for fleet in fleets if rule.applies(fleet)]
         if not asked:
@@ -281,5 +280,5 @@ SECTION = Section(
     order=10,
     applies=lambda report: bool(report.fleets),
     blocks=_blocks,
-    lead=_lead,
+    lead=lambda report: lead_of(report.fleets, report.ranks),
 )

@@ -9,16 +9,18 @@ from builders import (
     make_failed,
     make_point,
     make_steady,
+    make_summary,
     points_table,
     scaling_rows,
 )
-from raybench.report.findings import bests
-from raybench.report.headline import headline
 
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.rounds import records
 from raybench.analysis.scaling import best_settings, scaling
 from raybench.job.point import Precision
+from raybench.report import insight_text
+from raybench.report.insights import find_insights
+from raybench.report.run_report import RunReport
 from raybench.results.quality import BREAKDOWN
 
 
@@ -26,8 +28,16 @@ def frame(records, baseline, **columns):
     return scaling(points_table(records).assign(**columns), baseline)
 
 
-def said(records, baseline):
-    return headline(scaling_rows(records, baseline), baseline, "GPUs")
+def headline(rows, baseline, ranks="GPUs", why=""):
+    return insight_text.lead(find_insights(rows, baseline, ranks), baseline, ranks, why)
+
+
+def bests(best, rows, ranks):
+    return list(insight_text.best_lines(find_insights(rows, {}, ranks, best=best)))
+
+
+def said(records, baseline, why=""):
+    return headline(scaling_rows(records, baseline), baseline, why=why)
 
 
 def ran(world_size, step_ms, precision=Precision.FP32):
@@ -49,8 +59,9 @@ def test_nothing_is_said_of_a_loss_that_is_none():
 
 
 def test_without_a_baseline_point_it_says_why_and_what_is_left():
-    assert said([make_failed(make_point()), ran(2, 8.0)], {"world_size": 1}) == (
-        "no speed-up: baseline point ran out of memory; "
+    summary = make_summary([make_failed(make_point()), ran(2, 8.0)])
+    assert RunReport(summary=summary).lead.startswith(
+        "no point has a speed-up: baseline point ran out of memory; "
         "at most 16,000 samples/s (fp32, batch 64, 2 GPUs)"
     )
 
@@ -86,7 +97,7 @@ def test_the_best_settings_name_a_rival_that_cannot_be_told_apart():
     close["step_ms_high"] = close["step_ms_p50"] * 1.05
     [best] = best_settings(close).to_dict("records")
     told = bests([best], close.to_dict("records"), "GPUs")  # type: ignore[arg-type]
-    assert told == (("1 GPU", "bf16, batch 64: 16,000 samples/s; fp32, batch 64 may be as good"),)
+    assert told == [("1 GPU", "bf16, batch 64: 16,000 samples/s; fp32, batch 64 may be as good")]
     [best] = best_settings(close.assign(stable=False)).to_dict("records")
     told = bests([best], close.assign(stable=False).to_dict("records"), "GPUs")  # type: ignore[arg-type]
     assert told[0][1].startswith("bf16, batch 64: 16,000 samples/s (unsteady); fp32")
