@@ -30,7 +30,10 @@ from raybench.analysis.rounds import (
     without_controls,
 )
 from raybench.analysis.settings import EXECUTION
+from raybench.analysis.typed_rows import typed_rows
+from raybench.job.point import EQUAL
 from raybench.records import FAILURES, Status
+from raybench.results.point_row import TransitionalMapping
 from raybench.stats.starts import Scatter, scatter
 
 # At most this share of comparisons in which nothing changed calls a point slower, and as many call
@@ -69,6 +72,52 @@ _COLUMNS = {**dict.fromkeys(_FLOATS, "float64"), **dict.fromkeys(_TEXTS, "object
 _INTERVAL = 0.9
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedPoint(TransitionalMapping):
+    """A point of two sides; what each field is stands in `compare`. None: not known."""
+
+    point_id: str
+    workload: str
+    params: Mapping[str, str]
+    scaling: str | None = None
+    precision: str = "fp32"
+    cuda_graph: bool = False
+    shares: str = EQUAL
+    slow_ratio: float = 1.0
+    slow_count: int = 1
+    slow_by: str = "compute"
+    devices: str = "any"
+    strategy: str = "pack"
+    world_size: int = 1
+    batch_size: int | None = None
+    global_batch_size: int | None = None
+    grad_accumulation: int | None = None
+    status_base: Status | None = None
+    status_new: Status | None = None
+    base_failed: float | None = None
+    new_failed: float | None = None
+    base_ms: float | None = None
+    new_ms: float | None = None
+    base_runs: int = 0
+    new_runs: int = 0
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    rate_ratio: float | None = None
+    rate_ratio_low: float | None = None
+    rate_ratio_high: float | None = None
+    least_seen: float | None = None
+    q_value: float | None = None
+    rate_unit: str = "steps/s"
+    verdict: str | None = None
+    why: str | None = None
+
+
+def compared_points(found: pd.DataFrame) -> list[ComparedPoint]:
+    """Return the rows of what `compare` gives."""
+    return typed_rows(found, ComparedPoint)
 
 
 def compare(

@@ -9,6 +9,7 @@ searched.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 from raybench.analysis.rounds import ATTEMPT_COLUMNS, mean_of_rounds
 from raybench.analysis.settings import EXECUTION
+from raybench.analysis.typed_rows import typed_rows
+from raybench.results.point_row import PointRow
 
 # Smaller changes of the step time are none.
 THRESHOLD = 0.015
@@ -42,6 +45,25 @@ _TWO_SIDED_95 = 1.96
 _LEAST_SD = 1e-6
 
 Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryRow(PointRow):
+    """A point of a run among those of other runs.
+
+    machine: counts from 0, a number for each model and count of nodes. level_ms: geometric mean of
+    the runs between two steps. step: relative change from the level before, in the first run of a
+    new level; None in the others.
+    """
+
+    machine: int
+    level_ms: float
+    step: float | None = None
+
+
+def history_rows(found: pd.DataFrame) -> list[HistoryRow]:
+    """Return the rows of what `history` gives."""
+    return typed_rows(found, HistoryRow)
 
 
 def history(points: pd.DataFrame, *, threshold: float = THRESHOLD) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from raybench.analysis.losses import LOSSES, shares_of_loss
 from raybench.analysis.own_speeds import OwnSpeeds, differ, models_of
 from raybench.analysis.rounds import Trials, mean_of_rounds, records
 from raybench.analysis.settings import OPTIONAL, SETTINGS, batch_column, number_of, setting
+from raybench.analysis.typed_rows import typed_rows
 from raybench.job.point import Scalar, setting_text
 from raybench.records import Status
 from raybench.results.metrics import DERIVED
+from raybench.results.point_row import PointRow, TransitionalMapping
 from raybench.results.quality import (
     BREAKDOWN,
     NO_ITEMS,
@@ -54,6 +57,43 @@ _DERIVED = {
     "why_no_breakdown": "object",
 } | {metric.name: "float64" for metric in DERIVED}
 _UNKNOWN = dict.fromkeys(name for name, kind in _DERIVED.items() if kind == "float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledRow(PointRow):
+    """A point with what `scaling` derives; what each is, and when it is None, stands there."""
+
+    batch: int | None = None
+    rounds: int = 0
+    step_ms_low: float | None = None
+    step_ms_high: float | None = None
+    series: int = 0
+    is_baseline: bool = False
+    speed_up: float | None = None
+    speed_up_low: float | None = None
+    speed_up_high: float | None = None
+    efficiency: float | None = None
+    efficiency_low: float | None = None
+    efficiency_high: float | None = None
+    clock_ratio: float | None = None
+    lost_comm: float | None = None
+    lost_compute: float | None = None
+    lost_wait: float | None = None
+    lost_data: float | None = None
+    lost_host: float | None = None
+    lost_unexplained: float | None = None
+    serial_fraction: float | None = None
+    memory_ratio: float | None = None
+    samples_per_joule: float | None = None
+    why: str | None = None
+    is_base_unsteady: bool = False
+    why_no_breakdown: str | None = None
+    scatter: float | None = None
+
+
+def scaled_rows(scaled: pd.DataFrame) -> list[ScaledRow]:
+    """Return the rows of what `scaling` gives."""
+    return typed_rows(scaled, ScaledRow)
 
 
 def scaling(points: pd.DataFrame, baseline: Mapping[str, Scalar]) -> pd.DataFrame:
@@ -375,29 +415,51 @@ def _mhz(row: Row) -> float | None:
 
 
 _GROUP = ("run_id", "workload", "scaling", *OPTIONAL, "world_size")
-_COLUMNS = (*_GROUP, "params", "by", "point_id", "precision", "batch", "value", "rival_point_id")
 # What is sought, and the larger the better.
 _SOUGHT = ("throughput", "samples_per_joule")
 
 
-def best_settings(scaled: pd.DataFrame) -> pd.DataFrame:
+@dataclass(frozen=True, kw_only=True)
+class BestSettings(TransitionalMapping):
+    """The best point of some that differ in precision and batch, as `best_settings` finds it."""
+
+    run_id: str
+    workload: str
+    scaling: str | None
+    cuda_graph: bool
+    shares: str
+    slow_ratio: float
+    slow_count: int
+    slow_by: str
+    devices: str
+    strategy: str
+    world_size: int
+    params: Mapping[str, str]
+    by: str
+    point_id: str
+    precision: str
+    batch: int | None
+    value: float
+    rival_point_id: str | None = None
+
+
+def best_settings(scaled: pd.DataFrame) -> list[BestSettings]:
     """Per workload, its parameters and number of devices, the best precision and batch size.
 
     scaled: what `raybench.analysis.scaling.scaling` gives. None is best where there are not two to
     choose from.
 
-    Columns: run_id, workload, scaling, cuda_graph, world_size, params, by (throughput in
-    samples/s, or samples_per_joule, where energy is known of two points), then of the best point:
-    point_id, precision, batch (of the scaling kind), value; and rival_point_id: the next best of
-    those whose step time's interval leaves open which is better (throughput only).
+    by: throughput in samples/s, or samples_per_joule, where energy is known of two points. batch:
+    of the scaling kind. rival_point_id: the next best of those whose step time's interval leaves
+    open which is better (throughput only).
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in records(scaled):
+    for row in scaled_rows(scaled):
         if row["status"] == "ok":
             key = (*(str(row[name]) for name in _GROUP), *sorted(row["params"].items()))
             groups.setdefault(key, []).append(row)
     found = [_best(rows, by) for rows in groups.values() for by in _SOUGHT]
-    return pd.DataFrame([one for one in found if one is not None], columns=list(_COLUMNS))
+    return [BestSettings(**one) for one in found if one is not None]
 
 
 def _best(rows: Sequence[Row], by: str) -> dict[str, Any] | None:

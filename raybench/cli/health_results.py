@@ -94,8 +94,8 @@ def compare_health(base: Found, new: Found, threshold: float) -> HealthCompariso
     threshold: the least change that counts, as a share. Raises UsageError where one alone is one.
     """
     from raybench.analysis.environment_changes import changes
-    from raybench.health.baseline import compare_figures
     from raybench.health.comparison import HealthComparison
+    from raybench.health.history import compare_figures
 
     before, now = (load_health(found.root, found.run_id) for found in (base, new))
     if before is None or now is None:
@@ -116,7 +116,7 @@ def load_health_history(results: Path, threshold: float) -> HealthHistory:
 
     threshold: the least change that counts, as a share.
     """
-    from raybench.health.baseline import trace_figures
+    from raybench.health.history import trace_figures
     from raybench.health.store import read_findings
     from raybench.health.text import HealthHistory
     from raybench.results import reader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, Literal
 
-from raybench.health.report import UNHEALTHY, HealthReport, action_words, what_of
+from raybench.health.report import ACTION_WORDS, UNHEALTHY, HealthReport, what_of
 from raybench.records.health import Finding, Verdict
 from raybench.report.export.formats import csv
 from raybench.report.export.formats.junit import Case, format_suite
@@ -33,7 +33,7 @@ def members(report: HealthReport) -> dict[str, Any]:
                 "evidence": case.evidence,
                 "victims": case.victims,
                 "action": case.action,
-                "action_words": action_words(case.action) if case.action else "",
+                "action_words": ACTION_WORDS[case.action] if case.action else "",
                 "commands": case.commands,
                 "tests": [one.test for one in case.findings],
             }

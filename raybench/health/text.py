@@ -8,9 +8,10 @@ from typing import Any
 
 from raybench.health.comparison import relative_change, urgency, word
 from raybench.health.export import members
+from raybench.health.history import FigureTrend
 from raybench.health.report import HealthReport
 from raybench.health.tables import blocks
-from raybench.records.health import FigureTrend, figure
+from raybench.records.health import figure
 from raybench.report import formatting
 from raybench.report.blocks import SETTING_CHARS, Block, Column, ColumnOf, Line, Tone, make_table
 from raybench.report.comparison import percent

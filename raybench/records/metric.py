@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, get_args
 
 from raybench.errors import UsageError
@@ -22,6 +22,23 @@ _COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "median": statistics.median,
     "sum": sum,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a column of a table holds: stands in the annotation of the field that is written to it.
+
+    unit: empty where it has none. description: in at most 60 characters.
+    The others as of a `Metric`.
+    """
+
+    unit: str
+    description: str
+    _: KW_ONLY
+    heading: str = ""
+    meaning: str = ""
+    format: Format = "number"
+    over_ranks: OverRanks | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,12 +81,12 @@ class AdviceList(Document):
         return {"run_id": self.run_id, "advice": [asdict(one) for one in self.advice]}
 
 
-def _from_slow_ranks(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Advice]:
+def _from_slow_ranks(rows: Sequence[Mapping[str, Any]], ranks: str) -> Iterator[Advice]:
     """Estimate what shares would gain where one rank slowed the others down, and they were equal.
 
     Of the point with the most samples on each number of ranks.
     """
-    slowed: dict[int, dict[str, Any]] = {}
+    slowed: dict[int, Mapping[str, Any]] = {}
     for row in rows:
         is_equal = not formatting.has_entries(row["share_by_rank"])
         if row["status"] == "ok" and is_equal and is_slowed_by_one_rank(row):

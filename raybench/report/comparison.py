@@ -11,10 +11,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.compare import FALSE_VERDICTS, FASTER, LEAST_RUNS, SAME, SLOWER, UNCLEAR
+from raybench.analysis.compare import (
+    FALSE_VERDICTS,
+    FASTER,
+    LEAST_RUNS,
+    SAME,
+    SLOWER,
+    UNCLEAR,
+    compared_points,
+)
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.point_changes import PointChange
-from raybench.analysis.rounds import records
 from raybench.analysis.settings import EXECUTION, setting, setting_order, varying
 from raybench.report import formatting
 from raybench.report.blocks import (
@@ -34,7 +41,7 @@ from raybench.report.plain_text import counted, shorten, span
 from raybench.report.point_settings import point_names, setting_columns
 from raybench.results.run import Run
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 _ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
 _NAMES = (*EXECUTION, "world_size")
@@ -75,7 +82,7 @@ class Comparison(Document):
     @cached_property
     def rows(self) -> list[Row]:
         """One for each point: what got worse first, and what changed most of it first."""
-        return sorted(records(self.frame), key=_urgency)
+        return sorted(compared_points(self.frame), key=_urgency)
 
     @cached_property
     def compared(self) -> list[Row]:
@@ -90,7 +97,11 @@ class Comparison(Document):
     @property
     def broken(self) -> list[Row]:
         """The points that were measured before and fail now, or fail in more of their rounds."""
-        return [r for r in self.rows if r["base_runs"] and r["new_failed"] > r["base_failed"]]
+        return [
+            row
+            for row in self.rows
+            if row["base_runs"] and (row["new_failed"] or 0.0) > (row["base_failed"] or 0.0)
+        ]
 
     @property
     def is_regression(self) -> bool:
@@ -105,13 +116,10 @@ class Comparison(Document):
 
     def is_blind(self, change: float) -> bool:
         """Whether some point of BASE may be slower by more than `change`, or was not measured."""
-        ends = [
-            end
-            for row in self.rows
-            if row["base_runs"]
-            for end in (row["ratio_high"] - 1, 1 / row["rate_ratio_low"] - 1)
-        ]
-        return not all(formatting.has_value(end) and end <= change for end in ends)
+        ends = [(row["ratio_high"], row["rate_ratio_low"]) for row in self.rows if row["base_runs"]]
+        return any(
+            high is None or low is None or max(high, 1 / low) - 1 > change for high, low in ends
+        )
 
     @property
     def obstacles(self) -> tuple[str, ...]:
@@ -212,13 +220,11 @@ def _urgency(row: Row) -> tuple[Any, ...]:
     return (place, size, *(setting_order(setting(row, name)) for name in (*_NAMES, batch)))
 
 
-def percent(relative: float) -> str:
-    """Write a change with its sign."""
-    return (
-        f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
-        if formatting.has_value(relative)
-        else ""
-    )
+def percent(relative: float | None) -> str:
+    """Write a change with its sign; empty where it is not known."""
+    if relative is None or not formatting.has_value(relative):
+        return ""
+    return f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
 
 
 def shown(comparison: Comparison) -> list[Row]:
@@ -278,15 +284,18 @@ def verdict_words(row: Row, threshold: float) -> str:
 
 def _slowdowns(row: Row) -> list[float]:
     """By how much a point is slower, by the step and by the rate."""
-    found = [row["ratio"] - 1, 1 / row["rate_ratio"] - 1]
-    return [value for value in found if formatting.has_value(value)]
+    ratio, rate_ratio = row["ratio"], row["rate_ratio"]
+    return [
+        *([] if ratio is None else [ratio - 1]),
+        *([] if rate_ratio is None else [1 / rate_ratio - 1]),
+    ]
 
 
 def _change(row: Row, name: str) -> str:
     """Write a change and half its interval."""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     half = f" {formatting.half_width((high - low) / 2)}" if formatting.has_value(low) else ""
-    return percent(row[name] - 1) + half
+    return ("" if row[name] is None else percent(row[name] - 1)) + half
 
 
 def beside(comparison: Comparison) -> list[tuple[str, str]]:

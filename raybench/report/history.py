@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.environment_changes import Change
-from raybench.analysis.rounds import records
+from raybench.analysis.history import HistoryRow, history_rows
 from raybench.analysis.settings import setting, varying
 from raybench.report import formatting
 from raybench.report.blocks import (
@@ -29,8 +29,7 @@ from raybench.report.documents import Document
 from raybench.report.json_text import records as json_records
 from raybench.report.plain_text import counted
 
-Row = dict[str, Any]
-Series = list[Row]
+Series = list[HistoryRow]
 
 _BARS = "▁▂▃▄▅▆▇█"
 # Narrower ranges are drawn flat: noise is not to look like mountains.
@@ -56,7 +55,7 @@ class History(Document):
     def title(self) -> str:
         """Return how many points changed their level, in a sentence."""
         steps = sum(_is_step(row) for rows in self._series for row in rows)
-        runs = len({row["run_id"] for rows in self._series for row in rows})
+        runs = len({row.run_id for rows in self._series for row in rows})
         points = len({rows[0]["point_id"] for rows in self._series})
         text = counted(steps, "step") if steps else "no step"
         return f"{counted(points, 'point')} over {counted(runs, 'run')}: {text}."
@@ -65,8 +64,8 @@ class History(Document):
     def _series(self) -> list[Series]:
         """Return the rows of each point on each machine, in order of time; with steps first."""
         found: dict[tuple[str, int], Series] = {}
-        for row in records(self.frame):
-            found.setdefault((row["point_id"], row["machine"]), []).append(row)
+        for row in history_rows(self.frame):
+            found.setdefault((row.point_id, row.machine), []).append(row)
         return sorted(found.values(), key=lambda rows: not any(map(_is_step, rows)))
 
     def blocks(self) -> Iterator[Block]:
@@ -90,18 +89,18 @@ class History(Document):
         """Return the member of the JSON object: points, the rows of the frame."""
         return {"points": json_records(self.frame)}
 
-    def _step(self, row: Row, *, is_named: bool) -> tuple[str, str]:
+    def _step(self, row: HistoryRow, *, is_named: bool) -> tuple[str, str]:
         """Return a step's size, and when it came with what changed in the environment."""
-        changes = self.causes.get((row["point_id"], row["run_id"]), ())
+        changes = self.causes.get((row.point_id, row.run_id), ())
         phrases = [
             f"{one.name} {before_and_now(one, _MAX_CHARS)}" for one in changes[:_MAX_CHANGES]
         ]
         more = [f"and {len(changes) - _MAX_CHANGES} more"] * (len(changes) > _MAX_CHANGES)
         where = "; ".join([*phrases, *more]) or "nothing changed that the tables tell"
-        point = f"{row['point_id']} " if is_named else ""
+        point = f"{row.point_id} " if is_named else ""
         return (
-            f"{point}{percent(row['step'])}",
-            f"{formatting.when(row['started_at'])}, {row['run_id']}: {where}",
+            f"{point}{percent(row.step)}",
+            f"{formatting.when(row.started_at)}, {row.run_id}: {where}",
         )
 
 
@@ -121,8 +120,8 @@ def _tables(series: Sequence[Series]) -> Iterator[Block]:
         yield Line(text=f"{noun} measured by one run only.", is_apart=True)
 
 
-def _bars(rows: Sequence[Row]) -> str:
-    return sparkline([row["step_ms_p50"] for row in rows])
+def _bars(rows: Sequence[HistoryRow]) -> str:
+    return sparkline([row.step_ms_p50 for row in rows if row.step_ms_p50 is not None])
 
 
 def sparkline(times: Sequence[float]) -> str:
@@ -134,8 +133,8 @@ def sparkline(times: Sequence[float]) -> str:
     return "".join(_BARS[place] for place in places)
 
 
-def _is_step(row: Row) -> bool:
-    return formatting.has_value(row["step"])
+def _is_step(row: HistoryRow) -> bool:
+    return row.step is not None
 
 
 def _points(series: Sequence[Series], names: Sequence[str]) -> Table:
@@ -164,7 +163,7 @@ def _points(series: Sequence[Series], names: Sequence[str]) -> Table:
     return make_table(series, columns, kind=str(series[0][0]["workload"]))
 
 
-def _setting(row: Row, name: str) -> str:
+def _setting(row: HistoryRow, name: str) -> str:
     value = setting(row, name)
     if not formatting.has_value(value):
         return ""
@@ -172,22 +171,22 @@ def _setting(row: Row, name: str) -> str:
     return formatting.setting(name, int(value) if isinstance(value, float) else value)
 
 
-def _runs(rows: Sequence[Row]) -> Table:
+def _runs(rows: Sequence[HistoryRow]) -> Table:
     unit = formatting.unit_of(rows)
-    columns: list[ColumnOf[Row]] = [
+    columns: list[ColumnOf[HistoryRow]] = [
         (
             Column(title="started, UTC", is_text=True),
-            lambda row: f"{row['started_at']:%Y-%m-%d %H:%M}",
+            lambda row: f"{row.started_at:%Y-%m-%d %H:%M}",
         ),
         (
             Column(title="run", is_text=True, min_chars=SETTING_CHARS * 3),
-            lambda row: row["run_id"],
+            lambda row: row.run_id,
         ),
         (Column(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
         (
             Column(title=f"level {unit.name}"),
-            lambda row: formatting.time_in(unit, row["level_ms"]),
+            lambda row: formatting.time_in(unit, row.level_ms),
         ),
-        (Column(title="change"), lambda row: percent(row["step"]) if _is_step(row) else ""),
+        (Column(title="change"), lambda row: percent(row.step) if _is_step(row) else ""),
     ]
     return make_table(rows, columns)

@@ -13,9 +13,10 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis.rounds import Trials, latest_trials, records, without_controls
-from raybench.analysis.scaling import best_settings, scaling
+from raybench.analysis.scaling import ScaledRow, best_settings, scaled_rows, scaling
 from raybench.analysis.settings import OPTIONAL, batch_column
 from raybench.analysis.step_times import regions_by_point
+from raybench.analysis.typed_rows import point_rows
 from raybench.analysis.uneven import Fleet, fleets
 from raybench.job.point import RUN_SETTINGS
 from raybench.records import Cause, TrialKey, by_point
@@ -24,6 +25,7 @@ from raybench.report.blocks import MessageGroup
 from raybench.report.insights import Insight, LargestBatch, find_insights, largest_batches
 from raybench.report.plain_text import counted, span
 from raybench.report.tables import Layout, marks
+from raybench.results.point_row import PointRow
 from raybench.results.run import Run
 from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
@@ -64,24 +66,24 @@ class Summary:
         return scaling(self.points, self.run.baseline)
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ScaledRow]:
         """Return the rows of `scaling`."""
-        return records(self.scaling)
+        return scaled_rows(self.scaling)
 
     @cached_property
     def _trials(self) -> Trials:
         return Trials(self.points)
 
     @cached_property
-    def _attempts(self) -> list[Row]:
-        return records(without_controls(latest_trials(self.points)))
+    def _attempts(self) -> list[PointRow]:
+        return point_rows(without_controls(latest_trials(self.points)))
 
     @cached_property
     def ranks(self) -> str:
         """Return what a rank runs on, `GPUs` or `workers`."""
-        if not self.devices.empty:
-            return ranks_word([{"device_type": self.devices["kind"].iloc[0]}])
-        return ranks_word(self.rows)
+        is_known = not self.devices.empty
+        first = [self.devices["kind"].iloc[0]] if is_known else []
+        return ranks_word(first or (row.device_type for row in self.rows))
 
     @cached_property
     def shared(self) -> Mapping[str, str]:
@@ -90,7 +92,7 @@ class Summary:
         if not rows:
             return {}
         first = rows[0]["params"]
-        same = {k: v for k, v in first.items() if all(row["params"].get(k) == v for row in rows)}
+        same = {k: v for k, v in first.items() if all(row.params.get(k) == v for row in rows)}
         options = {name: {row[name] for row in rows} for name in OPTIONAL}
         alike = {name: values.pop() for name, values in options.items() if len(values) == 1}
         return same | {
@@ -138,8 +140,8 @@ class Summary:
             self.rows,
             self.run.baseline,
             self.ranks,
-            best=records(best_settings(self.scaling)),
-            over_fp32=[] if is_over_fp32 else records(scaling(self.points, _OVER_FP32)),
+            best=best_settings(self.scaling),
+            over_fp32=[] if is_over_fp32 else scaled_rows(scaling(self.points, _OVER_FP32)),
         )
 
     @cached_property
@@ -148,8 +150,7 @@ class Summary:
         devices = self.devices
         if devices.empty:
             return self.run.cluster
-        known = [row["node_count"] for row in self.rows]
-        most = max((int(count) for count in known if formatting.has_value(count)), default=0)
+        most = max((row.node_count or 0 for row in self.rows), default=0)
         # After `--resume` elsewhere no point may have had all of them.
         nodes = _node_count(devices, most)
         text = formatting.machine(records(devices), nodes)
@@ -157,8 +158,7 @@ class Summary:
             text += f", at most {counted(most, 'node')} in a point"
         if self.run.only_devices:
             text += ", only those that --devices named"
-        transports = [row["transports"] for row in self.rows]
-        ways = {way for one in transports if formatting.has_entries(one) for way in one}
+        ways = {way for row in self.rows for way in row.transports or ()}
         return f"{text}; {formatting.some(sorted(ways))}" if ways else text
 
     @cached_property
@@ -182,12 +182,10 @@ class Summary:
     def counts(self) -> str:
         """Return how the points ended: `36 points: 36 ok, 0 failed, 0 skipped; 3 rounds`."""
         ended = {
-            TrialKey(
-                row["point_id"], int(row["round"]) if formatting.has_value(row["round"]) else 1
-            ): str(row["status"])
+            TrialKey(row.point_id, int(row.round) if row.round is not None else 1): str(row.status)
             for row in self._attempts
         }
-        rounds = max((row["rounds"] for row in self.rows), default=1)
+        rounds = max((row.rounds for row in self.rows), default=1)
         text = formatting.counts(self.run, list(by_point(ended).values()))
         return text + (f"; {rounds} rounds" if rounds > 1 else "")
 
@@ -215,12 +213,12 @@ class Summary:
     @property
     def has_one_start(self) -> bool:
         """Whether each ok point was measured in one round, so that no number has an interval."""
-        return all(row["rounds"] == 1 for row in self.rows if row["status"] == "ok")
+        return all(row.rounds == 1 for row in self.rows if row.status == "ok")
 
     @cached_property
     def plus_minus(self) -> str:
         """Return a sentence that says what ± holds over; empty where nothing has one."""
-        known = [row["rounds"] for row in self.rows if formatting.has_value(row["step_ms_low"])]
+        known = [row.rounds for row in self.rows if row.step_ms_low is not None]
         if not known:
             return ""
         counts = span(*(str(choose(known)) for choose in (min, max)))
@@ -229,8 +227,8 @@ class Summary:
     @cached_property
     def more_rounds(self) -> MoreRounds | None:
         """Return what three rounds in all would take; None where the run has them."""
-        measured = [row for row in self.rows if row["status"] == "ok"]
-        done = max((row["rounds"] for row in measured), default=WORTHWHILE)
+        measured = [row for row in self.rows if row.status == "ok"]
+        done = max((row.rounds for row in measured), default=WORTHWHILE)
         if done >= WORTHWHILE:
             return None
         each_s = [
@@ -254,16 +252,15 @@ def summarize(
     return Summary(run=run, devices=devices, points=points, region_rows=rows)
 
 
-def ranks_word(rows: Iterable[Mapping[str, Any]]) -> str:
+def ranks_word(device_types: Iterable[str | None]) -> str:
     """Return what a rank runs on, `workers` where all are of the CPU, else `GPUs`."""
-    kinds = {row["device_type"] for row in rows if formatting.has_value(row["device_type"])}
-    return "workers" if kinds == {"cpu"} else "GPUs"
+    return "workers" if {kind for kind in device_types if kind} == {"cpu"} else "GPUs"
 
 
-def _has_throughput(rows: Sequence[Row]) -> bool:
+def _has_throughput(rows: Sequence[ScaledRow]) -> bool:
     """Whether the points finish samples; where none is ok, those with a batch size would."""
-    if any(row["status"] == "ok" for row in rows):
-        return any(formatting.has_value(row["throughput"]) for row in rows)
+    if any(row.status == "ok" for row in rows):
+        return any(row.throughput is not None for row in rows)
     return any(batch_column(row) for row in rows)
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.rounds import records as as_rows
-from raybench.analysis.scaling import scaling
+from raybench.analysis.scaling import ScaledRow, scaled_rows, scaling
+from raybench.health.readings import Reading
+from raybench.health.suite import HealthTest
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, Device, Measurement, Record, Repetition, Samples, Status
-from raybench.records.health import Finding, HealthTest, Link, Reading, Subject, Verdict
+from raybench.records.health import Finding, Link, Subject, Verdict
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary, summarize
@@ -251,9 +252,9 @@ def points_table(records: Iterable[Record]) -> pd.DataFrame:
     return pd.DataFrame(content, columns=[column.name for column in TABLES["points"]])
 
 
-def scaling_rows(records: Iterable[Record], baseline: dict[str, Any]) -> list[dict[str, Any]]:
+def scaling_rows(records: Iterable[Record], baseline: dict[str, Any]) -> list[ScaledRow]:
     """The points with their speed-up over the baseline, as reports read them."""
-    return as_rows(scaling(points_table(records), baseline))
+    return scaled_rows(scaling(points_table(records), baseline))
 
 
 def make_summary(
@@ -284,9 +285,7 @@ def make_test(**changes: Any) -> HealthTest:
     settings: dict[str, Any] = {
         "name": "gemm bf16 8192",
         "stage": "alone",
-        "kind": "device",
         "unit": "TFLOP/s",
-        "is_time": False,
         "floor": 0.01,
         "meaning": "arithmetic of one device",
         **changes,

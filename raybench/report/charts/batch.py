@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import pandas as pd
@@ -63,7 +64,7 @@ def memory_figure(rows: Sequence[Row], summary: Summary, devices: pd.DataFrame) 
         title="Memory over the batch size",
         note="Peak of the memory that is allocated on the device that needs most. A line that lies "
         "under another is drawn wider.",
-        value=lambda row: row["peak_mem_allocated_bytes"] / _GIB,
+        value=lambda row: (row["peak_mem_allocated_bytes"] or math.nan) / _GIB,
         y_title="GiB",
         capacity=float(min(known)) / _GIB if known else None,
     )

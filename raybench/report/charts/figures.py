@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from raybench.analysis.rounds import records
+from raybench.analysis.scaling import scaled_rows
 from raybench.report import formatting
 from raybench.report.charts.bars import products_figure, times_figure
 from raybench.report.charts.batch import memory_figure, throughput_figure
@@ -20,7 +20,7 @@ from raybench.report.summary import Summary
 
 def rows_of(summary: Summary) -> list[Row]:
     """List the latest attempt at each point, with what was derived."""
-    return [*records(summary.scaling)]
+    return [*scaled_rows(summary.scaling)]
 
 
 def rows_laid_over(summary: Summary, against: Summary | None) -> list[Row]:

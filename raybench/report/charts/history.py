@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 import pandas as pd
 
-from raybench.analysis.rounds import records
+from raybench.analysis.history import HistoryRow, history_rows
 from raybench.report import formatting, plain_text
 from raybench.report.charts.figure import (
     MOST_LINES,
@@ -35,7 +34,7 @@ def history_figure(frame: pd.DataFrame) -> Figure:
     Few of them are drawn in one panel, many in one each, those with steps first.
     frame: as `raybench.analysis.history.history` gives it.
     """
-    rows = records(frame)
+    rows = history_rows(frame)
     several = frame["machine"].nunique() > 1
     named = zip(rows, point_names(rows), strict=True)
     values = [_value(row, name, several) for row, name in named]
@@ -63,7 +62,7 @@ def history_figure(frame: pd.DataFrame) -> Figure:
     )
 
 
-def _value(row: dict[str, Any], name: str, several: bool) -> Value:
+def _value(row: HistoryRow, name: str, several: bool) -> Value:
     machine = f", {plain_text.plain(row['device_name'])}" if several else ""
     return {
         "time": row["started_at"].isoformat(),

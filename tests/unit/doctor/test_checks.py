@@ -9,7 +9,7 @@ import pytest
 from builders import make_device
 
 from raybench.doctor import gpu_checks, variables, worker_checks
-from raybench.doctor.diagnosis import examine
+from raybench.doctor.diagnosis import check_facts
 from raybench.doctor.facts import Check, Facts, Verdict
 from raybench.records import Device
 from raybench.records.device_facts import DeviceFacts
@@ -57,10 +57,10 @@ def with_one(**changes: Any) -> Facts:
 
 
 def test_nothing_is_wrong_with_healthy_gpus():
-    checks = examine(facts(*map(healthy, range(4))))
+    checks = check_facts(facts(*map(healthy, range(4))))
     assert {check.verdict for check in checks} == {Verdict.OK}
     assert not [check.name for check in checks if check.advice or not check.found]
-    on_cpus = {check.name for check in examine(facts(healthy(kind="cpu")))}
+    on_cpus = {check.name for check in check_facts(facts(healthy(kind="cpu")))}
     assert {"devices", "threads", "disk"} <= on_cpus
     assert not {"clocks", "ECC", "NVLink", "PCIe"} & on_cpus
     uneven = facts(healthy(0), healthy(1), healthy(0, node_id="node-b", host="beta", uuid="GPU-9"))
@@ -105,7 +105,7 @@ def test_a_device_with_a_fault_is_named_and_something_is_advised(rule, change, v
 def test_facts_that_nobody_told_are_unknown_and_no_fault():
     told = {"versions", "environment", "omp_num_threads"}
     untold = dict.fromkeys(HEALTHY.keys() - told) | {"power_cap_w": None, "throttle_reasons": ()}
-    checks = examine(facts(*(healthy(rank, **untold) for rank in range(2))))
+    checks = check_facts(facts(*(healthy(rank, **untold) for rank in range(2))))
     assert {check.verdict for check in checks} == {Verdict.OK}
     assert {check.name for check in checks if check.found == "unknown"} == {
         *("disk", "/dev/shm", "clocks", "throttling", "power cap", "temperature", "ECC", "memory"),
@@ -135,7 +135,7 @@ def test_a_full_disk_is_a_warning(fact):
 def trap(name: str, value: str) -> Check | None:
     """The check of a variable that all devices of a node have, if there is one."""
     chosen = facts(*(healthy(rank, environment={name: value}) for rank in range(2)))
-    return next((check for check in variables.traps(chosen) if check.name == name), None)
+    return next((check for check in variables.costly_variables(chosen) if check.name == name), None)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_harmless_value_is_not(name, value):
 
 def test_how_bad_a_variable_is_depends_on_the_devices():
     def verdict_of(name: str, **changes: Any) -> str:
-        (check,) = variables.traps(
+        (check,) = variables.costly_variables(
             facts(
                 *(healthy(r, environment={name: "1"}, node_id=f"n{r}", **changes) for r in (0, 1))
             )
@@ -203,7 +203,7 @@ def test_a_variable_that_one_worker_has_is_told_with_its_owner():
     alike = variables.differences(chosen)
     assert alike.verdict is Verdict.WARN
     assert "NCCL_P2P_DISABLE is not set on alpha cuda:0, 1 on alpha cuda:1" in alike.found
-    [found] = variables.traps(chosen)
+    [found] = variables.costly_variables(chosen)
     assert found.found.startswith("1 on alpha cuda:1: ")
     # That which raybench chose for each node is none.
     chosen = facts(*(healthy(r, environment={"GLOO_SOCKET_IFNAME": f"eth{r}"}) for r in range(2)))

@@ -15,8 +15,7 @@ from builders import (
 )
 
 from raybench.analysis.losses import LOSSES
-from raybench.analysis.rounds import records
-from raybench.analysis.scaling import best_settings, scaling
+from raybench.analysis.scaling import best_settings, scaled_rows, scaling
 from raybench.job.point import Precision
 from raybench.report import insight_text
 from raybench.report.insights import find_insights
@@ -70,10 +69,10 @@ def test_a_speed_up_over_an_unsteady_baseline_stands_and_is_said_to_be_one():
     points = points_table([ran(1, 8.0), ran(2, 9.0)])
     found = scaling(points.assign(stable=[False, True]), {"world_size": 1})
     assert found["speed_up"].notna().all()
-    told = headline(found.to_dict("records"), {"world_size": 1}, "GPUs")  # type: ignore[arg-type]
+    told = headline(scaled_rows(found), {"world_size": 1}, "GPUs")
     assert "(fp32, batch 64, against an unsteady point)" in told
     both = scaling(points.assign(stable=False), {"world_size": 1})
-    told = headline(both.to_dict("records"), {"world_size": 1}, "GPUs")  # type: ignore[arg-type]
+    told = headline(scaled_rows(both), {"world_size": 1}, "GPUs")
     assert "(fp32, batch 64, unsteady)" in told
 
 
@@ -81,7 +80,7 @@ def test_a_baseline_that_is_known_badly_still_gives_a_value():
     wide = points_table([ran(1, 8.0), ran(2, 9.0)]).assign(
         step_ms_ci_low=1.0, step_ms_ci_high=20.0, iterations=20
     )
-    told = headline(records(scaling(wide, {"world_size": 1})), {"world_size": 1}, "GPUs")
+    told = headline(scaled_rows(scaling(wide, {"world_size": 1})), {"world_size": 1}, "GPUs")
     assert told.startswith(
         "2 GPUs do 1.78 times the samples/s of 1 GPU, 88.9% efficiency (fp32, batch 64, wide)"
     )
@@ -89,17 +88,16 @@ def test_a_baseline_that_is_known_badly_still_gives_a_value():
 
 def test_the_best_settings_name_a_rival_that_cannot_be_told_apart():
     found = frame([ran(1, 8.0), ran(1, 4.0, Precision.BF16), ran(2, 8.0)], {"world_size": 1})
-    [best] = best_settings(found).to_dict("records")
+    [best] = best_settings(found)
     assert (best["precision"], best["batch"], best["world_size"]) == ("bf16", 64, 1)
     assert (best["value"], best["rival_point_id"]) == (16_000, None)
     close = frame([ran(1, 4.1), ran(1, 4.0, Precision.BF16)], {"world_size": 1})
     close["step_ms_low"] = close["step_ms_p50"] * 0.95
     close["step_ms_high"] = close["step_ms_p50"] * 1.05
-    [best] = best_settings(close).to_dict("records")
-    told = bests([best], close.to_dict("records"), "GPUs")  # type: ignore[arg-type]
+    told = bests(best_settings(close), scaled_rows(close), "GPUs")
     assert told == [("1 GPU", "bf16, batch 64: 16,000 samples/s; fp32, batch 64 may be as good")]
-    [best] = best_settings(close.assign(stable=False)).to_dict("records")
-    told = bests([best], close.assign(stable=False).to_dict("records"), "GPUs")  # type: ignore[arg-type]
+    unsteady = close.assign(stable=False)
+    told = bests(best_settings(unsteady), scaled_rows(unsteady), "GPUs")
     assert told[0][1].startswith("bf16, batch 64: 16,000 samples/s (unsteady); fp32")
 
 
@@ -120,7 +118,7 @@ def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence():
     assert found["compute_ms"].tolist()[0] == pytest.approx(7.5)
     point = found.iloc[1]
     assert all(pd.isna(point[name]) for name in (*BREAKDOWN, "host_bound", *LOSSES))
-    assert headline(found.to_dict("records"), base, "GPUs") == (  # type: ignore[arg-type]
+    assert headline(scaled_rows(found), base, "GPUs") == (  # type: ignore[arg-type]
         "2 GPUs do 1.80 times the samples/s of 1 GPU, 89.9% efficiency (fp32, batch 64, "
         "without a breakdown); what the rest is lost to is not known: the parts of the step "
         "exceed it"
@@ -144,4 +142,4 @@ def test_samples_per_joule_are_those_of_all_timed_steps():
     found = frame([ran(1, 8.0), ran(1, 4.0, Precision.BF16)], {"world_size": 1}, energy_j=12.0)
     # Six steps of 64 samples.
     assert found["samples_per_joule"].tolist() == pytest.approx([32.0, 32.0])
-    assert set(best_settings(found)["by"]) == {"throughput", "samples_per_joule"}
+    assert {best.by for best in best_settings(found)} == {"throughput", "samples_per_joule"}
