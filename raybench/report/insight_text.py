@@ -157,10 +157,11 @@ def _most(insights: Sequence[Insight]) -> str:
     phrases += [f"{_span(one)} {one.subject}" for one in of_kind(insights, "of_datasheet")]
     phrases += [f"{one.subject} takes {_ends(one)}" for one in of_kind(insights, "latency")]
     for one in of_kind(insights, "tflops")[:1]:
-        phrases += [
-            f"at most {amount(one.most.value, one.unit)}{_where(one.most)}",
-            *filter(None, [one.note]),
-        ]
+        share, _, burst = one.note.partition("; ")
+        if "datasheet" not in share:
+            share, burst = "", one.note
+        reached = ", ".join(filter(None, (amount(one.most.value, one.unit), share)))
+        phrases += [f"at most {reached}{_where(one.most)}", *filter(None, [burst])]
     return "; ".join(phrases)
 
 

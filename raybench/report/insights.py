@@ -472,7 +472,7 @@ def _bandwidths(measured: Sequence[Row], ranks: str) -> Iterator[Insight]:
         message_sizes = {size_of(row) for row in of_most if size_of(row)}
         if len(message_sizes) > 1:
             smallest = [row for row in of_most if size_of(row) == min(message_sizes)]
-            subject = f"{formatting.size(min(message_sizes))} on {on}"
+            subject = formatting.size(min(message_sizes))
             yield from _range("latency", subject, "ms", smallest, "step_ms_p50", _named(smallest))
 
 
