@@ -160,7 +160,7 @@ def part(value_ms: float | None, unit: Unit) -> str:
     return f"{value:.3f}" if 0 < value < 1 else number(value, digits=3)
 
 
-def part_ms(value: float, step_ms: float = 1.0) -> str:
+def part_ms(value: float | None, step_ms: float = 1.0) -> str:
     """Write a part of a step: three digits, at most three decimals unless the step is short."""
     if is_short(step_ms):
         return number(value, digits=3)

@@ -14,8 +14,6 @@ from raybench.report.plain_text import plain_lines, shorten
 from raybench.results.reader import RankLog
 from raybench.results.run import Run, RunStatus
 
-# A run's id is not folded below this, so that it can be copied.
-_RUN_ID_CHARS = 40
 _TAGS_CHARS = 30
 
 
@@ -66,16 +64,16 @@ class RunList(Document):
 
         columns: list[ColumnOf[Run]] = [
             (
-                Column(title="run", is_text=True, is_setting=True, min_chars=_RUN_ID_CHARS),
+                Column(title="run", is_text=True, is_setting=True),
                 lambda run: run.run_id,
             ),
             (
-                Column(title="started, UTC", is_text=True, drop=2),
+                Column(title="started, UTC", is_text=True, drop=3),
                 lambda run: f"{run.started_at:%Y-%m-%d %H:%M}",
             ),
             (Column(title="status", is_text=True), lambda run: run.status.value),
             *map(count, _COUNTS),
-            (Column(title="took"), _took),
+            (Column(title="took", drop=2), _took),
             (
                 Column(title="on", is_text=True, drop=1),
                 lambda run: self.machines.get(run.run_id, ""),

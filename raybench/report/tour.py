@@ -13,7 +13,7 @@ from raybench.report.blocks import Block, Line
 from raybench.report.formatting import sentence
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
-from raybench.sweep.commands import command
+from raybench.sweep.messages import command
 
 NOTE = (
     "Short looks at small models, cut to the machine: what they say of it is measured, and no more "

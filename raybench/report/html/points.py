@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from raybench.analysis.settings import is_numeric, setting, varying
 from raybench.records.metric import Metric
@@ -17,26 +16,25 @@ from raybench.report.blocks import (
     make_table,
     metric_column,
 )
+from raybench.report.charts.data import Row, in_order
 from raybench.report.charts.scaling import speed_up_words
-from raybench.report.charts.series import in_order, is_other
 from raybench.report.plain_text import shorten
 from raybench.report.summary import Summary
 from raybench.report.tables import STEP_MEANING, marks
 from raybench.results.metrics import RATES, SCALING, value_of, workload_metrics
 
-Row = Mapping[str, Any]
-
 _HINT_CHARS = 300
 _EMPTY = Cell(text="")
 
 
-def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Table:
+def point_table(rows: Sequence[Row], against: Sequence[Row] | None, summary: Summary) -> Table:
     """Return a line per point, with hints and values to sort by.
 
-    rows: the points of the run, and those of the run `against`, whose steps stand beside them.
+    against: the points of the run that this one is laid over, whose steps stand beside its own;
+    None where there is no such run.
     """
-    own = in_order([row for row in rows if not is_other(row)])
-    others = {row["point_id"]: row for row in rows if is_other(row)}
+    own = in_order(rows)
+    others = {row["point_id"]: row for row in against or ()}
     names = varying(own) or ["precision"]
     metrics = tuple(dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(own))))
     columns: list[ColumnOf[Row]] = [
@@ -49,7 +47,7 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Tab
             for name in sorted(names, key=lambda name: is_numeric(own, name))
         ),
         (Column(title="step", meaning=STEP_MEANING), _step),
-        *(_columns_against(others) if against else []),
+        *(_columns_against(others) if against is not None else []),
         (
             Column(
                 title="±",

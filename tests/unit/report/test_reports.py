@@ -32,7 +32,7 @@ from builders import (
 from raybench.records import Status
 from raybench.report import formatting, json_text
 from raybench.report.blocks import legend_paragraphs
-from raybench.report.charts.figures import rows_of
+from raybench.report.charts.data import rows_of
 from raybench.report.documents import format_document
 from raybench.report.messages import group_messages
 from raybench.report.point_details import PointDetails, PointList
