@@ -15,14 +15,15 @@ from raybench.results import rows
 def members(report: HealthReport) -> dict[str, Any]:
     """Return the members of the JSON object of a check.
 
-    run, machine, verdict, headline, exit_code, cases (what is wrong, the worst first, with
-    what to do), advice (on the set), notes (what is not known), findings (the table `health`),
-    links (the table `links`).
+    run, machine, verdict, lamp, headline, exit_code, cases (what is wrong, the worst
+    first, with what to do), advice (on the set), notes (what is not known), findings (the table
+    `health`), links (the table `links`).
     """
     return dict(
         run=asdict(report.run),
         machine=report.machine,
         verdict=report.verdict,
+        lamp=report.lamp,
         headline=report.headline,
         exit_code=report.exit_code,
         cases=[

@@ -363,14 +363,17 @@ def heat_map(
     """Return the layers of coloured cells.
 
     cells: `x`, `y`, the field of `color` and `tip` each; `x2` where x is a range; `text` where
-    something is written into the cell. ink: a Vega expression -> the colour of the text where it
-    is true.
+    something is written into the cell; `is_marked` where it is outlined. ink: a Vega expression ->
+    the colour of the text where it is true.
     """
     x, y = {"field": "x", **x}, {"field": "y", **y}
     place: Spec = {"x": x, "y": y} | ({"x2": {"field": "x2"}} if "x2" in cells[0] else {})
     has_border = "x2" not in cells[0]
     mark = {"type": "rect", "stroke": "var(--page)" if has_border else None, "strokeWidth": 2}
     layers = [_layer(cells, {**mark, "aria": True}, **place, color=color, description=_TIP)]
+    if marked := [cell for cell in cells if cell.get("is_marked")]:
+        outline = {"type": "rect", "fill": None, "stroke": "var(--bad)", "strokeWidth": 3}
+        layers.append(_layer(marked, outline, x=x, y=y))
     texts = [cell for cell in cells if cell.get("text")]
     if texts:
         conditions = [{"test": test, "value": value} for test, value in (ink or {}).items()]
