@@ -218,7 +218,7 @@ def test_a_report_fits_80_columns_and_marks_outliers_without_colour():
 def test_two_devices_have_a_line_for_each_way_to_send_and_maps_begin_with_four():
     two = report_of([*healthy(2), slow_pair(0, 1)], all_links(2))
     line = "Pairs: copy of 256 MiB: ! 380 GB/s from GPU 0 to GPU 1, 380 GB/s from GPU 1 to GPU 0."
-    assert line in " ".join(format_text(two).split())
+    assert line in " ".join(format_health(two).split())
     anchors = {
         count: [one.anchor for one in health_figures(report_of(healthy(count), all_links(count)))]
         for count in (2, 3, 4)
