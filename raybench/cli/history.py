@@ -192,7 +192,7 @@ def _format(frame: pd.DataFrame, results: Path, as_json: bool) -> str:
 
 
 def _draw(frame: pd.DataFrame, path: Path) -> None:
+    from raybench.report.charts.grammar import draw_figure
     from raybench.report.charts.history import history_figure
-    from raybench.report.charts.poster import draw_poster
 
-    write_file(path, draw_poster(history_figure(frame), path.suffix.lower().removeprefix(".")))
+    write_file(path, draw_figure(history_figure(frame), path.suffix.lower().removeprefix(".")))

@@ -145,15 +145,15 @@ def _page(results: Path, run: str, summary: Summary, against: str | None) -> str
 
 
 def _draw(results: Path, run: str, summary: Summary, path: Path) -> None:
-    from raybench.report.charts.figures import why_none
-    from raybench.report.charts.poster import picture
+    from raybench.report.charts.data import ChartData
+    from raybench.report.charts.registry import draw_main_figure, why_no_figure
     from raybench.results import reader
 
     root, run_id = reader.find_run(results, run)
-    devices = reader.load(root, "devices", run_id)
-    drawn = picture(summary, devices, path.suffix.lower().removeprefix("."))
+    data = ChartData(summary=summary, devices=reader.load(root, "devices", run_id))
+    drawn = draw_main_figure(data, path.suffix.lower().removeprefix("."))
     if drawn is None:
-        raise UsageError(f"--chart: there is nothing to draw: {why_none(summary)}")
+        raise UsageError(f"--chart: there is nothing to draw: {why_no_figure(summary)}")
     write_file(path, drawn)
 
 

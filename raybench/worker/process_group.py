@@ -30,7 +30,6 @@ from raybench.errors import UsageError
 from raybench.measure.ranks import align_ranks, any_rank
 from raybench.records import Group, RankInfo, Task
 from raybench.worker.nccl_file import NcclFile
-from raybench.workloads.scripts.tcp_store import serve_store
 
 # The driver's deadline ends a point; torch's own must not come before it, nor never.
 _TIMEOUT_MARGIN_S = 60.0
@@ -293,6 +292,24 @@ class StoreHost:
     def tell_abort(self, group: Group) -> None:
         """Have the members of this group end it, because one of them has failed."""
         self._store.set(_abort_key(group), _BROKEN)
+
+
+def serve_store(address: str) -> TCPStore:
+    """Return a store served on this address alone, on a port that the system picks.
+
+    It is served as long as the object lives.
+    """
+    # A listener of our own: TCPStore's would be open on every network of this host.
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family, backlog=2048)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def choose_interface(address: str) -> None:
