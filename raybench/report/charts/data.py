@@ -27,7 +27,7 @@ from raybench.report.summary import Summary
 Row = ScaledRow
 
 # Up to so many lines can be told apart in one panel.
-_LINES_OF_A_LONE_PANEL = 4
+_FEW_LINES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,76 +140,69 @@ def lines_over(
     tip: what its mark says besides its settings. more: more of its mark, as `low` and `high`.
     among: the points that could be drawn at all.
     """
-    other_ids = {id(row) for row in data.others}
     rows = in_order([row for row in (*data.rows, *data.others) if among(row)], over)
-    apart, names = varying(rows, over), varying(rows)
-    of_lines = [name for name in apart if name in lines_by]
-    of_panels = [name for name in apart if name not in lines_by]
-    if len({tuple(str(setting(row, name)) for name in apart) for row in rows}) <= (
-        _LINES_OF_A_LONE_PANEL
-    ):
-        of_lines, of_panels = apart, []
+    groups, every_line = _panels_and_lines(rows, over, lines_by, data.ranks)
+    lines, names = every_line[:MOST_LINES], varying(rows)
+    other_ids = {id(row) for row in data.others}
 
     def is_drawn(row: Row) -> bool:
         return value(row) is not None or is_on_axis(row)
 
-    by_size = sorted(rows, key=lambda row: [setting_order(setting(row, n)) for n in of_lines])
-    every_line = dict.fromkeys(line_name(row, of_lines, data.ranks) for row in by_size)
-    lines = [*every_line][:MOST_LINES]
-    members: dict[str, list[tuple[str, Row]]] = {}
-    for row in rows:
-        panel = formatting.settings_words(row, of_panels, data.ranks)
-        members.setdefault(panel, []).append((line_name(row, of_lines, data.ranks), row))
+    def mark(line: str, row: Row) -> Mark:
+        is_other = id(row) in other_ids
+        words = f"{point_name(row, names, data.ranks, is_other=is_other)}\n{tip(row)}"
+        place = {"x": along(row), "y": value(row), "line": line}
+        return {**place, "other": is_other, "tip": words, **more(row)}
+
     shown = {
         panel: [(line, row) for line, row in some if line in lines]
-        for panel, some in [*members.items()][:MOST_PANELS]
+        for panel, some in [*groups.items()][:MOST_PANELS]
     }
-    used = {line for some in shown.values() for line, row in some if is_drawn(row)}
-    legend = [line for line in lines if line in used]
     marks = {
-        panel: [
-            {
-                "x": along(row),
-                "y": value(row),
-                "line": line,
-                "other": id(row) in other_ids,
-                "tip": f"{point_name(row, names, data.ranks, is_other=id(row) in other_ids)}\n"
-                + tip(row),
-                **more(row),
-            }
-            for line, row in some
-            if is_drawn(row)
-        ]
+        panel: [mark(line, row) for line, row in some if is_drawn(row)]
         for panel, some in shown.items()
     }
-    places: dict[tuple[str, str], set[float]] = {}
-    for panel, some_marks in marks.items():
-        for mark in some_marks:
-            if mark["y"] is not None:
-                places.setdefault((panel, mark["line"]), set()).add(mark["x"])
-    if max(map(len, places.values()), default=0) < 2:
+    drawn = [(panel, one) for panel, some in marks.items() for one in some]
+    places = {(panel, one["line"], one["x"]) for panel, one in drawn if one["y"] is not None}
+    if len(places) == len({(panel, line) for panel, line, _ in places}):
         return None
-    panels = [
-        Panel(
-            title=panel,
-            layers=line_chart(marks[panel], legend, x, y, ideal=ideal, level=level),
-            missing=_missing(
-                [(line, row) for line, row in some if id(row) not in other_ids],
-                is_drawn,
-                over,
-                data.ranks,
-            ),
-            height=HEIGHT + legend_height(legend),
-        )
-        for panel, some in shown.items()
-    ]
-    if any(mark["other"] for some in marks.values() for mark in some):
+    used = {one["line"] for _, one in drawn}
+    legend = [line for line in lines if line in used]
+    if any(one["other"] for _, one in drawn):
         note += " Hollow points and dotted lines are of the other run."
-    counts = ((len(shown), len(members), "charts"), (len(lines), len(every_line), "lines"))
+    counts = ((len(shown), len(groups), "charts"), (len(lines), len(every_line), "lines"))
     phrases = [f"{few} of {many} {noun}" for few, many, noun in counts if few < many]
     if phrases:
         note += f" The first {' and '.join(phrases)} are drawn; the table of the points has all."
+    panels = []
+    for panel, some in shown.items():
+        layers = line_chart(marks[panel], legend, x, y, ideal=ideal, level=level)
+        own = [(line, row) for line, row in some if id(row) not in other_ids]
+        missing = _missing(own, is_drawn, over, data.ranks)
+        height = HEIGHT + legend_height(legend)
+        panels.append(Panel(title=panel, layers=layers, missing=missing, height=height))
     return Figure(anchor=anchor, title=title, note=note, panels=panels)
+
+
+def _panels_and_lines(
+    rows: Sequence[Row], over: Sequence[str], lines_by: Sequence[str], ranks: str
+) -> tuple[dict[str, list[tuple[str, Row]]], list[str]]:
+    """Return the lines and rows of each panel, by its title, and the lines of all panels in order.
+
+    A setting that varies tells the lines apart where it is in `lines_by`, else the panels; where
+    there are few lines, one panel has them all.
+    """
+    apart = varying(rows, over)
+    of_lines = [name for name in apart if name in lines_by]
+    if len({tuple(str(setting(r, name)) for name in apart) for r in rows}) <= _FEW_LINES:
+        of_lines = apart
+    of_panels = [name for name in apart if name not in of_lines]
+    groups: dict[str, list[tuple[str, Row]]] = {}
+    for row in rows:
+        title = formatting.settings_words(row, of_panels, ranks)
+        groups.setdefault(title, []).append((line_name(row, of_lines, ranks), row))
+    by_size = sorted(rows, key=lambda row: [setting_order(setting(row, n)) for n in of_lines])
+    return groups, list(dict.fromkeys(line_name(row, of_lines, ranks) for row in by_size))
 
 
 def _missing(
