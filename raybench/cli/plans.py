@@ -69,7 +69,8 @@ def print_plan(
 
     devices, nodes: for the estimate of the time. device_bytes: memory of a device.
     """
-    for warning in plan.warnings:
+    missing = job.missing_module
+    for warning in (*([job.explain(missing)] if missing else []), *plan.warnings):
         click.echo(printable(f"{warning} (warning)"), err=True)
     makespans = _makespans(job, plan, devices, nodes)
     if as_json:

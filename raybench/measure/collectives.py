@@ -23,7 +23,7 @@ from torch.futures import Future
 
 from raybench.measure.marks import Mark, elapsed_ms, make_marker
 from raybench.records import Traffic
-from raybench.workloads.communication.collective_operations import busbw_factor
+from raybench.workloads.communication.collective import busbw_factor
 
 _KEYS = ("CPU", "CUDA")
 # Above any usual eps of a norm, and as small as embeddings are.

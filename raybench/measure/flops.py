@@ -110,7 +110,7 @@ def _count(workload_class: type, params: Mapping[str, Scalar], context: Context)
             with counter:
                 workload.step()
         finally:
-            getattr(workload, "close", lambda: None)()
+            workload.close()
     return counter.get_total_flops()
 
 

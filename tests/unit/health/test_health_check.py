@@ -15,7 +15,7 @@ from raybench.job.point import Point
 from raybench.records import Answer, Cause, Failure, Record
 from raybench.records.health import Finding, Verdict
 from raybench.sweep.loop import LoopCallbacks, PointFinished, PointRetried, SweepSettings, sweep
-from raybench.workloads.compute.same_bits import SameBits
+from raybench.workloads.compute.kernels import SameBits
 
 STAGES = ("alone", "together")
 
