@@ -113,75 +113,96 @@ def batch_title(rows: Sequence[Row]) -> str:
     return "global batch size" if found == {"global_batch_size"} else "batch size per device"
 
 
-def lines_over(
-    data: ChartData,
-    *,
-    anchor: str,
-    title: str,
-    note: str,
-    over: Sequence[str],
-    lines_by: Sequence[str],
-    x: Spec,
-    y: Spec,
-    along: Callable[[Row], float],
-    value: Callable[[Row], float | None],
-    tip: Callable[[Row], str],
-    more: Callable[[Row], Mark] = lambda row: {},
-    among: Callable[[Row], bool] = lambda row: True,
-    is_on_axis: Callable[[Row], bool] = lambda row: False,
-    ideal: Sequence[tuple[float, float]] = (),
-    level: tuple[float, str] | None = None,
-) -> Figure | None:
-    """Draw points as lines over one of their settings; None where no line has two points.
+@dataclass(frozen=True, kw_only=True)
+class LineFigure:
+    """Declares a figure of points as lines over one of their settings.
 
     over: the setting along x, and settings that do not matter. lines_by: settings that tell the
     lines of a panel apart; the others that vary tell the panels apart. along, value: where a point
     is drawn; a point without a value is left out, or a cross on the axis where `is_on_axis`.
     tip: what its mark says besides its settings. more: more of its mark, as `low` and `high`.
-    among: the points that could be drawn at all.
+    among: the points that could be drawn at all. ideal, level: as of `line_chart`.
     """
-    rows = in_order([row for row in (*data.rows, *data.others) if among(row)], over)
-    groups, every_line = _panels_and_lines(rows, over, lines_by, data.ranks)
-    lines, names = every_line[:MOST_LINES], varying(rows)
-    other_ids = {id(row) for row in data.others}
 
-    def is_drawn(row: Row) -> bool:
-        return value(row) is not None or is_on_axis(row)
+    anchor: str
+    title: str
+    note: str
+    over: Sequence[str]
+    lines_by: Sequence[str]
+    x: Spec
+    y: Spec
+    along: Callable[[Row], float]
+    value: Callable[[Row], float | None]
+    tip: Callable[[Row], str]
+    more: Callable[[Row], Mark] = lambda row: {}
+    among: Callable[[Row], bool] = lambda row: True
+    is_on_axis: Callable[[Row], bool] = lambda row: False
+    ideal: Sequence[tuple[float, float]] = ()
+    level: tuple[float, str] | None = None
 
-    def mark(line: str, row: Row) -> Mark:
-        is_other = id(row) in other_ids
-        words = f"{point_name(row, names, data.ranks, is_other=is_other)}\n{tip(row)}"
-        place = {"x": along(row), "y": value(row), "line": line}
-        return {**place, "other": is_other, "tip": words, **more(row)}
+    def draw(self, data: ChartData) -> Figure | None:
+        """Return the figure; None where no line has two points."""
+        every_row = [row for row in (*data.rows, *data.others) if self.among(row)]
+        rows = in_order(every_row, self.over)
+        groups, every_line = _panels_and_lines(rows, self.over, self.lines_by, data.ranks)
+        lines, names = every_line[:MOST_LINES], varying(rows)
+        other_ids = {id(row) for row in data.others}
 
-    shown = {
-        panel: [(line, row) for line, row in some if line in lines]
-        for panel, some in [*groups.items()][:MOST_PANELS]
-    }
-    marks = {
-        panel: [mark(line, row) for line, row in some if is_drawn(row)]
-        for panel, some in shown.items()
-    }
-    drawn = [(panel, one) for panel, some in marks.items() for one in some]
-    places = {(panel, one["line"], one["x"]) for panel, one in drawn if one["y"] is not None}
-    if len(places) == len({(panel, line) for panel, line, _ in places}):
-        return None
-    used = {one["line"] for _, one in drawn}
-    legend = [line for line in lines if line in used]
-    if any(one["other"] for _, one in drawn):
-        note += " Hollow points and dotted lines are of the other run."
-    counts = ((len(shown), len(groups), "charts"), (len(lines), len(every_line), "lines"))
-    phrases = [f"{few} of {many} {noun}" for few, many, noun in counts if few < many]
-    if phrases:
-        note += f" The first {' and '.join(phrases)} are drawn; the table of the points has all."
-    panels = []
-    for panel, some in shown.items():
-        layers = line_chart(marks[panel], legend, x, y, ideal=ideal, level=level)
-        own = [(line, row) for line, row in some if id(row) not in other_ids]
-        missing = _missing(own, is_drawn, over, data.ranks)
-        height = HEIGHT + legend_height(legend)
-        panels.append(Panel(title=panel, layers=layers, missing=missing, height=height))
-    return Figure(anchor=anchor, title=title, note=note, panels=panels)
+        def mark(line: str, row: Row) -> Mark:
+            is_other = id(row) in other_ids
+            name = point_name(row, names, data.ranks, is_other=is_other)
+            place = {"x": self.along(row), "y": self.value(row), "line": line}
+            return {**place, "other": is_other, "tip": f"{name}\n{self.tip(row)}", **self.more(row)}
+
+        shown = {
+            panel: [(line, row) for line, row in some if line in lines]
+            for panel, some in [*groups.items()][:MOST_PANELS]
+        }
+        marks = {
+            panel: [mark(line, row) for line, row in some if self._is_drawn(row)]
+            for panel, some in shown.items()
+        }
+        drawn = [(panel, one) for panel, some in marks.items() for one in some]
+        places = {(panel, one["line"], one["x"]) for panel, one in drawn if one["y"] is not None}
+        if len(places) == len({(panel, line) for panel, line, _ in places}):
+            return None
+        used = {one["line"] for _, one in drawn}
+        legend = [line for line in lines if line in used]
+        note = self.note
+        if any(one["other"] for _, one in drawn):
+            note += " Hollow points and dotted lines are of the other run."
+        counts = ((len(shown), len(groups), "charts"), (len(lines), len(every_line), "lines"))
+        few = [f"{some} of {many} {noun}" for some, many, noun in counts if some < many]
+        if few:
+            note += f" The first {' and '.join(few)} are drawn; the table of the points has all."
+        panels = []
+        for panel, some in shown.items():
+            layers = line_chart(
+                marks[panel], legend, self.x, self.y, ideal=self.ideal, level=self.level
+            )
+            missing = self._missing([one for one in some if id(one[1]) not in other_ids], data)
+            height = HEIGHT + legend_height(legend)
+            panels.append(Panel(title=panel, layers=layers, missing=missing, height=height))
+        return Figure(anchor=self.anchor, title=self.title, note=note, panels=panels)
+
+    def _is_drawn(self, row: Row) -> bool:
+        return self.value(row) is not None or self.is_on_axis(row)
+
+    def _missing(self, members: Sequence[tuple[str, Row]], data: ChartData) -> str:
+        """Return what a panel does not show and why: `Not drawn: batch 256: out of memory`."""
+        lines = dict.fromkeys(line for line, _ in members)
+        reasons: dict[str, list[str]] = {}
+        for line in lines:
+            own = [row for found, row in members if found == line]
+            lacking = [row for row in own if not self._is_drawn(row)]
+            for why in dict.fromkeys(map(why_not_drawn, lacking)):
+                rows = [row for row in lacking if why_not_drawn(row) == why]
+                places = [formatting.settings_words(row, self.over, data.ranks) for row in rows]
+                where = "" if len(lacking) == len(own) else ", ".join(places)
+                name = line if len(lines) > 1 or not where else ""
+                reasons.setdefault(why, []).append(", ".join(filter(None, (name, where))))
+        text = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+        return f"Not drawn: {text}." if text else ""
 
 
 def _panels_and_lines(
@@ -203,28 +224,6 @@ def _panels_and_lines(
         groups.setdefault(title, []).append((line_name(row, of_lines, ranks), row))
     by_size = sorted(rows, key=lambda row: [setting_order(setting(row, n)) for n in of_lines])
     return groups, list(dict.fromkeys(line_name(row, of_lines, ranks) for row in by_size))
-
-
-def _missing(
-    members: Sequence[tuple[str, Row]],
-    is_drawn: Callable[[Row], bool],
-    over: Sequence[str],
-    ranks: str,
-) -> str:
-    """Return what a panel does not show and why, as in `Not drawn: batch 256: out of memory`."""
-    lines = dict.fromkeys(line for line, _ in members)
-    reasons: dict[str, list[str]] = {}
-    for line in lines:
-        own = [row for found, row in members if found == line]
-        lacking = [row for row in own if not is_drawn(row)]
-        for why in dict.fromkeys(map(why_not_drawn, lacking)):
-            rows = [row for row in lacking if why_not_drawn(row) == why]
-            places = (formatting.settings_words(row, over, ranks) for row in rows)
-            where = "" if len(lacking) == len(own) else ", ".join(places)
-            name = line if len(lines) > 1 or not where else ""
-            reasons.setdefault(why, []).append(", ".join(filter(None, (name, where))))
-    text = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
-    return f"Not drawn: {text}." if text else ""
 
 
 def why_not_drawn(row: Row) -> str:
