@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from raybench.cli.completion import complete_run
 from raybench.cli.health_results import load_health
-from raybench.cli.options import results_option
+from raybench.cli.options import complete_run, results_option
 from raybench.cli.output import text_width, write_result
 from raybench.cli.results import load_summary
 

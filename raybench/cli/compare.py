@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from raybench.cli.compared_runs import Found, Side, find_side
-from raybench.cli.completion import complete_run
 from raybench.cli.health_results import compare_health, format_health_comparison
 from raybench.cli.options import (
+    complete_run,
     format_asked,
     json_format_option,
     results_option,

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.completion import complete_run
 from raybench.cli.health_results import export_health, load_health
-from raybench.cli.options import format_asked, json_format_option, results_option
+from raybench.cli.options import complete_run, format_asked, json_format_option, results_option
 from raybench.cli.output import write_file, write_result
 from raybench.errors import UsageError
 

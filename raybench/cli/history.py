@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raybench.cli.compare import share
-from raybench.cli.completion import complete_any_point
 from raybench.cli.health_results import check_ids, format_health_history
-from raybench.cli.options import results_option
+from raybench.cli.options import complete_any_point, results_option
 from raybench.cli.output import color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 

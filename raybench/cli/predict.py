@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.completion import complete_run
 from raybench.cli.options import (
+    complete_run,
     format_asked,
     json_format_option,
     results_option,

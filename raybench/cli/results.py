@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.completion import complete_point, complete_run
 from raybench.cli.health_results import draw_health, format_health, load_health
-from raybench.cli.options import format_asked, json_format_option, results_option
+from raybench.cli.options import (
+    complete_point,
+    complete_run,
+    format_asked,
+    json_format_option,
+    results_option,
+)
 from raybench.cli.output import append_to_github_summary, color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 from raybench.report import formatting
@@ -250,7 +255,10 @@ def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_j
 
 
 def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
-    """Print what ranks wrote. Raises ResultsError where they wrote nothing."""
+    """Return what ranks wrote, as text or JSON.
+
+    Raises ResultsError where they wrote nothing and text is asked for.
+    """
     from raybench.report.text.runs import format_logs
     from raybench.results import reader
 

@@ -332,8 +332,8 @@ def heat_map(
     """Return the layers of coloured cells.
 
     cells: `x`, `y`, the field of `color` and `tip` each; `x2` where x is a range; `text` where
-    something is written into the cell. inverse: a Vega expression that is true for the cells on
-    whose colour the text is inverted.
+    something is written into the cell; `is_marked` where it is outlined. inverse: a Vega
+    expression that is true for the cells on whose colour the text is inverted.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     is_range = "x2" in cells[0]
@@ -341,7 +341,13 @@ def heat_map(
     mark = {"type": "rect", "stroke": None if is_range else "var(--page)", "strokeWidth": 2}
     ink = {"expr": f"{inverse} ? 'var(--page)' : 'var(--text)'"}
     texts = [cell for cell in cells if cell.get("text")]
-    return _with_data(_layer(cells, mark, at | wide, color=color), _text(texts, at, color=ink))
+    marked = [{"x": one["x"], "y": one["y"]} for one in cells if one.get("is_marked")]
+    outline = {"type": "rect", "fill": None, "stroke": "var(--bad)", "strokeWidth": 3}
+    return _with_data(
+        _layer(cells, mark, at | wide, color=color),
+        _layer(marked, outline, at),
+        _text(texts, at, color=ink),
+    )
 
 
 def scatter_chart(
