@@ -51,6 +51,8 @@ _NOISE = re.compile(
 
 CONFIG: Spec = {
     "font": "Arial, Liberation Sans, Helvetica, sans-serif",
+    # The chart is one picture with a name; only marks with a tip have a label of their own.
+    "mark": {"aria": False},
     "legend": {
         **{"aria": False, "orient": "top", "title": None, "offset": 6, "symbolSize": 60},
         **{"labelColor": "var(--text)", "labelFontSize": 12, "labelLimit": 320, "rowPadding": 1},
