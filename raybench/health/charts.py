@@ -25,8 +25,8 @@ from raybench.stats.fleet import BAD_RATIO
 
 # Each cell is an element of the page.
 _MOST_ENDS, _MOST_MAPS, _MOST_STRIPS = 32, 6, 40
-# A map of fewer devices says less than a line of the table.
-_LEAST_ENDS = 3
+# A map of fewer devices says less than a line of text.
+_LEAST_ENDS = 4
 # Figures stand in the cells of maps of up to so many ends.
 _MOST_WITH_TEXT = 8
 # Differences from the median of similar pairs at which the colour of a cell changes.
@@ -43,20 +43,20 @@ _LEAST_REACH = 0.1
 
 
 def health_figures(report: HealthReport) -> list[Figure]:
-    """Return the map of pairs and the tests of each device; each only where there is data."""
+    """Return the map of pairs, from four devices on, and the tests of each device, where read."""
     found = (_pair_figure(report), _device_figure(report))
     return [one for one in found if one is not None]
 
 
 def _pair_figure(report: HealthReport) -> Figure | None:
-    """Return a map for each way to send, from and to; None where nothing was sent."""
+    """Return a map for each way to send; None where nothing was sent, or by fewer than four."""
     panels: list[Panel] = []
     cells: list[list[str]] = []
     for (kind, message_bytes), links in link_sets(report).items():
         for unit, field in (("GB/s", "gb_per_s"), ("µs", "latency_us")):
             values = _values(links, field)
             names = ends_of(links)
-            if len(values) < 2 or "host" in names:
+            if not values or len(names) < _LEAST_ENDS or "host" in names:
                 continue
             title = f"{kind} of {formatting.size(message_bytes)}, {unit}"
             marks = marks_of_links(report, kind, unit)
@@ -121,6 +121,7 @@ def _map(
                 "y": short[first],
                 "excess": round(excess, 4),
                 "text": f"{mark} {figure(value)}".strip() if has_text else mark,
+                "is_marked": bool(mark),
                 "tip": f"{names[first]} to {names[second]}\n{words} than the median of similar "
                 "pairs",
             }
@@ -133,7 +134,7 @@ def _map(
         names_axis(labels, **shown, orient="top", labelAngle=angle) | {"title": "to"},
         names_axis(labels, **shown),
         by_threshold("excess", _STEPS, "time against the median"),
-        ink={f"datum.excess < {_STEPS[0]} || datum.excess >= {_STEPS[-1]}": "var(--page)"},
+        inverse=f"datum.excess < {_STEPS[0]} || datum.excess >= {_STEPS[-1]}",
     )
     return Panel(title=title, layers=layers, height=max(150, min(550, 30 * len(labels) + 80)))
 
@@ -145,10 +146,9 @@ def _device_figure(report: HealthReport) -> Figure | None:
     ]
     if not compared:
         return None
-    found = {one.subject.name for one in compared}
+    found = dict.fromkeys(one.subject.name for one in compared)
     suspected = [case.subject.name for case in report.cases if case.subject.kind == "device"]
-    names = [name for name in dict.fromkeys([*suspected, *(one.subject.name for one in compared)])]
-    names = [name for name in names if name in found]
+    names = [name for name in dict.fromkeys((*suspected, *found)) if name in found]
     shown = names[:_MOST_STRIPS]
     if len(names) <= _MOST_STRIPS:
         shown = [device.name for device in report.devices if device.name in found]
