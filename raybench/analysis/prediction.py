@@ -33,7 +33,7 @@ from raybench.results.quality import (
 )
 from raybench.stats.communication import Exposure, Link, ReduceTimes, fit_growth, wire_factor
 from raybench.stats.summary import student_t
-from raybench.workloads.training.model_sizes import parameter_count
+from raybench.workloads.base import parameter_count
 
 Row = dict[str, Any]
 

@@ -11,7 +11,7 @@ from raybench.cli.output import color, make_console, say, width, write_file, wri
 from raybench.errors import NothingFitsError
 from raybench.job.catalog import Template, template
 from raybench.results.run import Run, RunStatus
-from raybench.sweep.commands import command
+from raybench.sweep.messages import command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,10 +122,10 @@ def _answer(job: Template, run: Run, where: RunTarget) -> Answer:
 
 def _show(answers: Sequence[Answer], where: RunTarget) -> None:
     from raybench.report.html.tour import format_page
-    from raybench.report.text.terminal import lay_out, render
+    from raybench.report.text.terminal import render
     from raybench.report.tour import tour_blocks
 
     path = where.output / PAGE
     write_file(path, format_page(answers).encode())
-    text = render(lay_out(tour_blocks(answers)), width(), color())
+    text = render(tour_blocks(answers), width=width(), color=color())
     write_result(f"{text.lstrip()}\nwith pictures and tables, for a browser: {path}\n")

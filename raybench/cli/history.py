@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raybench.cli.compare import share
-from raybench.cli.completion import complete_any_point
-from raybench.cli.health_results import check_ids, format_health_history
-from raybench.cli.options import results_option
-from raybench.cli.output import color, width, write_file, write_result
+from raybench.cli.health_results import check_ids, load_health_history
+from raybench.cli.options import complete_any_point, results_option
+from raybench.cli.output import write_document, write_file
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
@@ -66,20 +65,22 @@ def history_command(
     one run alone shows may be undone by the next one. Health checks are left out: --health.
     """
     from raybench.analysis.history import history
+    from raybench.report.history import History
 
     if chart is not None and chart.suffix.lower() not in (".svg", ".png"):
         raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
     if is_health:
         if point or expression or chart:
             raise UsageError("--health: goes without --point, --filter and --chart")
-        write_result(format_health_history(results, threshold, as_json=as_json))
+        write_document(load_health_history(results, threshold), "json" if as_json else "terminal")
         return
     frame = history(_points(results, point, expression), threshold=threshold)
     if frame.empty:
         raise ResultsError(f"{results}: no run has measured such a point")
     if chart is not None:
         _draw(frame, chart)
-    write_result(_format(frame, results, as_json))
+    causes = {} if as_json else _causes(frame, results)
+    write_document(History(frame=frame, causes=causes), "json" if as_json else "terminal")
 
 
 def _points(results: Path, prefix: str | None, expression: str | None) -> pd.DataFrame:
@@ -157,7 +158,7 @@ def _scalar(text: str) -> Scalar:
 
 
 def _causes(frame: pd.DataFrame, results: Path) -> dict[tuple[str, str], Sequence[Change]]:
-    """(point_id, run_id) of each step -> what changed since the run before."""
+    """Return what changed since the run before, by (point_id, run_id) of each step."""
     from raybench.analysis.environment_changes import changes
 
     before = frame.groupby(["point_id", "machine"])["run_id"].shift()
@@ -182,17 +183,8 @@ def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
     }
 
 
-def _format(frame: pd.DataFrame, results: Path, as_json: bool) -> str:
-    from raybench.report.export import as_json as json_report
-    from raybench.report.text.history import format_history
-
-    if as_json:
-        return json_report.format_object(points=json_report.records(frame))
-    return format_history(frame, _causes(frame, results), width=width(), color=color())
-
-
 def _draw(frame: pd.DataFrame, path: Path) -> None:
+    from raybench.report.charts.grammar import draw_figure
     from raybench.report.charts.history import history_figure
-    from raybench.report.charts.poster import draw_poster
 
-    write_file(path, draw_poster(history_figure(frame), path.suffix.lower().removeprefix(".")))
+    write_file(path, draw_figure(history_figure(frame), path.suffix.lower().removeprefix(".")))

@@ -19,7 +19,6 @@ from raybench.records import Record, Status
 from raybench.report import formatting, plain_text
 from raybench.results.metrics import MAIN_RATES
 from raybench.results.point_metrics import mean_step_ms, rates, typical_step_ms
-from raybench.sweep.listener import Progress
 from raybench.sweep.loop import (
     Event,
     PointAdded,
@@ -28,6 +27,7 @@ from raybench.sweep.loop import (
     PointStarted,
     RoundStarted,
 )
+from raybench.sweep.messages import Progress
 
 _STYLES = {Status.OK: "green", Status.SKIPPED: "yellow"}
 _REASON_CHARS = 300

@@ -28,12 +28,15 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import new_class
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from raybench.job import registry
 from raybench.job.point import Execution, Precision
+from raybench.workloads.replicas import CommHook, Replicas
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +44,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from raybench.job.answer import Answer
+    from raybench.job.memory import MemoryParts
     from raybench.records.metric import Metric
-    from raybench.workloads.replicas import Replicas
 
 
 # Steps after which a scaler grows: more than its counter, an int32, can hold.
@@ -50,7 +53,7 @@ _NEVER_GROWS = 2**31
 
 
 class WrongResultError(Exception):
-    """A step computed something wrong: what, where, and what it should have been."""
+    """Raised by `check` when a step computed something wrong; says what and where."""
 
 
 class PartTimes:
@@ -73,7 +76,7 @@ class PartTimes:
             self._spent_ns[name] = self._spent_ns.get(name, 0) + spent_ns
 
     def take(self) -> dict[str, int]:
-        """Take what was spent since the last call."""
+        """Return the nanoseconds of each part since the last call, by name, and begin anew."""
         spent_ns, self._spent_ns = self._spent_ns, {}
         return spent_ns
 
@@ -81,8 +84,8 @@ class PartTimes:
 class Regions:
     """The parts of a step that are timed on the device, in instrumented steps only.
 
-    are_used: the step has named a region since this was made.
-    compiled: names of regions inside code that torch.compile has compiled, which are left out.
+    are_used: whether the step has entered a region outside of compiled code and of `timed_by`.
+    compiled: names of regions inside code that torch.compile has compiled; these are not timed.
     """
 
     def __init__(self) -> None:
@@ -98,7 +101,7 @@ class Regions:
         self._time: Callable[[str], AbstractContextManager[None]] | None = None
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """As Context.region."""
+        """Return the context of a region; see Context.region."""
         if self._is_compiling():
             self._leave_out(name)
             return _UNTIMED
@@ -109,7 +112,7 @@ class Regions:
 
     @contextmanager
     def timed_by(self, time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-        """Inside the `with` block each region runs in what `time` gives for its name."""
+        """Enter `time(name)` for each region inside the `with` block."""
         self._time = time
         try:
             yield
@@ -118,12 +121,6 @@ class Regions:
 
 
 _UNTIMED = nullcontext()
-
-
-def _no_replicas() -> Replicas:
-    from raybench.workloads.replicas import Replicas
-
-    return Replicas()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +134,14 @@ class Context(Execution):
     cuda_graph: steps will be captured in a CUDA graph, so a step may not wait for the device, and
     an optimizer must be capturable.
     seed: the same on all ranks; add the rank where ranks must draw different data.
+    parts: host times of the current step; `with context.parts.part("data")` adds to one.
     replicas: the models that `ddp` wrapped.
-    loss_weight: what the mean loss of this rank's samples is multiplied by, so that the mean over
-    the ranks is that over all samples: world_size times its share of them.
-    extra_work: forward and backward work to be done besides, as a share of the step's: this rank
-    emulates a slower device. sms: multiprocessors that it may use for the same; None: all.
-    process_group: of the ranks that train together; None: of all.
+    loss_weight: factor for the mean loss of this rank's samples, world_size times its share of all
+    samples. With it the mean of the ranks' losses is the mean over all samples.
+    extra_work: share of the step's forward and backward work that this rank repeats in each step,
+    to emulate a slower device.
+    sms: multiprocessors that this rank may use, to emulate a slower device; None: all.
+    process_group: the ranks that train together; None: all ranks.
     """
 
     device: torch.device
@@ -153,37 +152,41 @@ class Context(Execution):
     seed: int = 0
     parts: PartTimes = field(default_factory=PartTimes)
     regions: Regions = field(default_factory=Regions)
-    replicas: Replicas = field(default_factory=_no_replicas)
+    replicas: Replicas = field(default_factory=Replicas)
     loss_weight: float = 1.0
     extra_work: float = 0.0
     sms: int | None = None
     process_group: ProcessGroup | None = None
 
     def ddp(self, model: nn.Module, **options: Any) -> nn.Module:
-        """Wrap the model by DistributedDataParallel with these options of it; alone, return it.
+        """Return the model wrapped by DistributedDataParallel; the model itself on a single rank.
 
-        A model that is on the device, or has only moved there. Where it is wrapped here, raybench
-        can tell what its communication costs.
+        The model must be on the device. options: arguments of DistributedDataParallel. raybench can
+        tell what communication costs only of models that are wrapped here.
         """
-        return self.replicas.wrap(model, self, options)
+        if self.world_size == 1 or self.device.type == "meta":
+            return model
+        return self.replicas.wrap(
+            model, options, device=self.device, process_group=self.process_group
+        )
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Enter what a forward and backward pass runs in whose gradients are not reduced yet.
+        """Return a context in which backward passes add up gradients without reducing them.
 
-        model: as `ddp` gave it.
+        model: as returned by `ddp`, or sharded by FSDP2; for others the context does nothing.
         """
         return self.replicas.no_sync(model)
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """Time what the `with` block issues to the device, as the part `name` of the step.
+        """Return a context that times what its block issues to the device, as the part `name`.
 
-        In a few instrumented steps after the timed ones; in all others the block just runs. Times
-        of one name add up within a step, and an outer region contains those inside of it.
+        It times in a few instrumented steps after the timed ones; in all others it does nothing.
+        Times of one name add up within a step, and an outer region contains those inside of it.
         """
         return self.regions.region(name)
 
     def generator(self) -> torch.Generator | None:
-        """Make a generator on the device, with other numbers on each rank.
+        """Return a random number generator on the device, seeded by `seed` + `rank`.
 
         None on the meta device, which has no numbers.
         """
@@ -194,16 +197,19 @@ class Context(Execution):
         return torch.Generator(self.device).manual_seed(self.seed + self.rank)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Enter what a forward pass and its loss run in: autocast for fp16 and bf16, else nothing.
+        """Return the context for a forward pass and its loss: torch.autocast in half precision.
 
-        Nothing on the meta device, for which torch has no autocast.
+        Of float16 in precision fp16, of bfloat16 in bf16 and float8. In fp32 and tf32, and on the
+        meta device, for which torch has no autocast, a context that does nothing.
         """
-        from raybench.workloads.precision import autocast
+        import torch
 
-        return autocast(self)
+        if self.precision in (Precision.FP32, Precision.TF32) or self.device.type == "meta":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=getattr(torch, self.precision.dtype))
 
     def grad_scaler(self) -> torch.amp.GradScaler:
-        """Scales the gradients of fp16; in other precisions it passes everything through.
+        """Return a gradient scaler that is enabled in precision fp16 and else does nothing.
 
         Enabled, it waits for the device once a step, to learn whether a gradient overflowed: that
         is part of what fp16 training costs. Its scale falls while gradients overflow and never
@@ -218,56 +224,133 @@ class Context(Execution):
 class Workload(ABC):
     """One thing to time. The first line of the class docstring says what it is.
 
-    A class that does not inherit from this one is as good, if it has `__init__` and `step`.
-    What it may have besides, each optional:
+    A subclass has `__init__(self, context, *, ...)` and `step`. All else that is declared here is
+    optional. A class that does not inherit from this one may have the same, by `as_workload`.
 
-    takes_batch_size: class attribute; False where batch sizes mean nothing to it.
-    why_not(settings): class method; why a point with these settings cannot be run, in one sentence
-    that says what to do; None where it can. Settings by their names in the job file, those of every
-    point included. `plan` asks it, so it must do without torch.
-    takes_float8: class attribute; True where precision float8 means something to it.
-    weighs_loss: class attribute; True where it multiplies its mean loss by `context.loss_weight`.
-    The ranks can then have batches of different size.
-    items_per_step: samples (rows, sequences) that this rank finishes in one `step()`. Without it
-    there is no throughput.
-    shares_work: class attribute; True where all ranks finish the same items together, as when one
-    sequence is divided over them. items_per_step is then what they finish together, batch_size is
-    that of all, and more ranks are strong scaling without an axis of batch sizes.
-    ranks_per_item(settings): class method, for a class whose ranks share their items at some points
-    only; how many ranks finish the same items together, of a point with these settings. batch_size
-    is then that of each group of so many ranks, and items_per_step a rank's part of it.
-    estimate_memory(settings): class method; what the memory of a rank of a point with these
-    settings is made of when it is largest, as raybench.MemoryParts; None where nobody knows. `plan`
-    asks it, so it must do without torch.
-    close(): called after the last step, to end processes and threads.
-    check(): called between blocks of steps, outside what is timed; raises WrongResultError when a
-    step computed something wrong.
-    set_comm_hook(hook): for gradients that are reduced without `Context.ddp`. Called after the
-    timed steps; from then on gradients go through `hook(state, bucket)`, a communication hook of
-    DistributedDataParallel, instead of all_reduce; with None through all_reduce again. On all
-    ranks, several times, world_size above 1 only. May be None where it cannot be had.
-    model: the nn.Module that is trained, for times by layer.
-    flops_per_step: floating-point operations of one step on this rank, where counting those of
-    torch's operators would not find them.
-    model_flops_per_step: of a model that trains, the same as papers on MFU count them: per token 6
-    for each of its parameters, and attention.
-    message_bytes, busbw_factor: of a collective, as nccl-tests counts them.
-    memory_bytes: what one step reads from and writes to memory.
-    items: class attribute; the name of what items_per_step counts, in the plural; `samples`.
-    answers: class attribute; what a run answers whose job does not say it: the first of these that
-    names a setting that varies in the run, or no setting at all. Without any, the speed-up.
-    metrics: class attribute; numbers of its own that the tables and reports are to have. Each is
-    read after the timed steps, on each rank, from the attribute of its name; None: not known.
+    Class methods that take `settings` are asked by `raybench plan`, so they must do without torch.
+    The settings have the names of the job file, and those of every point are among them.
     """
 
+    # What the model or operation is called in reports; empty: the workload's name in the job file.
+    title: ClassVar[str] = ""
+    # False where batch sizes mean nothing to it.
     takes_batch_size: ClassVar[bool] = True
-    shares_work: ClassVar[bool] = False
+    # False where a job may leave out the batch size.
+    needs_batch_size: ClassVar[bool] = True
+    # True where precision float8 means something to it.
+    takes_float8: ClassVar[bool] = False
+    # True where it multiplies its mean loss by `context.loss_weight`, so that ranks can have
+    # batches of different size.
     weighs_loss: ClassVar[bool] = False
-    metrics: ClassVar[tuple[Metric, ...]] = ()
+    # True where all ranks finish the same items together, as when one sequence is divided over
+    # them. items_per_step is then what they finish together, batch_size is that of all, and more
+    # ranks are strong scaling without an axis of batch sizes.
+    shares_work: ClassVar[bool] = False
+    # Modules beside torch without which it cannot be built.
+    needs: ClassVar[tuple[str, ...]] = ()
+    # Names of parameters in whose texts {name} stands for a setting of the point.
+    templates: ClassVar[tuple[str, ...]] = ()
+    # What items_per_step counts, in the plural.
     items: ClassVar[str] = "samples"
+    # What a run answers whose job does not say it: the first of these that names a setting that
+    # varies in the run, or no setting at all. Without any, the speed-up.
     answers: ClassVar[tuple[Answer, ...]] = ()
-    items_per_step: float
+    # Numbers of its own for tables and reports. Each is read after the timed steps, on each rank,
+    # from the attribute of its name; None there: not known.
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+
+    # Samples (rows, sequences) that this rank finishes in a step; None: there is no throughput.
+    items_per_step: float | None = None
+    # Floating-point operations of a step on this rank; None: counted from torch's operators.
+    flops_per_step: float | None = None
+    # Operations of a training step on this rank as papers on MFU count them: per token 6 for each
+    # parameter, and attention.
+    model_flops_per_step: float | None = None
+    # Bytes of a collective's message, and busbw / algbw, as nccl-tests defines both.
+    message_bytes: int | None = None
+    busbw_factor: float | None = None
+    # Bytes that a step reads from and writes to memory.
+    memory_bytes: int | None = None
+    # The module that is trained or run, for times by layer.
+    model: nn.Module | None = None
+    # For gradients that are reduced without `Context.ddp`. Called on all ranks after the timed
+    # steps, several times, with world_size above 1 only: from then on gradients go through
+    # `hook(state, bucket)`, a communication hook of DistributedDataParallel, instead of all_reduce;
+    # after a call with None through all_reduce again.
+    set_comm_hook: Callable[[CommHook | None], None] | None = None
+    # Compares the gradients of a step with those of one process over the samples of all ranks, and
+    # returns the largest relative error. Called before the first step, by all ranks that train.
+    gradient_error: Callable[[], float] | None = None
 
     @abstractmethod
     def step(self) -> None:
         """Do one iteration: issue all its work; do not synchronise unless the work itself does."""
+
+    def check(self) -> None:  # noqa: B027
+        """Raise WrongResultError when a step computed something wrong.
+
+        Called between blocks of steps, outside what is timed.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """End processes and threads; called after the last step."""
+
+    @classmethod
+    def why_not(cls, settings: Mapping[str, Any]) -> str | None:
+        """Return why a point cannot be run, in one sentence that says what to do; None: it can."""
+        return None
+
+    @classmethod
+    def ranks_per_item(cls, settings: Mapping[str, Any]) -> int:
+        """Return how many ranks of a point finish the same items together.
+
+        Above 1, batch_size is that of each group of so many ranks, and items_per_step is a rank's
+        part of it. For classes without `shares_work`, whose ranks share items at some points only.
+        """
+        return 1
+
+    @classmethod
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
+        """Return the estimated memory of a rank when it is largest; None where nobody knows."""
+        return None
+
+    @classmethod
+    def describe(cls, params: Mapping[str, str]) -> str:
+        """Return what ran for a report, by its parameters as tables hold them; "" for its name."""
+        return cls.title
+
+    @classmethod
+    def parameter_count(cls, params: Mapping[str, str]) -> int | None:
+        """Return how many parameters its model has, by its own as tables hold them; None: no model.
+
+        A workload that returns a number reduces a gradient of each in its step.
+        """
+        return None
+
+
+def as_workload(workload_class: type) -> type[Workload]:
+    """Return the class itself, or a subclass of it that has the defaults of `Workload`.
+
+    The second for a class that does not inherit from Workload: its own attributes come first.
+    """
+    if issubclass(workload_class, Workload):
+        return workload_class
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace["__module__"] = workload_class.__module__
+
+    return new_class(workload_class.__name__, (workload_class, Workload), exec_body=fill)
+
+
+def builtin_class(kind: str) -> type[Workload] | None:
+    """Return the class of a built-in workload; None where `kind` names a class of the user's."""
+    return as_workload(registry.load(kind)) if kind in registry.BUILTIN else None
+
+
+def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
+    """Return how many parameters the model of a built-in workload has, by its own in the tables.
+
+    None for other workloads, and for those without a model.
+    """
+    built_in = builtin_class(kind)
+    return built_in.parameter_count(params) if built_in else None

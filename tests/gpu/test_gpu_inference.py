@@ -7,10 +7,10 @@ from raybench.job.model import Measure
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.measure.phases import measure
 from raybench.workloads import precision
-from raybench.workloads.compute.bandwidth import memory_gb_s
-from raybench.workloads.training.layers import Decoder, KeyValueCache
+from raybench.workloads.compute.memory import memory_gb_s
+from raybench.workloads.training.language_models import Decoder, KeyValueCache
 from raybench.workloads.training.mlp import Mlp
-from raybench.workloads.training.model_sizes import DECODER_PRESETS
+from raybench.workloads.training.shapes import DECODER_PRESETS
 from raybench.workloads.training.transformer import Transformer
 from tests.gpu.gpus import make_context
 
@@ -52,13 +52,13 @@ def test_decoding_gives_what_a_pass_over_the_whole_sequence_gives(mode, cuda_gra
 
     class Watched(Transformer):
         def check(self):
-            with self.answering():
+            with self.inference():
                 seen["whole"] = self.model(tokens)[:, -1:].float()
                 seen["step"] = seen["answer"].float()
 
-        def answer_by(self, forward):
+        def run_forward(self, forward):
             # In a graph the answer is where the captured pass has put it.
-            super().answer_by(lambda: seen.update(answer=forward()))
+            super().run_forward(lambda: seen.update(answer=forward()))
 
     def build():
         return Watched(context, seq_len=32, mode="inference", phase="decode")

@@ -12,21 +12,19 @@ from raybench.job.memory import MemoryParts
 from raybench.job.point import Precision
 from raybench.records.failure_text import brief
 from raybench.workloads.base import Context
-from raybench.workloads.training.inference import (
+from raybench.workloads.replicas import DdpOptions
+from raybench.workloads.training.memory_estimate import estimate_resnet
+from raybench.workloads.training.model import (
     OUTPUT_ERROR,
     CastWeights,
+    Compile,
+    GradAccumulation,
     Mode,
     Model,
-    compute_dtype,
-    output_error,
-)
-from raybench.workloads.training.memory_estimate import estimate_resnet
-from raybench.workloads.training.trained import (
-    Compile,
-    DdpOptions,
-    GradAccumulation,
     Optimizer,
     Recipe,
+    compute_dtype,
+    output_error,
     slices,
 )
 
@@ -45,6 +43,8 @@ class ResNet(Model):
     """
 
     items = "images"
+    needs = ("torchvision",)
+    title = "Residual network"
     metrics = (OUTPUT_ERROR,)
 
     def __init__(
@@ -65,7 +65,6 @@ class ResNet(Model):
         cast_weights: CastWeights = False,
         **ddp: Unpack[DdpOptions],
     ) -> None:
-        # `raybench plan` reads this signature and must not pay for importing torch.
         import torch
         from torch.nn import functional
 
@@ -92,20 +91,20 @@ class ResNet(Model):
             cast_weights=cast_weights,
         )
         if device.type != "meta":
-            with self.answering():
+            with self.inference():
                 found = _answer(self.model, inputs[: context.batch_size])
             # How far that is from the answer in fp32, relative to the largest there.
             self.output_error = output_error(found, self.__dict__.pop("_exact"))
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
-        """Estimate the memory of a rank with these settings; None where nothing is trained."""
+        """Return the estimated memory of a rank; None as `estimate_resnet`."""
         return estimate_resnet(settings)
 
     def _make_model(
         self, preset: str, layout: torch.memory_format, images: Tensor, context: Context
     ) -> nn.Module:
-        """Make the network, and keep what it answers in fp32, before anything is cast."""
+        """Return the network; keeps its logits in fp32 for `images` in `_exact`, but on meta."""
         from raybench.workloads import precision
 
         model = _import_models().__dict__[preset]().to(memory_format=layout)
@@ -118,7 +117,7 @@ class ResNet(Model):
 
 
 def _import_models() -> Any:
-    """Import torchvision's models. Raises UsageError where that cannot be."""
+    """Return the module torchvision.models. Raises UsageError where it cannot be imported."""
     try:
         from torchvision import models
     # One for another torch lacks its operators: a RuntimeError, or an OSError of the loader.
@@ -133,7 +132,7 @@ def _import_models() -> Any:
 
 
 def _learn_statistics(model: nn.Module, images: Tensor) -> None:
-    """Let the normalisation layers know the mean and variance of these images."""
+    """Set the running statistics of all BatchNorm layers to those of these images."""
     import torch
     from torch import nn
 
@@ -148,7 +147,7 @@ def _learn_statistics(model: nn.Module, images: Tensor) -> None:
 
 
 def _answer(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits in fp32, as they are without training; the model stays in its mode."""
+    """Return the logits in evaluation mode, as float32; the mode of the model is restored."""
     import torch
 
     is_training = model.training

@@ -10,7 +10,7 @@ from pydantic import Field
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 _SIZES = (784, 256, 10)
 _RATE = 0.1
@@ -25,6 +25,7 @@ class Smoke(Workload):
 
     items = "rows"
     takes_batch_size = False
+    model: nn.Module
 
     def __init__(
         self,
@@ -32,7 +33,6 @@ class Smoke(Workload):
         *,
         rows: Annotated[int, Field(gt=0, description="Rows of a step on each rank.")] = 64,
     ) -> None:
-        # `raybench plan` reads this signature and must not pay for importing torch.
         import torch
         from torch import nn
 
@@ -64,9 +64,9 @@ class Smoke(Workload):
         self._first = self._last if self._first is None else self._first
 
     def check(self) -> None:
-        """Compare the gradients of all ranks, and the loss with the first one; meet the others.
+        """Raise WrongResultError where this rank's gradients are not those of most ranks.
 
-        Raises WrongResultError, on the ranks that differ from most of them.
+        Also where the loss has not fallen since the first step. All ranks must call it together.
         """
         rank = self._context.rank
         digests = self._gradient_digests()
@@ -87,11 +87,11 @@ class Smoke(Workload):
         self.__dict__.clear()
 
     def _gradient_digests(self) -> list[int]:
-        """Digest the gradients of each rank. To gather them, all ranks meet."""
+        """Return a digest of the gradients of each rank, by rank. All ranks call it together."""
         import torch
         import torch.distributed as dist
 
-        from raybench.workloads.compute.same_bits import digest_of
+        from raybench.workloads.compute.kernels import digest_of
 
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         own = digest_of(torch.cat([gradient.flatten() for gradient in gradients]))

@@ -9,16 +9,17 @@ from builders import (
     make_failed,
     make_point,
     make_steady,
+    make_summary,
     points_table,
     scaling_rows,
 )
 
 from raybench.analysis.losses import LOSSES
-from raybench.analysis.rounds import records
 from raybench.analysis.scaling import best_settings, scaled_rows, scaling
 from raybench.job.point import Precision
-from raybench.report.findings import bests
-from raybench.report.headline import headline
+from raybench.report import insight_text
+from raybench.report.insights import find_insights
+from raybench.report.run_report import RunReport
 from raybench.results.quality import BREAKDOWN
 
 
@@ -26,8 +27,16 @@ def frame(records, baseline, **columns):
     return scaling(points_table(records).assign(**columns), baseline)
 
 
-def said(records, baseline):
-    return headline(scaling_rows(records, baseline), baseline, "GPUs")
+def headline(rows, baseline, ranks="GPUs", why=""):
+    return insight_text.lead(find_insights(rows, baseline, ranks), baseline, ranks, why)
+
+
+def bests(best, rows, ranks):
+    return list(insight_text.best_lines(find_insights(rows, {}, ranks, best=best)))
+
+
+def said(records, baseline, why=""):
+    return headline(scaling_rows(records, baseline), baseline, why=why)
 
 
 def ran(world_size, step_ms, precision=Precision.FP32):
@@ -49,8 +58,9 @@ def test_nothing_is_said_of_a_loss_that_is_none():
 
 
 def test_without_a_baseline_point_it_says_why_and_what_is_left():
-    assert said([make_failed(make_point()), ran(2, 8.0)], {"world_size": 1}) == (
-        "no speed-up: baseline point ran out of memory; "
+    summary = make_summary([make_failed(make_point()), ran(2, 8.0)])
+    assert RunReport(summary=summary).lead.startswith(
+        "no point has a speed-up: baseline point ran out of memory; "
         "at most 16,000 samples/s (fp32, batch 64, 2 GPUs)"
     )
 
@@ -59,10 +69,10 @@ def test_a_speed_up_over_an_unsteady_baseline_stands_and_is_said_to_be_one():
     points = points_table([ran(1, 8.0), ran(2, 9.0)])
     found = scaling(points.assign(stable=[False, True]), {"world_size": 1})
     assert found["speed_up"].notna().all()
-    told = headline(found.to_dict("records"), {"world_size": 1}, "GPUs")  # type: ignore[arg-type]
+    told = headline(scaled_rows(found), {"world_size": 1}, "GPUs")
     assert "(fp32, batch 64, against an unsteady point)" in told
     both = scaling(points.assign(stable=False), {"world_size": 1})
-    told = headline(both.to_dict("records"), {"world_size": 1}, "GPUs")  # type: ignore[arg-type]
+    told = headline(scaled_rows(both), {"world_size": 1}, "GPUs")
     assert "(fp32, batch 64, unsteady)" in told
 
 
@@ -70,7 +80,7 @@ def test_a_baseline_that_is_known_badly_still_gives_a_value():
     wide = points_table([ran(1, 8.0), ran(2, 9.0)]).assign(
         step_ms_ci_low=1.0, step_ms_ci_high=20.0, iterations=20
     )
-    told = headline(records(scaling(wide, {"world_size": 1})), {"world_size": 1}, "GPUs")
+    told = headline(scaled_rows(scaling(wide, {"world_size": 1})), {"world_size": 1}, "GPUs")
     assert told.startswith(
         "2 GPUs do 1.78 times the samples/s of 1 GPU, 88.9% efficiency (fp32, batch 64, wide)"
     )
@@ -85,7 +95,7 @@ def test_the_best_settings_name_a_rival_that_cannot_be_told_apart():
     close["step_ms_low"] = close["step_ms_p50"] * 0.95
     close["step_ms_high"] = close["step_ms_p50"] * 1.05
     told = bests(best_settings(close), scaled_rows(close), "GPUs")
-    assert told == (("1 GPU", "bf16, batch 64: 16,000 samples/s; fp32, batch 64 may be as good"),)
+    assert told == [("1 GPU", "bf16, batch 64: 16,000 samples/s; fp32, batch 64 may be as good")]
     unsteady = close.assign(stable=False)
     told = bests(best_settings(unsteady), scaled_rows(unsteady), "GPUs")
     assert told[0][1].startswith("bf16, batch 64: 16,000 samples/s (unsteady); fp32")
@@ -108,7 +118,7 @@ def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence():
     assert found["compute_ms"].tolist()[0] == pytest.approx(7.5)
     point = found.iloc[1]
     assert all(pd.isna(point[name]) for name in (*BREAKDOWN, "host_bound", *LOSSES))
-    assert headline(found.to_dict("records"), base, "GPUs") == (  # type: ignore[arg-type]
+    assert headline(scaled_rows(found), base, "GPUs") == (  # type: ignore[arg-type]
         "2 GPUs do 1.80 times the samples/s of 1 GPU, 89.9% efficiency (fp32, batch 64, "
         "without a breakdown); what the rest is lost to is not known: the parts of the step "
         "exceed it"

@@ -1,0 +1,233 @@
+"""What charts of a run draw, and how its points become lines over one of their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import pandas as pd
+
+from raybench.analysis.scaling import ScaledRow, scaled_rows
+from raybench.analysis.settings import OPTIONAL, batch_column, setting, setting_order, varying
+from raybench.report import formatting, plain_text
+from raybench.report.charts.grammar import (
+    HEIGHT,
+    MOST_LINES,
+    MOST_PANELS,
+    Figure,
+    Mark,
+    Panel,
+    Spec,
+    legend_height,
+    line_chart,
+)
+from raybench.report.summary import Summary
+
+Row = ScaledRow
+
+# Up to so many lines can be told apart in one panel.
+_FEW_LINES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """Step times of a point in ms: a row for each rank, a column for each range of iterations."""
+
+    row: Row
+    times_ms: pd.DataFrame
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChartData:
+    """What the charts of a run draw.
+
+    devices: the table of the run. telemetry: its TELEMETRY_COLUMNS, empty where not sampled.
+    rank_times: of the points that `heat_points` chooses. against: a run that this one is laid over.
+    """
+
+    summary: Summary
+    devices: pd.DataFrame = field(default_factory=pd.DataFrame)
+    telemetry: pd.DataFrame = field(default_factory=pd.DataFrame)
+    rank_times: Sequence[RankTimes] = ()
+    against: Summary | None = None
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The latest attempt at each point, with what was derived from it."""
+        return rows_of(self.summary)
+
+    @cached_property
+    def others(self) -> list[Row]:
+        """The points of the run that this one is laid over; empty where there is none."""
+        return [] if self.against is None else rows_of(self.against)
+
+    @property
+    def ranks(self) -> str:
+        """What a rank runs on, in the plural: `GPUs`."""
+        return self.summary.ranks
+
+    @property
+    def measured(self) -> list[Row]:
+        """The points that ended well and have a step time."""
+        return [row for row in self.rows if row.status == "ok" and row.step_ms_p50 is not None]
+
+
+def rows_of(summary: Summary) -> list[Row]:
+    """Return the latest attempt at each point of a run, with what was derived from it."""
+    return scaled_rows(summary.scaling)
+
+
+def in_order(rows: Sequence[Row], last: Collection[str] = ()) -> list[Row]:
+    """Sort points by their settings; those named in `last` vary fastest."""
+    names = sorted(distinguishing_settings(rows), key=lambda name: name in last)
+    return sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
+
+
+def distinguishing_settings(rows: Sequence[Row]) -> list[str]:
+    """Return the settings that are needed to tell the points apart.
+
+    Optional settings are left out where the others suffice: small messages are replayed from a
+    graph and large ones not, but their size tells them apart.
+    """
+    names = varying(rows)
+    rest = [name for name in names if name not in OPTIONAL]
+    is_enough = len({tuple(str(setting(row, n)) for n in rest) for row in rows}) == len(rows)
+    return rest if is_enough else names
+
+
+def point_name(row: Row, names: Iterable[str], ranks: str, *, is_other: bool = False) -> str:
+    """Return the first lines of a tip: the settings of the point, and its id."""
+    of = " of the other run" if is_other else ""
+    return f"{formatting.settings_words(row, names, ranks)}\npoint {row.point_id}{of}".strip()
+
+
+def line_name(row: Row, names: Sequence[str], ranks: str) -> str:
+    """Return the settings of a point in words; its workload where there are none."""
+    return formatting.settings_words(row, names, ranks) or plain_text.plain(row.workload)
+
+
+def batch_title(rows: Sequence[Row]) -> str:
+    """Return what the batch of these rows counts, as the title of an axis."""
+    found = {batch_column(row) for row in rows}
+    return "global batch size" if found == {"global_batch_size"} else "batch size per device"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineFigure:
+    """Declares a figure of points as lines over one of their settings.
+
+    over: the setting along x, and settings that do not matter. lines_by: settings that tell the
+    lines of a panel apart; the others that vary tell the panels apart. along, value: where a point
+    is drawn; a point without a value is left out, or a cross on the axis where `is_on_axis`.
+    tip: what its mark says besides its settings. more: more of its mark, as `low` and `high`.
+    among: the points that could be drawn at all. ideal, level: as of `line_chart`.
+    """
+
+    anchor: str
+    title: str
+    note: str
+    over: Sequence[str]
+    lines_by: Sequence[str]
+    x: Spec
+    y: Spec
+    along: Callable[[Row], float]
+    value: Callable[[Row], float | None]
+    tip: Callable[[Row], str]
+    more: Callable[[Row], Mark] = lambda row: {}
+    among: Callable[[Row], bool] = lambda row: True
+    is_on_axis: Callable[[Row], bool] = lambda row: False
+    ideal: Sequence[tuple[float, float]] = ()
+    level: tuple[float, str] | None = None
+
+    def draw(self, data: ChartData) -> Figure | None:
+        """Return the figure; None where no line has two points."""
+        every_row = [row for row in (*data.rows, *data.others) if self.among(row)]
+        rows = in_order(every_row, self.over)
+        groups, every_line = _panels_and_lines(rows, self.over, self.lines_by, data.ranks)
+        lines, names = every_line[:MOST_LINES], varying(rows)
+        other_ids = {id(row) for row in data.others}
+
+        def mark(line: str, row: Row) -> Mark:
+            is_other = id(row) in other_ids
+            name = point_name(row, names, data.ranks, is_other=is_other)
+            place = {"x": self.along(row), "y": self.value(row), "line": line}
+            return {**place, "other": is_other, "tip": f"{name}\n{self.tip(row)}", **self.more(row)}
+
+        shown = {
+            panel: [(line, row) for line, row in some if line in lines]
+            for panel, some in [*groups.items()][:MOST_PANELS]
+        }
+        marks = {
+            panel: [mark(line, row) for line, row in some if self._is_drawn(row)]
+            for panel, some in shown.items()
+        }
+        drawn = [(panel, one) for panel, some in marks.items() for one in some]
+        places = {(panel, one["line"], one["x"]) for panel, one in drawn if one["y"] is not None}
+        if len(places) == len({(panel, line) for panel, line, _ in places}):
+            return None
+        used = {one["line"] for _, one in drawn}
+        legend = [line for line in lines if line in used]
+        note = self.note
+        if any(one["other"] for _, one in drawn):
+            note += " Hollow points and dotted lines are of the other run."
+        counts = ((len(shown), len(groups), "charts"), (len(lines), len(every_line), "lines"))
+        few = [f"{some} of {many} {noun}" for some, many, noun in counts if some < many]
+        if few:
+            note += f" The first {' and '.join(few)} are drawn; the table of the points has all."
+        panels = []
+        for panel, some in shown.items():
+            layers = line_chart(
+                marks[panel], legend, self.x, self.y, ideal=self.ideal, level=self.level
+            )
+            missing = self._missing([one for one in some if id(one[1]) not in other_ids], data)
+            height = HEIGHT + legend_height(legend)
+            panels.append(Panel(title=panel, layers=layers, missing=missing, height=height))
+        return Figure(anchor=self.anchor, title=self.title, note=note, panels=panels)
+
+    def _is_drawn(self, row: Row) -> bool:
+        return self.value(row) is not None or self.is_on_axis(row)
+
+    def _missing(self, members: Sequence[tuple[str, Row]], data: ChartData) -> str:
+        """Return what a panel does not show and why: `Not drawn: batch 256: out of memory`."""
+        lines = dict.fromkeys(line for line, _ in members)
+        reasons: dict[str, list[str]] = {}
+        for line in lines:
+            own = [row for found, row in members if found == line]
+            lacking = [row for row in own if not self._is_drawn(row)]
+            for why in dict.fromkeys(map(why_not_drawn, lacking)):
+                rows = [row for row in lacking if why_not_drawn(row) == why]
+                places = [formatting.settings_words(row, self.over, data.ranks) for row in rows]
+                where = "" if len(lacking) == len(own) else ", ".join(places)
+                name = line if len(lines) > 1 or not where else ""
+                reasons.setdefault(why, []).append(", ".join(filter(None, (name, where))))
+        text = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+        return f"Not drawn: {text}." if text else ""
+
+
+def _panels_and_lines(
+    rows: Sequence[Row], over: Sequence[str], lines_by: Sequence[str], ranks: str
+) -> tuple[dict[str, list[tuple[str, Row]]], list[str]]:
+    """Return the lines and rows of each panel, by its title, and the lines of all panels in order.
+
+    A setting that varies tells the lines apart where it is in `lines_by`, else the panels; where
+    there are few lines, one panel has them all.
+    """
+    apart = varying(rows, over)
+    of_lines = [name for name in apart if name in lines_by]
+    if len({tuple(str(setting(r, name)) for name in apart) for r in rows}) <= _FEW_LINES:
+        of_lines = apart
+    of_panels = [name for name in apart if name not in of_lines]
+    groups: dict[str, list[tuple[str, Row]]] = {}
+    for row in rows:
+        title = formatting.settings_words(row, of_panels, ranks)
+        groups.setdefault(title, []).append((line_name(row, of_lines, ranks), row))
+    by_size = sorted(rows, key=lambda row: [setting_order(setting(row, n)) for n in of_lines])
+    return groups, list(dict.fromkeys(line_name(row, of_lines, ranks) for row in by_size))
+
+
+def why_not_drawn(row: Row) -> str:
+    """Return why a point has no value: its status, or why it has no speed-up."""
+    if row.status != "ok":
+        return formatting.STATUS_WORDS[row.status]
+    return plain_text.plain(row.why) if row.why is not None else "was not measured"

@@ -1,0 +1,397 @@
+"""The models of the workload `transformer`, decoder-only: GPT-2 (`Decoder`) and `Llama`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from raybench.workloads.training.shapes import DecoderShape, LanguageShape, LlamaShape
+
+Checkpointing = Literal["none", "selective", "full"]
+# As Context.region.
+Region: TypeAlias = Callable[[str], AbstractContextManager[None]]
+# Cosines and sines by position: (positions, head width / 2), fp32.
+Rotation: TypeAlias = tuple[Tensor, Tensor]
+# Of query (batch, heads, length, head), keys and values (batch, kv heads, length, head).
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+_aten: Any = torch.ops.aten
+_ATTENTION = frozenset(
+    {
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+)
+_PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default})
+
+
+def run_block(run: Callable[..., Tensor], how: Checkpointing, *inputs: Any) -> Tensor:
+    """Run a block of a model, whose input alone is kept, or that and costly parts of it."""
+    if how == "none":
+        return run(*inputs)
+    chosen: dict[str, Any] = {}
+    if how == "selective":
+        # A plain function: with an object in it, torch.compile would leave the block as it is.
+        chosen = {"context_fn": _keep_costly_parts}
+    # Nothing random runs in a block, so there is no random state to keep.
+    out: Tensor = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False, **chosen)
+    return out
+
+
+def _keep_costly_parts() -> Any:
+    """Keep attention's output and that of every second matrix product.
+
+    As torchtitan has it: attention costs most for what its output takes, and half of the products
+    are worth half of the memory.
+    """
+    # Of the forward pass, and of what is computed again in the same order.
+    seen = {False: 0, True: 0}
+
+    def policy(context: Any, operator: Any, *_: object, **__: object) -> CheckpointPolicy:
+        is_product = operator in _PRODUCTS
+        seen[context.is_recompute] += is_product
+        is_kept = operator in _ATTENTION or (is_product and seen[context.is_recompute] % 2)
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+
+
+@dataclass(slots=True)
+class KeyValueCache:
+    """Keys and values of the tokens before, of all layers: of static size, made once.
+
+    memory: (layers, 2, batch, heads of keys, room, head width). position: of the next token, the
+    same in all sequences; whoever owns the cache moves it.
+    """
+
+    memory: Tensor
+    position: int = 0
+
+    @classmethod
+    def make(
+        cls, shape: LanguageShape, *, batch_size: int, room: int, **like: Any
+    ) -> KeyValueCache:
+        """Make one with room for so many tokens of each sequence; like: as torch.empty."""
+        heads = (shape.kv_heads, room, shape.head_width)
+        return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
+
+    def of_sequence(self, index: int) -> KeyValueCache:
+        """Return the part of one sequence; what is written to it is written here."""
+        return KeyValueCache(self.memory[:, :, index : index + 1], self.position)
+
+    def of_layer(self, layer: int) -> LayerCache:
+        """Return the part of one layer; what is written to it is written here."""
+        return LayerCache(self.memory[layer], self.position)
+
+
+@dataclass(slots=True)
+class LayerCache:
+    """Keys and values of one layer: memory (2, batch, heads, room, head width)."""
+
+    memory: Tensor
+    position: int
+
+    def extend(self, new: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of new tokens; return those of all so far."""
+        length = new.shape[3]
+        # Else some of the new tokens would need a mask of their own.
+        assert length == 1 or self.position == 0, "several tokens only begin a sequence"
+        end = self.position + length
+        # In one copy: while decoding, each kernel more is felt.
+        self.memory[:, :, :, self.position : end] = new
+        keys, values = self.memory[:, :, :, :end]
+        return keys, values
+
+
+class Decoder(nn.Module):
+    """A GPT-2 shaped language model: token ids (batch, seq_len) to logits (..., vocabulary).
+
+    Pre-norm blocks, learned positions, the output layer tied to the token embedding, no dropout.
+    """
+
+    # Of these, a token reads one row.
+    looked_up = ("positions",)
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        *,
+        seq_len: int,
+        checkpointing: Checkpointing = "none",
+        region: Region = lambda name: nullcontext(),
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = nn.Parameter(torch.empty(seq_len, shape.width))
+        self.blocks = nn.ModuleList(
+            Block(shape, checkpointing, region) for _ in range(shape.layers)
+        )
+        self.norm = nn.LayerNorm(shape.width)
+        self._region = region
+        self._initialise(shape.layers)
+
+    def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Logits for the token after each position; with a cache only after the last one.
+
+        cache: of the tokens before these; it takes on what the layers make of these.
+        """
+        with self._region("embedding"):
+            x = self.tokens(tokens) + self._positions(tokens.shape[1], cache)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, None if cache is None else cache.of_layer(layer))
+        if cache is not None:
+            x = x[:, -1:]
+        with self._region("logits"):
+            logits: Tensor = functional.linear(self.norm(x), self.tokens.weight)
+        return logits
+
+    def _positions(self, length: int, cache: KeyValueCache | None) -> Tensor:
+        first = 0 if cache is None else cache.position
+        if (first, length) == (0, len(self.positions)):
+            # A part of the parameter would cost a kernel more, in the backward pass another.
+            return self.positions
+        return self.positions[first : first + length]
+
+    def _initialise(self, layers: int) -> None:
+        """GPT-2's initialisation (Radford et al. 2019): normal, narrower where residuals add up."""
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        nn.init.normal_(self.positions, std=0.02)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                residual = name.endswith(("attention_out", "mlp_out"))
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * layers if residual else 1))
+                nn.init.zeros_(module.bias)
+
+
+class Linear(nn.Linear):
+    """A linear layer whose bias is added apart where code is compiled for a single row.
+
+    Inductor makes a reduction of the product of a matrix with one row, fused with what follows; but
+    not where the product adds a bias itself (torch._inductor.decomposition, `mm` and `addmm`).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., inputs) to (..., outputs)."""
+        if torch.compiler.is_compiling() and x.shape[:-1].numel() == 1:
+            return functional.linear(x, self.weight) + self.bias
+        return super().forward(x)
+
+
+class Block(nn.Module):
+    """Causal self-attention and an MLP of four times the width, each with a residual."""
+
+    def __init__(self, shape: DecoderShape, checkpointing: Checkpointing, region: Region) -> None:
+        super().__init__()
+        self._heads = shape.heads
+        self._checkpointing: Checkpointing = checkpointing
+        self._region = region
+        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention_in = Linear(shape.width, 3 * shape.width)
+        self.attention_out = Linear(shape.width, shape.width)
+        self.mlp_norm = nn.LayerNorm(shape.width)
+        self.mlp_in = Linear(shape.width, 4 * shape.width)
+        self.mlp_out = Linear(4 * shape.width, shape.width)
+
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """Hidden tokens (batch, length, width) to the same; cache: of this layer."""
+        return run_block(self._run, self._checkpointing, x, cache)
+
+    def _run(self, x: Tensor, cache: LayerCache | None) -> Tensor:
+        with self._region("attention"):
+            x = x + self._attend(self.attention_norm(x), cache)
+        with self._region("mlp"):
+            hidden = functional.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh")
+            out: Tensor = x + self.mlp_out(hidden)
+        return out
+
+    def _attend(self, x: Tensor, cache: LayerCache | None) -> Tensor:
+        batch, length, width = x.shape
+        joint = self.attention_in(x).view(batch, length, 3, self._heads, width // self._heads)
+        query, key, value = by_kind = joint.permute(2, 0, 3, 1, 4)
+        if cache is not None:
+            key, value = cache.extend(by_kind[1:])
+        # One token sees all that are there; torch would let it see the first alone.
+        is_causal = cache is None or length > 1
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+        out: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+class Llama(nn.Module):
+    """Llama: token ids (batch, seq_len) to logits (batch, seq_len, vocabulary).
+
+    Pre-norm blocks of RMSNorm, attention with grouped queries and rotary positions, and SwiGLU; no
+    biases, no dropout.
+    """
+
+    # Of these, a token reads one row.
+    looked_up = ("tokens.weight",)
+
+    def __init__(
+        self,
+        shape: LlamaShape,
+        *,
+        seq_len: int,
+        checkpointing: Checkpointing = "none",
+        region: Region = lambda name: nullcontext(),
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.blocks = nn.ModuleList(
+            LlamaBlock(shape, checkpointing, region) for _ in range(shape.layers)
+        )
+        self.norm = nn.RMSNorm(shape.width, eps=1e-5)
+        self.output = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self._region = region
+        cosines, sines = _rotation(seq_len, shape)
+        self.register_buffer("cosines", cosines, persistent=False)
+        self.register_buffer("sines", sines, persistent=False)
+        # Normal numbers, narrower where residuals add up (as torchtitan and OLMo do).
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                residual = name.endswith(("attention.output", "mlp.down"))
+                depth = 2 * shape.layers if residual else 1
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(depth))
+        if shape.is_tied:
+            self.output.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Logits for the token after each position; with a cache only after the last one.
+
+        cache: of the tokens before these; it takes on what the layers make of these.
+        """
+        begin = 0 if cache is None else cache.position
+        length = slice(begin, begin + tokens.shape[1])
+        rotation = self.get_buffer("cosines")[length], self.get_buffer("sines")[length]
+        with self._region("embedding"):
+            x = self.tokens(tokens)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, rotation, None if cache is None else cache.of_layer(layer))
+        if cache is not None:
+            x = x[:, -1:]
+        with self._region("logits"):
+            logits: Tensor = self.output(self.norm(x))
+        return logits
+
+
+class LlamaBlock(nn.Module):
+    """Causal self-attention and an MLP, each with a residual."""
+
+    def __init__(self, shape: LlamaShape, checkpointing: Checkpointing, region: Region) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(shape.width, eps=1e-5)
+        self.attention = Attention(shape)
+        self.mlp_norm = nn.RMSNorm(shape.width, eps=1e-5)
+        self.mlp = Mlp(shape)
+        self._checkpointing: Checkpointing = checkpointing
+        self._region = region
+
+    def forward(self, x: Tensor, rotation: Rotation, cache: LayerCache | None = None) -> Tensor:
+        """Take and give (batch, length, width)."""
+        # Here and not around the block: compiled, what no gradient needs is not computed again.
+        return run_block(self._run, self._checkpointing, x, rotation, cache)
+
+    def _run(self, x: Tensor, rotation: Rotation, cache: LayerCache | None) -> Tensor:
+        with self._region("attention"):
+            x = x + self.attention(self.attention_norm(x), rotation, cache)
+        with self._region("mlp"):
+            out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class Attention(nn.Module):
+    """Causal self-attention, in which heads / kv_heads queries share a key and a value."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+        self.query = nn.Linear(shape.width, queries, bias=False)
+        self.key = nn.Linear(shape.width, keys, bias=False)
+        self.value = nn.Linear(shape.width, keys, bias=False)
+        self.output = nn.Linear(queries, shape.width, bias=False)
+        # How the tokens of a sequence see each other, where they are not all here.
+        self.attend: Attend = attend_causally
+        self._head = shape.head_width
+
+    def forward(self, x: Tensor, rotation: Rotation, cache: LayerCache | None = None) -> Tensor:
+        """Take and give (batch, length, width)."""
+        # Heads are counted from what is here: tensor parallelism leaves a rank some of them.
+        query, key, value = (
+            layer(x).unflatten(-1, (-1, self._head)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        query, key = rotate(query, rotation), rotate(key, rotation)
+        if cache is not None:
+            key, value = cache.extend(torch.stack((key, value)))
+        if cache is not None and query.shape[2] == 1:
+            # One token sees all that are there; torch would let it see the first alone.
+            mixed = functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+        else:
+            mixed = self.attend(query, key, value)
+        out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class Mlp(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.gate = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.up = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.down = nn.Linear(shape.hidden, shape.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take and give (batch, length, width)."""
+        out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        return out
+
+
+def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Let each token see itself and those before."""
+    return functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, enable_gqa=True
+    )
+
+
+def _rotation(positions: int, shape: LlamaShape) -> Rotation:
+    """Cosines and sines of the angles by which pairs of numbers are turned (Su et al. 2021)."""
+    exponents = torch.arange(0, shape.head_width, 2, dtype=torch.float32) / shape.head_width
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), shape.theta**-exponents)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn the pairs (i, i + head / 2) of each head by its token's angles, in fp32 at least."""
+    cosines, sines = rotation
+    first, second = x.to(torch.promote_types(x.dtype, cosines.dtype)).chunk(2, dim=-1)
+    turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    return turned.to(x.dtype)
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy over all positions of the batch.
+
+    Under autocast as torch has it, whose softmax is in the type of the logits; else in fp32 at
+    least, as torchtitan has it.
+    """
+    flat, device = logits.flatten(0, 1), logits.device.type
+    # The meta device has no autocast.
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
+    return functional.cross_entropy(flat, targets.flatten())
