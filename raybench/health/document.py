@@ -63,7 +63,7 @@ class HealthDocument(Document):
         yield from self.body()
 
     def body(self) -> Iterator[Block]:
-        """Yield a listing for each case, the advice, the notes, then the tables and their legend."""
+        """Yield a listing for each case, then advice, notes, tables and the legend of the marks."""
         report = self.report
         yield from map(_case_listing, report.cases)
         if report.advice:

@@ -13,10 +13,7 @@ from raybench.report.export.formats.junit import Case, format_suite
 from raybench.results import rows
 
 
-ExportKind = Literal["csv", "json", "junit"]
-
-
-def export(report: HealthReport, kind: ExportKind) -> str:
+def export(report: HealthReport, kind: str) -> str:
     """Return a check as the text of a file; CSV and JUnit XML have a row per test and subject.
 
     kind: "json", "csv" (the columns of the table `health`) or "junit", where a finding that is bad
