@@ -461,7 +461,7 @@ def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(tmp_path, monk
             raise ArithmeticError("a bug of ours")
         return compute_metrics(record)
 
-    monkeypatch.setattr("raybench.results.rows.compute_metrics", broken)
+    monkeypatch.setattr("raybench.results.point_metrics.compute_metrics", broken)
     store = RunStore.create(tmp_path, make_run("run-a"), make_measure())
     bad, good = (make_record(make_point(batch_size=size)) for size in (1, 2))
     kept = store.write_records([(0, bad), (1, good)])
