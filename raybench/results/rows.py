@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from raybench.job.point import RUN_SETTINGS, setting_text
 from raybench.records import Device, DeviceSample, Record, Samples, Status
 from raybench.records.failure_text import brief, traceback_of, type_of
-from raybench.results.point_metrics import compute_metrics
-from raybench.results.quality import crowding, quality_warnings
 from raybench.results.run import Run, RunStatus
 
 if TYPE_CHECKING:
@@ -129,7 +127,13 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
     code: what the workers had loaded; None where nobody looked.
     Raises ValueError when ranks differ in their sample counts: our bug, never the user's.
     """
+    # Imported here, because they import numpy: commands that only read tables start without it.
+    from raybench.results.point_metrics import compute_metrics
+    from raybench.results.quality import crowding, quality_warnings
+
+    is_cpu = bool(record.devices) and record.devices[0].kind == "cpu"
     row = _identity(run_id, record) | {
+        "crowded": any(crowding(record.devices)) if is_cpu else None,
         "workload_sha256": code.workload_sha256 if code else None,
         "raybench_sha256": code.raybench_sha256 if code else None,
     }
@@ -167,7 +171,6 @@ def _identity(run_id: str, record: Record) -> Row:
         "grad_accumulation": point.grad_accumulation,
         "neighbours": list(record.neighbours),
         "mem_estimate_bytes": record.mem_estimate_bytes,
-        "crowded": any(crowding(devices)) if kind == "cpu" else None,
     }
 
 

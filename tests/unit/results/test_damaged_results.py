@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
@@ -24,7 +23,6 @@ from builders import (
 )
 
 import raybench
-from raybench import cli
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.records import Status
 from raybench.results.schema import SCHEMA_VERSION
@@ -67,18 +65,10 @@ def results(sound, tmp_path):
 
 
 @pytest.fixture
-def called(results, monkeypatch, capsys):  # type: ignore[no-untyped-def]
-    """A command in this process: its exit code, stdout and stderr."""
+def called(results, command):
+    """Run a command, in which POINT stands for a point's id; its exit code, stdout and stderr."""
     point_id = make_point(world_size=2).point_id
-
-    def call(command):
-        words = [point_id if word == "POINT" else word for word in command]
-        monkeypatch.setattr(sys, "argv", ["raybench", *words, "--results", str(results)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return stopped.value.code, *capsys.readouterr()
-
-    return call
+    return lambda words: command(*(point_id if word == "POINT" else word for word in words))
 
 
 def rewrite(path, change, version=None, **more):
@@ -127,16 +117,16 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("kind", STRANGE)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_strange_results_are_shown_without_harm(results, called, kind, command):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_strange_results_are_shown_without_harm(results, called, kind, name):
     STRANGE[kind](results)
-    code, out, err = called(COMMANDS[command])
+    code, out, err = called(COMMANDS[name])
     assert code in (0, 1), err
     assert "Traceback" not in err
     assert not set(out + err) & FORBIDDEN
-    if command == "junit" and code == 0:
+    if name == "junit" and code == 0:
         assert len(ElementTree.fromstring(out)) == 1
-    if "JSON" in command and code == 0:
+    if "JSON" in name and code == 0:
         assert json.loads(out)["points"] is not None
 
 
@@ -157,25 +147,6 @@ def test_a_newer_part_is_refused_in_one_line_and_hides_its_run_alone(results, ca
     assert set(found["run_id"]) == {"run-b"}
     code, _, err = called(["report", "run-a"])
     assert (code, err.splitlines()[-1]) == (2, line)
-
-
-def test_columns_that_a_part_lacks_are_null(results):
-    path = parts(results, "points")[0]
-    part = pq.read_table(path, partitioning=None)
-    pq.write_table(part.drop_columns(["energy_j", "warnings"]), path)
-    points = raybench.load(results, "points", "run-a")
-    assert list(points.columns) == list(raybench.units("points"))
-    assert points["energy_j"].isna()[0]
-    assert points["warnings"][0] is None
-    assert len(points) == 7
-
-
-def test_a_row_without_its_point_is_damage(results):
-    path = parts(results, "points")[0]
-    part = pq.read_table(path, partitioning=None)
-    pq.write_table(part.drop_columns(["point_id"]), path)
-    with pytest.raises(ResultsError, match=f"{path}: a row without point_id; remove or restore it"):
-        raybench.load(results, "points", "run-a")
 
 
 def test_a_run_without_a_known_status_is_left_out_of_the_list(results, called):

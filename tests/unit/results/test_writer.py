@@ -52,6 +52,10 @@ def results(tmp_path):
     return root
 
 
+def old_run(results):
+    return RunStore(root=results, run_id="run-old", measure=make_measure())
+
+
 def part_of(results, table, run_id="run-old"):
     return sorted((results / table / run_id).glob("*.parquet"))[0]
 
@@ -88,13 +92,6 @@ def test_every_part_carries_the_whole_schema_with_units_and_its_version(results,
         assert [f.metadata for f in found] == [f.metadata for f in schema(table)]
 
 
-def test_a_column_of_nulls_only_keeps_its_type(results):
-    part = pq.read_table(part_of(results, "points", "run-new"))
-    assert part["step_ms_p50"].null_count == 1
-    assert part.schema.field("step_ms_p50").type == pa.float64()
-    assert part.schema.field("error_type").type == pa.string()
-
-
 def test_the_samples_of_a_point_are_all_there_and_whole_numbers(results):
     samples = load(results, "samples", "run-old")
     assert len(samples) == 2 * (2 + 6)
@@ -116,13 +113,6 @@ def test_the_run_is_there_before_anything_is_measured_and_is_rewritten_at_the_en
     assert dict(found.tags) == {"rack": "7"}
 
 
-def test_each_attempt_has_its_own_part(tmp_path):
-    written = RunStore.create(tmp_path, make_run("run-x"), make_measure())
-    written.write_records([(0, make_failed())])
-    written.write_records([(0, make_record(attempt=2))])
-    assert list(load(tmp_path, "points")["attempt"]) == [1, 2]
-
-
 def test_a_half_written_dot_file_is_seen_by_no_reader(results):
     before = len(load(results, "points"))
     part = part_of(results, "points")
@@ -141,9 +131,7 @@ def test_a_kill_before_the_rename_leaves_the_old_part_whole(results, monkeypatch
 
     monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(Killed):
-        RunStore(root=results, run_id="run-old", measure=make_measure()).write_run(
-            make_run("run-old", status=RunStatus.INTERRUPTED)
-        )
+        old_run(results).write_run(make_run("run-old", status=RunStatus.INTERRUPTED))
     assert {run.status for run in read_runs(results)} == {RunStatus.OK}
     assert [path.name for path in (results / "runs" / "run-old").iterdir()] == ["run.parquet"]
 
@@ -154,9 +142,7 @@ def test_a_point_that_is_seen_has_its_samples(results, monkeypatch):
     monkeypatch.setattr(
         Path, "replace", lambda self, to: (order.append(Path(to).parts[-3]), rename(self, to))[1]
     )
-    RunStore(root=results, run_id="run-old", measure=make_measure()).write_records(
-        [(7, make_record())]
-    )
+    old_run(results).write_records([(7, make_record())])
     assert order == ["samples", "points"]
 
 
@@ -164,7 +150,7 @@ def test_attempts_that_ended_together_share_their_parts_and_are_found_there(resu
     sizes = (4, 1, 8)
     records = [make_record(make_point(world_size=size)) for size in sizes]
     batch = [(5, records[0]), (6, make_failed(make_point(world_size=16))), (9, records[1])]
-    store = RunStore(root=results, run_id="run-old", measure=make_measure())
+    store = old_run(results)
     store.write_records(batch)
     store.write_records([(7, records[2])])
     name = f"00005-{records[0].point.point_id}-1-and-2-more.parquet"
@@ -247,7 +233,7 @@ def test_a_run_id_that_is_no_plain_name_is_refused(tmp_path, run_id):
 
 
 def test_a_run_whose_folders_were_taken_away_is_not_begun_anew(results):
-    store = RunStore(root=results, run_id="run-old", measure=make_measure())
+    store = old_run(results)
     results.rename(results.with_name("elsewhere"))
     with pytest.raises(ResultsError, match="the folders of run run-old are gone") as told:
         store.write_records([(2, make_record())])
@@ -260,47 +246,31 @@ def test_a_run_is_never_written_over(results):
         RunStore.create(results, make_run("run-old"), make_measure())
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
-    (tmp_path / "results").write_text("a file")
-    with pytest.raises(ResultsError) as caught:
-        RunStore.create(tmp_path / "results", make_run(), make_measure())
-    assert "cannot be written" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_part_that_cannot_be_written_is_one_line(results):
     shutil.rmtree(results / "points" / "run-old")
     (results / "points" / "run-old").write_text("a file")
     with pytest.raises(ResultsError, match=r"points/run-old/.*cannot be written: File exists"):
-        RunStore(root=results, run_id="run-old", measure=make_measure()).write_records(
-            [(0, make_failed())]
-        )
+        old_run(results).write_records([(0, make_failed())])
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"PAR1 but not more PAR1"])
-def test_a_corrupt_part_is_named_in_one_line(results, content):
-    path = part_of(results, "points")
-    path.write_bytes(content)
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda _: b"",
+        lambda _: b"PAR1 but not more PAR1",
+        lambda whole: whole[: len(whole) // 3],
+        lambda whole: whole[:-9],
+        lambda whole: whole.replace(b"iteration", b"iterati\xaan"),
+    ],
+    ids=["empty", "no footer", "a third", "almost whole", "a column name that is no text"],
+)
+def test_a_damaged_part_is_named_in_one_line(results, damaged):
+    path = part_of(results, "samples")
+    path.write_bytes(damaged(path.read_bytes()))
     with pytest.raises(ResultsError) as caught:
-        load(results, "points", "run-old")
-    assert str(caught.value).startswith(f"{path}: not a Parquet file")
+        load(results, "samples", "run-old")
+    assert str(caught.value).startswith(f"{path}: not a Parquet file, or a damaged one")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("cut", [0.3, 0.7, 0.99])
-def test_a_truncated_part_is_named_in_one_line(results, cut):
-    path = part_of(results, "samples")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * cut)])
-    with pytest.raises(ResultsError, match="not a Parquet file, or a damaged one"):
-        load(results, "samples", "run-old")
-
-
-def test_a_part_with_a_column_name_that_is_no_text_is_named_in_one_line(results):
-    path = part_of(results, "samples")
-    path.write_bytes(path.read_bytes().replace(b"iteration", b"iterati\xaan"))
-    with pytest.raises(ResultsError, match="not a Parquet file, or a damaged one"):
-        load(results, "samples", "run-old")
 
 
 def test_a_foreign_parquet_file_is_named(results):
@@ -340,11 +310,14 @@ def test_an_empty_table_has_its_columns(results):
     assert telemetry.empty
 
 
-def test_an_unknown_table_and_a_missing_folder_are_one_line(tmp_path):
+def test_an_unknown_table_and_a_folder_that_is_missing_or_a_file_are_one_line(tmp_path):
     with pytest.raises(ResultsError, match=r"got 'point'; did you mean 'points'\?"):
         load(tmp_path, "point")
     with pytest.raises(ResultsError, match="no such folder of results"):
         load(tmp_path / "nowhere", "points")
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultsError, match="file: a file, not a folder of results"):
+        load(tmp_path / "file", "points")
 
 
 @pytest.mark.parametrize(
@@ -356,8 +329,9 @@ def test_a_run_is_found_by_id_prefix_and_latest(results, text, run_id):
 
 
 @pytest.mark.parametrize("path", ["runs/run-old", "points/run-old/", "runs/run-old/run.parquet"])
-def test_a_run_is_found_by_a_path_into_the_results(results, path):
+def test_a_path_finds_a_run_in_its_results_and_in_others_too(results, path):
     assert find_run(results, f"{results}/{path}") == (results, "run-old")
+    assert find_run(results / "nowhere", f"{results}/points/run-old") == (results, "run-old")
 
 
 @pytest.mark.parametrize(
@@ -381,21 +355,11 @@ def test_a_run_that_cannot_be_told_names_the_candidates(results, text, message, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_path_finds_a_run_in_any_results_folder(results, tmp_path):
-    assert find_run(tmp_path / "nowhere", f"{results}/points/run-old") == (results, "run-old")
-
-
 def test_load_takes_a_run_as_the_commands_do_and_names_the_runs_when_there_is_none(results):
     assert set(load(results, "points", "latest")["run_id"]) == {"run-new"}
     assert set(load(results, "points", "run-o")["run_id"]) == {"run-old"}
     with pytest.raises(ResultsError, match="no run 'run-odl'; did you mean 'run-old'"):
         load(results, "points", "run-odl")
-
-
-def test_results_that_are_a_file_are_not_said_to_be_missing(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ResultsError, match="file: a file, not a folder of results"):
-        load(tmp_path / "file", "points")
 
 
 def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(tmp_path, monkeypatch):
@@ -497,7 +461,7 @@ def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(tmp_path, monk
             raise ArithmeticError("a bug of ours")
         return compute_metrics(record)
 
-    monkeypatch.setattr("raybench.results.rows.compute_metrics", broken)
+    monkeypatch.setattr("raybench.results.point_metrics.compute_metrics", broken)
     store = RunStore.create(tmp_path, make_run("run-a"), make_measure())
     bad, good = (make_record(make_point(batch_size=size)) for size in (1, 2))
     kept = store.write_records([(0, bad), (1, good)])
