@@ -4,7 +4,7 @@ frame = raybench.load("results", "points")     # a pandas DataFrame
 raybench.load("results", "scaling")            # speed-up and efficiency of each point
 raybench.units("points")["step_ms_p50"]        # "ms"
 
-class Mine(raybench.Workload): ...             # what is timed: docs/workloads.md
+class Mine(raybench.Workload): ...             # what is timed: docs/how-to/own-workload.md
 """
 
 from __future__ import annotations

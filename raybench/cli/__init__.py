@@ -31,6 +31,7 @@ COMMANDS = {
     "report": ("raybench.cli.results", "Report how a run scales."),
     "list": ("raybench.cli.results", "List the runs in the results."),
     "show": ("raybench.cli.results", "Show the points of a run, or all about one point."),
+    "explain": ("raybench.cli.explain", "Say what a heading, mark or status means."),
     "compare": ("raybench.cli.compare", "Compare two runs, point by point."),
     "history": ("raybench.cli.history", "Show how points changed over many runs."),
     "predict": ("raybench.cli.predict", "Predict the steps of a run on more devices."),

@@ -81,7 +81,7 @@ class ClusterTimeouts:
 
     # Devices that another sweep has.
     ask_other_sweeps_every_s: float = 1.0
-    # What a killed driver leaves behind is gone after so long; docs/reliability.md.
+    # What a killed driver leaves behind is gone after so long; docs/explanation/reliability.md.
     ended_sweep_s: float = 65.0
 
 

@@ -1,7 +1,7 @@
 """How many iterations to run next: the decisions that rank 0 takes between blocks. Pure.
 
 All durations are the point's step times over its ranks, `raybench.stats.summary.step_series`.
-docs/method.md has the reasons and what simulation says of the rules.
+docs/explanation/numbers.md has the reasons and what simulation says of the rules.
 """
 
 from __future__ import annotations

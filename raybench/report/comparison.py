@@ -359,7 +359,7 @@ def before_and_now(change: Change, most: int) -> str:
 
 _MOST_VALUES = 6
 _MOST_LEFT_OUT = 3
-# Runs a side with which a regression of 5 % is found on most machines: docs/compare.md.
+# Runs a side with which a regression of 5 % is found on most machines: docs/explanation/statistics.md.
 _ENOUGH_RUNS = 3
 
 

@@ -1,6 +1,6 @@
 """The numbers of a point's row, computed from the measurements of its ranks. Pure.
 
-docs/method.md explains each of them to the reader.
+docs/explanation/numbers.md explains each of them to the reader.
 """
 
 from __future__ import annotations

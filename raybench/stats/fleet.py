@@ -2,7 +2,7 @@
 
 A subject is a device, a link or a node; its peers are those of the same kind. Its time is compared
 with the median of its peers in the same pass, never with one of them: device 0 may itself be the
-slow one. docs/health.md has the rule and what simulation says of it;
+slow one. docs/explanation/health.md has the rule and what simulation says of it;
 `benchmarks/simulated_fleets.py` made the figures.
 """
 

@@ -1,6 +1,6 @@
 """Which rank is slower than the others by itself, from steps without communication. Pure.
 
-The rule, its trials on GPUs and its simulation are in docs/method.md.
+The rule, its trials on GPUs and its simulation are in docs/explanation/numbers.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FEW_STEPS = 6
 _MOST_PARTS, _LEAST_OF_A_PART = 6, 3
 _WINDOWS, _LEAST_OF_A_WINDOW = 8, 4
 # Two seconds of steps show only a part of a wander with a memory of one second, and a step that
-# waits for the latest host wanders less than each host. By simulation, docs/method.md.
+# waits for the latest host wanders less than each host. By simulation, docs/explanation/numbers.md.
 _UNSEEN = 1.3
 # Fewer ranks do not show how far ranks differ.
 _ENOUGH_RANKS = 6
