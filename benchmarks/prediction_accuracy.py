@@ -34,7 +34,7 @@ from benchmarks.common import REPOSITORY, options, write_result
 from raybench.analysis.prediction import Network, Prediction, predict, reduce_times
 from raybench.analysis.rounds import mean_of_rounds, records
 from raybench.results import reader
-from raybench.results.run import run_ids
+from raybench.results.folder import run_ids
 from raybench.stats.communication import Link, ReduceTimes, wire_factor
 from raybench.workloads.training.model_sizes import parameter_count
 

@@ -13,7 +13,7 @@ from typing import Any
 from raybench.analysis.prediction import Network, reduce_times
 from raybench.errors import ResultsError, UsageError
 from raybench.results import reader
-from raybench.results.run import run_ids
+from raybench.results.folder import run_ids
 from raybench.stats.communication import Link, ReduceTimes
 
 _LINK = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:GB/s)?\s*@\s*(\d+(?:\.\d+)?)\s*(?:us|µs|μs)?\s*")

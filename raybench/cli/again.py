@@ -53,7 +53,7 @@ def plan_again(output: Path, text: str, only: str | None, against: str | None) -
 
 
 def _run_before(root: Path, run_id: str, job_name: str) -> str:
-    from raybench.results.run import run_ids
+    from raybench.results.folder import run_ids
 
     ids = run_ids(root)
     earlier = [one for one in ids[: ids.index(run_id)] if one.startswith(f"{job_name}-")]

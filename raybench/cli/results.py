@@ -174,7 +174,7 @@ def list_command(
 ) -> None:
     """List the runs in the results, the newest last."""
     from raybench.results import reader
-    from raybench.results.run import no_runs, run_ids
+    from raybench.results.folder import no_runs, run_ids
     from raybench.sweep.commands import name_program
 
     if last and is_all:

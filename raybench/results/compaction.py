@@ -16,7 +16,7 @@ from raybench.errors import ResultsError
 from raybench.results.parts import MERGED, attempts_in, read_parts
 from raybench.results.reader import read_run
 from raybench.results.run import RunStatus
-from raybench.results.schema import TABLES, schema
+from raybench.results.tables import TABLES, schema
 from raybench.results.writer import (
     clear_leftovers,
     hold_run,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError
-from raybench.results.schema import SCHEMA_VERSION, schema
+from raybench.results.tables import SCHEMA_VERSION, schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

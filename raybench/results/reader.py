@@ -17,17 +17,9 @@ from typing import TYPE_CHECKING, Any
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.problems import did_you_mean
 from raybench.records import Latest, Status, TrialKey, by_point
-from raybench.results import rows
-from raybench.results.parts import (
-    UnreadablePartsError,
-    attempts_in,
-    plain_rows,
-    read_parts,
-)
-from raybench.results.run import (
+from raybench.results.columns import from_row
+from raybench.results.folder import (
     HIDDEN,
-    Run,
-    RunStatus,
     check_folder,
     find_run,
     has_parts,
@@ -36,7 +28,14 @@ from raybench.results.run import (
     run_folders,
     run_ids,
 )
-from raybench.results.schema import TABLES, schema, units
+from raybench.results.parts import (
+    UnreadablePartsError,
+    attempts_in,
+    plain_rows,
+    read_parts,
+)
+from raybench.results.run import Run, RunStatus
+from raybench.results.tables import TABLES, schema, units
 from raybench.results.writer import LOGS, has_driver
 
 if TYPE_CHECKING:
@@ -59,10 +58,6 @@ __all__ = [
     "units",
 ]
 
-# Of a run whose row lacks them.
-_IF_MISSING: dict[str, Any] = dict.fromkeys(
-    ("job_name", "job_text", "job_sha256", "cluster", "host"), ""
-) | dict.fromkeys(("points_total", "points_ok", "points_failed", "points_skipped"), 0)
 _ATTEMPT = ("point_id", "attempt")
 _NAMED_LOG = re.compile(r"(\d+)-(\w+)-(\d+)-rank(\d+)\.txt")
 _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
@@ -280,8 +275,7 @@ def _run_from_row(row: Mapping[str, Any]) -> Run:
     """Make the run of a row. Raises ResultsError for one without a start or a known status."""
     if row["started_at"] is None or row["status"] not in set(RunStatus):
         raise ResultsError(f"run {row['run_id']}: its row has no start, or no status")
-    known = {name: _IF_MISSING.get(name) if value is None else value for name, value in row.items()}
-    return rows.run_from_row(known)
+    return from_row(Run, row)
 
 
 def _as_it_stands(root: Path, run: Run) -> Run:

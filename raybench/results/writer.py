@@ -25,10 +25,20 @@ from typing import IO, TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError
 from raybench.records import Device, DeviceSample, Record
-from raybench.results import rows
+from raybench.results.columns import to_row
+from raybench.results.folder import LATEST
 from raybench.results.parts import attempts_in
-from raybench.results.run import LATEST, Run
-from raybench.results.schema import TABLES, row_type, schema
+from raybench.results.point_row import make_unwritten, point_row
+from raybench.results.run import Run
+from raybench.results.tables import (
+    TABLES,
+    arrow_table,
+    module_rows,
+    region_rows,
+    sample_columns,
+    schema,
+    storable,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,11 +91,11 @@ class RunStore:
 
     def write_run(self, run: Run) -> None:
         """Write the row of the run, in place of what was there."""
-        self._write_rows("runs", "run", [rows.run_row(run)])
+        self._write_rows("runs", "run", [to_row(run)])
 
     def write_devices(self, devices: Sequence[Device], part: str = "devices") -> None:
         """Write devices of the run, in place of what was in this part."""
-        self._write_rows("devices", part, [rows.device_row(self.run_id, d) for d in devices])
+        self._write_rows("devices", part, [self._of_run(device) for device in devices])
 
     def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
         """Write attempts at points: their samples and profiles, if there are any, then their rows.
@@ -123,19 +133,24 @@ class RunStore:
         try:
             return self._tables_of(record)
         except Exception as error:  # whatever it is, it may not cost the other points
-            return self._tables_of(rows.make_unwritten(record, error))
+            return self._tables_of(make_unwritten(record, error))
 
     def _tables_of(self, record: Record) -> _Tables:
         import pyarrow as pa
 
-        columns = rows.sample_columns(self.run_id, record)
+        columns = sample_columns(self.run_id, record)
+        point = point_row(self.run_id, record, self.measure, self.code)
         return _Tables(
             record=record,
             samples=pa.table(columns, schema("samples")) if columns else None,
-            modules=_table("modules", list(rows.module_rows(self.run_id, record))),
-            regions=_table("regions", list(rows.region_rows(self.run_id, record))),
-            point=_table("points", [rows.point_row(self.run_id, record, self.measure, self.code)]),
+            modules=_table("modules", list(map(to_row, module_rows(self.run_id, record)))),
+            regions=_table("regions", list(map(to_row, region_rows(self.run_id, record)))),
+            point=_table("points", [to_row(point)]),
         )
+
+    def _of_run(self, record: Any) -> dict[str, Any]:
+        """Return a row of what a run has, as a device."""
+        return {"run_id": self.run_id, **to_row(record)}
 
     def _write_each(self, table: str, part: str, contents: Sequence[pa.Table | None]) -> None:
         import pyarrow as pa
@@ -180,15 +195,23 @@ class RunStore:
         import pyarrow as pa
 
         if samples:
-            columns = rows.telemetry_columns(self.run_id, samples)
+            # By column: of thousands of devices they are many.
+            columns = {
+                name: [getattr(sample, name) for sample in samples]
+                for name in DeviceSample.__dataclass_fields__
+            }
+            for name in ("node_id", "uuid", "throttle_reasons"):  # few different ones, many times
+                kept = {value: storable(value) for value in set(columns[name])}
+                columns[name] = [kept[value] for value in columns[name]]
+            columns["run_id"] = [self.run_id] * len(samples)
             whole = pa.table(columns, schema("telemetry"))
             self._write("telemetry", _part_name(batch), whole)
 
     def write_health(self, findings: Sequence[Finding], links: Sequence[Link]) -> None:
         """Write what a health check says, in place of what was there."""
         for table, content in (
-            ("health", [rows.finding_row(self.run_id, one) for one in findings]),
-            ("links", [rows.link_row(self.run_id, one) for one in links]),
+            ("health", list(map(self._of_run, findings))),
+            ("links", list(map(self._of_run, links))),
         ):
             self._write_rows(table, table, content)
 
@@ -198,7 +221,7 @@ class RunStore:
     def _part(self, table: str, part: str) -> Path:
         return self.root.joinpath(table, self.run_id, f"{part}.parquet")
 
-    def _write_rows(self, table: str, part: str, content: list[rows.Row]) -> None:
+    def _write_rows(self, table: str, part: str, content: list[dict[str, Any]]) -> None:
         if (whole := _table(table, content)) is not None:
             self._write(table, part, whole)
 
@@ -226,14 +249,8 @@ class _Tables:
     point: pa.Table | None
 
 
-def _table(table: str, content: list[rows.Row]) -> pa.Table | None:
-    import pyarrow as pa
-
-    if not content:
-        return None
-    # One conversion of whole rows: Table.from_pylist makes one for each of the 72 columns.
-    columns = pa.array([rows.storable(row) for row in content], row_type(table)).flatten()
-    return pa.Table.from_arrays(columns, schema=schema(table))
+def _table(table: str, content: list[dict[str, Any]]) -> pa.Table | None:
+    return arrow_table(table, content) if content else None
 
 
 @contextmanager
