@@ -23,9 +23,9 @@ import numpy as np
 
 from benchmarks.common import options, write_result
 from benchmarks.made_up import devices
-from raybench.health.suite import device_subjects
+from raybench.health.readings import Reading
+from raybench.health.suite import HealthTest, device_subjects
 from raybench.health.verdicts import judge
-from raybench.records.health import HealthTest, Reading
 from raybench.stats.fleet import Floats, compare_peers, find_slow
 
 PASSES = 3
@@ -117,9 +117,7 @@ def gemm(number: int) -> HealthTest:
     return HealthTest(
         name=f"gemm {number}",
         stage="alone",
-        kind="device",
         unit="TFLOP/s",
-        is_time=False,
         floor=FLOOR,
         meaning="simulated",
     )

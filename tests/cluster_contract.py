@@ -74,7 +74,7 @@ class PointContract:
         assert failures(run(cluster, 0)) == []
 
     def test_nobody_else_and_no_sample_is_an_empty_answer(self, cluster: Cluster):
-        seen = cluster.bystanders([0])
+        seen = cluster.watch_other_users([0])
         assert failures(run(cluster, 0)) == []
         assert isinstance(seen(), tuple)
         assert isinstance(cluster.telemetry(), tuple)

@@ -97,8 +97,8 @@ def compare_health(base: Found, new: Found, threshold: float) -> HealthCompariso
     threshold: the least change that counts, as a share. Raises UsageError where one alone is one.
     """
     from raybench.analysis.environment_changes import changes
-    from raybench.health.baseline import compare_figures
     from raybench.health.comparison import HealthComparison
+    from raybench.health.history import compare_figures
 
     before, now = (load_health(found.root, found.run_id) for found in (base, new))
     if before is None or now is None:
@@ -120,7 +120,7 @@ def format_health_history(results: Path, threshold: float, *, as_json: bool) -> 
     threshold: the least change that counts, as a share.
     """
     from raybench.health import text as health
-    from raybench.health.baseline import trace_figures
+    from raybench.health.history import trace_figures
     from raybench.health.store import read_findings
     from raybench.results import reader
 

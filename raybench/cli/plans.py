@@ -11,7 +11,6 @@ import click
 
 from raybench.cli.options import DeviceCount, Size, overrides_option
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
-from raybench.job.device_choice import devices_needed
 from raybench.job.memory import USABLE, MemoryParts, explain_oom, gib
 from raybench.job.point import Point
 from raybench.report.plain_text import counted, printable
@@ -216,9 +215,7 @@ def _more_rounds_s(job: Job, plan: Plan) -> float:
 
 
 def _devices_needed(plan: Plan) -> int:
-    return max(
-        (devices_needed(point.devices, point.world_size) for point in plan.points), default=0
-    )
+    return max((point.devices_needed for point in plan.points), default=0)
 
 
 def _point_at_most_s(job: Job) -> float:

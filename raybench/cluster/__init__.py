@@ -1,24 +1,13 @@
-"""What the sweep asks of a cluster: of Ray's workers, or of the one in this process."""
+"""What a sweep asks of a cluster: the one on Ray (`ray_cluster`) or in this process (`local`)."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from raybench.cluster.allocator import Strategy
 from raybench.records import Answer, Device, DeviceSample, Task
 from raybench.records.device_facts import DeviceFacts
-
-# Ray reads these when it is imported, and this package is imported before it. The uv hook would
-# build a new environment for every worker (ray#59639). A thread that still asks after
-# `ray.shutdown` would start a second Ray, on the host's outside address. The others keep Ray's own
-# lines off the user's terminal.
-os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 DeviceKind = Literal["cuda", "cpu"]
 
@@ -32,71 +21,72 @@ class Cluster(Protocol):
 
     @property
     def kind(self) -> DeviceKind:
-        """Of its devices."""
+        """Kind of the devices."""
 
     @property
     def capacity(self) -> int:
-        """Devices that the cluster could give to a point."""
+        """Number of devices that a point could have."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Of every worker, by node and then by index; a worker is a position in it.
+        """Device of every worker; the worker id is the position. By node, then by index.
 
-        Workers that come late stand at the end; a worker is never taken away.
+        Workers that come late are appended; a lost worker stays.
         """
 
     @property
     def lost(self) -> frozenset[int]:
-        """Workers that cannot be used any more, because their node or their device is gone."""
+        """Ids of workers that cannot be used any more: their node or their device is gone."""
 
     @property
     def pending(self) -> int:
-        """How many workers were asked for and may still come."""
+        """Number of workers that were asked for and may still come."""
 
     @property
-    def others(self) -> tuple[str, ...]:
+    def other_sweeps(self) -> tuple[str, ...]:
         """Other sweeps that had the devices at the start, in words."""
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start `count` workers. Raises ClusterError when not one of them comes."""
+        """Start up to `count` workers. Raises ClusterError when none of them comes."""
 
     def refresh(self, timeout_s: float) -> None:
-        """Take in workers that came and note those that are gone; wait at most so long for one."""
+        """Take in workers that came and note lost ones; wait at most `timeout_s` for one."""
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
-        """One answer per rank, always: a rank that died or hangs is a Failure, never an exception.
+        """Run a point, and return one answer per rank; a rank that died or hangs is a Failure.
 
-        Several threads may call it at once for disjoint workers. It returns when the workers are
-        fit for their next point, or lost. Raises ClusterError when the cluster itself is gone.
+        worker_ids: in rank order. Several threads may call it at once for disjoint workers. It
+        returns when the workers are fit for their next point, or lost. Raises ClusterError when
+        the cluster itself is gone.
         """
 
     def restart(self) -> None:
-        """Replace the processes of all workers, at once; no point may run meanwhile.
+        """Replace the processes of all workers; no point may run meanwhile.
 
         A worker that can have no new process is lost. Raises ClusterError when the cluster is gone.
         """
 
-    def bystanders(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
-        """Begin to look who else uses the devices of these workers.
+    def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
+        """Look who else uses the devices of these workers, before their point runs.
 
-        The call, when their point has run, tells who did meanwhile, a few words for each; neither
-        raises, nor waits long.
+        Call the returned function after the point: it names who used them meanwhile, a few words
+        for each. Neither raises, nor waits long.
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Return what was sampled of the devices since the last call; never raise or wait long."""
+        """Return the samples of the devices since the last call. Never raises or waits long."""
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
-        """Read state and error counters of each device, in their order; no point may run meanwhile.
+        """Return state and error counters of each device, in the order of `devices`.
 
-        One whose node does not answer is `unread`; never raises.
+        No point may run meanwhile. One whose node does not answer is `unread`; never raises.
         """
 
-    def give_back(self, count: int, strategy: Strategy) -> None:
-        """Let nodes go that a point of so many devices would not have; no point may run meanwhile.
+    def release_idle_nodes(self, count: int, strategy: Strategy) -> None:
+        """Let go of nodes that a point of `count` devices leaves idle; no point may run meanwhile.
 
-        None that comes needs more. What a sweep has not asked others for stays as it is.
+        Nodes that were there before the sweep asked for more are kept.
         """
 
     def close(self) -> None:
-        """Let all workers go."""
+        """Let go of all workers."""

@@ -1,4 +1,4 @@
-"""Where the cluster of a sweep or of the doctor comes from. Ray is imported when it is needed."""
+"""Connect to the cluster of a sweep or of the doctor. Ray is imported when it is needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from raybench.cluster import Cluster
-from raybench.cluster.device_locks import Terms
+from raybench.cluster.device_reservation import ReservationTerms
 from raybench.records.device_list import DeviceList
 
 
@@ -18,8 +18,8 @@ def connect(
     end: Callable[[str], None],
     wait_s: float = 0.0,
     oversubscribe: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
-    terms: Terms | None = None,
+    log: Callable[[str], None] = lambda _: None,
+    terms: ReservationTerms | None = None,
     only: DeviceList | None = None,
 ) -> Cluster:
     """Join the Ray cluster at `address`, or start a private one; its workers are not started yet.
@@ -27,23 +27,23 @@ def connect(
     address: `auto`, `local` or HOST:PORT. wanted: devices of the biggest point. end: ends this
     process where it waits for a cluster that is gone; it gets what is gone. wait_s: how long
     devices that are not there yet may take to come. oversubscribe: whether CPU workers of a private
-    cluster may share cores. tell: gets a line for the user when workers are waited for, come late
+    cluster may share cores. log: gets a line for the user when workers are waited for, come late
     or are lost. terms: on which devices are taken from other sweeps. only: the devices to use.
-    Raises ClusterError or UsageError.
+    Raises ClusterError where no cluster can be joined or started, UsageError for a bad address.
     """
-    from raybench.cluster.ray_cluster import connection
+    from raybench.cluster.ray_cluster import start
     from raybench.cluster.ray_cluster.cluster import RayCluster
 
-    joined = connection.connect(address, device, wanted, wait_s, end, oversubscribe=oversubscribe)
-    return RayCluster(joined, tell, end=end, terms=terms, only=only)
+    joined = start.connect(address, device, wanted, wait_s, end, oversubscribe=oversubscribe)
+    return RayCluster(joined, log, end=end, terms=terms, only=only)
 
 
 def starts_private(address: str) -> bool:
-    """Tell whether `connect` starts a cluster of its own on this host.
+    """Return whether `connect` will start a private Ray on this host.
 
-    It may do so all the same, where the one that looks alive is gone.
-    Raises ClusterError where several clusters could be meant.
+    Where False, it may still do so: a cluster of this host that looks alive may be gone.
+    Raises ClusterError where several clusters of this host could be meant.
     """
-    from raybench.cluster.ray_cluster import connection
+    from raybench.cluster.ray_cluster import start
 
-    return connection.starts_private(address)
+    return start.starts_private(address)

@@ -21,16 +21,16 @@ from raybench.records.device_facts import DeviceFacts
 
 
 class InProcessWorker(Protocol):
-    """What this cluster asks of a worker; `raybench.worker.worker.Worker` is one."""
+    """A worker of this cluster; `raybench.worker.worker.Worker` is one."""
 
     def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
-        """Run the point as the rank that has this place."""
+        """Run the point as the rank that `place` names, and return its answer."""
 
 
 class _RanksInTurn(RunningRanks):
-    """The ranks of a point, of which each runs, as long as it takes, when its answer is asked for.
+    """The ranks of a point, each of which runs when its answer is asked for, without a time limit.
 
-    Nothing can end one, so a point whose rank hangs has no end here.
+    A point whose rank hangs does not end here.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class _RanksInTurn(RunningRanks):
         return {place.rank: worker.run(self._task, place, None)}
 
     def abort(self) -> None:
-        """There is no process group."""
+        """Do nothing: there is no process group."""
 
     def kill(self, ranks: Collection[int]) -> None:
-        """There is no process but this one."""
+        """Do nothing: there is no process but this one."""
 
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
         return {}
@@ -59,7 +59,7 @@ class LocalCluster:
 
     lost: frozenset[int] = frozenset()
     pending = 0
-    others: tuple[str, ...] = ()
+    other_sweeps: tuple[str, ...] = ()
 
     def __init__(
         self, devices: Sequence[Device], make_worker: Callable[[Device], InProcessWorker]
@@ -77,24 +77,24 @@ class LocalCluster:
 
     @property
     def kind(self) -> DeviceKind:
-        """Of its devices."""
+        """Kind of the devices."""
         return self._offered[0].kind
 
     @property
     def capacity(self) -> int:
-        """How many devices it was given."""
+        """Number of devices that it was given."""
         return len(self._offered)
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Those that have a worker."""
+        """Device of every worker, by worker id."""
         return self._devices
 
     def refresh(self, timeout_s: float) -> None:
-        """Nothing comes and goes here."""
+        """Do nothing: no worker comes or goes here."""
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Make a worker for each of so many devices."""
+        """Make a worker for each of `count` devices."""
         worker_ids = allocator.choose_workers(self._offered, count, strategy)
         self._devices = tuple(self._offered[worker_id] for worker_id in worker_ids)
         self.restart()
@@ -104,7 +104,7 @@ class LocalCluster:
         self._workers = {device.uuid: self._make_worker(device) for device in self._devices}
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
-        """Return one answer per rank; a worker that is no good any more is made anew."""
+        """Return one answer per rank; a worker that cannot be used again is made anew."""
         devices = [self._devices[worker_id] for worker_id in worker_ids]
         workers = [self._workers[device.uuid] for device in devices]
         outcome = finish_point(_RanksInTurn(devices, workers, task), task)
@@ -112,19 +112,19 @@ class LocalCluster:
             self._workers[devices[rank].uuid] = self._make_worker(devices[rank])
         return outcome.answers
 
-    def give_back(self, count: int, strategy: Strategy) -> None:
-        """Nobody else could have them."""
+    def release_idle_nodes(self, count: int, strategy: Strategy) -> None:
+        """Do nothing: there are no other nodes."""
 
-    def bystanders(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
-        """Nobody: this process is no place to look from."""
+    def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
+        """Return a function that names nobody: other users are not looked for here."""
         return tuple
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Nothing: it would have to be sampled in this process, beside what is measured."""
+        """Return no samples: a sampler in this process would disturb the measurement."""
         return ()
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
-        """Read state and error counters of each device in this process."""
+        """Return state and error counters of each device."""
         return self._facts.read(self._devices)
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class LocalCluster:
 
 
 def this_process() -> LocalCluster:
-    """One real worker on this process's CPU."""
+    """Return a cluster of one real worker, on this process's CPU."""
     from raybench.worker.worker import Worker
 
     worker = Worker("cpu", 0)

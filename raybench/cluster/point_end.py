@@ -1,6 +1,6 @@
-"""The end of a point: each rank's answer, and after a failure the same end for all of them.
+"""The end of a point: collect each rank's answer, and after a failure stop all the others.
 
-A cluster reaches the ranks of a point by its own `RunningRanks`.
+A cluster implements `RunningRanks` to reach the ranks of a point.
 """
 
 from __future__ import annotations
@@ -12,14 +12,10 @@ from dataclasses import dataclass, replace
 
 from raybench.cluster import failures
 from raybench.cluster.failures import PointObservation
+from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.records import Answer, Device, Failure, Task
 
-# NCCL's abort takes half a second; a rank that does not answer in this time is stuck.
-GRACE_S = 1.5
-_WRITE_S = 0.3
-# The driver takes back the memory of a process that ended within a second.
-_FREE_TIMEOUT_S = 10.0
-# Of a process that could replace one.
+# A process that could replace one starts in this time.
 _START_S = 10.0
 
 
@@ -33,10 +29,11 @@ class RunningRanks(ABC):
 
     @abstractmethod
     def answers(self, timeout_s: float) -> Mapping[int, Answer]:
-        """Return what came since the last call, by rank, in the order in which it came.
+        """Return the answers since the last call, by rank, in the order in which they came.
 
         Wait at most so long, and return as soon as there is an answer; it may also return early
-        without one. A rank whose process has died, or whose node is gone, answers by a Failure.
+        without one. The answer of a rank whose process has died, or whose node is gone, is a
+        Failure.
         """
 
     @abstractmethod
@@ -45,29 +42,29 @@ class RunningRanks(ABC):
 
     @abstractmethod
     def kill(self, ranks: Collection[int]) -> None:
-        """End the processes of these ranks at once; what they answer by that is not asked for."""
+        """Kill the processes of these ranks; `answers` returns nothing of them any more."""
 
     @abstractmethod
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
-        """Return the last lines that the process of each rank wrote, as far as they can be had."""
+        """Return the last lines that the process of each rank wrote, where they can be had."""
 
     def wait_until_free(self, ranks: Collection[int], timeout_s: float) -> Sequence[str]:
         """Wait until the devices of killed ranks have their memory back.
 
-        A sentence for each that has not in time.
+        Return a sentence for each that has not in time.
         """
         return ()
 
     def prepare(self) -> None:  # noqa: B027  (this process has no spare ones)
-        """Begin to start what can replace these processes: the point is late. Does not wait."""
+        """Start processes that can replace these, because the point is late. Does not wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """answers: one per rank. unfit: ranks whose processes are dead, and must be replaced.
+    """How a point ended. answers: one per rank. unfit: ranks whose processes must be replaced.
 
-    group_is_gone: a process group of these ranks cannot serve another point. was_late: as
-    when_late_s.
+    group_is_gone: the process group of these ranks cannot be used again. was_late: the point took
+    longer than `when_late_s`.
     """
 
     answers: tuple[Answer, ...]
@@ -76,17 +73,19 @@ class Outcome:
     was_late: bool
 
 
-def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
+def finish_point(
+    ranks: RunningRanks, task: Task, timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS
+) -> Outcome:
     """Collect the answers; after a failure, or when the time is up, end the point on all ranks.
 
-    Ranks that come out of it fit keep their processes; the others' are killed, and the memory of
-    their devices is free when this returns, or a failure says that it is not.
+    Ranks that can go on keep their processes; the others are killed, and the memory of their
+    devices is free when this returns, or their failure says that it is not.
     """
     point = _Collected(ranks)
     late_s = when_late_s(task)
     point.collect(late_s, enough=point.has_failed)
     was_late, left_s = point.is_waiting(), task.settings.timeout_s - late_s
-    # What starts when the time is up already is no sooner there than a new worker, and in its way.
+    # A standby that starts when the time is up comes no sooner than a new worker, and slows it.
     if was_late and left_s > 0:
         ranks.prepare()
         point.collect(left_s, enough=point.has_failed)
@@ -94,44 +93,47 @@ def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
         return Outcome(
             answers=point.in_order(), unfit=frozenset(), group_is_gone=False, was_late=was_late
         )
-    answers = _end_all(point, ranks, task)
+    answers = _end_all(point, ranks, task, timeouts)
     unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
-    answers = point.kill_unfit(answers, unfit)
+    answers = point.kill_unfit(answers, unfit, timeouts.memory_free_s)
     return Outcome(answers=answers, unfit=unfit, group_is_gone=True, was_late=was_late)
 
 
 def when_late_s(task: Task) -> float:
-    """Return when a point is late: soon its time is up, and it should have measured what it may.
+    """Return after how many seconds a point is late, counted from its start.
 
-    The start of other processes disturbs no measurement then, but that of a point that is no good.
+    Its measuring should be over by then, and its time is up soon: processes that start now disturb
+    at most a point that will fail.
     """
     settings = task.settings
     budget_s = settings.repeats * settings.max_seconds
     return min(settings.timeout_s, max(budget_s, settings.timeout_s - _START_S))
 
 
-def _end_all(point: _Collected, ranks: RunningRanks, task: Task) -> tuple[Answer, ...]:
-    """Make all ranks end a point that failed, or whose time is up, and say whose fault it is."""
+def _end_all(
+    point: _Collected, ranks: RunningRanks, task: Task, timeouts: ClusterTimeouts
+) -> tuple[Answer, ...]:
+    """Stop all ranks of a point that failed, or whose time is up; return whose fault it is."""
     is_timeout = point.is_waiting()
     if not is_timeout:
-        point.collect(GRACE_S, enough=point.has_cause)
+        point.collect(timeouts.abort_s, enough=point.has_cause)
     finished = frozenset(point.answers)
     ranks.abort()
-    # NCCL's abort lets go of all that wait for each other. What ends the wait of a gloo collective
-    # is the end of the process that it waits for, and a rank whose time is up writes where it is.
-    # So does that of a script, whose collectives nobody else can abort.
+    # NCCL's abort wakes all ranks that wait for each other. A gloo collective wakes only when the
+    # process that it waits for ends; so does one of a script, which nobody else can abort. Before
+    # that, a rank whose time is up writes its stack.
     by_killing = is_timeout and (task.is_script or ranks.devices[0].kind == "cpu")
-    point.collect(_WRITE_S if by_killing else GRACE_S)
+    point.collect(timeouts.stack_dump_s if by_killing else timeouts.abort_s)
     if by_killing:
         point.kill(failures.hanging(point.observe(finished)))
-        point.collect(GRACE_S)
+        point.collect(timeouts.abort_s)
     if is_timeout:
         return failures.after_timeout(point.observe(finished), task.settings.timeout_s)
     return failures.after_failure(point.observe(finished))
 
 
 class _Collected:
-    """What the ranks of a point have answered so far. answers: in the order they came in."""
+    """The answers of a point so far. answers: by rank, in the order in which they came."""
 
     def __init__(self, ranks: RunningRanks) -> None:
         self.answers: dict[int, Answer] = {}
@@ -144,14 +146,14 @@ class _Collected:
         return bool(self._failures)
 
     def is_waiting(self) -> bool:
-        """Whether answers are missing, and none is a failure."""
+        """Return whether answers are missing, and none is a failure."""
         return bool(self._missing) and not self.has_failed()
 
     def has_cause(self) -> bool:
         return failures.own_failure(self._failures) is not None
 
     def has_succeeded(self) -> bool:
-        """Whether all have answered and can go on as they are, with their process group.
+        """Return whether all ranks have answered and can keep their processes and their group.
 
         A rank that fails takes the group down, also where the others have answered before.
         """
@@ -162,7 +164,7 @@ class _Collected:
         return tuple(self.answers[rank] for rank in sorted(self.answers))
 
     def collect(self, timeout_s: float, enough: Callable[[], bool] = lambda: False) -> None:
-        """Take in answers until none is missing, it is enough, or the time is up."""
+        """Take in answers until none is missing, `enough` returns True, or the time is up."""
         deadline_s = time.monotonic() + timeout_s
         while self._missing and not enough():
             left_s = deadline_s - time.monotonic()
@@ -175,7 +177,7 @@ class _Collected:
                     self._failures += [answer] if isinstance(answer, Failure) else []
 
     def observe(self, finished: frozenset[int]) -> PointObservation:
-        """Sum up what is seen of all ranks. finished: as of a PointObservation."""
+        """Return all that is known of the ranks. finished: as of a `PointObservation`."""
         died = [rank for rank, answer in self.answers.items() if failures.is_death(answer)]
         self._log_tails |= self._ranks.log_tails([*self._missing, *died])
         return PointObservation(
@@ -189,19 +191,24 @@ class _Collected:
         )
 
     def kill(self, ranks: Collection[int]) -> None:
-        """End their processes; they are not waited for any more."""
+        """Kill the processes of these ranks, and do not wait for their answers any more."""
         self._missing.difference_update(ranks)
         self._ranks.kill(ranks)
 
-    def kill_unfit(self, answers: tuple[Answer, ...], unfit: frozenset[int]) -> tuple[Answer, ...]:
-        """Kill the processes of the unfit ranks, and wait until their devices are free."""
+    def kill_unfit(
+        self, answers: tuple[Answer, ...], unfit: frozenset[int], timeout_s: float
+    ) -> tuple[Answer, ...]:
+        """Kill the processes of unfit ranks, and wait until the memory of their devices is free.
+
+        Return the answers; failures of unfit ranks name memory that is not free in time.
+        """
         there = [
             rank for rank in sorted(unfit) if not failures.is_lost_node(self.answers.get(rank))
         ]
         if not there:
             return answers
         self._ranks.kill(there)
-        kept = "\n".join(self._ranks.wait_until_free(there, _FREE_TIMEOUT_S))
+        kept = "\n".join(self._ranks.wait_until_free(there, timeout_s))
         return tuple(
             replace(answer, detail=f"{answer.detail}\n{kept}".strip())
             if kept and isinstance(answer, Failure) and answer.rank in unfit

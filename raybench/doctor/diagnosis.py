@@ -1,4 +1,4 @@
-"""All checks in the order in which they are printed, first those that need no work of devices."""
+"""The checks of `raybench doctor` in the order of its output; the last ones need the devices."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from raybench.doctor import (
 )
 from raybench.doctor.facts import Check, Diagnosis, Facts, Verdict, count_noun
 from raybench.errors import ClusterError
-from raybench.health.device_facts import read_device_facts
 from raybench.records.environment import package_versions, usable_cores, variables_that_matter
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster
 
-# Show what is going on, as long as the block lasts.
+# Shows a text as long as the block lasts.
 Phase = Callable[[str], AbstractContextManager[object]]
 _Rule = Callable[[Facts], Check]
 
@@ -54,17 +53,20 @@ _GPU: tuple[_Rule, ...] = (
 def open_cluster(
     address: str, device: Literal["auto", "cuda", "cpu"], end: Callable[[str], None]
 ) -> Cluster:
-    """Connect to a cluster beside the sweeps that use it. Raises ClusterError."""
+    """Return a cluster that other sweeps may use too. Raises ClusterError where there is none."""
     from raybench.cluster.connect import connect
-    from raybench.cluster.device_locks import Terms, this_process
+    from raybench.cluster.device_reservation import ReservationTerms, this_process
 
-    terms = Terms(holder=this_process("raybench doctor"), shared=True)
+    terms = ReservationTerms(holder=this_process("raybench doctor"), shared=True)
     # A private Ray on CPUs gets a worker for each core.
     return connect(address, device, usable_cores(), end=end, terms=terms)
 
 
 def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
-    """Start all workers and run all checks. Raises ClusterError when no worker comes."""
+    """Return the result of all checks on all workers. Raises ClusterError where no worker starts.
+
+    Where raybench refuses the devices, the checks that need their work are left out.
+    """
     refusal = ""
     with phase(f"starting {count_noun(cluster.capacity, 'worker')}"):
         try:
@@ -77,10 +79,10 @@ def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
         devices=cluster.devices,
         versions=package_versions(),
         refusal=refusal,
-        others=cluster.others,
-        states=() if refusal else read_device_facts(cluster),
+        others=cluster.other_sweeps,
+        states=() if refusal else cluster.read_device_facts(),
     )
-    checks = [*examine(facts), *_try_devices(cluster, facts, phase)]
+    checks = [*check_facts(facts), *_try_devices(cluster, facts, phase)]
     return Diagnosis(
         cluster=cluster.description,
         facts=facts,
@@ -89,8 +91,12 @@ def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
     )
 
 
-def examine(facts: Facts) -> list[Check]:
-    """Make the checks of at least one device; those of GPUs where there are any."""
+def check_facts(facts: Facts) -> list[Check]:
+    """Return the checks that need no work of the devices, in order.
+
+    facts: of one device or more. The checks of GPUs are left out where no worker owns one; each
+    variable that costs something adds a check.
+    """
     rules = (*_ALL, *(_GPU if facts.is_cuda else ()))
     return [
         *(rule(facts) for rule in rules),
@@ -101,7 +107,7 @@ def examine(facts: Facts) -> list[Check]:
 
 
 def _try_devices(cluster: Cluster, facts: Facts, phase: Phase) -> list[Check]:
-    """Make the checks for which the devices do something."""
+    """Return the checks for which the devices do something: transports, then an all_reduce."""
     if skipped := collective.not_run(facts):
         return [skipped]
     count = len(facts.devices)

@@ -111,9 +111,9 @@ def errors(facts: Facts) -> Check:
         for reading in facts_readings(facts.states, facts.states)
         if reading.value is not None and reading.test not in others
     ]
-    problems = [reading for reading in known if reading.problem]
-    bad = {reading.subject.uuids[0] for reading in problems}
-    lines = [f"{reading.subject.name}: {reading.problem}" for reading in problems]
+    problems = [(reading.subject, reading.problem.text) for reading in known if reading.problem]
+    bad = {subject.uuids[0] for subject, _ in problems}
+    lines = [f"{subject.name}: {text}" for subject, text in problems]
     return judge(
         "errors",
         "; ".join(lines) if lines else ("none" if known else UNKNOWN),

@@ -1,4 +1,4 @@
-"""What a person does about a subject that is not healthy, and what to type, never run. Pure."""
+"""What to do about a subject that is not healthy, and what to type for it. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from raybench.health.device_facts import ACTIONS
+from raybench.health.suite import WAIT_TEST
 from raybench.records import Device
-from raybench.records.health import WAIT_TEST, Action, Finding, Verdict
+from raybench.records.health import Action, Finding, Verdict
 
-# Variables that make all devices or links slow alike, in tests that use NCCL and in others; those
-# that are set are named. NCCL_NVLS_ENABLE=0 is none: the expected figures are without it.
+# Variables that make all devices or links slow: in tests that use NCCL, and in those that launch
+# kernels. NCCL_NVLS_ENABLE=0 does not: the expected figures are without it.
 _SLOWING_NCCL = (
     "NCCL_P2P_DISABLE",
     "NCCL_P2P_LEVEL",
@@ -28,7 +29,7 @@ _Advice = tuple[Action, Sequence[str]]
 
 
 def advise(finding: Finding, known: Mapping[str, Device]) -> _Advice:
-    """Choose the action for a finding, and the commands, a line each.
+    """Return the action for a finding that is not healthy, and the commands, a line each.
 
     known: the devices by the identity that subjects have of them.
     """
@@ -39,8 +40,10 @@ def advise(finding: Finding, known: Mapping[str, Device]) -> _Advice:
         return action, _commands(action, devices)
     if finding.verdict is Verdict.UNTESTED or finding.test == WAIT_TEST:
         return Action.WATCH, _status(devices)
-    if kind == "cluster" or (kind == "node" and _slowing_variables(finding, devices)):
-        return Action.SETTING, _unset(finding, devices)
+    if kind in ("node", "cluster") and (names := _slowing_variables(finding, devices)):
+        return Action.SETTING, [f"unset {' '.join(names)}"]
+    if kind == "cluster":
+        return Action.WATCH, _look_at_shared(finding, devices)
     if kind in ("pair", "node"):
         return Action.WATCH, _look_at_path(devices)
     if finding.ratio is None and finding.value is not None:
@@ -53,7 +56,7 @@ def advise(finding: Finding, known: Mapping[str, Device]) -> _Advice:
 
 
 def _about_slow(finding: Finding, device: Device) -> _Advice:
-    """Tell a device that others or its settings slow down from one that is slow by itself."""
+    """Return the advice for a slow device: other programs, a power limit, or the device itself."""
     if device.kind == "cpu":
         return Action.WATCH, [f"ps -eo pcpu,psr,pid,comm --sort=-pcpu | head  # on {device.host}"]
     at = f"-i {device.index}  # on {device.host}"
@@ -79,7 +82,7 @@ def _commands(action: Action, devices: Sequence[Device]) -> Sequence[str]:
 
 
 def _drain(devices: Iterable[Device]) -> Sequence[str]:
-    """Keep jobs off the nodes, in Slurm and in Kubernetes."""
+    """Return the commands that keep jobs off the nodes, in Slurm and in Kubernetes."""
     found = []
     for host in dict.fromkeys(device.host for device in devices):
         name = shlex.quote(host)
@@ -105,17 +108,16 @@ def _look_at_path(devices: Sequence[Device]) -> Sequence[str]:
     return [f"ip -s link; tc qdisc show  # on {' and on '.join(hosts)}"] if hosts else []
 
 
-def _unset(finding: Finding, devices: Sequence[Device]) -> Sequence[str]:
-    if found := _slowing_variables(finding, devices):
-        return [f"unset {' '.join(found)}"]
-    if finding.stage == "host-links":
-        hosts = dict.fromkeys(device.host for device in devices)
-        return [f"nvidia-smi topo -m; numactl --hardware; lscpu  # on {host}" for host in hosts][:1]
+def _look_at_shared(finding: Finding, devices: Sequence[Device]) -> Sequence[str]:
+    """Return the command that shows what all devices of a slow test share."""
+    if finding.stage == "host-links" and devices:
+        host = devices[0].host
+        return [f"nvidia-smi topo -m; numactl --hardware; lscpu  # on {host}"]
     return ["raybench doctor"]
 
 
 def _slowing_variables(finding: Finding, devices: Sequence[Device]) -> list[str]:
-    """Name the variables that are known to make such a test slow, as far as they are set."""
+    """Return the variables that are set on any device and are known to make such a test slow."""
     is_of_nccl = finding.stage in _STAGES_OF_NCCL and not finding.test.startswith("copy ")
     names = (_SLOWING_NCCL if is_of_nccl else ()) + (
         _SLOWING_KERNELS if finding.stage != "host-links" else ()

@@ -1,32 +1,62 @@
-"""A health check as a run: its points go the way of a sweep's, and its records become findings."""
+"""A health check as a run: its points are run as those of a sweep, its records become findings."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from raybench.health.examiner import Examiner, MakeProbes
+from raybench.cluster import Cluster
+from raybench.health.device_facts import facts_readings
+from raybench.health.follow_up import Split, confirmations, halve, slow_groups, slower_half
+from raybench.health.readings import (
+    Reading,
+    drift,
+    make_links,
+    presence,
+    read_record,
+    split_by_room,
+)
 from raybench.health.store import past_values
-from raybench.health.suite import device_subjects, probes
+from raybench.health.suite import BURN_IN, PASS_STAGES, Fleet, Probe, device_subjects, probes
 from raybench.health.verdicts import judge
-from raybench.job.model import Job, load_job
+from raybench.job.model import Job, Measure, Span, load_job
 from raybench.job.plan import Plan
-from raybench.records import Device
-from raybench.records.health import Finding, Link, Reading, Stage, Verdict
+from raybench.job.point import Point
+from raybench.records import Device, Record
+from raybench.records.device_facts import DeviceFacts
+from raybench.records.environment import usable_cores
+from raybench.records.health import Finding, Link, Stage, Verdict
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.listener import Listener
+from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunTarget, start_run
 from raybench.sweep.runner import run_sweep
 
-_NOT_HEALTHY = (Verdict.BAD, Verdict.SUSPECT, Verdict.UNTESTED)
+MakeProbes = Callable[[Fleet], tuple[Probe, ...]]
+
 _JOB = Path(__file__).with_name("job.yaml")
+_NOT_HEALTHY = (Verdict.BAD, Verdict.SUSPECT, Verdict.UNTESTED)
+# A point of the burn-in is as long as a device needs to get hot, and so short that a hang is
+# noticed soon.
+_BURN_IN_POINT_S = 10.0
+_BURN_IN_MEASURE = Measure(
+    warmup=Span(min=10, max=10),
+    iterations=Span(min=10, max=1_000_000),
+    min_seconds=_BURN_IN_POINT_S,
+    # It lasts as long as asked for, however well the median is known.
+    target_ci=0.9,
+    max_seconds=1.5 * _BURN_IN_POINT_S,
+    timeout_s=60.0,
+    breakdown=False,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What a check has read, and what is said of it. devices: those checked, by rank."""
+    """What a check has read and found. devices: those checked, by rank."""
 
     run: Run
     devices: tuple[Device, ...]
@@ -36,8 +66,11 @@ class Examination:
 
     @property
     def healthy_devices(self) -> tuple[Device, ...]:
-        """The devices that nothing is held against, by themselves or by their node."""
-        ill = {
+        """Return the devices without a bad, suspect or untested finding of their own or their node.
+
+        A device that is slow only because of another one (its findings name a culprit) is kept.
+        """
+        unhealthy = {
             uuid
             for finding in self.findings
             if finding.verdict in _NOT_HEALTHY
@@ -47,7 +80,7 @@ class Examination:
         }
         subjects = device_subjects(self.devices)
         pairs = zip(subjects, self.devices, strict=True)
-        return tuple(device for subject, device in pairs if subject.uuids[0] not in ill)
+        return tuple(device for subject, device in pairs if subject.uuids[0] not in unhealthy)
 
 
 def examine(
@@ -60,15 +93,16 @@ def examine(
     burn_in_s: float = 0.0,
     make_probes: MakeProbes | None = None,
 ) -> Examination:
-    """Run the stages on all devices of a cluster, judge what was read, and keep it in the tables.
+    """Run the stages on all devices of a cluster, and write readings and findings to the tables.
 
-    serial: one pair at a time. burn_in_s: the least of the stage burn-in, 0 for none.
+    serial: one pair at a time. burn_in_s: how long the devices are burnt in, at least; 0: not.
     make_probes: what is run instead of the suite.
-    Raises ClusterError and ResultsError.
+    Raises ClusterError where the cluster cannot be used, ResultsError where nothing can be written.
     """
     job = health_job()
+    of_passes = [stage for stage in PASS_STAGES if stage in stages]
     examiner = Examiner(
-        make_probes or (lambda fleet: probes(fleet, stages, serial=serial)),
+        make_probes or (lambda fleet: probes(fleet, of_passes, serial=serial)),
         stages,
         job.measure,
         burn_in_s,
@@ -80,7 +114,7 @@ def examine(
     run = run_sweep(job, start, where, listener, examiner)
     readings = tuple(examiner.readings)
     if run.status is RunStatus.INTERRUPTED:
-        # A test that was cut short goes: what disturbs one pass is nobody's fault.
+        # Tests without all passes go: what disturbs a single pass is nobody's fault.
         whole = {one.test.name for one in readings if one.pass_number >= job.measure.rounds}
         readings = tuple(one for one in readings if one.test.name in whole)
     found = Examination(
@@ -96,5 +130,145 @@ def examine(
 
 
 def health_job() -> Job:
-    """Load the job of a check, without its points."""
+    """Return the job of a check, without its points."""
     return load_job(_JOB)
+
+
+@dataclass(slots=True)
+class Examiner:
+    """A PointSource: makes the points of a check once its devices are known, and reads records.
+
+    make_probes: makes what is run in each pass. stages: those that are run. measure: of the job.
+    burn_in_s: how long the devices are burnt in.
+    """
+
+    make_probes: MakeProbes
+    stages: Collection[Stage]
+    measure: Measure
+    burn_in_s: float = 0.0
+    devices_wanted: int = field(default_factory=usable_cores)
+    devices: tuple[Device, ...] = ()
+    readings: list[Reading] = field(default_factory=list)
+    _cluster: Cluster | None = None
+    # Positions in the cluster's devices, by rank.
+    _places: tuple[int, ...] = ()
+    _fleet: Fleet = field(default_factory=lambda: Fleet(devices=()))
+    _facts_before: tuple[DeviceFacts, ...] = ()
+    _planned: tuple[Probe, ...] = ()
+    _probes: dict[str, Probe] = field(default_factory=dict)
+    _of_links: list[tuple[Record, Probe]] = field(default_factory=list)
+    _earlier_links: tuple[Link, ...] = ()
+    _passes_left: int = 0
+    _splits: list[Split] | None = None
+    _burn_in: tuple[Probe, ...] = ()
+    _burn_in_ends_s: float = 0.0
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """Return the links; of one that was read before and after a loss of devices the latter."""
+        found = (*self._earlier_links, *make_links(self._of_links, self._fleet))
+        latest = {
+            (one.from_uuid, one.to_uuid, one.kind, one.gb_per_s is None): one for one in found
+        }
+        return tuple(latest.values())
+
+    def rounds(self, cluster: Cluster) -> Rounds:
+        """As PointSource."""
+        lost = cluster.lost
+        self._cluster, self._facts_before = cluster, cluster.read_device_facts()
+        self._use_devices([place for place in range(len(cluster.devices)) if place not in lost])
+        self.devices = self._fleet.devices
+        return Rounds(
+            plan=Plan(points=tuple(probe.point for probe in self._planned)),
+            count=self.measure.rounds,
+            seed=None,
+            has_controls=False,
+            in_fresh_workers=False,
+        )
+
+    def _use_devices(self, places: Sequence[int]) -> None:
+        """Make the probes of the devices at these positions that they have memory for."""
+        assert self._cluster is not None
+        self._places = tuple(places)
+        self._fleet = Fleet(devices=tuple(self._cluster.devices[place] for place in places))
+        free = {
+            facts.device.uuid: facts.memory_free_bytes
+            for facts in self._facts_before
+            if facts.memory_free_bytes is not None
+        }
+        made = self.make_probes(self._fleet)
+        self._planned, without_room = split_by_room(made, self._fleet, free)
+        self.readings += without_room
+        self._probes = {probe.point.point_id: probe for probe in self._planned}
+
+    def measure_of(self, point: Point) -> Measure | None:
+        """As PointSource."""
+        if any(probe.point == point for probe in self._burn_in):
+            return _BURN_IN_MEASURE
+        probe = self._probes.get(point.point_id)
+        # Instrumented again in each round: only then it shows which rank is slow.
+        return self.measure if probe is not None and probe.test.reads == "parts" else None
+
+    def note(self, record: Record) -> None:
+        """As PointSource."""
+        probe = self._probes[record.point.point_id]
+        self.readings += read_record(record, probe, self._fleet)
+        if probe.test.reads == "pairs" or probe.test.stage == "host-links":
+            self._of_links.append((record, probe))
+
+    def further(self, number: int) -> Sequence[Point]:
+        """As PointSource. Device facts are read once more when nothing is left to run."""
+        if again := self._passes_without_lost():
+            return [probe.point for probe in again]
+        if asked := (*self._follow_up(), *self._turn_of_burn_in()):
+            self._probes |= {probe.point.point_id: probe for probe in asked}
+            return [probe.point for probe in asked]
+        if self._cluster is not None and "facts" in self.stages:
+            after = self._cluster.read_device_facts()
+            self.readings = [*facts_readings(self._facts_before, after), *self.readings]
+        if self._burn_in:
+            self.readings += drift(self.readings, self._burn_in[0].test.floor)
+        return ()
+
+    def _passes_without_lost(self) -> Sequence[Probe]:
+        """Return the probes of one more pass on the remaining devices, where some were lost."""
+        assert self._cluster is not None
+        lost = self._cluster.lost
+        gone = [rank for rank, place in enumerate(self._places) if place in lost]
+        if gone:
+            self.readings += presence(self._fleet, gone)
+            self._earlier_links = self.links
+            self._of_links.clear()
+            left = [place for place in self._places if place not in lost]
+            if not left:
+                return ()
+            self._use_devices(left)
+            self._passes_left = self.measure.rounds
+        if not self._passes_left:
+            return ()
+        self._passes_left -= 1
+        return self._planned
+
+    def _follow_up(self) -> Sequence[Probe]:
+        """Return the next probes that tell causes apart; nothing when that is done."""
+        fleet = self._fleet
+        if self._splits is None:
+            own = {uuid for subject in fleet.subjects for uuid in subject.uuids}
+            readings = [one for one in self.readings if own.issuperset(one.subject.uuids)]
+            findings = judge(readings, fleet.devices)
+            self._splits = slow_groups(self._planned, readings, findings, fleet)
+            confirmed = confirmations(self._planned, findings, fleet)
+            return [*(split.probe for split in self._splits), *confirmed]
+        self._splits = [
+            halve(ranks, split.probe, fleet)
+            for split in self._splits
+            if (ranks := slower_half(split, self.readings, fleet))
+        ]
+        return [split.probe for split in self._splits]
+
+    def _turn_of_burn_in(self) -> Sequence[Probe]:
+        """Return the probes of the burn-in; nothing when its time is over."""
+        if self.burn_in_s and not self._burn_in:
+            self._burn_in = probes(self._fleet, [BURN_IN])
+            self._burn_in_ends_s = time.monotonic() + self.burn_in_s
+        return self._burn_in if time.monotonic() < self._burn_in_ends_s else ()

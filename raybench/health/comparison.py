@@ -10,8 +10,9 @@ from typing import Any
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER
 from raybench.analysis.environment_changes import Change
+from raybench.health.history import FigureChange
 from raybench.health.report import UNHEALTHY, HealthReport, what_of
-from raybench.records.health import FigureChange, Finding, Verdict, figure
+from raybench.records.health import Finding, Verdict, figure
 from raybench.report import formatting
 from raybench.report.comparison import SAME_AROUND, before_and_now, hidden_line, percent
 from raybench.report.document import Block, Line, Listing, Table

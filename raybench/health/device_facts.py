@@ -1,7 +1,7 @@
 """State and error counters of devices, before a health check and after it, as its first readings.
 
-No value here is held against that of another device: a fact is wrong by itself, and `problem` says
-so. A fact that the driver does not tell has neither value nor problem.
+Facts are not compared between devices: a fact that is wrong has a problem. A fact that the driver
+does not tell has neither value nor problem.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING
 
-from raybench.health.suite import device_subject
+from raybench.health.readings import Problem, Reading
+from raybench.health.suite import HealthTest, device_subject
 from raybench.records.device_facts import DeviceFacts
-from raybench.records.health import Action, HealthTest, Reading
+from raybench.records.health import Action
 from raybench.report.plain_text import counted
-
-if TYPE_CHECKING:
-    from raybench.cluster import Cluster
 
 _Links = Mapping[tuple[str, str], AbstractSet[int]]
 
@@ -26,7 +23,7 @@ _S_PER_MIN = 60.0
 # Limits of NVIDIA's DCGM (dcgm_gpu_hardware_limits.h): so many are part of a good link's work.
 _REPLAYS_PER_MIN = 8.0
 _CRC_ERRORS_PER_S = 100.0
-# By which the driver says that the hardware is at fault, in NVIDIA's catalogue of Xid errors:
+# Xid errors by which the driver says that the hardware is at fault, in NVIDIA's catalogue:
 # uncorrectable memory, the microcontroller, remapping, NVLink, off the bus, uncontained memory,
 # the system processor (two), unrecovered memory. Others are mostly a program's, or told elsewhere.
 _HARDWARE_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140})
@@ -34,7 +31,7 @@ _HARDWARE_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140})
 
 def _fact(name: str, unit: str, meaning: str) -> HealthTest:
     return HealthTest(
-        name=name, stage="facts", kind="device", unit=unit, is_time=True, floor=0.0, meaning=meaning
+        name=name, stage="facts", unit=unit, floor=0.0, meaning=meaning, is_compared=False
     )
 
 
@@ -56,7 +53,7 @@ NVLINKS = _fact(
 NVLINK_ERRORS = _fact("NVLink errors", "errors", "Transfers over NVLink that had to be repeated.")
 FABRIC = _fact("NVLink fabric", "faults", "What the fabric manager says of the device's links.")
 
-# What a person does about a problem with each.
+# What to do about a problem with each.
 ACTIONS: Mapping[str, Action] = {
     FREE_MEMORY.name: Action.SETTING,
     MEMORY_ERRORS.name: Action.RESET,
@@ -72,17 +69,12 @@ ACTIONS: Mapping[str, Action] = {
 }
 
 
-def read_device_facts(cluster: Cluster) -> tuple[DeviceFacts, ...]:
-    """Read the facts of each device of the cluster; call it before the check and after it."""
-    return cluster.read_device_facts()
-
-
 def facts_readings(
     before: Sequence[DeviceFacts], after: Sequence[DeviceFacts]
 ) -> tuple[Reading, ...]:
-    """Say what is wrong with each device, from its facts before and after the check.
+    """Return a reading of each fact of each GPU, from its facts before and after the check.
 
-    CPUs have no facts and no readings.
+    before: may lack devices, which then count as unchanged. CPUs have no facts and no readings.
     """
     earlier = {facts.device.uuid: facts for facts in before}
     linked = _expected_links(after)
@@ -121,7 +113,7 @@ def _device_readings(before: DeviceFacts, now: DeviceFacts, linked: _Links) -> l
             subject=device_subject(now.device),
             pass_number=1,
             value=None if value is None else float(value),
-            problem=lost or problem or None,
+            problem=Problem(text=lost or problem or "") if lost or problem else None,
         )
         for test, value, problem in values
     ]
@@ -158,9 +150,9 @@ def _xid_count(now: DeviceFacts) -> int | None:
 
 
 def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
-    """Tell any error that is new, and of those in the kernel's log what the hardware is blamed for.
+    """Return what is wrong: errors of the check, else earlier ones that the hardware is blamed for.
 
-    NVML tells only what came since it is watched; the log is complete, where it may be read.
+    NVML reports only errors since it is watched; the log is complete, where it may be read.
     """
     new = _new_xids(before, now)
     if new:
@@ -199,9 +191,9 @@ def _links_problem(now: DeviceFacts, links: AbstractSet[int]) -> str | None:
 
 
 def _expected_links(facts: Sequence[DeviceFacts]) -> _Links:
-    """Find the links that devices of one model on one node should have.
+    """Return the NVLinks that devices of one model on one node should have, by node and model.
 
-    Those that are up on one of them; all, where an NVSwitch connects any. Boards with bridges have
+    Those that are up on any of them; all where an NVSwitch connects any. Boards with bridges have
     some, and a virtual machine of one GPU may have none.
     """
     expected: dict[tuple[str, str], frozenset[int]] = {}
@@ -235,7 +227,7 @@ def _link_error_count(now: DeviceFacts) -> int | None:
 
 
 def _growth(before: int | None, now: int | None) -> int:
-    """Count what came between; a counter that was reset meanwhile has all that it shows."""
+    """Return by how much a counter grew; one that was reset meanwhile grew by all that it shows."""
     if before is None or now is None:
         return 0
     return now - before if now >= before else now

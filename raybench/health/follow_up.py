@@ -1,8 +1,8 @@
-"""What is run after the passes, because of what they read: halves of slow groups, and slow pairs.
+"""What a health check runs after its passes: halves of slow groups, and slow pairs alone. Pure.
 
 A group of devices whose collective is slow is halved until two are left, as long as one half is
 slower than the other. A slow pair is run once more, one at a time, beside each of its devices with
-a partner that it was fast with: that tells a device from the path between two. Pure.
+a partner that it was fast with: that tells a device from the path between two.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from raybench.health.suite import Fleet, Probe, reduction
-from raybench.records.health import Finding, Reading
-from raybench.workloads.communication.pairings import Pair, pairs_text
+from raybench.health.readings import Reading
+from raybench.health.suite import Fleet, Probe
+from raybench.records.health import Finding
+from raybench.workloads.communication.pairings import Pair, groups_text, pairs_text
 
-# Of the bandwidth of its pairs a collective over devices reaches more than this share.
+# A collective over devices reaches more than this share of the bandwidth of their pairs.
 _PROMISED_SHARE = 0.4
 # A half is to blame where the other is faster by more than this.
 _FASTER = 1.25
@@ -36,24 +37,26 @@ class Split:
 def slow_groups(
     probes: Iterable[Probe], readings: Sequence[Reading], findings: Sequence[Finding], fleet: Fleet
 ) -> list[Split]:
-    """Halve each group whose largest sum is slow, by what is said of it or by its pairs."""
-    found = {}
-    for probe in probes:
-        if probe.shape == "groups" and probe.test.unit != "µs":
-            found[probe.test.kind] = probe
+    """Return the halves of each group whose largest sum is slow, by a finding or by its pairs."""
+    largest = {
+        probe.test.subjects: probe
+        for probe in probes
+        if probe.test.reads == "groups" and not probe.test.is_time
+    }
     return [
         halve(ranks, probe, fleet)
-        for probe in found.values()
-        for ranks in _slow_of(probe, readings, findings, fleet)
+        for probe in largest.values()
+        for ranks in _slow_groups(probe, readings, findings, fleet)
         if len(ranks) >= _LEAST_TO_HALVE
     ]
 
 
-def _slow_of(
+def _slow_groups(
     probe: Probe, readings: Sequence[Reading], findings: Sequence[Finding], fleet: Fleet
 ) -> Iterator[Ranks]:
+    """Yield the ranks of each slow group of a test."""
     rank_of = {subject.uuids[0]: rank for rank, subject in enumerate(fleet.subjects)}
-    said = {one.subject for one in findings if one.test == probe.test.name and one.verdict.is_slow}
+    slow = {one.subject for one in findings if one.test == probe.test.name and one.verdict.is_slow}
     values: dict[tuple[str, ...], list[float]] = {}
     subjects = {}
     for reading in readings:
@@ -63,7 +66,7 @@ def _slow_of(
     for uuids, read in values.items():
         promised = _promised(readings, set(uuids))
         is_low = promised is not None and median(read) < _PROMISED_SHARE * promised
-        if subjects[uuids] in said or is_low:
+        if subjects[uuids] in slow or is_low:
             yield tuple(rank_of[uuid] for uuid in uuids)
 
 
@@ -81,16 +84,14 @@ def _promised(readings: Sequence[Reading], uuids: set[str]) -> float | None:
 
 
 def halve(ranks: Ranks, probe: Probe, fleet: Fleet) -> Split:
-    """Split a group in the order of its ranks, which is by node."""
+    """Return the halves of a group in the order of its ranks, which is by node, and their probe."""
     middle = len(ranks) // 2
     halves = (ranks[:middle], ranks[middle:])
-    size_bytes = int(probe.point.params["size_bytes"])
-    both = reduction(fleet, halves, size_bytes, probe.test.kind)
-    return Split(halves=halves, probe=both)
+    return Split(halves=halves, probe=fleet.probe(probe.test, groups=groups_text(halves)))
 
 
 def slower_half(split: Split, readings: Iterable[Reading], fleet: Fleet) -> Ranks | None:
-    """Return the half that is to be split on; None where neither is, or it is small already."""
+    """Return the half to split further; None where neither is slower, or it has fewer than four."""
     values: dict[tuple[str, ...], float] = {
         reading.subject.uuids: reading.value
         for reading in readings
@@ -109,7 +110,10 @@ def slower_half(split: Split, readings: Iterable[Reading], fleet: Fleet) -> Rank
 def confirmations(
     probes: Iterable[Probe], findings: Sequence[Finding], fleet: Fleet
 ) -> tuple[Probe, ...]:
-    """List slow pairs, and their devices with good partners, each to be run by itself."""
+    """Return probes of one pair each: slow pairs, and their devices with fast partners.
+
+    Probes that were run already are left out.
+    """
     rank_of = {subject.uuids[0]: rank for rank, subject in enumerate(fleet.subjects)}
     by_test: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -117,20 +121,20 @@ def confirmations(
             by_test.setdefault(finding.test, []).append(finding)
     made: dict[str, Probe] = {}
     for probe in probes:
-        for test in (probe.test, probe.between):
-            if probe.shape != "pairs" or test is None or test.name not in by_test:
+        for test in (probe.test, probe.between_nodes):
+            if probe.test.reads != "pairs" or test is None or test.name not in by_test:
                 continue
             for pair in _to_confirm(by_test[test.name], rank_of):
                 alone = replace(test, name=f"{test.name}, one pair at a time")
                 params = {**probe.point.params, "partners": pairs_text([pair]), "turn": 0}
                 point = replace(probe.point, params=params)
-                made[point.point_id] = replace(probe, test=alone, between=None, point=point)
+                made[point.point_id] = replace(probe, test=alone, between_nodes=None, point=point)
     known = {probe.point.point_id for probe in probes}
     return tuple(probe for point_id, probe in made.items() if point_id not in known)
 
 
 def _to_confirm(findings: Sequence[Finding], rank_of: Mapping[str, int]) -> list[Pair]:
-    """List slow pairs of one test, and for each of their devices one pair that is not."""
+    """Return the first slow pairs of one test, and for each of their devices one fast pair."""
     slow, good = (
         {
             (min(ranks), max(ranks))

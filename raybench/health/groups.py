@@ -1,4 +1,4 @@
-"""Readings of one test of subjects alike, as a table of passes and subjects. Pure."""
+"""Readings of one test of similar subjects, as a table of passes and subjects. Pure."""
 
 from __future__ import annotations
 
@@ -8,113 +8,122 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raybench.health.suite import device_subjects
+from raybench.health.readings import Problem, Reading
+from raybench.health.suite import HealthTest, device_subjects
 from raybench.records import Device
-from raybench.records.health import (
-    COMM_TEST,
-    NOT_READ,
-    WAIT_TEST,
-    WRONG_RESULT,
-    HealthTest,
-    Reading,
-    Subject,
-)
+from raybench.records.health import Subject, SubjectKind
 from raybench.stats.fleet import Floats
 
-DEVICE = "device"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """How many devices of a subject work together, and where; only the same are compared.
+
+    level: for a pair on a node how the driver names its connection, as "NV18" or "PHB".
+    """
+
+    kind: SubjectKind = "device"
+    devices: int = 1
+    nodes: int = 1
+    level: str = ""
+
+    def __str__(self) -> str:
+        """Return the words of hardware/expected.yaml, which do not tell the level."""
+        if self.kind == "device":
+            return "device"
+        if self.kind == "pair":
+            return "pair on a node" if self.nodes == 1 and self.devices == 2 else "pair of nodes"
+        return f"{self.devices} on {'a node' if self.nodes < 2 else f'{self.nodes} nodes'}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """What was read of subjects alike.
+    """The readings of one test of subjects of one model and placement.
 
-    where: how they work together, as in hardware/expected.yaml. topology: of one of their devices.
-    values: [passes, subjects], NaN where there is none. problems: of each subject, in any pass.
-    failures: of each subject, why a pass came to no result by its own fault, for each such pass.
-    pass_count: with the passes in which nothing was read.
+    topology: of one of their devices. values: [passes, subjects], NaN where there is none; passes
+    that fewer than half of the subjects have are left out.
+    problems: by the column of the subject, of all passes, without repeats. pass_count: of all
+    passes.
     """
 
     test: HealthTest
-    where: str
+    placement: Placement
     topology: str
     subjects: Sequence[Subject]
     values: Floats
-    problems: Mapping[int, Sequence[str]]
-    failures: Mapping[int, Sequence[str]]
+    problems: Mapping[int, Sequence[Problem]]
+    failed_passes: Mapping[int, int]
     pass_count: int
 
     @property
     def model(self) -> str:
-        """Of the devices."""
+        """Return the model of the devices."""
         return self.subjects[0].model
-
-    @property
-    def is_compared(self) -> bool:
-        """Whether the values say how fast a subject is; others are facts, or what it waits."""
-        is_figure = self.test.unit != "" and self.test.stage != "facts"
-        return is_figure and self.test.name not in (WAIT_TEST, COMM_TEST)
 
 
 def devices_by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
-    """Find the device of each subject by the identity that the subject has of it."""
+    """Return each device by the identity that its subject has."""
     subjects = device_subjects(devices)
     return {subject.uuids[0]: device for subject, device in zip(subjects, devices, strict=True)}
 
 
 def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> list[Group]:
-    """Put together what may be held against each other, in the order of the tests."""
-    cells: dict[tuple[str, str, str], list[Reading]] = {}
-    places: dict[Subject, str] = {}
+    """Return the groups within which subjects are compared, in the order of the tests."""
+    cells: dict[tuple[str, str, Placement], list[Reading]] = {}
+    placements: dict[Subject, Placement] = {}
+    of_device = Placement()
     for reading in readings:
         subject = reading.subject
-        place = DEVICE
+        placement = of_device
         if subject.kind != "device":
-            if subject not in places:
-                places[subject] = _where(subject, known)
-            place = places[subject]
-        cells.setdefault((reading.test.name, subject.model, place), []).append(reading)
-    return [_group(found, place, known) for (_, _, place), found in cells.items()]
+            if subject not in placements:
+                placements[subject] = _placement(subject, known)
+            placement = placements[subject]
+        cells.setdefault((reading.test.name, subject.model, placement), []).append(reading)
+    return [_group(found, placement, known) for (_, _, placement), found in cells.items()]
 
 
-def _group(readings: Sequence[Reading], place: str, known: Mapping[str, Device]) -> Group:
+def _group(readings: Sequence[Reading], placement: Placement, known: Mapping[str, Device]) -> Group:
     subjects = list({reading.subject.uuids: reading.subject for reading in readings}.values())
     columns = {subject.uuids: column for column, subject in enumerate(subjects)}
     numbers = sorted({reading.pass_number for reading in readings})
     lines = {number: line for line, number in enumerate(numbers)}
     values = np.full((len(numbers), len(subjects)), np.nan)
-    problems: dict[int, list[str]] = {}
-    failures: dict[int, list[str]] = {}
+    problems: dict[int, list[Problem]] = {}
+    failed_passes: dict[int, int] = {}
     for reading in readings:
         column = columns[reading.subject.uuids]
         if reading.value is not None:
             values[lines[reading.pass_number], column] = reading.value
         if reading.problem and reading.problem not in problems.setdefault(column, []):
             problems[column].append(reading.problem)
-        is_own = not (reading.problem or "").startswith((NOT_READ, WRONG_RESULT))
-        if reading.problem and reading.value is None and is_own:
-            failures.setdefault(column, []).append(reading.problem)
-    # Of a pass of fewer than half of the subjects the median would be that of few.
+        if reading.problem and reading.problem.kind == "failed":
+            failed_passes[column] = failed_passes.get(column, 0) + 1
+    # In a pass of fewer than half of the subjects the median would be that of few.
     counts = (~np.isnan(values)).sum(axis=1)
     first = known.get(subjects[0].uuids[0]) if subjects[0].uuids else None
     return Group(
         test=readings[0].test,
-        where=place.split(" by ")[0],
+        placement=placement,
         topology=(first.topology or "") if first else "",
         subjects=subjects,
         values=values[2 * counts >= counts.max()] if counts.any() else values,
         problems=problems,
-        failures=failures,
+        failed_passes=failed_passes,
         pass_count=len(numbers),
     )
 
 
-def _where(subject: Subject, known: Mapping[str, Device]) -> str:
-    """Say how the devices of a subject are connected, in words that alike subjects share."""
+def _placement(subject: Subject, known: Mapping[str, Device]) -> Placement:
     devices = [known[uuid] for uuid in subject.uuids if uuid in known]
     nodes = len({device.node_id for device in devices})
-    if subject.kind == "pair":
-        if nodes > 1 or len(devices) < 2:
-            return "pair of nodes"
+    if subject.kind != "pair":
+        # A half of the cluster may be a node.
+        kind: SubjectKind = "node" if nodes < 2 else "cluster"
+        return Placement(kind=kind, devices=len(devices), nodes=nodes)
+    level = None
+    if len(devices) == 2 and nodes == 1:
         level = re.search(rf"\b{devices[1].index}:(\w+)", devices[0].topology or "")
-        return f"pair on a node by {level[1]}" if level else "pair on a node"
-    return f"{len(devices)} on {'a node' if nodes < 2 else f'{nodes} nodes'}"
+    return Placement(
+        kind="pair", devices=len(devices), nodes=nodes, level=level[1] if level else ""
+    )

@@ -5,61 +5,72 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Literal
 
-from raybench.health.suite import Fleet, Probe
+from raybench.health.suite import COMM_TEST, WAIT_TEST, Fleet, HealthTest, Probe
 from raybench.records import Measurement, Record, Status
-from raybench.records.health import (
-    COMM_TEST,
-    NOT_READ,
-    WAIT_TEST,
-    WRONG_RESULT,
-    HealthTest,
-    Link,
-    Reading,
-    Subject,
-)
+from raybench.records.health import Link, Subject
 from raybench.stats.summary import median_above_smallest
 from raybench.workloads.communication.pairings import Pair, pairs_of_turn, parse_groups, parse_pairs
 
-_NS_PER_US = 1e3
-_NS_PER_MS = 1e6
+_GIB = 2**30
 _WRONG_ERROR = "WrongResultError"
-# How the bytes of a pair go, and of a device and its host.
-_SENT_BY = {"cuda": "nccl", "cpu": "gloo"}
-_HOST = "host"
+# The memory that libraries' buffers take on a device, and what torch keeps for the next point.
+_LIBRARY_BYTES = _GIB
+# The burn-in compares the first and the last of so many parts.
+_PARTS_OF_BURN_IN = 10
 _PARTS = {
     WAIT_TEST: "How long a rank waits in the last sum of gradients for the others.",
     COMM_TEST: "How long the sums of gradients take besides.",
 }
 
-# What a rank's median step comes to, by the unit of the test.
-_OF_RANK: Mapping[str, Callable[[Measurement, float], float]] = {
-    "TFLOP/s": lambda measured, step_ns: (measured.flops_per_step or 0.0) / step_ns / 1e3,
-    "GB/s": lambda measured, step_ns: (measured.memory_bytes or 0) / step_ns,
-    "µs": lambda _, step_ns: step_ns / _NS_PER_US,
-    "ms": lambda _, step_ns: step_ns / _NS_PER_MS,
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is wrong with a subject in one pass, whatever its value.
+
+    kind: "fault": wrong bits, a wrong result, grown errors. "failed": the pass gave no result by
+    the subject's own doing, which happens to good devices too. "not read": because of another
+    subject.
+    """
+
+    text: str
+    kind: Literal["fault", "failed", "not read"] = "fault"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one pass of one test read of one subject.
+
+    pass_number: counts from 1. value: None where the test gave none.
+    other_programs: who else used the devices meanwhile, in words.
+    point_id: of the rows of `points` and `samples`; None for a fact.
+    """
+
+    test: HealthTest
+    subject: Subject
+    pass_number: int
+    value: float | None
+    problem: Problem | None = None
+    other_programs: tuple[str, ...] = ()
+    point_id: str | None = None
 
 
 def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ...]:
-    """Read what the record of a probe says of each subject.
+    """Return a reading of each subject that took part in the point of a probe.
 
-    Of a point that failed each subject has a reading without a value; the problem of those that
-    had no part in the failure begins with NOT_READ.
+    Where the point failed, all of them have a problem and no value.
     """
-    if record.status is not Status.OK:
-        return tuple(
+    if record.status is Status.OK:
+        found = _READERS[probe.test.reads](record, probe, fleet)
+    else:
+        found = (
             _reading(record, test, subject, None, _why_unread(record, ranks, fleet))
-            for test, subject, ranks in _asked(record, probe, fleet)
+            for test, subject, ranks in _participants(record, probe, fleet)
         )
-    return tuple(_SHAPES[probe.shape](record, probe, fleet))
-
-
-def median_step_ns(measured: Measurement) -> float:
-    """Return the median over the timed samples of a rank."""
-    return statistics.median(measured.step_ns)
+    return tuple(found)
 
 
 def _reading(
@@ -67,7 +78,7 @@ def _reading(
     test: HealthTest,
     subject: Subject,
     value: float | None,
-    problem: str | None = None,
+    problem: Problem | None = None,
 ) -> Reading:
     return Reading(
         test=test,
@@ -75,17 +86,31 @@ def _reading(
         pass_number=record.round,
         value=value,
         problem=problem,
+        other_programs=record.neighbours,
         point_id=record.point.point_id,
     )
 
 
+# The figure of a rank in the unit of its test, from its median step.
+_FIGURES: Mapping[str, Callable[[Measurement, float], float]] = {
+    "TFLOP/s": lambda measured, step_ns: (measured.flops_per_step or 0.0) / step_ns / 1e3,
+    "GB/s": lambda measured, step_ns: (measured.memory_bytes or 0) / step_ns,
+    "µs": lambda _, step_ns: step_ns / 1e3,
+    "ms": lambda _, step_ns: step_ns / 1e6,
+}
+
+
 def _read_ranks(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
-    """Yield the figure of each rank that had a part in it."""
-    value_of = _OF_RANK[probe.test.unit]
+    """Yield the figure of each rank that took part."""
+    figure_of = _FIGURES[probe.test.unit]
     for subject, measured in zip(fleet.subjects, record.measurements, strict=True):
         if probe.test.stage != "host-links" or measured.memory_bytes:
-            value = value_of(measured, median_step_ns(measured))
+            value = figure_of(measured, _median_step_ns(measured))
             yield _reading(record, probe.test, subject, value)
+
+
+def _median_step_ns(measured: Measurement) -> float:
+    return statistics.median(measured.step_ns)
 
 
 def _read_bits(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
@@ -96,16 +121,17 @@ def _read_bits(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
     ]
     problems = wrong_bits(found, fleet.subjects)
     for rank, reading in enumerate(_read_ranks(record, probe, fleet)):
-        yield replace(reading, problem=problems.get(rank))
+        yield replace(reading, problem=Problem(text=problems[rank]) if rank in problems else None)
 
 
 def wrong_bits(
     metrics: Sequence[Mapping[str, float]], subjects: Sequence[Subject]
 ) -> dict[int, str]:
-    """Say of which ranks the product is wrong, by what `same_bits` says of each rank.
+    """Return the ranks whose product is wrong, each with the reason.
 
-    Those that differ from most devices of their model. Where no product is that of most, those
-    that contradict themselves; where none does, all.
+    metrics: those of the workload `same_bits`, by rank. Wrong is a product that differs from that
+    of most devices of the model. Where no product is that of most, wrong are the devices that
+    contradict themselves, and where none does, all.
     """
     problems = {
         rank: "wrong bits: its product changed from one check to the next"
@@ -140,30 +166,26 @@ def _differing(
 
 
 def _read_pairs(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
-    """Yield the figure of each pair: of messages in turn, the slower of its ranks."""
+    """Yield the figure of each pair, by the slower of its two ranks."""
     is_round_trip = record.point.params["direction"] == "round_trip"
-    for pair in pairs_of(record, fleet):
+    for test, subject, pair in _participants(record, probe, fleet):
         measured = [record.measurements[rank] for rank in pair]
-        step_ns = max(map(median_step_ns, measured))
+        step_ns = max(map(_median_step_ns, measured))
         size_bytes = measured[0].message_bytes or 0
-        value = step_ns / 2 / _NS_PER_US if is_round_trip else size_bytes / step_ns
-        yield _reading(record, _test_of(probe, pair, fleet), _pair(record, pair, fleet), value)
+        value = step_ns / 2 / 1e3 if is_round_trip else size_bytes / step_ns
+        yield _reading(record, test, subject, value)
 
 
-def pairs_of(record: Record, fleet: Fleet) -> tuple[Pair, ...]:
-    """List the pairs of a point, the lower rank first."""
+def _pairs_of(record: Record, fleet: Fleet) -> tuple[Pair, ...]:
+    """Return the pairs of ranks of a point, the lower rank first."""
     params = record.point.params
     if partners := str(params.get("partners", "")):
         return parse_pairs(partners, fleet.size)
     return pairs_of_turn(fleet.size, int(params["turn"]))
 
 
-def _test_of(probe: Probe, pair: Pair, fleet: Fleet) -> HealthTest:
-    return probe.test if probe.between is None or fleet.on_one_node(pair) else probe.between
-
-
-def _pair(record: Record, pair: Pair, fleet: Fleet) -> Subject:
-    """Make the subject of a pair, from which the bytes go to which."""
+def _pair_subject(record: Record, pair: Pair, fleet: Fleet) -> Subject:
+    """Return the subject of a pair; its first device is the one that sends."""
     is_backward = record.point.params["direction"] == "backward"
     start, end = (fleet.subjects[rank] for rank in (pair[::-1] if is_backward else pair))
     return Subject(
@@ -175,22 +197,22 @@ def _pair(record: Record, pair: Pair, fleet: Fleet) -> Subject:
 
 
 def _read_groups(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
-    """Yield the figure of each group: that of its slowest rank."""
-    for ranks in parse_groups(str(record.point.params["groups"]), fleet.size):
+    """Yield the figure of each group, by its slowest rank."""
+    for test, subject, ranks in _participants(record, probe, fleet):
         measured = [record.measurements[rank] for rank in ranks]
-        step_ns = max(map(median_step_ns, measured))
-        first = measured[0]
-        bus_bytes = (first.message_bytes or 0) * (first.busbw_factor or 0.0)
-        value = step_ns / _NS_PER_US if probe.test.unit == "µs" else bus_bytes / step_ns
-        yield _reading(record, probe.test, group_subject(ranks, probe, fleet), value)
+        step_ns = max(map(_median_step_ns, measured))
+        bus_bytes = (measured[0].message_bytes or 0) * (measured[0].busbw_factor or 0.0)
+        yield _reading(
+            record, test, subject, step_ns / 1e3 if test.is_time else bus_bytes / step_ns
+        )
 
 
-def group_subject(ranks: Sequence[int], probe: Probe, fleet: Fleet) -> Subject:
-    """Make the subject of devices that work together: their node, or all of them."""
+def _group_subject(ranks: Sequence[int], test: HealthTest, fleet: Fleet) -> Subject:
+    """Return the subject of devices that work together: their node, or the cluster."""
     models = dict.fromkeys(fleet.subjects[rank].model for rank in ranks)
-    is_node = probe.test.kind == "node"
+    is_node = test.subjects == "node"
     return Subject(
-        kind=probe.test.kind,
+        kind=test.subjects,
         uuids=tuple(fleet.subjects[rank].uuids[0] for rank in ranks),
         name=fleet.devices[ranks[0]].host if is_node else f"all {len(ranks)} devices",
         model=" and ".join(models),
@@ -198,7 +220,7 @@ def group_subject(ranks: Sequence[int], probe: Probe, fleet: Fleet) -> Subject:
 
 
 def _read_parts(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
-    """Yield what each rank's step computes, waits and communicates."""
+    """Yield how long each rank computes in a step; if all ranks tell it, waits and communicates."""
     broken_down = [one.breakdown for one in record.measurements if one.breakdown]
     for subject, one in zip(fleet.subjects, broken_down, strict=False):
         if any(one.local_ms):
@@ -208,7 +230,8 @@ def _read_parts(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]
     if len(tails_ms) < fleet.size or not all(tails_ms):
         return
     wait, communication = (
-        replace(probe.test, name=name, meaning=meaning) for name, meaning in _PARTS.items()
+        replace(probe.test, name=name, meaning=meaning, is_compared=False)
+        for name, meaning in _PARTS.items()
     )
     waits_ms = median_above_smallest(tails_ms)
     for subject, one, waited_ms in zip(fleet.subjects, broken_down, waits_ms, strict=True):
@@ -217,7 +240,7 @@ def _read_parts(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]
         yield _reading(record, communication, subject, shared_ms)
 
 
-_SHAPES: Mapping[str, Callable[[Record, Probe, Fleet], Iterator[Reading]]] = {
+_READERS: Mapping[str, Callable[[Record, Probe, Fleet], Iterator[Reading]]] = {
     "ranks": _read_ranks,
     "bits": _read_bits,
     "pairs": _read_pairs,
@@ -226,117 +249,166 @@ _SHAPES: Mapping[str, Callable[[Record, Probe, Fleet], Iterator[Reading]]] = {
 }
 
 
-def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
-    """Yield of each device whether its worker was there to the end."""
-    test = HealthTest(
-        name="worker",
-        stage="facts",
-        kind="device",
-        unit="",
-        is_time=False,
-        floor=0.0,
-        meaning="Whether the device had a worker to the end of the check.",
-    )
-    for rank, subject in enumerate(fleet.subjects):
-        is_lost = rank in lost
-        yield Reading(
-            test=test,
-            subject=subject,
-            pass_number=1,
-            value=None if is_lost else 1.0,
-            problem="lost: no worker could be started on it any more" if is_lost else None,
-        )
-
-
-def _asked(
+def _participants(
     record: Record, probe: Probe, fleet: Fleet
 ) -> Iterator[tuple[HealthTest, Subject, Sequence[int]]]:
-    """Yield the subjects of a point, with their ranks."""
-    if probe.shape == "pairs":
-        for pair in pairs_of(record, fleet):
-            yield _test_of(probe, pair, fleet), _pair(record, pair, fleet), pair
-    elif probe.shape == "groups":
-        for ranks in parse_groups(str(record.point.params["groups"]), fleet.size):
-            yield probe.test, group_subject(ranks, probe, fleet), ranks
+    """Yield the test, the subject and its ranks for each subject that took part in a point."""
+    params = record.point.params
+    if probe.test.reads == "pairs":
+        for pair in _pairs_of(record, fleet):
+            is_within = fleet.on_one_node(pair)
+            test = probe.test if is_within else probe.between_nodes or probe.test
+            yield test, _pair_subject(record, pair, fleet), pair
+    elif probe.test.reads == "groups":
+        for ranks in parse_groups(str(params["groups"]), fleet.size):
+            yield probe.test, _group_subject(ranks, probe.test, fleet), ranks
     else:
-        local_rank = record.point.params.get("local_rank")
+        local_ranks = {rank: place for ranks in fleet.nodes for place, rank in enumerate(ranks)}
         for rank, subject in enumerate(fleet.subjects):
-            if local_rank is None or _local_rank(rank, fleet) == local_rank:
+            if params.get("local_rank") in (None, local_ranks[rank]):
                 yield probe.test, subject, (rank,)
 
 
-def _local_rank(rank: int, fleet: Fleet) -> int:
-    return next(ranks.index(rank) for ranks in fleet.nodes if rank in ranks)
-
-
-def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> str:
+def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> Problem:
+    """Return why a failed point has no figure of a subject, by whether its ranks made it fail."""
     reason = record.error_message or record.status.clause
     if not record.devices:
-        return f"{NOT_READ}{reason}"
+        return Problem(text=f"not read: {reason}", kind="not read")
     if record.error_rank is None or record.error_rank in ranks:
-        is_wrong = record.error_type == _WRONG_ERROR
-        return f"{WRONG_RESULT if is_wrong else f'{record.status.label}: '}{reason}"
-    return f"{NOT_READ}{fleet.subjects[record.error_rank].name} {record.status.clause}"
+        if record.error_type == _WRONG_ERROR:
+            return Problem(text=f"wrong result: {reason}")
+        return Problem(text=f"{record.status.label}: {reason}", kind="failed")
+    culprit = fleet.subjects[record.error_rank].name
+    return Problem(text=f"not read: {culprit} {record.status.clause}", kind="not read")
 
 
-def make_links(read: Iterable[tuple[Record, Probe]], fleet: Fleet) -> tuple[Link, ...]:
-    """Make the matrix of links from the records of pairs and of copies to and from hosts.
+def split_by_room(
+    probes: Iterable[Probe], fleet: Fleet, free_bytes: Mapping[str, int]
+) -> tuple[tuple[Probe, ...], tuple[Reading, ...]]:
+    """Return the probes that all devices have memory for, and readings without a value of the rest.
 
-    Each figure is the median of its passes.
+    free_bytes: of devices by their uuids; devices that are not in it are taken to have enough.
     """
-    gathered: dict[tuple[str, ...], list[tuple[Record, Reading]]] = {}
-    for record, probe in read:
-        if record.status is Status.OK and _has_links(record, probe):
-            for reading in read_record(record, probe, fleet):
-                kind = _link_kind(record, fleet)
-                key = (kind, reading.test.unit, *reading.subject.uuids)
-                gathered.setdefault(key, []).append((record, reading))
-    links = [_link(kind, found) for (kind, *_), found in gathered.items()]
-    return tuple(one for link in links for one in link)
+    fitting: list[Probe] = []
+    left_out: list[Reading] = []
+    for probe in probes:
+        needed = _LIBRARY_BYTES + probe.test.device_bytes
+        lacking = {
+            rank: free_bytes[device.uuid]
+            for rank, device in enumerate(fleet.devices)
+            if free_bytes.get(device.uuid, needed) < needed
+        }
+        if not lacking:
+            fitting.append(probe)
+            continue
+        names = ", ".join(fleet.subjects[rank].name for rank in lacking)
+        others = Problem(text=f"not read: {names} has no room", kind="not read")
+        for rank, subject in enumerate(fleet.subjects):
+            problem = others
+            if rank in lacking:
+                text = (
+                    f"no room: {lacking[rank] / _GIB:.1f} GiB of its memory are free, the test "
+                    f"needs {needed / _GIB:.1f}"
+                )
+                problem = Problem(text=text, kind="failed")
+            left_out.append(
+                Reading(
+                    test=probe.test, subject=subject, pass_number=1, value=None, problem=problem
+                )
+            )
+    return tuple(fitting), tuple(left_out)
 
 
-def _has_links(record: Record, probe: Probe) -> bool:
-    is_host_copy = probe.test.stage == "host-links"
-    params = record.point.params
-    is_one_way = "local_rank" in params and params.get("direction") != "both"
-    return probe.shape == "pairs" or (is_host_copy and is_one_way)
+_PRESENCE = HealthTest(
+    name="worker",
+    stage="facts",
+    unit="",
+    floor=0.0,
+    meaning="Whether the device had a worker to the end of the check.",
+    is_compared=False,
+)
 
 
-def _link_kind(record: Record, fleet: Fleet) -> str:
-    params = record.point.params
-    if "transport" not in params:
-        return str(params["direction"])
-    return "copy" if params["transport"] == "copy" else _SENT_BY[fleet.kind]
-
-
-def _link(kind: str, found: Sequence[tuple[Record, Reading]]) -> Iterator[Link]:
-    record, reading = found[0]
-    value = statistics.median(one.value for _, one in found if one.value is not None)
-    is_latency = reading.test.unit == "µs"
-    size_bytes = int(record.point.params["size_bytes"])
-    for start, end in _ends(kind, reading.subject, both=is_latency):
-        yield Link(
-            from_uuid=start[0],
-            to_uuid=end[0],
-            from_name=start[1],
-            to_name=end[1],
-            kind=kind,
-            message_bytes=size_bytes,
-            gb_per_s=None if is_latency else value,
-            latency_us=value if is_latency else None,
+def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
+    """Yield a reading of each device: 1 where it has a worker, a problem where it was lost."""
+    gone = Problem(text="lost: no worker could be started on it any more", kind="failed")
+    for rank, subject in enumerate(fleet.subjects):
+        is_lost = rank in lost
+        yield Reading(
+            test=_PRESENCE,
+            subject=subject,
+            pass_number=1,
+            value=None if is_lost else 1.0,
+            problem=gone if is_lost else None,
         )
 
 
-def _ends(
-    kind: str, subject: Subject, *, both: bool
-) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    """Yield from where to where, each as uuid and name; a round trip is both ways."""
-    if subject.kind == "device":
-        device, host = (subject.uuids[0], subject.name), (_HOST, _HOST)
-        yield (host, device) if kind == "h2d" else (device, host)
-        return
-    names = subject.name.split(" to ")
-    start, end = zip(subject.uuids, names, strict=True)
-    yield start, end
-    if both:
-        yield end, start
+def drift(readings: Iterable[Reading], floor: float) -> Iterator[Reading]:
+    """Yield the time in the last tenth of the burn-in over that in the first, for each subject.
+
+    Heat and wear show there; the other devices of the model tell whether it is usual. Nothing
+    where a subject was read once.
+    """
+    series: dict[tuple[str, Subject], list[Reading]] = {}
+    for reading in readings:
+        if reading.test.stage == "burn-in" and reading.value:
+            series.setdefault((reading.test.name, reading.subject), []).append(reading)
+    for (name, subject), found in series.items():
+        times = [one.value if one.test.is_time else 1 / one.value for one in found if one.value]
+        if len(times) < 2:
+            continue
+        count = max(1, len(times) // _PARTS_OF_BURN_IN)
+        test = HealthTest(
+            name=f"{name} drift",
+            stage="burn-in",
+            subjects=found[0].test.subjects,
+            unit="x",
+            floor=floor,
+            meaning="Time of the last tenth of the burn-in to that of the first.",
+        )
+        value = statistics.median(times[-count:]) / statistics.median(times[:count])
+        yield Reading(test=test, subject=subject, pass_number=1, value=value)
+
+
+def make_links(read: Iterable[tuple[Record, Probe]], fleet: Fleet) -> tuple[Link, ...]:
+    """Return what each link carried, from the records of pairs and of copies to and from hosts.
+
+    Each figure is the median of its passes. A latency, half of a round trip, is both ways.
+    """
+    gathered: dict[tuple[str, str, tuple[str, ...]], list[Reading]] = {}
+    sizes: dict[tuple[str, str, tuple[str, ...]], int] = {}
+    for record, probe in read:
+        if record.status is Status.OK and (kind := _link_kind(probe, fleet)):
+            for reading in read_record(record, probe, fleet):
+                key = kind, reading.test.unit, reading.subject.uuids
+                gathered.setdefault(key, []).append(reading)
+                sizes[key] = int(record.point.params["size_bytes"])
+    names = {"host": "host"} | {one.uuids[0]: one.name for one in fleet.subjects}
+    links = []
+    for (kind, unit, uuids), found in gathered.items():
+        value = statistics.median(one.value for one in found if one.value is not None)
+        ends = {"h2d": ("host", *uuids), "d2h": (*uuids, "host")}.get(kind, uuids)
+        for start, end in [ends, ends[::-1]] if unit == "µs" else [ends]:
+            links.append(
+                Link(
+                    from_uuid=start,
+                    to_uuid=end,
+                    from_name=names[start],
+                    to_name=names[end],
+                    kind=kind,
+                    message_bytes=sizes[kind, unit, uuids],
+                    gb_per_s=None if unit == "µs" else value,
+                    latency_us=value if unit == "µs" else None,
+                )
+            )
+    return tuple(links)
+
+
+def _link_kind(probe: Probe, fleet: Fleet) -> str:
+    """Return how the bytes of a point went; empty where its figures are of no single link."""
+    params = probe.point.params
+    if probe.test.reads == "pairs":
+        sent_by = "nccl" if fleet.kind == "cuda" else "gloo"
+        return "copy" if params["transport"] == "copy" else sent_by
+    is_one_way = "local_rank" in params and params["direction"] != "both"
+    return str(params["direction"]) if probe.test.stage == "host-links" and is_one_way else ""

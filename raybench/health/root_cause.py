@@ -1,13 +1,13 @@
-"""Who is to blame for what is slow between devices. Pure.
+"""Which device, node or path makes pairs slow, and which rank the others wait for. Pure.
 
-A device is to blame for slow pairs when it is slow with two partners or more that are fast with
-others, and with more of its partners than not; otherwise the path between the two is. Nodes are
-told from devices first: a node whose devices are all slow with other nodes is one subject.
+A device is the root cause of slow pairs when it is slow with two partners or more that are fast
+with others, and with more than half of its partners; otherwise the path between the two devices is.
+Nodes come before devices: a node whose devices are all slow with other nodes is one root cause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
@@ -15,141 +15,110 @@ from typing import Literal
 import numpy as np
 
 from raybench.health.groups import Group
+from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, device_subjects
 from raybench.records import Device
-from raybench.records.health import COMPUTE_TEST, WAIT_TEST, Finding, Subject, Verdict
+from raybench.records.health import Finding, Subject, Verdict
 from raybench.stats.fleet import Floats
 
 _LEAST_PARTNERS = 2
+_MOST_NAMES = 4
 # A rank is late where the others wait for it for more than this share of a step, and for more than
 # so many floors of the test, in each pass.
 _WAIT_SHARE, _WAIT_FLOORS = 0.1, 2
+_PATH = "the path between the two is to blame"
 
+# Two devices or two nodes.
 _Edge = frozenset[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Paths:
-    """Which of the paths between subjects are slow. slow, fast: partners of each subject."""
-
-    slow: Mapping[str, set[str]] = field(default_factory=dict)
-    fast: Mapping[str, set[str]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, slow: Iterable[_Edge], fast: Iterable[_Edge]) -> _Paths:
-        """Make them of pairs of names."""
-        return cls(slow=_partners(slow), fast=_partners(fast))
-
-    def guilty(self) -> dict[str, set[str]]:
-        """Find who is slow with two good partners, each with these partners."""
-        slow = {name: set(partners) for name, partners in self.slow.items()}
-        found: dict[str, set[str]] = {}
-        while True:
-            good = {
-                name: {one for one in partners if self.fast.get(one, set()) - {name}}
-                for name, partners in slow.items()
-            }
-            name = max(good, key=lambda one: (len(good[one]), one), default="")
-            partners = good.get(name, set())
-            if len(partners) < max(_LEAST_PARTNERS, len(self.fast.get(name, ())) + 1):
-                return found
-            found[name] = partners
-            del slow[name]
-            for others in slow.values():
-                others.discard(name)
-
-
-def _partners(edges: Iterable[_Edge]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for edge in edges:
-        if len(edge) == 2:
-            first, second = edge
-            found.setdefault(first, set()).add(second)
-            found.setdefault(second, set()).add(first)
-    return found
-
-
-def name_culprits(
+def find_root_causes(
     findings: Sequence[Finding], groups: Sequence[Group], known: Mapping[str, Device]
 ) -> list[Finding]:
-    """Add findings about devices and nodes that make pairs slow, and name them in the victims'."""
+    """Return the findings, with new ones about the devices, nodes and paths that make pairs slow.
+
+    The finding of a slow pair, or of a waiting rank, gets the name of its culprit.
+    """
     found = list(findings)
     for test in dict.fromkeys(one.test for one in findings if one.subject.kind == "pair"):
-        found = _blame_for_pairs(found, test, known)
-    return _blame_for_waiting(found, groups)
+        found = _explain_slow_pairs(found, test, known)
+    return _explain_waiting(found, groups)
 
 
-def _blame_for_pairs(
+def _explain_slow_pairs(
     findings: Sequence[Finding], test: str, known: Mapping[str, Device]
 ) -> list[Finding]:
-    """Blame nodes, then devices, then paths, for the slow pairs of one test."""
+    """Look for nodes, then for devices, then for paths that explain the slow pairs of one test."""
     own = [one for one in findings if one.test == test and one.subject.kind == "pair"]
     if not any(one.verdict.is_slow for one in own):
         return list(findings)
     node_of = {uuid: device.node_id for uuid, device in known.items()}
     hosts = {device.node_id: device.host for device in known.values()}
-    self_of = {uuid: uuid for uuid in known}
-    names = {uuid: name for one in own for uuid, name in _named_ends(one)}
-    across = [one for one in own if len(set(_ends(one, node_of))) == 2]
-    inside = [one for one in own if len(set(_ends(one, node_of))) == 1]
-    blame = _Blame()
-    blame.culprits(across, node_of, hosts, "node")
-    blame.paths_of_nodes(across, node_of, hosts)
-    blame.culprits(across, self_of, names, "device")
-    blame.culprits(inside, self_of, names, "device")
-    tried = _Tried.of(own, findings)
+    itself = {uuid: uuid for uuid in known}
+    names = {one.uuids[0]: one.name for one in device_subjects(list(known.values()))}
+    between = [one for one in own if len(set(_ends(one, node_of))) == 2]
+    within = [one for one in own if len(set(_ends(one, node_of))) == 1]
+    causes = _Causes()
+    causes.find_culprits(between, node_of, hosts, "node")
+    causes.find_paths_of_nodes(between, node_of, hosts)
+    causes.find_culprits(between, itself, names, "device")
+    causes.find_culprits(within, itself, names, "device")
+    partners = _Partners.of(own, findings)
     return [
         *(
-            _on_its_path(one, blame.names.get(one.subject, ""), tried)
+            _explained(one, causes.culprits.get(one.subject, ""), partners)
             if one.test == test and one.subject.kind == "pair" and one.verdict.is_slow
             else one
             for one in findings
         ),
-        *blame.found,
+        *causes.findings,
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Blame:
-    """Who is to blame so far. names: of the culprit of each slow pair. found: about them."""
+class _Causes:
+    """Root causes so far. culprits: the name of the culprit of each slow pair."""
 
-    names: dict[Subject, str] = field(default_factory=dict)
-    found: list[Finding] = field(default_factory=list)
+    culprits: dict[Subject, str] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
 
-    def culprits(
+    def find_culprits(
         self,
         pairs: Sequence[Finding],
         ends: Mapping[str, str],
         names: Mapping[str, str],
         kind: Literal["node", "device"],
     ) -> None:
-        """Blame devices or nodes for those of these pairs that nobody is blamed for yet."""
-        left = [one for one in pairs if one.subject not in self.names]
-        for name, partners in _paths(left, ends).guilty().items():
+        """Add the nodes or devices that explain those of the pairs that nothing explains yet.
+
+        ends: the node of each device, or the device itself. names: of these.
+        """
+        left = [one for one in pairs if one.subject not in self.culprits]
+        for name, partners in _culprits(*_paths(left, ends)).items():
             slow = [one for one in left if name in _ends(one, ends) and one.verdict.is_slow]
-            uuids = [uuid for uuid, owner in ends.items() if owner == name]
             good = sorted(names.get(one, one) for one in partners)
-            reason = (
-                f"slow with {len(good)} partners that are fast with others: the {kind} is to blame"
-            )
+            more = f" and {len(good) - _MOST_NAMES} more" if len(good) > _MOST_NAMES else ""
             subject = Subject(
                 kind=kind,
-                uuids=tuple(uuids),
+                uuids=tuple(uuid for uuid, owner in ends.items() if owner == name),
                 name=names.get(name, name),
                 model=slow[0].subject.model,
             )
-            more = f" and {len(good) - 4} more" if len(good) > 4 else ""
-            self._add(slow, subject, reason, f"slow with {', '.join(good[:4])}{more}")
+            self._add(
+                slow,
+                subject,
+                f"slow with {len(good)} partners that are fast with others: the {kind} is to blame",
+                f"slow with {', '.join(good[:_MOST_NAMES])}{more}",
+            )
 
-    def paths_of_nodes(
+    def find_paths_of_nodes(
         self, pairs: Sequence[Finding], ends: Mapping[str, str], names: Mapping[str, str]
     ) -> None:
-        """Blame the path between two nodes for what is slow between several of their devices."""
-        left = [one for one in pairs if one.subject not in self.names]
-        found: dict[_Edge, list[Finding]] = {}
-        for one in left:
-            if one.value is not None:
-                found.setdefault(frozenset(_ends(one, ends)), []).append(one)
-        for edge, own in found.items():
+        """Add the paths between two nodes on which several pairs, and most of them, are slow."""
+        by_path: dict[_Edge, list[Finding]] = {}
+        for one in pairs:
+            if one.subject not in self.culprits and one.value is not None:
+                by_path.setdefault(frozenset(_ends(one, ends)), []).append(one)
+        for edge, own in by_path.items():
             slow = [one for one in own if one.verdict.is_slow]
             if len({frozenset(one.subject.uuids) for one in own}) < 2 or 2 * len(slow) <= len(own):
                 continue
@@ -157,16 +126,14 @@ class _Blame:
             subject = Subject(
                 kind="pair", uuids=(), name=f"{first} to {second}", model=own[0].subject.model
             )
-            reason = (
-                f"slow for {len(slow)} of {len(own)} pairs: the path between the two is to blame"
-            )
-            self._add(slow, subject, reason, "")
+            self._add(slow, subject, f"slow for {len(slow)} of {len(own)} pairs: {_PATH}", "")
 
     def _add(self, slow: Sequence[Finding], subject: Subject, reason: str, evidence: str) -> None:
+        """Add a subject as the root cause of slow pairs."""
         ratios = [one.ratio for one in slow if one.ratio is not None]
         is_bad = any(one.verdict is Verdict.BAD for one in slow)
-        self.names.update((one.subject, subject.name) for one in slow)
-        self.found.append(
+        self.culprits.update((one.subject, subject.name) for one in slow)
+        self.findings.append(
             replace(
                 slow[0],
                 subject=subject,
@@ -179,118 +146,149 @@ class _Blame:
         )
 
 
-def _paths(pairs: Sequence[Finding], ends: Mapping[str, str]) -> _Paths:
-    """Take a path between two nodes as slow when more than half of its pairs are."""
-    slow: dict[_Edge, list[bool]] = {}
+def _ends(pair: Finding, ends: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(ends.get(uuid, uuid) for uuid in pair.subject.uuids)
+
+
+def _paths(pairs: Sequence[Finding], ends: Mapping[str, str]) -> tuple[set[_Edge], set[_Edge]]:
+    """Return the slow and the fast paths between devices, or between nodes.
+
+    A path between devices is slow where one direction is, one between nodes where most pairs are.
+    """
+    marks: dict[_Edge, list[bool]] = {}
     for one in pairs:
         if one.value is not None:
-            edge = frozenset(_ends(one, ends))
-            slow.setdefault(edge, []).append(one.verdict.is_slow)
-    is_device = len(set(ends.values())) == len(ends)
-    are_slow = {
-        edge: any(marks) if is_device else 2 * sum(marks) > len(marks)
-        for edge, marks in slow.items()
+            marks.setdefault(frozenset(_ends(one, ends)), []).append(one.verdict.is_slow)
+    is_of_devices = len(set(ends.values())) == len(ends)
+    slow = {
+        edge
+        for edge, found in marks.items()
+        if (any(found) if is_of_devices else 2 * sum(found) > len(found))
     }
-    return _Paths.of(
-        [edge for edge, is_slow in are_slow.items() if is_slow],
-        [edge for edge, is_slow in are_slow.items() if not is_slow],
-    )
+    return slow, marks.keys() - slow
 
 
-def _ends(finding: Finding, ends: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(ends.get(uuid, uuid) for uuid in finding.subject.uuids)
+def _culprits(slow: Iterable[_Edge], fast: Iterable[_Edge]) -> dict[str, set[str]]:
+    """Return who is slow with two partners or more that are fast with others, with these partners.
+
+    The worst one first; a partner that a culprit explains does not count against others.
+    """
+    slow_with, fast_with = _partners(slow), _partners(fast)
+    found: dict[str, set[str]] = {}
+    while True:
+        good = {
+            name: {one for one in partners if fast_with.get(one, set()) - {name}}
+            for name, partners in slow_with.items()
+        }
+        name = max(good, key=lambda one: (len(good[one]), one), default="")
+        partners = good.get(name, set())
+        if len(partners) < max(_LEAST_PARTNERS, len(fast_with.get(name, ())) + 1):
+            return found
+        found[name] = partners
+        del slow_with[name]
+        for others in slow_with.values():
+            others.discard(name)
 
 
-def _named_ends(pair: Finding) -> Iterator[tuple[str, str]]:
-    """Read the names of two devices from that of their pair, "alpha GPU 0 to GPU 3"."""
-    first, _, second = pair.subject.name.partition(" to ")
-    host = first.split(" ")[0]
-    is_whole = len(second.split(" ")) > 2
-    yield pair.subject.uuids[0], first
-    yield pair.subject.uuids[-1], second if is_whole else f"{host} {second}"
+def _partners(edges: Iterable[_Edge]) -> dict[str, set[str]]:
+    """Return the partners of each end."""
+    found: dict[str, set[str]] = {}
+    for edge in edges:
+        if len(edge) == 2:
+            first, second = edge
+            found.setdefault(first, set()).add(second)
+            found.setdefault(second, set()).add(first)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tried:
-    """What was tried besides a pair. partners, fast: of each device, all and those it is fast with.
+class _Partners:
+    """With whom each device was paired in a test, and how it does alone.
 
-    slow_alone, healthy_alone: devices, by what they do without others.
+    tried: all partners. fast: the partners that it was healthy with. slow_alone, healthy_alone:
+    devices by the stage "alone".
     """
 
-    partners: Mapping[str, set[str]]
+    tried: Mapping[str, set[str]]
     fast: Mapping[str, set[str]]
     slow_alone: Collection[str]
     healthy_alone: Collection[str]
 
     @classmethod
-    def of(cls, pairs: Sequence[Finding], findings: Sequence[Finding]) -> _Tried:
-        """Take it from the pairs of a test, and from what each device does alone."""
+    def of(cls, pairs: Sequence[Finding], findings: Sequence[Finding]) -> _Partners:
+        """Take them from the pairs of a test, and from all findings."""
         alone = [one for one in findings if one.stage == "alone" and len(one.subject.uuids) == 1]
         slow = {one.subject.uuids[0] for one in alone if one.verdict is not Verdict.HEALTHY}
         fast = [one for one in pairs if one.verdict is Verdict.HEALTHY]
         return cls(
-            partners=_partners(frozenset(one.subject.uuids) for one in pairs),
+            tried=_partners(frozenset(one.subject.uuids) for one in pairs),
             fast=_partners(frozenset(one.subject.uuids) for one in fast),
             slow_alone=slow,
             healthy_alone={one.subject.uuids[0] for one in alone} - slow,
         )
 
-    def words(self, uuids: Sequence[str]) -> tuple[str, str]:
-        """Say what is to blame for a slow pair, as far as that is known, and by what."""
+    def explain(self, uuids: Collection[str]) -> tuple[str, str]:
+        """Return what makes a pair slow, as far as that is known, and the evidence."""
         ends = set(uuids)
         if all(self.fast.get(uuid, set()) - ends for uuid in ends):
-            return "the path between the two is to blame", "both are fast with other partners"
-        others = [self.partners.get(uuid, set()) - ends for uuid in ends]
-        alone = "both are fast alone" if ends <= set(self.healthy_alone) else ""
+            return _PATH, "both are fast with other partners"
+        evidence = []
         if ends & set(self.slow_alone):
-            alone = "one of the two is not healthy alone"
-        if any(others):
-            return "the path or one of the two is to blame", alone
-        tried = "neither has another partner to try"
-        return "the path or one of the two is to blame", "; ".join(filter(None, (alone, tried)))
+            evidence.append("one of the two is not healthy alone")
+        elif ends <= set(self.healthy_alone):
+            evidence.append("both are fast alone")
+        if not any(self.tried.get(uuid, set()) - ends for uuid in ends):
+            evidence.append("neither has another partner to try")
+        return "the path or one of the two is to blame", "; ".join(evidence)
 
 
-def _on_its_path(finding: Finding, culprit: str, tried: _Tried) -> Finding:
-    """Name in a slow pair who is to blame: another subject, or the path itself."""
+def _explained(pair: Finding, culprit: str, partners: _Partners) -> Finding:
+    """Return the finding of a slow pair with its culprit, or with what is known of the cause."""
     if culprit:
-        return replace(finding, culprit=culprit)
-    blamed, evidence = tried.words(finding.subject.uuids)
-    return replace(
-        finding,
-        reason=f"{finding.reason}: {blamed}",
-        evidence="; ".join(filter(None, (finding.evidence, evidence))),
-    )
+        return replace(pair, culprit=culprit)
+    cause, evidence = partners.explain(pair.subject.uuids)
+    evidence = "; ".join(filter(None, (pair.evidence, evidence)))
+    return replace(pair, reason=f"{pair.reason}: {cause}", evidence=evidence)
 
 
-def _blame_for_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> list[Finding]:
-    """Name the rank that the others wait for in each pass, and by its other tests why."""
+def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> list[Finding]:
+    """Make the rank that the others wait for in each pass a suspect, and the culprit of the others.
+
+    Unchanged where there is none, or where a pass does not tell how long each rank waits.
+    """
     waits = next((group for group in groups if group.test.name == WAIT_TEST), None)
     steps = next((group for group in groups if group.test.name == COMPUTE_TEST), None)
     if waits is None or steps is None or len(waits.subjects) < 2:
         return list(findings)
     if waits.subjects != steps.subjects or waits.values.shape != steps.values.shape:
         return list(findings)
-    wait_ms, step_ms = _late(waits, steps)
-    shares = wait_ms / step_ms[:, None]
+    waited_ms, step_ms = _waited_for(waits, steps)
     least = max(_WAIT_SHARE, _WAIT_FLOORS * waits.test.floor)
-    are_late = np.flatnonzero((shares > least).all(axis=0))
-    if not len(are_late):
+    late = np.flatnonzero((waited_ms / step_ms[:, None] > least).all(axis=0))
+    if not len(late):
         return list(findings)
-    column = int(are_late[0])
+    column = int(late[0])
     culprit = waits.subjects[column]
-    found = _Late(
-        culprit=culprit,
-        waited_ms=float(np.median(wait_ms[:, column])),
-        step_ms=float(np.median(step_ms)),
-        cause=_cause(culprit, findings),
+    reason = (
+        f"in a step of {np.median(step_ms):.3g} ms each of the others waits "
+        f"{np.median(waited_ms[:, column]):.3g} ms for it"
     )
-    return [_waiting(one, found) if one.test == WAIT_TEST else one for one in findings]
+    found = []
+    for one in findings:
+        if one.test == WAIT_TEST and one.subject == culprit:
+            cause = _why_late(culprit, findings)
+            one = replace(one, verdict=Verdict.SUSPECT, reason=reason, evidence=cause)
+        elif one.test == WAIT_TEST:
+            wait = f"waits {one.value or 0.0:.3g} ms of each step for it"
+            one = replace(one, culprit=culprit.name, evidence=wait)
+        found.append(one)
+    return found
 
 
-def _late(waits: Group, steps: Group) -> tuple[Floats, Floats]:
-    """Compute how long the others wait for each rank [passes, ranks], and the steps [passes].
+def _waited_for(waits: Group, steps: Group) -> tuple[Floats, Floats]:
+    """Return how long the others wait for each rank [passes, ranks], and steps [passes], in ms.
 
-    By the median of the others' waits, less its own; NaN where a pass does not tell.
+    The median wait of the others less the rank's own; NaN where a pass has no value of a rank.
     """
     count = waits.values.shape[1]
     others = [np.delete(waits.values, rank, axis=1) for rank in range(count)]
@@ -298,34 +296,11 @@ def _late(waits: Group, steps: Group) -> tuple[Floats, Floats]:
     return typical - waits.values, np.median(waits.values + steps.values, axis=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Late:
-    """The rank that the others wait for. cause: what its other tests say of it."""
-
-    culprit: Subject
-    waited_ms: float
-    step_ms: float
-    cause: str
-
-
-def _cause(culprit: Subject, findings: Sequence[Finding]) -> str:
-    """Say where a rank is slow besides: its device, its host or links, or neither."""
+def _why_late(culprit: Subject, findings: Sequence[Finding]) -> str:
+    """Return where else a late rank is slow: its device, its links, or neither."""
     stages = {one.stage for one in findings if one.subject == culprit and one.verdict.is_slow}
     if "alone" in stages:
         return "its device is slow alone too"
     if {"host-links", "pairs"} & stages:
         return "its link to the host or to others is slow too"
     return "its device and its links are as fast as the others': look at its CPU and its data"
-
-
-def _waiting(finding: Finding, found: _Late) -> Finding:
-    if finding.subject == found.culprit:
-        waited, step = f"{found.waited_ms:.3g} ms", f"{found.step_ms:.3g} ms"
-        return replace(
-            finding,
-            verdict=Verdict.SUSPECT,
-            reason=f"in a step of {step} each of the others waits {waited} for it",
-            evidence=found.cause,
-        )
-    wait = f"waits {finding.value or 0.0:.3g} ms of each step for it"
-    return replace(finding, culprit=found.culprit.name, evidence=wait)

@@ -1,4 +1,4 @@
-"""What the tables `health` and `links` tell of health checks."""
+"""Findings and links of health checks, read from the tables `health` and `links`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from raybench.records.health import Action, Finding, Link, PastValue, Subject, Verdict
+from raybench.health.expected import PastValue
+from raybench.records.health import Action, Finding, Link, Subject, Verdict
 from raybench.results import reader
 
 
 def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Finding]]:
-    """Read what was said in one run, or in all of them, each with its run. Raises ResultsError."""
+    """Return (run_id, finding) of one run, or of all. Raises ResultsError if one cannot be read."""
     found = reader.read_table(root, "health", run_id).to_pylist()
     return [(row["run_id"], _finding(row)) for row in found]
 
 
 def read_links(root: Path, run_id: str) -> list[Link]:
-    """Read the pair matrix of a run. Raises ResultsError."""
+    """Return the links of a run. Raises ResultsError where they cannot be read."""
     names = [field.name for field in fields(Link)]
     return [
         Link(**{name: row[name] for name in names})
@@ -27,7 +28,7 @@ def read_links(root: Path, run_id: str) -> list[Link]:
 
 
 def past_values(root: Path) -> Sequence[PastValue]:
-    """Collect what earlier checks read of healthy subjects; none where there are no results."""
+    """Return the values of healthy subjects in all checks of a folder; none without a check."""
     if not (root / "health").is_dir():
         return ()
     return tuple(
@@ -38,7 +39,7 @@ def past_values(root: Path) -> Sequence[PastValue]:
 
 
 def _finding(row: Mapping[str, Any]) -> Finding:
-    """Make the finding of a row; a verdict of a later version is one that is not known."""
+    """Return the finding of a row; a verdict that a later version added is taken as unknown."""
     verdicts = {verdict.value: verdict for verdict in Verdict}
     actions = {action.value: action for action in Action}
     return Finding(

@@ -14,9 +14,10 @@ from raybench.health.comparison import (
     urgency,
     word,
 )
+from raybench.health.history import FigureTrend
 from raybench.health.report import HealthReport
 from raybench.health.tables import blocks
-from raybench.records.health import FigureTrend, figure
+from raybench.records.health import figure
 from raybench.report import formatting
 from raybench.report.comparison import percent
 from raybench.report.export.as_json import format_object

@@ -1,40 +1,28 @@
-"""What readings say of each subject: healthy, suspect, bad, not tested, or not known. Pure.
+"""The verdict of each subject in each test: healthy, suspect, bad, untested or unknown. Pure.
 
-A subject is held against those alike in the same passes (`raybench.stats.fleet`). Where fewer than
-four are alike there is no spread: against 1.5 times the fastest of them, its own past, and what its
-model reaches elsewhere. Peers do not see what makes all of them slow: for that all together are
-held against what their model reaches, as earlier checks and hardware/expected.yaml know it.
+A subject is compared with similar ones in the same passes (`raybench.stats.fleet`). Where fewer
+than four are similar there is no spread: then it is compared with the fastest of them, with its own
+past, and with what its model reaches elsewhere. No such comparison sees what makes all of them
+slow: for that all together are compared with what their model reaches elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
-from statistics import median
 from typing import Any
 
 import numpy as np
-from ruamel.yaml import YAML
 
-from raybench.hardware.peaks import dense_peak_tflops, memory_peak_gb_s
 from raybench.health.actions import advise
 from raybench.health.device_facts import ACTIONS
+from raybench.health.expected import Elsewhere, PastValue, ValueRange, datasheet
 from raybench.health.groups import Group, devices_by_uuid, group_readings
-from raybench.health.root_cause import name_culprits
+from raybench.health.readings import Problem, Reading
+from raybench.health.root_cause import find_root_causes
+from raybench.health.suite import device_subjects
 from raybench.records import Device
-from raybench.records.health import (
-    NOT_READ,
-    Action,
-    Finding,
-    HealthTest,
-    PastValue,
-    Reading,
-    Subject,
-    Verdict,
-    figure,
-)
+from raybench.records.health import Action, Finding, Subject, Verdict, figure
 from raybench.stats.fleet import (
     LEAST_ALIKE,
     Bools,
@@ -45,54 +33,41 @@ from raybench.stats.fleet import (
     find_slow,
 )
 
-# Of another day or another machine, devices alike differ by more than beside each other: by this
-# share, and by so many floors of the test. What a link to the host carries is up to the host: two
-# H200s copied both ways at 78 GB/s, and six minutes later on the same host at 91 and 96. Too slow
-# is there only who would be bad among those alike.
-_ELSEWHERE_SHARE, _ELSEWHERE_FLOORS = 0.1, 5
-_LEAST_PAST = 3
-# Tests with such a floor share their device with whatever else the host does, as CPU workers do: a
-# busy hour makes all of them slow, memory by 6 times on two cores with loads of 6 to 15.
-_SHARED_FLOOR, _SHARED_RATIO = 0.1, 10.0
-EXPECTED_TEST = "expected values"
-_NOTHING = 1e-300
+EXPECTED_TEST, OTHER_PROGRAMS_TEST = "expected values", "other programs"
+# From this share of the points on, programs that used the devices meanwhile are a finding.
+_LEAST_DISTURBED = 0.5
+_MOST_PROGRAMS = 2
+
+
+def judge(
+    readings: Iterable[Reading], devices: Sequence[Device], past: Sequence[PastValue] = ()
+) -> tuple[Finding, ...]:
+    """Return a finding for each subject in each test, with its root cause and what to do about it.
+
+    devices: those that were checked. past: values of healthy subjects in earlier checks.
+    """
+    readings = list(readings)
+    known = devices_by_uuid(devices)
+    groups = group_readings(readings, known)
+    elsewhere = Elsewhere(past)
+    compared = _compare([group for group in groups if group.test.is_compared])
+    findings: list[Finding] = []
+    for group in groups:
+        one = compared.get(id(group))
+        findings += _compared_findings(one, elsewhere) if one else _fact_findings(group)
+    findings += _unknown_models(compared.values(), elsewhere)
+    findings += _other_programs(readings, devices)
+    findings = find_root_causes(findings, groups, known)
+    return tuple(_with_action(finding, known) for finding in findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Range:
-    """What a value was elsewhere, and how that is known."""
+class _Comparison:
+    """A group beside its peers; an entry a subject.
 
-    low: float
-    high: float
-    source: str
-
-    def excess(self, value: float, group: Group) -> float | None:
-        """Divide a value's time by that of the worst here; None where it is no worse than that.
-
-        Two machines, and two days, differ by more than devices beside each other.
-        """
-        is_time = group.test.is_time
-        ratio = value / self.high if is_time else self.low / max(value, _NOTHING)
-        return ratio if ratio > limit_elsewhere(group.test) else None
-
-    def words(self, unit: str) -> str:
-        """Write the range."""
-        low, high = figure(self.low), figure(self.high)
-        return f"{low if low == high else f'{low} to {high}'} {unit} ({self.source})"
-
-
-def limit_elsewhere(test: HealthTest) -> float:
-    """Return how many times as long as elsewhere, or on another day, is too long."""
-    if test.floor >= _SHARED_FLOOR:
-        return _SHARED_RATIO
-    if test.stage == "host-links":
-        return test.bad_ratio
-    return 1 + max(_ELSEWHERE_SHARE, _ELSEWHERE_FLOORS * test.floor)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
-    """A group beside its peers. typical: the median of each subject's passes."""
+    typical: the median of its passes. ratios: its time over that of similar ones.
+    peers: None where fewer than four subjects have values.
+    """
 
     group: Group
     typical: Floats
@@ -101,28 +76,8 @@ class _Judged:
     peers: Peers | None
 
 
-def judge(
-    readings: Iterable[Reading], devices: Sequence[Device], past: Sequence[PastValue] = ()
-) -> tuple[Finding, ...]:
-    """Say of each subject in each test what holds, and who is to blame for what is slow.
-
-    devices: those that were checked. past: what earlier checks read of healthy subjects.
-    """
-    known = devices_by_uuid(devices)
-    groups = group_readings(readings, known)
-    elsewhere = _Elsewhere(past)
-    judged = _compare([group for group in groups if group.is_compared])
-    findings: list[Finding] = []
-    for group in groups:
-        one = judged.get(id(group))
-        findings += _compared(one, elsewhere) if one else _checked(group)
-    findings += _unknown_models(judged.values(), elsewhere)
-    findings = name_culprits(findings, groups, known)
-    return tuple(_with_action(finding, known) for finding in findings)
-
-
-def _compare(groups: Sequence[Group]) -> dict[int, _Judged]:
-    """Hold subjects against those alike, over all tests together."""
+def _compare(groups: Sequence[Group]) -> dict[int, _Comparison]:
+    """Compare the subjects of each group, by the id of the group; chance counts over all tests."""
     many: dict[int, Peers] = {}
     for group in groups:
         if (~np.isnan(group.values)).any(axis=0).sum() >= LEAST_ALIKE:
@@ -138,7 +93,7 @@ def _compare(groups: Sequence[Group]) -> dict[int, _Judged]:
             ratios, is_slow = compare_few(
                 group.values, is_time=test.is_time, floor=test.floor, bad_ratio=test.bad_ratio
             )
-        found[id(group)] = _Judged(
+        found[id(group)] = _Comparison(
             group=group,
             typical=_medians(group.values),
             ratios=ratios,
@@ -172,19 +127,18 @@ def _healthy(group: Group, typical: Floats) -> Iterator[Finding]:
         )
 
 
-def _compared(one: _Judged, elsewhere: _Elsewhere) -> Iterator[Finding]:
-    """Yield the findings of a test of which the values are compared."""
+def _compared_findings(one: _Comparison, elsewhere: Elsewhere) -> Iterator[Finding]:
+    """Yield the findings of a test whose values are compared."""
     group = one.group
     ratios = one.ratios.tolist()
-    measure = _measure_of(one)
-    is_alone = len(group.subjects) == 1
-    alike = _slow_alike(one, elsewhere)
+    expected = _expected_words(one)
+    alike = _all_slow(one, elsewhere)
     for column, finding in enumerate(_healthy(group, one.typical)):
-        is_compared = not is_alone and finding.value is not None
+        is_compared = len(group.subjects) > 1 and finding.value is not None
         ratio = ratios[column] if is_compared else None
-        finding = replace(finding, expected=measure, ratio=ratio)
+        finding = replace(finding, expected=expected, ratio=ratio)
         if column in group.problems or finding.value is None:
-            yield replace(finding, ratio=None, **_problem(group, column, finding.value))
+            yield replace(finding, ratio=None, **_with_problem(group, column, finding.value))
         elif one.is_slow[column]:
             yield replace(finding, **_slow(finding, one))
         elif one.peers is None and alike is None:
@@ -195,8 +149,8 @@ def _compared(one: _Judged, elsewhere: _Elsewhere) -> Iterator[Finding]:
         yield alike
 
 
-def _measure_of(one: _Judged) -> str:
-    """Say what the subjects of a group are held against, in words."""
+def _expected_words(one: _Comparison) -> str:
+    """Return what the subjects of a group are compared with; empty where there is one."""
     unit, typical = one.group.test.unit, one.typical
     count = int((~np.isnan(typical)).sum())
     if count < 2:
@@ -211,87 +165,90 @@ def _measure_of(one: _Judged) -> str:
     return f"{middle} {unit}, the median of {count} alike"
 
 
-def _slow(finding: Finding, one: _Judged) -> dict[str, Any]:
+def _slow(finding: Finding, one: _Comparison) -> dict[str, Any]:
+    """Return the changes of a healthy finding that make it one of a slow subject."""
     ratio = finding.ratio or 0.0
-    passes = finding.passes
-    evidence = f"in each of {passes} passes" if passes > 1 else ""
+    evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
     if one.peers is not None:
-        among = f"the others spread by {one.peers.sigma:.1%}"
-        evidence = "; ".join(filter(None, (evidence, among)))
+        evidence.append(f"the others spread by {one.peers.sigma:.1%}")
         if one.peers.is_divided:
             count = int(one.is_slow.sum())
-            group = f"one of {count} that are slower than the other {len(one.is_slow) - count}"
-            evidence = f"{evidence}; {group}"
+            others = len(one.is_slow) - count
+            evidence.append(f"one of {count} that are slower than the other {others}")
     return {
         "verdict": Verdict.BAD if ratio > one.group.test.bad_ratio else Verdict.SUSPECT,
-        "reason": f"takes {times(ratio)} as long as those alike",
-        "evidence": evidence,
+        "reason": f"takes {_times(ratio)} as long as those alike",
+        "evidence": "; ".join(evidence),
     }
 
 
-def _problem(group: Group, column: int, value: float | None) -> dict[str, Any]:
-    """Wrong bits, grown errors, or what did not run: never healthy, whatever the value."""
+def _with_problem(group: Group, column: int, value: float | None) -> dict[str, Any]:
+    """Return the changes of a finding whose subject had a problem, or no value, in any pass."""
     problems = group.problems.get(column, ())
-    own = [text for text in problems if not text.startswith(NOT_READ)]
-    reason = "; ".join(own or problems) or "it was not read"
-    failures = group.failures.get(column, ())
-    if own and value is not None and set(own) <= set(failures):
-        # It ran in the others: that happens to good devices too.
-        count = f"{len(failures)} of {group.pass_count} passes"
+    own = [one for one in problems if one.kind != "not read"]
+    reason = "; ".join(one.text for one in own or problems) or "it was not read"
+    if own and value is not None and all(one.kind == "failed" for one in own):
+        # It ran in the other passes: that happens to good devices too.
+        count = f"{group.failed_passes[column]} of {group.pass_count} passes"
         return {"verdict": Verdict.SUSPECT, "reason": f"{reason} (in {count})"}
-    own_problems = [
-        any(not text.startswith(NOT_READ) for text in found) for found in group.problems.values()
-    ]
-    if own and (value is not None or sum(own_problems) < len(group.subjects)):
+    culprits = sum(_has_own(found) for found in group.problems.values())
+    if own and (value is not None or culprits < len(group.subjects)):
         return {"verdict": Verdict.BAD, "reason": reason}
     if value is not None and not own:
-        # Another one made a pass fail; the others say enough.
+        # Another subject made a pass fail; the other passes say enough.
         return {"evidence": reason}
     return {"verdict": Verdict.UNTESTED, "reason": reason}
 
 
-def _checked(group: Group) -> Iterator[Finding]:
-    """Yield the findings of facts and of checks, which are wrong by themselves or not."""
+def _has_own(problems: Iterable[Problem]) -> bool:
+    return any(one.kind != "not read" for one in problems)
+
+
+def _fact_findings(group: Group) -> Iterator[Finding]:
+    """Yield the findings of a test without comparison: wrong is what has a problem."""
     for column, finding in enumerate(_healthy(group, _medians(group.values))):
         if column in group.problems:
-            given = _problem(group, column, finding.value)
+            changes = _with_problem(group, column, finding.value)
             if ACTIONS.get(group.test.name) in (Action.WATCH, Action.SETTING):
-                given = {**given, "verdict": Verdict.SUSPECT}
-            yield replace(finding, **given)
+                changes = {**changes, "verdict": Verdict.SUSPECT}
+            yield replace(finding, **changes)
         elif finding.value is None:
             yield replace(finding, verdict=Verdict.UNKNOWN, reason="nothing here tells it")
         else:
             yield finding
 
 
-def _against_elsewhere(finding: Finding, group: Group, elsewhere: _Elsewhere) -> dict[str, Any]:
-    """Hold one of few against its own past, and against its model elsewhere."""
-    value = finding.value or 0.0
-    own = elsewhere.of_subject(finding.subject, group)
-    others = elsewhere.of_model(group)
+def _against_elsewhere(finding: Finding, group: Group, elsewhere: Elsewhere) -> dict[str, Any]:
+    """Return the changes of the finding of one of few, by its past and by its model elsewhere."""
+    value, test = finding.value or 0.0, group.test
+    own, others = elsewhere.of_subject(finding.subject, test), elsewhere.of_model(group)
     for found in filter(None, (own, others)):
-        if ratio := found.excess(value, group):
+        if ratio := found.excess(value, test):
             return {
-                "verdict": Verdict.BAD if ratio > group.test.bad_ratio else Verdict.SUSPECT,
-                "expected": found.words(group.test.unit),
-                "reason": f"takes {times(ratio)} as long as it should",
+                "verdict": Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
+                "expected": found.words(test.unit),
+                "reason": f"takes {_times(ratio)} as long as it should",
                 "ratio": ratio if finding.subject.kind == "device" else finding.ratio,
             }
-    words = [one.words(group.test.unit) for one in (own or others,) if one]
-    expected = "; ".join(filter(None, (finding.expected, *words)))
-    if not expected:
-        peak = datasheet(group.model, group.test.name)
-        note = f"; its datasheet says {figure(peak)} {group.test.unit}" if peak else ""
-        where = "" if group.where == "device" else f", {group.where},"
-        return {
-            "verdict": Verdict.UNKNOWN,
-            "reason": f"nothing is known of what {group.model}{where} reaches{note}",
-        }
-    return {"expected": expected}
+    best_known: ValueRange | None = own or others
+    words = best_known.words(test.unit) if best_known else ""
+    expected = "; ".join(filter(None, (finding.expected, words)))
+    if expected:
+        return {"expected": expected}
+    peak = datasheet(group.model, test.name)
+    note = f"; its datasheet says {figure(peak)} {test.unit}" if peak else ""
+    where = "" if group.placement.kind == "device" else f", {group.placement},"
+    return {
+        "verdict": Verdict.UNKNOWN,
+        "reason": f"nothing is known of what {group.model}{where} reaches{note}",
+    }
 
 
-def _slow_alike(one: _Judged, elsewhere: _Elsewhere) -> Finding | None:
-    """Hold all that are alike against their model elsewhere; None where they are as they should."""
+def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
+    """Return the finding that all subjects of a group are slower than their model elsewhere.
+
+    None where they are not, or where nothing is known of the model.
+    """
     group = one.group
     sound = one.typical[~np.isnan(one.typical) & ~one.is_slow]
     found = elsewhere.of_model(group)
@@ -299,11 +256,10 @@ def _slow_alike(one: _Judged, elsewhere: _Elsewhere) -> Finding | None:
         return None
     best = float(sound.min() if group.test.is_time else sound.max())
     middle = float(np.median(sound))
-    ratio = found.excess(best if one.peers is None else middle, group)
+    ratio = found.excess(best if one.peers is None else middle, group.test)
     if ratio is None:
         return None
-    count = len(group.subjects)
-    noun = "pairs of " if group.test.kind == "pair" else ""
+    noun = "pairs of " if group.test.subjects == "pair" else ""
     uuids = tuple(dict.fromkeys(uuid for subject in group.subjects for uuid in subject.uuids))
     return Finding(
         test=group.test.name,
@@ -311,7 +267,7 @@ def _slow_alike(one: _Judged, elsewhere: _Elsewhere) -> Finding | None:
         subject=Subject(
             kind="cluster",
             uuids=uuids,
-            name=f"{'both' if count == 2 else f'all {count}'} {noun}{group.model}",
+            name=f"{_all(len(group.subjects))} {noun}{group.model}",
             model=group.model,
         ),
         passes=group.values.shape[0],
@@ -320,15 +276,15 @@ def _slow_alike(one: _Judged, elsewhere: _Elsewhere) -> Finding | None:
         expected=found.words(group.test.unit),
         ratio=None,
         verdict=Verdict.SUSPECT,
-        reason=f"all are slow alike: {times(ratio)} as long as this model takes elsewhere",
-        evidence="no device stands out, so a setting is likelier than a fault",
+        reason=f"all are slow alike: {_times(ratio)} as long as this model takes elsewhere",
+        evidence="none stands out, so what they share is likelier than a fault of each",
     )
 
 
-def _unknown_models(judged: Iterable[_Judged], elsewhere: _Elsewhere) -> Iterator[Finding]:
-    """Yield a finding for each model of which nothing is known: slow alike would not be seen."""
+def _unknown_models(compared: Iterable[_Comparison], elsewhere: Elsewhere) -> Iterator[Finding]:
+    """Yield a finding for each model that nothing is known of: all slow would not be seen."""
     groups: dict[str, list[Group]] = {}
-    for one in judged:
+    for one in compared:
         groups.setdefault(one.group.model, []).append(one.group)
     for model, own in groups.items():
         if any(elsewhere.of_model(group) for group in own):
@@ -347,6 +303,47 @@ def _unknown_models(judged: Iterable[_Judged], elsewhere: _Elsewhere) -> Iterato
         )
 
 
+def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> Iterator[Finding]:
+    """Yield a finding where other programs used the devices in half of the points or more.
+
+    Comparing devices shows only a neighbour that slows one of them by more than the noise.
+    """
+    points = {(one.point_id, one.pass_number): one for one in readings if one.point_id is not None}
+    disturbed = [one for one in points.values() if one.other_programs]
+    if not disturbed or len(disturbed) < _LEAST_DISTURBED * len(points):
+        return
+    programs = list(dict.fromkeys(text for one in disturbed for text in one.other_programs))
+    noun = "GPU" if devices[0].kind == "cuda" else "CPU worker"
+    count = len(devices)
+    yield Finding(
+        test=OTHER_PROGRAMS_TEST,
+        stage=disturbed[0].test.stage,
+        subject=Subject(
+            kind="cluster",
+            uuids=tuple(subject.uuids[0] for subject in device_subjects(devices)),
+            name=f"the {noun}" if count == 1 else f"{_all(count)} {noun}s",
+            model="",
+        ),
+        passes=max(one.pass_number for one in disturbed),
+        value=100 * len(disturbed) / len(points),
+        unit="% of points",
+        expected="",
+        ratio=None,
+        verdict=Verdict.SUSPECT,
+        reason=f"used by other programs in {len(disturbed)} of {len(points)} points",
+        evidence="; ".join(programs[:_MOST_PROGRAMS]),
+        action=Action.SETTING,
+        command=_programs_command(devices),
+    )
+
+
+def _programs_command(devices: Sequence[Device]) -> str:
+    hosts = " and on ".join(dict.fromkeys(device.host for device in devices))
+    if devices[0].kind == "cuda":
+        return f"nvidia-smi -q -d PIDS  # on {hosts}"
+    return f"ps -eo pcpu,psr,pid,user,comm --sort=-pcpu | head  # on {hosts}"
+
+
 def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
     if finding.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN) or finding.culprit or finding.action:
         return finding
@@ -354,84 +351,9 @@ def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
     return replace(finding, action=action, command="\n".join(commands))
 
 
-class _Elsewhere:
-    """What subjects were in earlier checks, and their models in committed runs."""
-
-    def __init__(self, past: Sequence[PastValue]) -> None:
-        self._own: dict[tuple[str, tuple[str, ...]], list[PastValue]] = {}
-        self._models: dict[tuple[str, str, str, int], list[PastValue]] = {}
-        for one in past:
-            subject = one.subject
-            self._own.setdefault((one.test, subject.uuids), []).append(one)
-            key = (one.test, subject.kind, subject.model, len(subject.uuids))
-            self._models.setdefault(key, []).append(one)
-
-    def of_subject(self, subject: Subject, group: Group) -> _Range | None:
-        """Its own range in earlier checks."""
-        return _past_range(
-            self._own.get((group.test.name, subject.uuids), ()), "its earlier checks"
-        )
-
-    def of_model(self, group: Group) -> _Range | None:
-        """Return the range of its model: of runs that are shipped, else of earlier checks."""
-        found = find_expected(group.model, group.test.name, group.where, group.topology)
-        if found is not None:
-            return _Range(low=found.low, high=found.high, source=found.source.split(";")[0])
-        first = group.subjects[0]
-        key = (group.test.name, first.kind, group.model, len(first.uuids))
-        return _past_range(self._models.get(key, ()), "earlier checks of this model")
+def _all(count: int) -> str:
+    return "both" if count == 2 else f"all {count}"
 
 
-def _past_range(past: Sequence[PastValue], source: str) -> _Range | None:
-    """Take the median: an earlier check may have had a bad day; None of too few checks."""
-    checks = len({one.run_id for one in past})
-    if checks < _LEAST_PAST:
-        return None
-    middle = median(one.value for one in past)
-    return _Range(low=middle, high=middle, source=f"{source}, {checks} of them")
-
-
-def times(ratio: float) -> str:
-    """Write a ratio of times."""
+def _times(ratio: float) -> str:
     return f"{ratio:.2f} times" if ratio < 100 else "over 100 times"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """The range of one test in runs of devices of a model. Fields as in expected.yaml."""
-
-    model: str
-    where: str
-    test: str
-    unit: str
-    low: float
-    high: float
-    source: str
-    links: str = ""
-
-
-def find_expected(model: str, test: str, where: str, topology: str = "") -> Expected | None:
-    """Find the range of a test as runs have seen it; None where none has.
-
-    where: how many devices work together and how, as in expected.yaml. topology: of one of them.
-    """
-    known = _table().get((model, test, where), ())
-    return next((one for one in known if topology.startswith(one.links)), None)
-
-
-def datasheet(model: str, test: str) -> float | None:
-    """Find the peak of a test in the unit of the test; None where no datasheet has one."""
-    kind, *words = test.split()
-    if kind == "gemm":
-        return dense_peak_tflops(model, words[0])
-    return memory_peak_gb_s(model) if kind == "memory" else None
-
-
-@cache
-def _table() -> dict[tuple[str, str, str], list[Expected]]:
-    text = resources.files("raybench.hardware").joinpath("expected.yaml").read_text("utf-8")
-    found: dict[tuple[str, str, str], list[Expected]] = {}
-    for row in YAML(typ="safe", pure=True).load(text):
-        one = Expected(**row)
-        found.setdefault((one.model, one.test, one.where), []).append(one)
-    return found

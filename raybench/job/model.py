@@ -18,13 +18,11 @@ from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr, ValidationE
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from raybench.errors import JobError, UsageError
-from raybench.job import registry, rules, template_rules
+from raybench.job import registry, rules
 from raybench.job.answer import metric_names
-from raybench.job.device_choice import why_too_few
 from raybench.job.plan import plan_problems
 from raybench.job.point import RUN_SETTINGS, SCRIPT, Point, Scalar
-from raybench.job.problems import KeyPath, Problem, key_text, rule_of, say_unknown
-from raybench.job.rules import why_not_uneven
+from raybench.job.problems import KeyPath, Problem, key_text, quote, rule_of, say_unknown
 from raybench.job.sections import (
     AnswerSection,
     BatchSearch,
@@ -173,10 +171,9 @@ class Job(Section):
 
     def why_not(self, point: Point) -> str | None:
         """Why the point cannot be run by its workload; None where it can. Raises UsageError."""
-        too_few = why_too_few(point.devices, point.world_size)
         return (
-            too_few
-            or why_not_uneven(point)
+            point.why_too_few_devices
+            or rules.why_not_uneven(point)
             or registry.why_not(self._workload_class, point.settings)
         )
 
@@ -274,8 +271,20 @@ def _problem(error: ErrorDetails) -> Problem:
     if error["type"] == "extra_forbidden":
         model = _MODELS[key_text(path[:-1])]
         message = say_unknown("key", path[-1], model.model_fields)
+        if belongs := _right_places(path[-1]):
+            message = f"unknown key {quote(path[-1])}; did you mean {' or '.join(belongs)}?"
         return Problem(path=path, at_key=True, message=message)
     return Problem(path=path, at_key=error["type"] == "missing", message=rule_of(error))
+
+
+def _right_places(key: str | int) -> list[str]:
+    """Return the dotted keys under which a job file has a key that stands at a wrong place."""
+    places = [
+        f"{section}.{key}"
+        for section, model in _MODELS.items()
+        if section in ("answer", "measure", "placement") and key in model.model_fields
+    ]
+    return places + [f"matrix.{key}"] * (key in RUN_SETTINGS)
 
 
 def _not_below(known: Sequence[Problem], found: Sequence[Problem]) -> list[Problem]:
@@ -303,21 +312,28 @@ def _sound_part(data: Mapping[str, Any], problems: Sequence[Problem]) -> dict[st
 
 
 def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
-    """Check the job against its workload, which must be imported for that."""
+    """Check the job against its workload, which must be imported for that.
+
+    Where there is no such workload, against the one whose name is nearest.
+    """
     unsound = [problem.path for problem in problems]
     found: list[Problem] = []
     try:
         workload_class = registry.load(job.workload.kind)
-        settings, unknown = template_rules.add_settings(job, workload_class)
+        settings, unknown = rules.add_settings(job, workload_class)
     except UsageError as error:
         found.append(Problem(path=("workload", "kind"), message=str(error)))
-        # What every workload has can be checked all the same.
-        settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
-        return found + rules.check_run_settings(job, settings, unsound)
+        nearest = registry.nearest(job.workload.kind)
+        if nearest is None:
+            # What every workload has can be checked all the same.
+            settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
+            return found + rules.check(job, settings, unsound, is_workload_known=False)
+        workload_class = registry.load(nearest)
+        settings, unknown = rules.add_settings(job, workload_class)
     job._settings, job._workload_class = settings, workload_class
     if job.workload.kind == SCRIPT:
-        job._remarks += template_rules.remark_no_items(job)
-    return [*unknown, *rules.check(job, settings, unsound)]
+        job._remarks += rules.remark_no_items(job)
+    return [*found, *unknown, *rules.check(job, settings, unsound)]
 
 
 def _check_plan(job: Job, problems: Sequence[Problem]) -> list[Problem]:

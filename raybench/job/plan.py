@@ -18,7 +18,7 @@ from raybench.job.point import (
     Scalar,
 )
 from raybench.job.problems import KeyPath, Problem, quote
-from raybench.job.template_rules import product_of, render
+from raybench.job.rules import product_of, render
 
 if TYPE_CHECKING:
     from raybench.job.model import Job

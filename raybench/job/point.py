@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from annotated_types import Interval, Predicate
-
-from raybench.job.device_choice import ANY, are_devices
 
 Scalar = str | int | float | bool
 # The workload whose steps are those of a user's script.
@@ -66,6 +64,36 @@ class SlowBy(StrEnum):
 
     COMPUTE = "compute"
     SMS = "sms"
+
+
+# The setting `devices`: all of the cluster, those of a model, or some by number. Numbers count the
+# devices of the cluster in the order of ranks: by node, then by index.
+ANY = "any"
+_NUMBERS = re.compile(r"\d+(/\d+)*")
+
+
+def are_devices(value: str) -> bool:
+    """Return True for a valid setting `devices`. Raises ValueError with the rule for another."""
+    numbers = _device_numbers(value)
+    if value.strip() and len(set(numbers)) == len(numbers):
+        return True
+    raise ValueError(f"must be {ANY}, a model as in H200, or different numbers as in 0/2")
+
+
+def _device_numbers(devices: str) -> tuple[int, ...]:
+    """Return the numbers that a setting names: (0, 2) for 0/2; none for a model or any."""
+    return tuple(map(int, devices.split("/"))) if _NUMBERS.fullmatch(devices) else ()
+
+
+def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
+    """Return the numbers of the devices that a setting means, of devices with these models."""
+    if numbers := _device_numbers(devices):
+        return [number for number in numbers if number < len(models)]
+    return [
+        number
+        for number, model in enumerate(models)
+        if devices == ANY or devices.casefold() in model.casefold()
+    ]
 
 
 # Which devices of which nodes a point gets.
@@ -261,6 +289,19 @@ class Point(Execution):
         """`settings` without the batch size that follows from the one that the job fixes."""
         derived = "global_batch_size" if self.scaling == "weak" else "batch_size"
         return {name: value for name, value in self.settings.items() if name != derived}
+
+    @property
+    def devices_needed(self) -> int:
+        """How many devices a cluster must have for the point, as far as its settings tell."""
+        return max(self.world_size, *(number + 1 for number in _device_numbers(self.devices)), 0)
+
+    @property
+    def why_too_few_devices(self) -> str | None:
+        """Why its ranks cannot have the devices that it names; None where they can."""
+        named = len(_device_numbers(self.devices))
+        if named and named < self.world_size:
+            return f"devices: {self.devices} are {named}, world_size is {self.world_size}"
+        return None
 
     @property
     def grad_accumulation(self) -> int:

@@ -6,6 +6,7 @@ same way, and only when they are asked for.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import os
@@ -110,6 +111,11 @@ def load(kind: str) -> type:
         if not callable(step) or getattr(step, "__isabstractmethod__", False):
             raise UsageError(f"{kind} has no method step(), which does one iteration")
         return workload_class
+
+
+def nearest(kind: str) -> str | None:
+    """Return the built-in workload whose name is nearest to a wrong one; None where none is."""
+    return next(iter(difflib.get_close_matches(kind, BUILTIN, n=1)), None)
 
 
 def module_of(kind: str) -> str:

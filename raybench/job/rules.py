@@ -1,11 +1,20 @@
-"""The rules of a job file that depend on its workload: which axes there are, and their values."""
+"""The rules of a job file that depend on its workload.
+
+Which settings there are, which values they can have, and texts in which `{name}` stands for a
+setting: the arguments of a script and environment variables.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import shlex
+import string
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raybench.job import registry
 from raybench.job.point import (
     BATCH_SIZES,
     BY_ACCUMULATION,
@@ -15,6 +24,7 @@ from raybench.job.point import (
     UNEVEN,
     Point,
     Scalar,
+    setting_text,
 )
 from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
 from raybench.job.registry import Setting
@@ -22,66 +32,80 @@ from raybench.job.registry import Setting
 if TYPE_CHECKING:
     from raybench.job.model import Job
 
-
 MAX_POINTS = 100_000
 _LISTED_VALUES = 8
 _Settings = Mapping[str, Setting]
+# A part of the job that gives settings: its path, what it gives, and what a name in it is called.
+_Group = tuple[KeyPath, Mapping[str, object], str]
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces themselves"
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+# Variables that raybench itself sets for each rank, or by which it finds its processes again.
+_OURS = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+)
+_OUR_PREFIXES = ("RAY_", "RAYBENCH_", "TORCHELASTIC_")
 
 
-def check(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> list[Problem]:
-    """Find all that is wrong with `job`, given the `settings` that a point of its workload has.
+def check(
+    job: Job, settings: _Settings, unsound: Sequence[KeyPath], *, is_workload_known: bool = True
+) -> list[Problem]:
+    """Return all that is wrong with `job`.
 
-    unsound: paths of what was taken out of the job for being wrong; it was given all the same.
+    settings: those that a point of its workload has. unsound: paths of values that were taken out
+    of the job because they are wrong; they count as given.
+    is_workload_known: False where `settings` are only those of every workload; other names are not
+    judged then, and nothing is said to be missing.
     """
     problems = [
-        *_check_workload(job, settings),
-        *_check_axes(job, settings),
+        *_check_names_and_values(job, settings, is_workload_known=is_workload_known),
         *_check_repeated_axes(job),
         *_check_zip_lengths(job),
         *_check_search(job),
-        *_check_points(job, settings),
-        *_check_answer(job, settings),
     ]
+    if is_workload_known:
+        problems += [*_check_workload(job, settings), *_check_answer(job, settings)]
     damaged = {path[0] for path in unsound if path}
     # A merge key may have given any axis.
-    is_whole = damaged.isdisjoint({"zip", "include"}) and not {
-        ("matrix",),
-        ("matrix", "<<"),
-    } & set(unsound)
-    if is_whole:
+    merged = {("matrix",), ("matrix", "<<")}
+    if not damaged.isdisjoint({"zip", "include"}) or not merged.isdisjoint(unsound):
+        return problems
+    if is_workload_known:
         axes = list(dict.fromkeys([*axis_names(job), *_names_below("matrix", unsound)]))
         fixed = {*job.workload.parameters, *_names_below("workload", unsound)}
         problems += _check_sizes(job, settings, axes)
         problems += _check_required(job, settings, axes, fixed)
         problems += _check_include_is_full(job, axes)
+    if is_workload_known or "matrix" not in damaged:
         problems += _check_baseline(job, settings, [*unsound, *(p.path for p in problems)])
-        problems += () if "matrix" in damaged else _check_count(job)
-    return problems
-
-
-def check_run_settings(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> list[Problem]:
-    """Check what can be said of a job whose workload is not known: `settings` are those of all."""
-    problems = [
-        *_check_axes(job, settings, others_are_unknown=True),
-        *_check_repeated_axes(job),
-        *_check_zip_lengths(job),
-        *_check_search(job),
-        *_check_points(job, settings, others_are_unknown=True),
-    ]
-    damaged = {path[0] for path in unsound if path}
-    if damaged.isdisjoint({"zip", "include", "matrix"}):
-        problems += _check_baseline(job, settings, [*unsound, *(p.path for p in problems)])
+    if is_workload_known and "matrix" not in damaged:
+        problems += _check_count(job)
     return problems
 
 
 def axis_names(job: Job) -> list[str]:
-    """List the names of all axes, in their order."""
+    """Return the names of all axes, in their order."""
     variables = [name for name, values in job.env.items() if len(values) > 1]
     return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
 
 
 def _names_below(section: str, paths: Sequence[KeyPath]) -> list[str]:
     return [str(path[1]) for path in paths if len(path) > 1 and path[0] == section]
+
+
+def _values_of(job: Job, name: str) -> Iterator[tuple[KeyPath, object]]:
+    """Yield each value of a setting in matrix, zip and include, in this order, with its path."""
+    for index, value in enumerate(job.axes.get(name, ())):
+        yield ("matrix", name, index), value
+    for number, entry in enumerate(job.zip):
+        for index, value in enumerate(entry.get(name, ())):
+            yield ("zip", number, name, index), value
+    for number, point in enumerate(job.include):
+        if name in point:
+            yield ("include", number, name), point[name]
 
 
 def _check_workload(job: Job, settings: _Settings) -> Iterator[Problem]:
@@ -96,42 +120,29 @@ def _check_workload(job: Job, settings: _Settings) -> Iterator[Problem]:
             yield from _check_value(settings[name], path, value)
 
 
-def _check_axes(
-    job: Job, settings: _Settings, *, others_are_unknown: bool = False
+def _check_names_and_values(
+    job: Job, settings: _Settings, *, is_workload_known: bool
 ) -> Iterator[Problem]:
-    """Check the keys and values of matrix, zip and exclude.
-
-    others_are_unknown: nothing can be said of a name that is not in `settings`.
-    """
-    groups: list[tuple[KeyPath, Mapping[str, tuple[object, ...]], str]]
-    groups = [(("matrix",), job.axes, "axis")]
-    groups += [(("zip", number), entry, "axis") for number, entry in enumerate(job.zip)]
-    groups += [(("exclude", number), entry, "setting") for number, entry in enumerate(job.exclude)]
+    """Check the keys and values of matrix, zip, exclude, include and baseline."""
+    groups: list[_Group] = [
+        (("matrix",), job.axes, "axis"),
+        *((("zip", number), entry, "axis") for number, entry in enumerate(job.zip)),
+        *((("exclude", number), entry, "setting") for number, entry in enumerate(job.exclude)),
+        *((("include", number), entry, "setting") for number, entry in enumerate(job.include)),
+        (("baseline",), job.baseline, "setting"),
+    ]
     for path, group, what in groups:
-        if not group and path != ("matrix",):
+        if not group and path[0] in ("zip", "exclude"):
             yield Problem(path=path, message="must not be empty")
-        for name, values in group.items():
+        for name, given in group.items():
             if name not in settings:
-                if not others_are_unknown:
+                if is_workload_known:
                     yield _setting_problem(job, settings, (*path, name), what)
-                continue
-            for index, value in enumerate(values):
-                yield from _check_value(settings[name], (*path, name, index), value)
-
-
-def _check_points(
-    job: Job, settings: _Settings, *, others_are_unknown: bool = False
-) -> Iterator[Problem]:
-    """Check the keys and values of include and baseline."""
-    groups: list[tuple[KeyPath, Mapping[str, object]]]
-    groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
-    groups += [(("baseline",), job.baseline)]
-    for path, group in groups:
-        for name, value in group.items():
-            if name in settings:
-                yield from _check_value(settings[name], (*path, name), value)
-            elif not others_are_unknown:
-                yield _setting_problem(job, settings, (*path, name), "setting")
+            elif isinstance(given, tuple):
+                for index, value in enumerate(given):
+                    yield from _check_value(settings[name], (*path, name, index), value)
+            else:
+                yield from _check_value(settings[name], (*path, name), given)
 
 
 def _check_answer(job: Job, settings: _Settings) -> Iterator[Problem]:
@@ -255,14 +266,14 @@ def _check_include_is_full(job: Job, axes: Sequence[str]) -> Iterator[Problem]:
 
 
 def _check_baseline(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> Iterator[Problem]:
-    """Check that each setting of a baseline that the job gives is one that some point has."""
+    """Check that some point has each value of the baseline, where the job gives one."""
     unsure = {key for path in unsound for key in path}
     if "baseline" not in job.model_fields_set:
         return
     for name, value in job.baseline.items():
         if name in unsure or name not in settings:
             continue
-        known = _values_given(job, settings, name)
+        known = _known_values(job, settings, name)
         if not known or settings[name].accept(value) in known:
             continue
         have = ", ".join(map(quote, known[:_LISTED_VALUES]))
@@ -271,26 +282,24 @@ def _check_baseline(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -
         yield Problem(path=("baseline", name), message=message)
 
 
-def _values_given(job: Job, settings: _Settings, name: str) -> list[Scalar]:
-    """List the values that the points have of a setting, in the order given.
+def _known_values(job: Job, settings: _Settings, name: str) -> list[Scalar]:
+    """Return the values that the points have of a setting, in the order given.
 
-    None where it is derived or searched.
+    Empty where they are derived or searched, or where one of them is wrong itself.
     """
     if name == "batch_size" and job.batch_search is not None:
         return []
-    given: list[object] = [
-        *job.axes.get(name, ()),
-        *(value for entry in job.zip for value in entry.get(name, ())),
-        *job.env.get(name, ()),
-    ]
+    found = [(path[0], value) for path, value in _values_of(job, name)]
+    given = [value for section, value in found if section != "include"]
+    given += job.env.get(name, ())
     if not given and (axis_names(job) or not job.include):
-        given += [job.workload.parameters.get(name, settings[name].default)]
-    given += [entry[name] for entry in job.include if name in entry]
+        given = [job.workload.parameters.get(name, settings[name].default)]
+    given += [value for section, value in found if section == "include"]
     accept = settings[name].accept
     try:
         return list(dict.fromkeys(accept(value) for value in given if value is not None))
     except ValueError:
-        return []  # one of them is a problem of its own, which is told
+        return []
 
 
 def _check_count(job: Job) -> Iterator[Problem]:
@@ -327,3 +336,131 @@ def why_not_uneven(point: Point) -> str | None:
     if any(items % point.grad_accumulation for items in shares):
         return f"shares: {point.shares} cannot be divided by grad_accumulation"
     return None
+
+
+def names_in(text: str) -> list[str]:
+    """List the settings that a text names, in their order. Raises ValueError with the rule."""
+    try:
+        fields = [field for _, *field in string.Formatter().parse(text) if field[0] is not None]
+    except ValueError:
+        raise ValueError(_BRACES) from None
+    for name, format_spec, conversion in fields:
+        if not _NAME.fullmatch(name or "") or format_spec or conversion:
+            raise ValueError(_BRACES)
+    return list(dict.fromkeys(str(name) for name, *_ in fields))
+
+
+def render(text: str, settings: Mapping[str, Scalar]) -> str:
+    """Put the settings in their places, as a command line has them: `true` for True."""
+    return text.format_map({name: setting_text(value) for name, value in settings.items()})
+
+
+def split_arguments(text: str) -> list[str]:
+    """Split a command line as a shell does. Raises ValueError with the rule."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        raise ValueError("a quote is not closed") from None
+
+
+def product_of(text: str) -> int | None:
+    """Multiply the whole numbers of a text; None for an empty one. Raises ValueError."""
+    if not text.strip():
+        return None
+    factors = [factor.strip() for factor in text.split("*")]
+    if not all(factor.isdecimal() for factor in factors):
+        raise ValueError("must be a whole number, or a product of them, as in 64 * 8")
+    return math.prod(map(int, factors))
+
+
+def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], list[Problem]]:
+    """Return the settings that a point of the job has, and what is wrong with texts that name them.
+
+    To those of the workload come the variables of `env`, and the axes that a script names itself.
+    """
+    settings = registry.settings(workload_class)
+    given = {*_axes_and_included(job), *job.env}
+    if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
+        settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}
+    problems = [*_check_variables(job, settings), *_check_file(job)]
+    variables = {name: registry.text_setting(name) for name in job.env if name not in settings}
+    own: dict[str, Setting] = {}
+    known = {*settings, *variables}
+    for path, text in _templates(job, workload_class):
+        try:
+            names = names_in(text)
+            split_arguments(text)
+        except ValueError as error:
+            problems.append(Problem(path=path, message=f"{error}, given {quote(text)}"))
+            continue
+        own |= {name: registry.free_setting(name) for name in names if name in given - known}
+        for name in names:
+            if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
+                message = f"names {{{name}}}, but the job gives no batch size; "
+                problems.append(Problem(path=path, message=f"{message}put {name} into matrix"))
+            elif name not in known and name not in own:
+                message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
+                problems.append(Problem(path=path, message=message))
+    return settings | variables | own, problems
+
+
+def script_path(job: Job) -> Path | None:
+    """Find the script of the job, from here or from the folder of the job file; None: none."""
+    name = str(job.workload.parameters.get("path", ""))
+    places = (Path(name), job.folder / name)
+    return next((place for place in places if name and place.is_file()), None)
+
+
+def remark_no_items(job: Job) -> Iterator[Problem]:
+    """Remark that nobody can tell how much a step of the script finishes."""
+    if "items_per_step" not in {*job.workload.parameters, *_axes_and_included(job)}:
+        message = (
+            "gives no items_per_step, without which there is no throughput and no speed-up; set "
+            'it to the samples of a step on one rank, as in items_per_step: "{batch_size}"'
+        )
+        yield Problem(path=("workload",), at_key=True, message=message)
+
+
+def _axes_and_included(job: Job) -> set[str]:
+    """Return the names of all settings in matrix, zip and include."""
+    return set(job.matrix).union(*job.zip, *job.include)
+
+
+def _templates(job: Job, workload_class: type) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the texts of the job that may name settings, with their paths."""
+    found: list[tuple[KeyPath, object]] = []
+    for name in getattr(workload_class, "templates", ()):
+        found.append((("workload", name), job.workload.parameters.get(name)))
+        found += _values_of(job, name)
+    for name, values in job.env.items():
+        found += [(("env", name, index), value) for index, value in enumerate(values)]
+    yield from ((path, text) for path, text in found if isinstance(text, str))
+
+
+def _check_variables(job: Job, settings: Mapping[str, Setting]) -> Iterator[Problem]:
+    for name in job.env:
+        path = ("env", name)
+        if not _VARIABLE.fullmatch(name):
+            message = "must be the name of a variable, as in NCCL_ALGO"
+            yield Problem(path=path, at_key=True, message=message)
+        elif name in _OURS or name.startswith(_OUR_PREFIXES):
+            message = "is set by raybench itself; leave it out"
+            yield Problem(path=path, at_key=True, message=message)
+        elif name in settings or name in RUN_SETTINGS:
+            message = "is the name of a setting; a variable cannot have it"
+            yield Problem(path=path, at_key=True, message=message)
+
+
+def _check_file(job: Job) -> Iterator[Problem]:
+    """Check that there is one script, and that it is there."""
+    if job.workload.kind != SCRIPT:
+        return
+    if "path" in {*_axes_and_included(job)}:
+        message = "a script cannot be an axis; give one path in workload"
+        yield Problem(path=("workload",), at_key=True, message=message)
+    path = job.workload.parameters.get("path")
+    if isinstance(path, str) and path and script_path(job) is None:
+        here, there = Path.cwd(), job.folder.absolute()
+        places = f"{here}" if here == there else f"{here} nor in {there}"
+        message = f"no such file, given {quote(path)}; it is not in {places}"
+        yield Problem(path=("workload", "path"), message=message)

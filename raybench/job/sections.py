@@ -28,8 +28,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from raybench.job.device_choice import ANY, are_devices
-from raybench.job.point import Strategy
+from raybench.job.point import ANY, Strategy, are_devices
 from raybench.job.problems import KeyPath, Problem, quote
 
 _UNITS = {

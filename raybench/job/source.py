@@ -11,11 +11,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from ruamel.yaml import YAML, events
+from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.events import AliasEvent, CollectionStartEvent
+from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from raybench.errors import JobError
@@ -47,6 +49,7 @@ _SYNTAX = {
     "found unexpected document separator": "'---' or '...' inside a quoted text; close the quotes",
     "expected '<document start>'": "one mapping only; is this line indented as its neighbours?",
     "found character": "this character cannot begin a value; put the text into quotes",
+    "but found another document": "one document only; remove what follows '---'",
     "expected alphabetic or numeric character": "an anchor (&) or alias (*) without a name; "
     "put the text into quotes",
 }
@@ -242,17 +245,18 @@ def position_after(text: str) -> Position:
 def parse_tree(text: str) -> Tree:
     """Read one YAML document of any shape. Raises nothing, whatever `text` says."""
     yaml = YAML(typ="safe", pure=True)
-    builder = _TreeBuilder(yaml)
+    yaml.Composer = _Composer
+    tree = Tree()
     try:
-        for event in yaml.parse(text):
-            builder.take(event)
-    except _ReadingEndsError:
-        builder.tree.is_complete = False
+        root = yaml.compose(text)
     except (YAMLError, ValueError, OverflowError) as error:
-        # ValueError and OverflowError: an escape such as "\Uffffffff" that is no character.
-        builder.tree.problems.append(_syntax_problem(error, text))
-        builder.tree.is_complete = False
-    return builder.tree
+        # ValueError and OverflowError: an escape such as "\\Uffffffff" that is no character.
+        tree.problems.append(_syntax_problem(error, text))
+        tree.is_complete = False
+    else:
+        reader = _TreeReader(tree=tree, yaml=yaml)
+        tree.data = None if root is None else reader.read(root, ())
+    return tree
 
 
 def _syntax_problem(error: Exception, text: str) -> Problem:
@@ -268,7 +272,8 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
         start = error.context_mark.line + 1 if error.context_mark else start
         reason = str(error.problem or error.context)
     reason = _in_plain_words(" ".join(reason.split()), start)
-    return Problem(position=position, message=f"not YAML: {reason}")
+    is_yaml = isinstance(error, ComposerError)
+    return Problem(position=position, message=reason if is_yaml else f"not YAML: {reason}")
 
 
 def _in_plain_words(reason: str, line: int) -> str:
@@ -282,135 +287,115 @@ def _in_plain_words(reason: str, line: int) -> str:
     return next(known, reason)
 
 
-class _ReadingEndsError(Exception):
-    """What follows in the text has no meaning after the problem just noted."""
+class _Composer(Composer):
+    """Composes the nodes of a document, and keeps in `refused` what a job file may not use.
+
+    refused: the rule that a node breaks, by the id of the node.
+    """
+
+    def __init__(self, loader: Any = None) -> None:
+        super().__init__(loader)
+        self.warn_double_anchors = False
+        self.refused: dict[int, str] = {}
+        self._levels = 0
+
+    def compose_document(self) -> Any:
+        start = self.parser.peek_event()
+        if start.version not in (None, (1, 2)):
+            rule = "job files are YAML 1.2; remove the %YAML line"
+            raise ComposerError(None, None, rule, start.start_mark)
+        return super().compose_document()
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.parser.peek_event()
+        if isinstance(event, AliasEvent):
+            self.parser.get_event()
+            node = ScalarNode(_NULL, "", event.start_mark, event.end_mark)
+            self.refused[id(node)] = "aliases (*) are not supported; write the value out"
+            return node
+        if self._levels == MAX_DEPTH and isinstance(event, CollectionStartEvent):
+            rule = f"nested more than {MAX_DEPTH} levels deep"
+            raise ComposerError(None, None, rule, event.start_mark)
+        self._levels += 1
+        node = super().compose_node(parent, index)
+        self._levels -= 1
+        if event.anchor is not None:
+            self.refused[id(node)] = "anchors (&) are not supported; write the value out each time"
+        elif event.tag is not None:
+            self.refused[id(node)] = f"tags are not supported, given {quote(str(event.tag))}"
+        return node
 
 
 @dataclass(slots=True, kw_only=True)
-class _Frame:
-    """A mapping or list that is still open. key: the one whose value comes next."""
+class _TreeReader:
+    """Turns nodes into dicts, lists and scalars; places and problems go into `tree`."""
 
-    container: dict[str, Any] | list[Any]
-    path: KeyPath
-    key: str | None = None
+    tree: Tree
+    yaml: YAML
 
-    @property
-    def awaits_key(self) -> bool:
-        return isinstance(self.container, dict) and self.key is None
+    def read(self, node: Any, path: KeyPath) -> Any:
+        """Return the value of a node, with None or 0 in place of one that is not allowed."""
+        self.tree.value_positions[path] = _position(node)
+        refused = self.yaml.composer.refused.get(id(node))
+        if refused:
+            self._note(path, refused, _position(node))
+        if isinstance(node, MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, SequenceNode):
+            return [self._entry(entry, (*path, index)) for index, entry in enumerate(node.value)]
+        value, complaint = self._scalar(node)
+        if complaint and not (refused and value is None):
+            # No value has no place of its own: the parser is already at the next line.
+            at = self.tree.key_positions.get(path) if value is None else None
+            self._note(path, complaint, at or _position(node))
+        return value
 
+    def _entry(self, node: Any, path: KeyPath) -> Any:
+        self.tree.key_positions[path] = _position(node)
+        return self.read(node, path)
 
-class _TreeBuilder:
-    """Builds a `Tree` from parser events, with a stack of its own instead of recursion."""
+    def _mapping(self, node: Any, above: KeyPath) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            position = _position(key_node)
+            refused = self.yaml.composer.refused.get(id(key_node))
+            if not isinstance(key_node, ScalarNode) or (refused and not key_node.value):
+                self._note(above, "a key must be a plain word", position)
+                continue
+            key = _printable_key(key_node.value)
+            path = (*above, key)
+            if key in found:
+                line, _ = self.tree.key_positions[path]
+                message = f"duplicate key, first given on line {line}; keep one of them"
+                self._note(path, message, position)
+            if key == "<<":
+                self._note(path, "merge keys are not supported; write the values out", position)
+            if refused:
+                self._note(path, refused, position)
+            self.tree.key_positions[path] = position
+            found[key] = self.read(value_node, path)
+        return found
 
-    def __init__(self, yaml: YAML) -> None:
-        self.tree = Tree()
-        self._resolver = yaml.resolver
-        self._constructor = yaml.constructor
-        self._stack: list[_Frame] = []
-        self._documents = 0
-
-    def take(self, event: Any) -> None:
-        if isinstance(event, events.DocumentStartEvent):
-            self._start_document(event)
-        elif isinstance(event, events.CollectionEndEvent):
-            self._stack.pop()
-        elif isinstance(event, events.NodeEvent):
-            frame = self._stack[-1] if self._stack else None
-            if frame is not None and frame.awaits_key:
-                self._take_key(frame, event)
-            else:
-                self._take_value(event)
-
-    def _start_document(self, event: Any) -> None:
-        self._documents += 1
-        if self._documents > 1:
-            self._end(event, "one document only; remove what follows '---'")
-        if event.version not in (None, (1, 2)):
-            self._end(event, "job files are YAML 1.2; remove the %YAML line")
-
-    def _take_key(self, frame: _Frame, event: Any) -> None:
-        if not isinstance(event, events.ScalarEvent):
-            self._end(event, "a key must be a plain word")
-        key = _printable_key(event.value)
-        path = (*frame.path, key)
-        if key in frame.container:
-            line, _ = self.tree.key_positions[path]
-            self._note(path, event, f"duplicate key, first given on line {line}; keep one of them")
-        if key == "<<":
-            self._note(path, event, "merge keys are not supported; write the values out")
-        frame.key = key
-        self.tree.key_positions[path] = _position(event)
-        self._check_decoration(path, event)
-
-    def _take_value(self, event: Any) -> None:
-        if isinstance(event, events.ScalarEvent):
-            value, complaint = self._scalar(event)
-            path = self._add(value, event)
-            if complaint:
-                # No value has no place of its own: the parser is already at the next line.
-                at = self.tree.key_positions.get(path) if value is None else None
-                self._note(path, event, complaint, at)
-        elif isinstance(event, events.CollectionStartEvent):
-            path = self._open(event)
-        else:
-            path = self._add(None, event)
-            self._note(path, event, "aliases (*) are not supported; write the value out")
-            return
-        self._check_decoration(path, event)
-
-    def _open(self, event: Any) -> KeyPath:
-        if len(self._stack) >= MAX_DEPTH:
-            self._end(event, f"nested more than {MAX_DEPTH} levels deep")
-        container: dict[str, Any] | list[Any]
-        container = {} if isinstance(event, events.MappingStartEvent) else []
-        path = self._add(container, event)
-        self._stack.append(_Frame(container=container, path=path))
-        return path
-
-    def _add(self, value: Any, event: Any) -> KeyPath:
-        """Place `value` where the text has come to."""
-        path: KeyPath = ()
-        if not self._stack:
-            self.tree.data = value
-        else:
-            frame = self._stack[-1]
-            if isinstance(frame.container, dict):
-                assert frame.key is not None
-                path = (*frame.path, frame.key)
-                frame.container[frame.key] = value
-                frame.key = None
-            else:
-                path = (*frame.path, len(frame.container))
-                frame.container.append(value)
-                self.tree.key_positions[path] = _position(event)
-        self.tree.value_positions[path] = _position(event)
-        return path
-
-    def _scalar(self, event: Any) -> tuple[Any, str | None]:
+    def _scalar(self, node: Any) -> tuple[Any, str | None]:
         """Return the value, and what is wrong with it."""
-        tag = self._resolver.resolve(ScalarNode, event.value, event.implicit)
-        node = ScalarNode(tag, event.value)
-        match str(tag):
-            case tag_name if tag_name == _NULL:
+        constructor = self.yaml.constructor
+        match str(node.tag):
+            case tag if tag == _NULL:
                 return None, "no value given; give one or remove the key"
-            case tag_name if tag_name == _BOOL:
-                return self._constructor.construct_yaml_bool(node), None
-            case tag_name if tag_name == _INT:
+            case tag if tag == _BOOL:
+                return constructor.construct_yaml_bool(node), None
+            case tag if tag == _INT:
                 return self._integer(node)
-            case tag_name if tag_name == _FLOAT:
-                number = self._constructor.construct_yaml_float(node)
-                complaint = (
-                    None if math.isfinite(number) else f"must be finite, given {quote(node.value)}"
-                )
-                return number, complaint
-        complaint = (
-            None if _is_encodable(event.value) else f"not a Unicode text: {quote(node.value)}"
-        )
-        return str(event.value), complaint
+            case tag if tag == _FLOAT:
+                number = constructor.construct_yaml_float(node)
+                is_finite = math.isfinite(number)
+                return number, None if is_finite else f"must be finite, given {quote(node.value)}"
+        is_text = _is_encodable(node.value)
+        return str(node.value), None if is_text else f"not a Unicode text: {quote(node.value)}"
 
-    def _integer(self, node: ScalarNode) -> tuple[int, str | None]:
+    def _integer(self, node: Any) -> tuple[int, str | None]:
         try:
-            number = int(self._constructor.construct_yaml_int(node))
+            number = int(self.yaml.constructor.construct_yaml_int(node))
         except ValueError:
             # Python refuses to read thousands of digits; "0x_" is no number either.
             return 0, f"not an integer that can be read: {quote(node.value)}"
@@ -419,24 +404,12 @@ class _TreeBuilder:
             return 0, f"an integer must fit into 64 bits, given {quote(node.value)}"
         return number, None
 
-    def _check_decoration(self, path: KeyPath, event: Any) -> None:
-        if event.anchor is not None:
-            self._note(path, event, "anchors (&) are not supported; write the value out each time")
-        if event.tag is not None:
-            self._note(path, event, f"tags are not supported, given {quote(str(event.tag))}")
-
-    def _note(self, path: KeyPath, event: Any, message: str, at: Position | None = None) -> None:
-        problem = Problem(path=path, position=at or _position(event), message=message)
-        self.tree.problems.append(problem)
-
-    def _end(self, event: Any, message: str) -> NoReturn:
-        path = self._stack[-1].path if self._stack else ()
-        self._note(path[:3], event, message)
-        raise _ReadingEndsError
+    def _note(self, path: KeyPath, message: str, position: Position) -> None:
+        self.tree.problems.append(Problem(path=path, position=position, message=message))
 
 
-def _position(event: Any) -> Position:
-    return event.start_mark.line + 1, event.start_mark.column + 1
+def _position(node: Any) -> Position:
+    return node.start_mark.line + 1, node.start_mark.column + 1
 
 
 def _is_encodable(text: str) -> bool:

@@ -117,7 +117,7 @@ class InFlight:
         outcome: tuple[Answer, ...] | BaseException
         others: tuple[str, ...] = ()
         try:
-            seen = self._cluster.bystanders(worker_ids)
+            seen = self._cluster.watch_other_users(worker_ids)
             outcome = self._cluster.run(task, worker_ids)
             duration_s = time.perf_counter() - started_s
             others = seen()

@@ -33,7 +33,7 @@ class SweepSettings:
     profiled: point_ids of those that are profiled too. code: what every worker must have loaded.
     precisions: those that workers live to see, None where nothing is to be found out of them, see
     Task. measure_of: a point's own settings in every round, None where it has those of all.
-    gives_back: whether nodes that no point needs any more are let go before the end.
+    releases_idle_nodes: whether nodes that no point needs any more are let go before the end.
     """
 
     measure: Measure
@@ -44,7 +44,7 @@ class SweepSettings:
     code: Code | None = None
     precisions: tuple[Precision, ...] | None = ()
     measure_of: Callable[[Point], Measure | None] = _as_usual
-    gives_back: bool = False
+    releases_idle_nodes: bool = False
 
     def measure_attempt(self, attempt: Attempt) -> Measure:
         """Return how an attempt is measured."""
@@ -291,10 +291,10 @@ class _Loop:
     def _give_back(self) -> None:
         """Let nodes go that nothing needs any more, where that is known: in the last round."""
         is_last = self._round == self._rounds.count and not self._is_search
-        if not (self._settings.gives_back and is_last and self._running.is_empty):
+        if not (self._settings.releases_idle_nodes and is_last and self._running.is_empty):
             return
         if wanted := self._schedule.most_wanted:
-            self._cluster.give_back(*wanted)
+            self._cluster.release_idle_nodes(*wanted)
 
     def _look_around(self, timeout_s: float) -> None:
         cluster = self._cluster

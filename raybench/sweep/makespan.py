@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from raybench.cluster.allocator import Isolation
-from raybench.job.device_choice import ANY
 from raybench.job.plan import Plan
-from raybench.job.point import Point
+from raybench.job.point import ANY, Point
 from raybench.records import Device
 from raybench.sweep.scheduler import Assign, Attempt, Schedule
 

@@ -15,7 +15,7 @@ from raybench.errors import ClusterError, ResultsError
 from raybench.job.plan import Plan
 from raybench.job.point import SCRIPT, Point
 from raybench.job.registry import module_of
-from raybench.job.template_rules import script_path
+from raybench.job.rules import script_path
 from raybench.records import Device, Record, Status, TrialKey, by_point
 from raybench.records.device_list import DeviceList
 from raybench.records.environment import (

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Protocol
 
 from raybench.cluster import Cluster
-from raybench.cluster.claims import processors_held
 from raybench.cluster.connect import connect, starts_private
-from raybench.cluster.device_locks import Terms, this_process
+from raybench.cluster.device_reservation import (
+    ReservationTerms,
+    reserve_this_hosts_cpus,
+    this_process,
+)
 from raybench.errors import DevicesInUseError, NothingFitsError, ResultsError
-from raybench.job.device_choice import devices_needed
 from raybench.job.model import Job, Measure
 from raybench.job.point import Point
 from raybench.records import Record, Status, TrialKey
@@ -74,13 +76,13 @@ def run_sweep(
     wanted = _devices_wanted(job, start, where, source)
     with ExitStack() as at_the_end:
         interrupts = at_the_end.enter_context(Interrupts(listener))
-        terms = Terms(
+        terms = ReservationTerms(
             holder=this_process(f"run {start.run.run_id}"),
             shared=where.shared,
             wait_s=where.wait_s,
         )
         if where.is_on_cpus and starts_private(where.address):
-            at_the_end.enter_context(processors_held(terms, listener.tell))
+            at_the_end.enter_context(reserve_this_hosts_cpus(terms, listener.tell))
         # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
         with listener.waiting("connecting to Ray"), interrupts.held_back(math.inf):
             cluster = _connect(job, where, wanted, terms, interrupts, listener)
@@ -108,7 +110,7 @@ def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSo
         return sum(where.only.cpu_workers().values()) or len(where.only.names)
     if source is not None:
         return source.devices_wanted
-    sizes = [devices_needed(point.devices, point.world_size) for point in start.left.points]
+    sizes = [point.devices_needed for point in start.left.points]
     # Points that run side by side can use more devices; they are worth no waiting, and no core of
     # others.
     is_alone = job.placement.isolation != "device" or job.placement.oversubscribe
@@ -119,7 +121,7 @@ def _connect(
     job: Job,
     where: RunTarget,
     wanted: int,
-    terms: Terms,
+    terms: ReservationTerms,
     interrupts: Interrupts,
     listener: Listener,
 ) -> Cluster:
@@ -130,7 +132,7 @@ def _connect(
         end=interrupts.end,
         wait_s=where.wait_s,
         oversubscribe=job.placement.oversubscribe,
-        tell=listener.tell,
+        log=listener.tell,
         terms=terms,
         only=where.only,
     )
@@ -151,7 +153,7 @@ def _settings(
         precisions=of_plan,
     )
     if source is None:
-        return replace(settings, gives_back=where.wait_s > 0)
+        return replace(settings, releases_idle_nodes=where.wait_s > 0)
     return replace(settings, precisions=None, measure_of=source.measure_of)
 
 

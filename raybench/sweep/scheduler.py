@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy, in_device_order
-from raybench.job.device_choice import ANY, choose
 from raybench.job.plan import Plan
-from raybench.job.point import Point
+from raybench.job.point import ANY, Point, choose_devices
 from raybench.records import Cause, Device, Record, Status, TrialKey
 
 
@@ -242,7 +241,7 @@ class Schedule:
     def _choose_devices(self, choice: str) -> set[int]:
         ordered = in_device_order(self._devices)
         models = [self._devices[worker_id].name for worker_id in ordered]
-        return {ordered[number] for number in choose(choice, models)}
+        return {ordered[number] for number in choose_devices(choice, models)}
 
     def _why_not(self, attempt: Attempt) -> Skip | None:
         """Give the reason where the point cannot be run, now or later."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
+from raybench.cluster.ray_cluster.start import connect
 from raybench.job.point import Precision
 from raybench.workloads import precision
 from raybench.workloads.base import Context

@@ -93,10 +93,14 @@ class _Workers:
 
     def on(self, address: str) -> RayCluster:
         from raybench.cluster.ray_cluster.cluster import RayCluster
-        from raybench.cluster.ray_cluster.connection import connect
+        from raybench.cluster.ray_cluster.start import connect
+        from raybench.cluster.timeouts import ClusterTimeouts
 
         if self._cluster is None:
-            self._cluster = RayCluster(connect(address, "cpu", wanted=3))
+            # A rank that comes out of its collective may first have to read from the disk what it
+            # has not needed before.
+            patient = ClusterTimeouts(abort_s=10.0)
+            self._cluster = RayCluster(connect(address, "cpu", wanted=3), timeouts=patient)
             self._cluster.start(3, "pack")
         return self._cluster
 

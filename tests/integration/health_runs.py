@@ -36,7 +36,7 @@ def ill(found: Mapping[str, Any], *verdicts: str) -> dict[str, list[Mapping[str,
 
 
 def with_fault(probe: Probe) -> Probe:
-    if probe.shape == "bits" and os.environ.get("FLIP_BITS"):
+    if probe.test.reads == "bits" and os.environ.get("FLIP_BITS"):
         return replace(probe, point=replace(probe.point, workload=FLIPPED_BITS))
     if probe.point.workload == "gemm" and (sms := os.environ.get("FEW_SMS")):
         params = {**probe.point.params, "sms": int(sms)}

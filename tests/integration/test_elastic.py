@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
+from raybench.cluster.ray_cluster.start import connect
 from tests.cluster_contract import failures, run
 from tests.integration.sweeps import raybench, sweep_command, table, wait_for, write_text
 
@@ -126,7 +126,7 @@ def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(addres
             cluster.refresh(1.0)
         assert nodes() == 3
         assert failures(run(cluster, 0, 1, 2)) == []
-        cluster.give_back(1, "pack")
+        cluster.release_idle_nodes(1, "pack")
         assert len(cluster.lost) == 2
         assert told[-1].endswith("any more: given back")
         wait_for(lambda: nodes() == 1, PATIENCE_S)

@@ -137,7 +137,7 @@ def test_a_wait_for_slots_that_others_use_can_be_interrupted(nodes, tmp_path):
 PRIVATE = """\
 import json, subprocess, sys
 from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
+from raybench.cluster.ray_cluster.start import connect
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Task
@@ -150,7 +150,7 @@ point = Point(workload="mlp", params={"hidden": 8, "layers": 1}, world_size=2, b
 answers = cluster.run(Task(point=point, settings=Measure(warmup=1, iterations=2)), (0, 1))
 listening = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True).stdout
 again = (
-    "from raybench.cluster.ray_cluster.connection import connect\\n"
+    "from raybench.cluster.ray_cluster.start import connect\\n"
     "print(connect('auto', 'cpu', 1))"
 )
 other = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True)

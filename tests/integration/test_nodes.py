@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
+from raybench.cluster.ray_cluster.start import connect
 from raybench.job.model import Measure
 from raybench.records import Failure, Measurement, Status, Task
 from tests.unit.fakes import make_point

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from raybench.cluster.ray_cluster.actors import start_standby
-from raybench.cluster.ray_cluster.connection import connect
+from raybench.cluster.ray_cluster.start import connect
 from tests.integration.fault_runs import environment
 from tests.integration.sweeps import begin, descendants, sweep_command, wait_for, write_text
 
@@ -158,13 +158,13 @@ ENDS_WITHOUT_HEAD = """\
 import sys
 from raybench import cli
 import psutil
-from raybench.cluster.ray_cluster.workers import WorkerGroup
-close = WorkerGroup.close
+from raybench.cluster.ray_cluster.pool import WorkerPool
+close = WorkerPool.close
 def close_without_head(workers):
     [head] = [one for one in psutil.Process().children() if one.name() == "gcs_server"]
     head.kill()
     close(workers)
-WorkerGroup.close = close_without_head
+WorkerPool.close = close_without_head
 sys.argv = ["raybench", *sys.argv[1:]]
 cli.main()
 """

@@ -8,13 +8,9 @@ import time
 import pytest
 
 from raybench.cluster.allocator import choose_workers
-from raybench.cluster.claims import Claims
-from raybench.cluster.ray_cluster import cluster as ray_cluster
-from raybench.cluster.ray_cluster import workers
-from raybench.cluster.ray_cluster.connection import Connection, connect
-from raybench.cluster.ray_cluster.liveness import HeadMonitor
-from raybench.cluster.ray_cluster.node_agents import NodeAgents
-from raybench.cluster.ray_cluster.replacement import Standbys
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.start import Connection, connect
+from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.records import Failure, Status, Task
@@ -28,7 +24,7 @@ FAULTY = "tests.integration.probe_workloads:Failing"
 
 @pytest.fixture(scope="module")
 def cluster(three_nodes):
-    joined = ray_cluster.RayCluster(connect(three_nodes, "cpu", wanted=6))
+    joined = RayCluster(connect(three_nodes, "cpu", wanted=6))
     joined.start(6, "pack")
     yield joined
     joined.close()
@@ -119,12 +115,9 @@ def test_an_exception_that_cannot_travel_is_told_and_the_next_point_runs(cluster
     assert failures(answers) == []
 
 
-def test_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
-    monkeypatch.setattr(workers, "_FIRST_DEVICE_TIMEOUT_S", 2.0)
+def test_no_worker_at_all_is_one_clear_error(cluster):
     connection = Connection(where="here", needed={}, kind="cpu", capacity=6)
-    agents = NodeAgents(HeadMonitor({}))
-    claims = Claims(agents, None, print)
-    others = workers.WorkerGroup(connection, agents, Standbys(on_cpus=False), claims, print)
+    others = RayCluster(connection, timeouts=ClusterTimeouts(first_device_s=2.0))
     with pytest.raises(ClusterError, match="no CPU could be had from the cluster in 2 s: others"):
         others.start(1, "pack")
 

@@ -7,24 +7,19 @@ import time
 
 import pytest
 
-from raybench.cluster import point_end
 from raybench.records import Failure, Status
 from tests.cluster_contract import PointContract, failures, places, process_ids, run
 
-# A machine that does other things too starts a process more slowly, and a rank that comes out of
-# its collective may first have to read from the disk what it has not needed before.
+# A machine that does other things too starts a process more slowly.
 SLACK_S = 25.0
-PATIENCE_S = 10.0
 TIMEOUT_S = 2.0
 WAITED = "ranks 0 and 2 waited in a collective"
 
 
 @pytest.fixture(scope="module")
 def cluster(three_workers):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(point_end, "GRACE_S", PATIENCE_S)
-        run(three_workers, 0, 1, 2)  # the class of an earlier file costs its processes here
-        yield three_workers
+    run(three_workers, 0, 1, 2)  # the class of an earlier file costs its processes here
+    return three_workers
 
 
 class TestRay(PointContract):

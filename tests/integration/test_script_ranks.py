@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from raybench.cluster import point_end
 from raybench.job.model import Measure
 from raybench.job.point import SCRIPT
 from raybench.records import Measurement, Task
@@ -25,9 +24,7 @@ SLACK_S = 25.0
 def cluster(three_workers, tmp_path_factory):
     # After a class of an earlier file this costs its processes.
     run(three_workers, tmp_path_factory.mktemp("first"), "steps(10**9)")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(point_end, "GRACE_S", 10.0)
-        yield three_workers
+    return three_workers
 
 
 def run(cluster, folder, text, **measure):

@@ -15,8 +15,9 @@ from ray.util.placement_group import remove_placement_group
 from raybench.cluster import reaper
 from raybench.cluster.ray_cluster.actors import _index_of_gpu, start_standby, start_worker
 from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
-from raybench.cluster.ray_cluster.placement import free_devices, reserve
+from raybench.cluster.ray_cluster.pool import free_devices, hold_devices
+from raybench.cluster.ray_cluster.replacement import StandbyPolicy
+from raybench.cluster.ray_cluster.start import connect
 from raybench.records import Failure
 from tests.cluster_contract import failures
 from tests.cluster_contract import run as run_point
@@ -28,8 +29,9 @@ DRIVER = """\
 import os, sys, time
 import ray
 from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
-cluster = RayCluster(connect(sys.argv[1], "cpu", wanted=1), standby_on_cpus=True)
+from raybench.cluster.ray_cluster.replacement import StandbyPolicy
+from raybench.cluster.ray_cluster.start import connect
+cluster = RayCluster(connect(sys.argv[1], "cpu", wanted=1), standbys=StandbyPolicy(on_cpus=True))
 cluster.start(1, "pack")
 (((standby, _),),) = cluster._standbys._by_node.values()
 print(ray.get(standby.__ray_call__.remote(lambda _: os.getpid())), flush=True)
@@ -41,7 +43,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark
 
 @pytest.fixture
 def cluster(three_nodes):
-    joined = RayCluster(connect(three_nodes, "cpu", wanted=3), standby_on_cpus=True)
+    joined = RayCluster(connect(three_nodes, "cpu", wanted=3), standbys=StandbyPolicy(on_cpus=True))
     joined.start(3, "pack")
     yield joined
     joined.close()
@@ -58,7 +60,7 @@ def of_process(actor, ask):
 
 def standby_processes(cluster):
     """Node id -> the processes of its standbys, which are loaded when this returns."""
-    standbys = cluster._workers._standbys._by_node
+    standbys = cluster._standbys._by_node
     return {
         node_id: {of_process(standby, os.getpid) for standby, _ in there}
         for node_id, there in standbys.items()
@@ -127,8 +129,8 @@ def test_ray_keeps_the_gpu_of_a_dead_worker_for_us_and_a_standby_sees_what_worke
     try:
         connect(host.address, "cuda", wanted=2)
         (node_id,) = free_devices("cuda")
-        slots = reserve("cuda", {node_id: 2})
-        worker_ids = [start_worker("cuda", slot.placement, slot.bundle) for slot in slots]
+        slots = hold_devices("cuda", {node_id: 2})
+        worker_ids = [start_worker("cuda", slot) for slot in slots]
         standby = start_standby(node_id)
         first, second = (facts(worker_id) for worker_id in worker_ids)
         assert {first[1], second[1]} == {0, 1}
@@ -139,7 +141,7 @@ def test_ray_keeps_the_gpu_of_a_dead_worker_for_us_and_a_standby_sees_what_worke
         # Nobody else can have them, and a new worker gets the one that was there.
         assert free_devices("cuda") == {}
         for slot, (_, index) in zip(reversed(slots), (second, first), strict=True):
-            assert facts(start_worker("cuda", slot.placement, slot.bundle))[1] == index
+            assert facts(start_worker("cuda", slot))[1] == index
         remove_placement_group(slots[0].placement)
     finally:
         ray.shutdown()

@@ -16,8 +16,8 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raybench.cluster.ray_cluster.liveness import HeadMonitor
-from raybench.cluster.ray_cluster.node_agents import NodeAgents
+from raybench.cluster.ray_cluster.nodes import NodeAgents
+from raybench.cluster.ray_cluster.start import HeadMonitor
 from raybench.records import Cause, Failure
 from tests.integration.sweeps import wait_for
 from tests.unit.fakes import make_device, make_measurement

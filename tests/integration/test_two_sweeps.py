@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from raybench.cluster.device_locks import CPU, FOLDER_VARIABLE, DeviceLocks, this_process
+from raybench.cluster.device_reservation import CPU, FOLDER_VARIABLE, DeviceLocks, this_process
 from tests.integration.sweeps import begin, cpu_sweep, raybench, table, wait_for, write_text
 
 JOB = """\
@@ -22,7 +22,7 @@ def first(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
     write_text(tmp_path, JOB)
     locks = DeviceLocks()
-    locks.claim([CPU], this_process("run first-1"), shared=False)
+    locks.lock([CPU], this_process("run first-1"), shared=False)
     yield locks
     locks.close()
 
@@ -52,7 +52,7 @@ def test_a_shared_sweep_is_seen_by_others_and_its_rows_say_who_was_there(first, 
     with begin(tmp_path, "--shared", stdout=subprocess.DEVNULL) as second:
         seen = set()
         while second.poll() is None:
-            holders = DeviceLocks().others([CPU]).others.get(CPU, ())
+            holders = DeviceLocks().other_users([CPU]).others.get(CPU, ())
             seen |= {holder.what for holder in holders}
             time.sleep(0.2)
         told = second.stderr.read()
@@ -66,4 +66,4 @@ def test_a_shared_sweep_is_seen_by_others_and_its_rows_say_who_was_there(first, 
         assert any(one.startswith("not alone: run first-1 of ") for one in warnings)
     first.close()
     # The agents of the sweep that has ended hold nothing any more.
-    wait_for(lambda: not DeviceLocks().others([CPU]).others, within_s=10)
+    wait_for(lambda: not DeviceLocks().other_users([CPU]).others, within_s=10)

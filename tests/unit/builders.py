@@ -10,10 +10,12 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.scaling import ScaledRow, scaled_rows, scaling
+from raybench.health.readings import Reading
+from raybench.health.suite import HealthTest
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, Device, Measurement, Record, Repetition, Samples, Status
-from raybench.records.health import Finding, HealthTest, Link, Reading, Subject, Verdict
+from raybench.records.health import Finding, Link, Subject, Verdict
 from raybench.report.summary import Summary, summarize
 from raybench.results import rows
 from raybench.results.run import Run, RunStatus
@@ -265,9 +267,7 @@ def make_test(**changes: Any) -> HealthTest:
     settings: dict[str, Any] = {
         "name": "gemm bf16 8192",
         "stage": "alone",
-        "kind": "device",
         "unit": "TFLOP/s",
-        "is_time": False,
         "floor": 0.01,
         "meaning": "arithmetic of one device",
         **changes,

@@ -1,18 +1,21 @@
-"""The actors that raybench runs on a Ray cluster, and the processes that they get.
+"""The processes that raybench starts as Ray actors, and what Ray's errors say of one that failed.
 
-A worker per device, an agent per node, and one store.
+There is a worker per device, an agent per node (`nodes`), and one store (`cluster`).
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import (
@@ -21,13 +24,24 @@ from ray.util.scheduling_strategies import (
 )
 
 from raybench.cluster import DeviceKind, reaper
-from raybench.cluster.device_locks import FOLDER_VARIABLE
-from raybench.cluster.ray_cluster.node_agent import NodeAgent
-from raybench.records import Answer, Device, Group, RankInfo, Task
+from raybench.cluster.device_reservation import FOLDER_VARIABLE
+from raybench.records import (
+    Answer,
+    Cause,
+    Device,
+    Failure,
+    Group,
+    RankInfo,
+    Status,
+    Task,
+    failure_text,
+)
 from raybench.records.environment import variables_that_matter
 
 # Not CUDA_: those say which devices and which files this host has.
 _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
+_EXIT_CODE = re.compile(r"exit code (-?\d+)\.(?: The process receives a (SIG[A-Z]+))?")
+_NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")
 # Over sockets NCCL notices a dead peer by itself, and torch's watchdog of the survivors then waits
 # for 60 s, writes what it has recorded, and ends the process. Without these three it only notes it.
 _SURVIVE_A_PEER = {
@@ -38,7 +52,10 @@ _SURVIVE_A_PEER = {
 
 
 class _Worker:
-    """A Worker, and what only Ray can tell it. It has no device before `attach_device`."""
+    """The actor around a `Worker`, which is told by Ray where it is and which GPU it has.
+
+    It has no device before `attach_device`.
+    """
 
     def __init__(self, search_path: str) -> None:
         if search_path not in sys.path:
@@ -48,20 +65,20 @@ class _Worker:
         from raybench.worker.rendezvous import choose_interface
         from raybench.worker.worker import load
 
-        choose_interface(_address())
+        choose_interface(node_address())
         load()
         gc.enable()
 
     def is_loaded(self) -> bool:
-        """Show that this process has done all that can be done without a device."""
+        """Answer when this process has loaded all that it can without a device."""
         return True
 
     def attach_device(
         self, kind: DeviceKind, index: int | None = None, only: Collection[str] | None = None
     ) -> Device | None:
-        """Take this device, or the GPU that Ray assigned, and say which it is.
+        """Take the device with this index, or the GPU that Ray assigned, and return it.
 
-        only: names of the devices that may be taken; None where it is none of them.
+        only: names of the devices that may be used; return None where it is none of them.
         """
         from raybench.hardware import nvml
         from raybench.worker.worker import Worker
@@ -72,7 +89,7 @@ class _Worker:
             return None
         self._worker = Worker(kind, index)
         node_id = ray.get_runtime_context().get_node_id()
-        device = self._worker.identity(node_id=node_id, address=_address())
+        device = self._worker.identity(node_id=node_id, address=node_address())
         return device if only is None or device.lasting_name in only else None
 
     def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
@@ -82,39 +99,51 @@ class _Worker:
         self._worker.leave()
 
     def end(self) -> None:
-        """End this process where Ray's head is gone, which `ray.kill` would ask."""
+        """End this process. For when the head is gone, through which `ray.kill` would go."""
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _Store:
-    """Holds the rendezvous, on the driver's node."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One device of a node, held for us by a bundle of a placement group until that is removed."""
 
-    def __init__(self) -> None:
-        from raybench.worker.rendezvous import StoreHost
-
-        self._host = StoreHost(_address())
-
-    def endpoint(self) -> tuple[str, int]:
-        return self._host.endpoint()
-
-    def tell_abort(self, group: Group) -> None:
-        self._host.tell_abort(group)
+    node_id: str
+    placement: PlacementGroup
+    bundle: int
 
 
-def start_worker(
-    kind: DeviceKind,
-    placement: PlacementGroup,
-    bundle: int,
-    environment: Mapping[str, str] | None = None,
-) -> Any:
-    """Start a worker that Ray gives the device of this bundle, with these variables of a job."""
-    there = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle)
+@dataclass(slots=True, kw_only=True)
+class WorkerHandle:
+    """A worker of the pool: its slot and device, and the actor that is its process now.
+
+    is_used: whether this process has run a point. user_class: the class of the user's that it has
+    run. environment: variables of the job that its process, or the next one, starts with.
+    lost_because: why it cannot be used any more, "" as long as it can.
+    """
+
+    slot: Slot
+    actor: Any
+    device: Device
+    is_used: bool = False
+    user_class: str = ""
+    lost_because: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | None = None) -> Any:
+    """Start a worker process on the device of this slot; return its actor. Does not wait.
+
+    environment: variables of the job, in addition to those that all workers have.
+    """
+    there = PlacementGroupSchedulingStrategy(
+        slot.placement, placement_group_bundle_index=slot.bundle
+    )
     gpus, cpus = int(kind == "cuda"), int(kind == "cpu")
     return _start_actor(there, num_gpus=gpus, num_cpus=cpus, environment=environment or {})
 
 
 def start_standby(node_id: str) -> Any:
-    """Start a worker on this node that Ray gives no device."""
+    """Start a worker process on this node without a device; return the actor. Does not wait."""
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     return _start_actor(there, num_gpus=0, num_cpus=0, environment={})
 
@@ -134,22 +163,13 @@ def _start_actor(
     return ray.remote(_Worker).options(**options).remote(str(Path.cwd()))
 
 
-def start_store() -> Any:
-    """Start a store on this node."""
-    return _on_node(_Store, ray.get_runtime_context().get_node_id())
-
-
-def start_agent(node_id: str) -> Any:
-    """Start an agent on this node."""
-    return _on_node(NodeAgent, node_id)
-
-
-def _on_node(actor: type, node_id: str) -> Any:
+def start_on_node(actor: type, node_id: str) -> Any:
+    """Start an actor of this class on the node, without a device; return it. Does not wait."""
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     environment = {
         # Ray's nice 15 lets a busy node look like a dead one.
         "RAY_worker_niceness": "0",
-        # By which its processor time is known to be ours.
+        # The mark shows that its processor time is ours.
         reaper.MARK: reaper.new_mark(),
     }
     if folder := os.environ.get(FOLDER_VARIABLE):
@@ -163,12 +183,13 @@ def _on_node(actor: type, node_id: str) -> Any:
     return ray.remote(actor).options(**options).remote()
 
 
-def _address() -> str:
+def node_address() -> str:
+    """Return the IP address of this node by which the others reach it."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def _index_of_gpu() -> int:
-    """Return torch's index of the GPU that Ray assigned to this actor, with no GPU masked.
+    """Return torch's index of the GPU that Ray assigned to this actor, where all GPUs are visible.
 
     Ray names a GPU by its entry in the raylet's CUDA_VISIBLE_DEVICES where that is set, and torch
     counts along that list.
@@ -197,3 +218,102 @@ def _worker_environment() -> dict[str, str]:
         # Unmasked: NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
     }
+
+
+def answer_of(ref: Any, rank: int, device: Device) -> Answer:
+    """Return the answer of a rank; a Failure where it raised or its process died.
+
+    ref: of the call, which must have ended.
+    """
+    try:
+        answer: Answer = ray.get(ref)
+    except ray.exceptions.OutOfMemoryError as error:
+        return _out_of_host_memory(rank, device, str(error))
+    except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError) as error:
+        return _failure_of_dead(rank, device, click.unstyle(str(error)))
+    except ray.exceptions.RayError as error:
+        # The exception that the worker raised, if any: Ray's text begins with the actor's name.
+        cause = getattr(error, "cause", None) or error
+        return Failure(
+            rank=rank,
+            status=Status.ERROR,
+            error_type=failure_text.type_of(cause),
+            # Ray colours its text for a terminal.
+            message=click.unstyle(failure_text.message_of(cause)),
+            detail=click.unstyle(failure_text.traceback_of(error)),
+        )
+    return answer
+
+
+def node_lost(rank: int, device: Device) -> Failure:
+    """Return the failure of a rank whose node is gone, frozen or cut off."""
+    message = f"node {device.host} does not answer"
+    return Failure.of(Cause.NODE_LOST, rank=rank, message=message)
+
+
+def _how_it_died(told: str) -> str:
+    """Return how a process ended, as a phrase such as "died by SIGSEGV". told: Ray's text."""
+    if found := _EXIT_CODE.search(told):
+        code, signal = found.groups()
+        return f"died by {signal}" if signal else f"ended with exit code {code}"
+    if "connection error code 2" in told:
+        return (
+            "ended without a word: by os._exit, or by a signal as SIGKILL, which the kernel sends "
+            "out of memory"
+        )
+    for mark in ("Worker exit detail:", "The actor died because", "The actor is dead because"):
+        if mark in told:
+            reason = told.split(mark, 1)[1].strip().splitlines()[0]
+            return f"died: {reason.split(' Some common causes', 1)[0]}"
+    return f"died: {told.strip().splitlines()[0]}"
+
+
+def why_no_start(error: Exception) -> str:
+    """Return in one line for the user why a worker did not start. error: raised by Ray."""
+    text = str(error).strip()
+    node = re.search(r"\bip=([^,)]+)", text)
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = f"{type(error.cause).__name__}: {_first_line(error.cause)}"
+    elif "creation task" in text:
+        # The exception of a constructor stands last, below Ray's own traceback.
+        cause = text.splitlines()[-1].strip()
+    elif was_killed(error):
+        cause = f"its process {_how_it_died(text)}"
+    else:
+        cause = _first_line(error)
+    hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
+    return f"a worker could not start{f' on {node[1]}' if node else ''}: {cause}{hint}"
+
+
+def was_killed(error: Exception) -> bool:
+    """Return whether the process of a worker that was starting was killed from outside."""
+    is_death = isinstance(error, ray.exceptions.RayActorError)
+    return is_death and "creation task" not in str(error)
+
+
+def _failure_of_dead(rank: int, device: Device, told: str) -> Failure:
+    if "memory" in told and ("running low on memory" in told or "memory monitor" in told):
+        return _out_of_host_memory(rank, device, told)
+    if any(words in told for words in _NODE_DEATHS):
+        return node_lost(rank, device)
+    return Failure.of(
+        Cause.WORKER_DIED,
+        rank=rank,
+        message=f"the worker process {_how_it_died(told)}",
+        detail=failure_text.shorten_start(told, failure_text.DETAIL_CHARACTERS),
+    )
+
+
+def _out_of_host_memory(rank: int, device: Device, told: str) -> Failure:
+    return Failure.of(
+        Cause.HOST_OUT_OF_MEMORY,
+        rank=rank,
+        message=f"Ray's memory monitor killed the worker: {device.host} has run out of memory",
+        detail=failure_text.shorten_start(told, failure_text.DETAIL_CHARACTERS),
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type where it has none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,7 +1,8 @@
-"""Workers as Ray actors, one per device, placed once and kept for the whole run."""
+"""The cluster on Ray as the sweep sees it, how it runs a point, and its process groups."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,124 +14,66 @@ import ray
 
 from raybench.cluster import DeviceKind, allocator
 from raybench.cluster.allocator import Strategy
-from raybench.cluster.claims import Claims
-from raybench.cluster.device_locks import Terms
+from raybench.cluster.device_reservation import DeviceReservation, ReservationTerms
 from raybench.cluster.failures import with_losses
 from raybench.cluster.point_end import RunningRanks, finish_point
-from raybench.cluster.ray_cluster.connection import Connection
-from raybench.cluster.ray_cluster.liveness import HeadMonitor, StartGuard, end_process
-from raybench.cluster.ray_cluster.node_agents import NodeAgents
-from raybench.cluster.ray_cluster.placement import WorkerHandle
-from raybench.cluster.ray_cluster.private_ray import remove_private_folder
-from raybench.cluster.ray_cluster.process_groups import ProcessGroups
-from raybench.cluster.ray_cluster.ray_errors import answer_of, node_lost
-from raybench.cluster.ray_cluster.replacement import Standbys
-from raybench.cluster.ray_cluster.workers import WorkerGroup
+from raybench.cluster.ray_cluster.actors import (
+    WorkerHandle,
+    answer_of,
+    node_address,
+    node_lost,
+    start_on_node,
+)
+from raybench.cluster.ray_cluster.nodes import NodeAgents
+from raybench.cluster.ray_cluster.pool import WorkerPool
+from raybench.cluster.ray_cluster.replacement import StandbyPolicy, Standbys
+from raybench.cluster.ray_cluster.start import (
+    Connection,
+    HeadMonitor,
+    StartGuard,
+    end_process,
+    remove_private_folder,
+)
+from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError
 from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Group, Task
 from raybench.records.device_facts import DeviceFacts
 from raybench.records.device_list import DeviceList
 
-# The loops that wait for workers look once a second.
-_PATIENCE_S = 5.0
 _LOOK_S = 0.2
-# A rank on a node that does not answer is lost.
-_LOOK_AT_NODES_S = 1.0
-# How long Ray stays for points that still ask it, when it is let go.
-_LEAVE_S = 3.0
-
-
-class _RunningActors(RunningRanks):
-    """The ranks of a point as calls of actors. refs: what each will answer, in rank order."""
-
-    def __init__(
-        self,
-        refs: Sequence[Any],
-        devices: Sequence[Device],
-        agents: NodeAgents,
-        *,
-        abort: Callable[[], None],
-        prepare: Callable[[], None],
-        check_open: Callable[[], None],
-    ) -> None:
-        self.devices = devices
-        self._check_open = check_open
-        self._waiting = {ref: rank for rank, ref in enumerate(refs)}
-        self._agents = agents
-        self._abort, self._prepare = abort, prepare
-        self._looked_s = time.monotonic()
-
-    def answers(self, timeout_s: float) -> Mapping[int, Answer]:
-        # One by one: `ray.get` of all of them would show one failure and hide the others.
-        refs = list(self._waiting)
-        ready, _ = ray.wait(refs, num_returns=1, timeout=min(timeout_s, _LOOK_AT_NODES_S))
-        if ready:  # thousands may have come meanwhile, and each wait looks at all
-            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
-        self._check_open()
-        ranks = {self._waiting.pop(ref): ref for ref in ready}
-        came: dict[int, Answer] = {
-            rank: answer_of(ref, rank, self.devices[rank]) for rank, ref in ranks.items()
-        }
-        return came | self._on_silent_nodes()
-
-    def abort(self) -> None:
-        self._abort()
-
-    def prepare(self) -> None:
-        self._prepare()
-
-    def kill(self, ranks: Collection[int]) -> None:
-        self._waiting = {ref: rank for ref, rank in self._waiting.items() if rank not in ranks}
-        self._agents.kill([self.devices[rank] for rank in ranks])
-
-    def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
-        return self._agents.log_tails({rank: self.devices[rank] for rank in ranks})
-
-    def wait_until_free(self, ranks: Collection[int], timeout_s: float) -> Sequence[str]:
-        return self._agents.wait_until_free([self.devices[rank] for rank in ranks], timeout_s)
-
-    def _on_silent_nodes(self) -> dict[int, Answer]:
-        """Answer in place of ranks that are lost with their nodes."""
-        if time.monotonic() - self._looked_s < _LOOK_AT_NODES_S:
-            return {}
-        self._looked_s = time.monotonic()
-        silent = self._agents.silent_nodes()
-        lost = {ref: r for ref, r in self._waiting.items() if self.devices[r].node_id in silent}
-        for ref in lost:
-            del self._waiting[ref]
-        return {rank: node_lost(rank, self.devices[rank]) for rank in lost.values()}
 
 
 class RayCluster:
-    """A Ray cluster and the workers that raybench has on it.
+    """A Ray cluster and the workers that raybench has on it; a `raybench.cluster.Cluster`.
 
-    tell: gets a line for the user when workers are waited for, come late or are lost.
-    standby_on_cpus: as Standbys' on_cpus. end: as StartGuard's. terms: on which devices are taken
-    from other sweeps; without them no device is locked, and nobody is seen beside a point.
-    only: the devices that may be used; all where there is none.
+    log: gets a line for the user when workers are waited for, come late or are lost. end: as of
+    `StartGuard`. terms: on which devices are taken from other sweeps; without them no device is
+    locked, and nobody is seen beside a point. only: the devices that may be used; None for all.
     """
 
     def __init__(
         self,
         connection: Connection,
-        tell: Callable[[str], None] = lambda _: None,
+        log: Callable[[str], None] = lambda _: None,
         *,
-        standby_on_cpus: bool = False,
         end: Callable[[str], None] = end_process,
-        terms: Terms | None = None,
+        terms: ReservationTerms | None = None,
         only: DeviceList | None = None,
+        standbys: StandbyPolicy | None = None,
+        timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._connection = connection
-        self._monitor = HeadMonitor(connection.needed)
         self._end = end
-        self._agents = NodeAgents(self._monitor)
-        self._standbys = Standbys(on_cpus=standby_on_cpus)
-        self._claims = Claims(self._agents, terms, tell)
         self._only = only
-        self._workers = WorkerGroup(
-            connection, self._agents, self._standbys, self._claims, tell, only
+        self._timeouts = timeouts
+        self._monitor = HeadMonitor(connection.needed, timeouts)
+        self._agents = NodeAgents(self._monitor, timeouts)
+        self._standbys = Standbys(standbys, timeouts)
+        self._reservation = DeviceReservation(self._agents, terms, log, timeouts)
+        self._pool = WorkerPool(
+            connection, self._agents, self._standbys, self._reservation, log, only, timeouts
         )
-        self._groups = ProcessGroups(self._workers, self._monitor)
+        self._groups = ProcessGroups(self._pool, self._monitor, timeouts)
         self._is_closing = threading.Event()
         self._points = 0
         self._point_ended = threading.Condition()
@@ -157,93 +100,119 @@ class RayCluster:
     @property
     def devices(self) -> tuple[Device, ...]:
         """Device of every worker by worker id, those of lost workers included."""
-        return self._workers.devices
+        return self._pool.devices
 
     @property
     def lost(self) -> frozenset[int]:
         """Ids of workers that cannot be used any more."""
-        return self._workers.lost
+        return self._pool.lost
 
     @property
     def pending(self) -> int:
         """Number of workers that were asked for and may still come."""
-        return self._workers.pending
-
-    def start(self, count: int, strategy: Strategy) -> None:
-        """Place workers on the devices that can be had and learn which these are."""
-        with StartGuard(self._monitor.gone, self._end, patience_s=_PATIENCE_S):
-            if count > 1:
-                self._groups.start()
-            self._workers.start(count, strategy)
+        return self._pool.pending
 
     @property
-    def others(self) -> tuple[str, ...]:
+    def other_sweeps(self) -> tuple[str, ...]:
         """Other sweeps that had the devices at the start, in words."""
-        return self._claims.others
+        return self._reservation.other_sweeps
 
-    def bystanders(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
-        """Begin to look who else uses the devices; the returned call tells who did since."""
-        return self._agents.bystanders(
-            [self._workers[worker_id].device for worker_id in worker_ids]
-        )
+    def start(self, count: int, strategy: Strategy) -> None:
+        """Start up to `count` workers on devices that are free, as `WorkerPool.start`."""
+        limit_s = self._timeouts.rays_own_error_s
+        with StartGuard(self._monitor.gone, self._end, patience_s=limit_s):
+            if count > 1:
+                self._groups.start()
+            self._pool.start(count, strategy)
 
     def refresh(self, timeout_s: float) -> None:
         """Take in workers that came and note lost ones; wait at most `timeout_s` for one."""
-        self._workers.refresh(timeout_s)
+        self._pool.refresh(timeout_s)
 
-    def give_back(self, count: int, strategy: Strategy) -> None:
-        """Let go of nodes that such a point leaves idle, where nodes were waited for."""
-        if given := self._workers.give_back(count, strategy):
-            self._groups.forget(given)
+    def release_idle_nodes(self, count: int, strategy: Strategy) -> None:
+        """Let go of nodes that a point of `count` devices leaves idle, where nodes can come."""
+        if released := self._pool.release_idle_nodes(count, strategy):
+            self._groups.forget(released)
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """Return one answer per rank. Raises ClusterError where the cluster is gone or closed."""
         with self._point_counted():
             return self._run(task, tuple(worker_ids))
 
-    def _run(self, task: Task, chosen: tuple[int, ...]) -> tuple[Answer, ...]:
-        workers = [self._workers[worker_id] for worker_id in chosen]
-        self._workers.lose(self._agents.silent_nodes())
+    def _run(self, task: Task, worker_ids: tuple[int, ...]) -> tuple[Answer, ...]:
+        workers = [self._pool[worker_id] for worker_id in worker_ids]
+        self._pool.lose(self._agents.silent_nodes())
         if _need_new_processes(task, workers):
-            self._groups.leave(chosen)
+            self._groups.leave(worker_ids)
             for worker in workers:
                 worker.environment = task.worker_environment
-            self._replace(chosen)
-        group = self._groups.join(chosen)
+            self._replace(worker_ids)
+        group = self._groups.join(worker_ids)
         if any(worker.lost_because for worker in workers):
-            return with_losses(*_answer_unstarted(workers))
-        running = self._begin(task, workers, group)
-        outcome = finish_point(running, task)
+            return _not_started(workers)
+        ranks = self._send(task, workers, group)
+        outcome = finish_point(ranks, task, self._timeouts)
         if outcome.group_is_gone:
-            self._groups.forget(chosen)
-        clocked = self._agents.with_clocks(outcome.answers, running.devices)
-        outputs = self._agents.new_outputs(running.devices)
+            self._groups.forget(worker_ids)
+        answers = self._agents.with_clocks(outcome.answers, ranks.devices)
+        outputs = self._agents.new_outputs(ranks.devices)
         if outcome.unfit:
-            self._replace([chosen[rank] for rank in sorted(outcome.unfit)])
+            self._replace([worker_ids[rank] for rank in sorted(outcome.unfit)])
         if outcome.was_late:
             self._monitor.check(afresh=True)
-            self._standbys.dismiss(running.devices)
-        answers = zip(clocked, outputs, strict=True)
+            self._standbys.dismiss(ranks.devices)
         return with_losses(
-            [replace(answer, output=output) for answer, output in answers],
+            [replace(one, output=output) for one, output in zip(answers, outputs, strict=True)],
             [worker.lost_because for worker in workers],
         )
 
+    def _send(
+        self, task: Task, workers: Sequence[WorkerHandle], group: Group | None
+    ) -> _RunningActors:
+        """Send the point to its workers, which are in rank order."""
+        devices = [worker.device for worker in workers]
+        calls = []
+        for worker, place in zip(workers, allocator.assign_ranks(devices), strict=True):
+            worker.is_used, worker.user_class = True, task.user_class
+            calls.append(worker.actor.run.remote(task, place, group))
+        return _RunningActors(
+            calls,
+            devices,
+            self._agents,
+            abort=lambda: self._groups.abort(group),
+            prepare=lambda: self._prepare_standbys(devices),
+            check_open=self._check_open,
+            look_every_s=self._timeouts.point_looks_at_nodes_every_s,
+        )
+
+    def _prepare_standbys(self, devices: Sequence[Device]) -> None:
+        self._monitor.check(afresh=True)
+        self._standbys.prepare(devices)
+
+    def _replace(self, worker_ids: Sequence[int]) -> None:
+        self._check_open()
+        self._monitor.check(afresh=True)
+        self._pool.replace(worker_ids)
+
     def restart(self) -> None:
         """Replace the processes of all workers that have run a point."""
-        self._workers.lose(self._agents.silent_nodes())
-        used = [
-            worker_id for worker_id in range(len(self.devices)) if self._workers[worker_id].is_used
-        ]
+        self._pool.lose(self._agents.silent_nodes())
+        used = [one for one in range(len(self.devices)) if self._pool[one].is_used]
         self._groups.forget(used)
         self._replace(used)
 
+    def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
+        """Look who else uses the devices; the returned function names who did since."""
+        return self._agents.watch_other_users(
+            [self._pool[worker_id].device for worker_id in worker_ids]
+        )
+
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Return what the agents sampled of the devices since the last call."""
+        """Return the samples of the devices since the last call."""
         return self._agents.drain()
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
-        """Read state and error counters of each device, in the order of `devices`."""
+        """Return state and error counters of each device, in the order of `devices`."""
         return self._agents.device_facts(self.devices)
 
     def close(self) -> None:
@@ -251,17 +220,40 @@ class RayCluster:
         self._is_closing.set()
         if self._monitor.gone() or not self._let_go():
             # Ray would wait for a minute; the agents need no head.
-            self._agents.kill(self._workers.devices)
+            self._agents.kill(self._pool.devices)
             self._standbys.close_without_head()
         # A thread that waits inside of Ray while that goes would crash this process.
         with self._point_ended:
-            self._point_ended.wait_for(lambda: not self._points, _LEAVE_S)
+            self._point_ended.wait_for(lambda: not self._points, self._timeouts.close_s)
         ray.shutdown()
         if folder := self._connection.folder:
             remove_private_folder(folder)
 
+    def _let_go(self) -> bool:
+        """Give everything back to Ray; return False where its head goes meanwhile.
+
+        A SIGTERM to the whole process group, as by `timeout` and by schedulers, ends both. In a
+        thread, because Ray waits a minute for a head that has died, and then ends this process.
+        """
+        done: list[bool] = []
+
+        def give_back() -> None:
+            try:
+                self._agents.stop()
+                self._groups.close()
+                self._pool.close()
+            except ray.exceptions.RayError:
+                return
+            done.append(True)
+
+        thread = threading.Thread(target=give_back, daemon=True)
+        thread.start()
+        while thread.is_alive() and not self._monitor.gone():
+            thread.join(_LOOK_S)
+        return bool(done)
+
     def _check_open(self) -> None:
-        """Raise ClusterError when a point is to end because the cluster does."""
+        """Raise ClusterError when a point is to end because the cluster is closed."""
         if self._is_closing.is_set():
             raise ClusterError("the cluster is let go")
 
@@ -276,58 +268,67 @@ class RayCluster:
                 self._points -= 1
                 self._point_ended.notify_all()
 
-    def _let_go(self) -> bool:
-        """Give everything back to Ray; False where its head goes meanwhile.
 
-        A SIGTERM to the whole process group, as by `timeout` and by schedulers, ends both. In a
-        thread, because Ray waits a minute for a head that has died, and then ends this process.
-        """
-        given: list[bool] = []
-        thread = threading.Thread(target=lambda: given.append(self._give_back()), daemon=True)
-        thread.start()
-        while thread.is_alive() and not self._monitor.gone():
-            thread.join(_LOOK_S)
-        return given == [True]
+class _RunningActors(RunningRanks):
+    """The ranks of a point as calls of actors. calls: in rank order."""
 
-    def _give_back(self) -> bool:
-        try:
-            self._agents.stop()
-            self._groups.close()
-            self._workers.close()
-        except ray.exceptions.RayError:
-            return False
-        return True
+    def __init__(
+        self,
+        calls: Sequence[Any],
+        devices: Sequence[Device],
+        agents: NodeAgents,
+        *,
+        abort: Callable[[], None],
+        prepare: Callable[[], None],
+        check_open: Callable[[], None],
+        look_every_s: float,
+    ) -> None:
+        self.devices = devices
+        self._waiting = {call: rank for rank, call in enumerate(calls)}
+        self._agents = agents
+        self._abort, self._prepare, self._check_open = abort, prepare, check_open
+        self._look_every_s, self._looked_s = look_every_s, time.monotonic()
 
-    def _begin(
-        self, task: Task, workers: Sequence[WorkerHandle], group: Group | None
-    ) -> _RunningActors:
-        """Send the point to its workers, which are in rank order."""
-        devices = [worker.device for worker in workers]
-        refs = []
-        for worker, place in zip(workers, allocator.assign_ranks(devices), strict=True):
-            worker.is_used, worker.user_class = True, task.user_class
-            refs.append(worker.actor.run.remote(task, place, group))
-        return _RunningActors(
-            refs,
-            devices,
-            self._agents,
-            abort=lambda: self._groups.tell_abort(group),
-            prepare=lambda: self._prepare(devices),
-            check_open=self._check_open,
-        )
-
-    def _prepare(self, devices: Sequence[Device]) -> None:
-        self._monitor.check(afresh=True)
-        self._standbys.prepare(devices)
-
-    def _replace(self, worker_ids: Sequence[int]) -> None:
+    def answers(self, timeout_s: float) -> Mapping[int, Answer]:
+        # One by one: `ray.get` of all of them would show one failure and hide the others.
+        calls = list(self._waiting)
+        ready, _ = ray.wait(calls, num_returns=1, timeout=min(timeout_s, self._look_every_s))
+        if ready:  # thousands may have come meanwhile, and each wait looks at all
+            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         self._check_open()
-        self._monitor.check(afresh=True)
-        self._workers.replace(worker_ids)
+        ranks = {self._waiting.pop(call): call for call in ready}
+        came: dict[int, Answer] = {
+            rank: answer_of(call, rank, self.devices[rank]) for rank, call in ranks.items()
+        }
+        if time.monotonic() < self._looked_s + self._look_every_s:
+            return came
+        self._looked_s = time.monotonic()
+        silent = self._agents.silent_nodes()
+        for call, rank in list(self._waiting.items()):
+            if self.devices[rank].node_id in silent:
+                del self._waiting[call]
+                came[rank] = node_lost(rank, self.devices[rank])
+        return came
+
+    def abort(self) -> None:
+        self._abort()
+
+    def prepare(self) -> None:
+        self._prepare()
+
+    def kill(self, ranks: Collection[int]) -> None:
+        self._waiting = {call: rank for call, rank in self._waiting.items() if rank not in ranks}
+        self._agents.kill([self.devices[rank] for rank in ranks])
+
+    def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
+        return self._agents.log_tails({rank: self.devices[rank] for rank in ranks})
+
+    def wait_until_free(self, ranks: Collection[int], timeout_s: float) -> Sequence[str]:
+        return self._agents.wait_until_free([self.devices[rank] for rank in ranks], timeout_s)
 
 
 def _need_new_processes(task: Task, workers: Sequence[WorkerHandle]) -> bool:
-    """Return whether these processes will not do for the point.
+    """Return whether the processes of these workers cannot run the point.
 
     They were started with other variables, or have run a point before and the job asks for fresh
     ones or this is another class of the user's: what such a class changes is not all put back.
@@ -340,11 +341,143 @@ def _need_new_processes(task: Task, workers: Sequence[WorkerHandle]) -> bool:
     )
 
 
-def _answer_unstarted(workers: Sequence[WorkerHandle]) -> tuple[list[Answer], list[str]]:
-    """Answer for a point of which a worker was lost before it began, and say why each was."""
+def _not_started(workers: Sequence[WorkerHandle]) -> tuple[Answer, ...]:
+    """Return the answers to a point of which a worker was lost before it began."""
     message = "another rank has no worker"
-    answers: list[Answer] = [
+    answers = [
         Failure.of(Cause.PEER_FAILED, rank=rank, message=message, worker_reusable=True)
         for rank in range(len(workers))
     ]
-    return answers, [worker.lost_because for worker in workers]
+    return with_losses(answers, [worker.lost_because for worker in workers])
+
+
+class _Store:
+    """The actor that holds the rendezvous store of all process groups, on the driver's node."""
+
+    def __init__(self) -> None:
+        from raybench.worker.rendezvous import StoreHost
+
+        self._host = StoreHost(node_address())
+
+    def endpoint(self) -> tuple[str, int]:
+        return self._host.endpoint()
+
+    def tell_abort(self, group: Group) -> None:
+        self._host.tell_abort(group)
+
+
+class ProcessGroups:
+    """The process groups of the workers, each kept while consecutive points use the same workers.
+
+    Which workers are in which group, and the store in which a new group meets.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        monitor: HeadMonitor,
+        timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        self._pool = pool
+        self._monitor = monitor
+        self._timeouts = timeouts
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._store: Any = None
+        self._epochs = itertools.count()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the store, which takes as long as a worker. Does not wait."""
+        self._store = start_on_node(_Store, ray.get_runtime_context().get_node_id())
+
+    def join(self, worker_ids: tuple[int, ...]) -> Group | None:
+        """Return the group of exactly these workers, None for one alone; they leave all others.
+
+        Raises ClusterError when there can be no store.
+        """
+        with self._lock:
+            endpoint = self._endpoint() if len(worker_ids) > 1 else None
+            kept = self._groups.get(worker_ids)
+            if kept and (kept.store_address, kept.store_port) == endpoint:
+                return kept
+            self._leave(worker_ids)
+            if endpoint is None:
+                return None
+            address, port = endpoint
+            name = f"group-{next(self._epochs)}"
+            self._groups[worker_ids] = Group(name=name, store_address=address, store_port=port)
+            return self._groups[worker_ids]
+
+    def leave(self, worker_ids: Sequence[int]) -> None:
+        """Take down all groups that one of these workers is in."""
+        with self._lock:
+            self._leave(worker_ids)
+
+    def forget(self, worker_ids: Sequence[int]) -> None:
+        """Note that these workers' groups are gone, with their processes or without."""
+        with self._lock:
+            for members in self._with(worker_ids):
+                del self._groups[members]
+
+    def abort(self, group: Group | None) -> None:
+        """Tell the members to abort the group, if there is one. Does not wait."""
+        store = self._store  # another thread may find that it died
+        if group is not None and store is not None:
+            store.tell_abort.remote(group)
+
+    def close(self) -> None:
+        """End the store."""
+        if self._store is not None:
+            ray.kill(self._store, no_restart=True)
+        self._store, self._groups = None, {}
+
+    def _with(self, worker_ids: Sequence[int]) -> list[tuple[int, ...]]:
+        return [members for members in self._groups if not set(members).isdisjoint(worker_ids)]
+
+    def _leave(self, worker_ids: Sequence[int]) -> None:
+        """Have all members leave the groups of these workers before one of them joins another.
+
+        They are idle: a point runs on all members of its group.
+        """
+        for members in self._with(worker_ids):
+            group = self._groups.pop(members)
+            if not self._pool.lost.isdisjoint(members):
+                # Without all members it cannot be left; the others end it when they join the next.
+                self.abort(group)
+                continue
+            calls = [self._pool[worker_id].actor.leave.remote() for worker_id in members]
+            done, late = ray.wait(
+                calls, num_returns=len(calls), timeout=self._timeouts.leave_group_s
+            )
+            if late or any(_has_failed(call) for call in done):
+                self._pool.replace(members)
+
+    def _endpoint(self) -> tuple[str, int]:
+        """Return address and port of the store; of a new one where that has died."""
+        for _ in range(2):
+            if self._store is None:
+                self.start()
+            call = self._store.endpoint.remote()
+            deadline_s = time.monotonic() + self._timeouts.store_start_s
+            while not ray.wait([call], timeout=self._timeouts.poll_every_s)[0]:
+                self._monitor.check()
+                if time.monotonic() > deadline_s:
+                    raise ClusterError(
+                        f"the rendezvous store does not answer: no process for it in "
+                        f"{self._timeouts.store_start_s:g} s; see `ray status`"
+                    )
+            try:
+                endpoint: tuple[str, int] = ray.get(call)
+            except ray.exceptions.RayActorError:
+                self._store = None
+            else:
+                return endpoint
+        raise ClusterError("the rendezvous store died as soon as it was started")
+
+
+def _has_failed(call: Any) -> bool:
+    try:
+        ray.get(call)
+    except ray.exceptions.RayError:
+        return True
+    return False

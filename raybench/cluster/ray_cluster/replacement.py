@@ -5,11 +5,10 @@ has no CUDA context and no memory on a GPU. Workers see all GPUs of their node, 
 of them; Ray keeps the GPU of the worker that is gone for our placement group.
 
 Starting one keeps a core busy for some seconds while points are measured. So there are standbys
-only where at least four cores belong to each of our devices, and none where CPUs are measured.
-There are two of them, because what is lost is tried once more at once, and may be lost again.
-
-On every node some are started for a point that is late: most of its measuring should be over, and
-soon its processes may have to be replaced.
+only where each of our devices has at least four cores, and none where CPUs are measured. There are
+two of them, because a lost point is tried once more at once, and may be lost again. For a point
+that is late more are started: most of its measuring should be over, and soon its processes may
+have to be replaced.
 """
 
 from __future__ import annotations
@@ -24,64 +23,90 @@ from typing import Any
 import ray
 
 from raybench.cluster import DeviceKind
-from raybench.cluster.ray_cluster.actors import start_standby, start_worker
-from raybench.cluster.ray_cluster.node_agents import NodeAgents
-from raybench.cluster.ray_cluster.placement import WorkerHandle
-from raybench.cluster.ray_cluster.ray_errors import was_killed, why_no_start
+from raybench.cluster.ray_cluster.actors import (
+    WorkerHandle,
+    start_standby,
+    start_worker,
+    was_killed,
+    why_no_start,
+)
+from raybench.cluster.ray_cluster.nodes import NodeAgents
+from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.records import Device
 
-_CORES_PER_DEVICE = 4
-_AT_MOST = 2
-_AT_MOST_WHEN_LATE = 4
-_END_TIMEOUT_S = 1.0
-START_TIMEOUT_S = 180.0
 # A process that is killed while it starts is started again, so often in all.
 MOST_STARTS = 3
-# A standby has only to make its CUDA context, or to finish what a new worker would begin.
-_STANDBY_TIMEOUT_S = 30.0
-# The driver takes back the memory of a process that ended within a second.
-_FREE_TIMEOUT_S = 2.0
-_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyPolicy:
+    """How many standbys a node has: one for each of our devices, and at most `per_node`.
+
+    per_node_when_late: while a point there is late. cores_per_device: a node with fewer has none.
+    on_cpus: also on nodes with fewer cores or CPU workers, where they disturb; for tests.
+    """
+
+    per_node: int = 2
+    per_node_when_late: int = 4
+    cores_per_device: int = 4
+    on_cpus: bool = False
+
+    def wanted(self, devices: Sequence[Device]) -> dict[str, int]:
+        """Return by node id how many standbys there should be while points are measured.
+
+        devices: all that this run has. Nodes that should have none are left out.
+        """
+        counts = Counter(device.node_id for device in devices)
+        return {
+            device.node_id: min(counts[device.node_id], self.per_node)
+            for device in devices
+            if self.on_cpus
+            or (
+                device.kind == "cuda"
+                and device.cpu_count >= self.cores_per_device * counts[device.node_id]
+            )
+        }
 
 
 class Standbys:
-    """At most two on each node, or four. on_cpus: also where they disturb, for tests."""
+    """The standbys of all nodes. Several points may ask at once."""
 
-    def __init__(self, *, on_cpus: bool = False) -> None:
-        self._on_cpus = on_cpus
+    def __init__(
+        self, policy: StandbyPolicy | None = None, timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS
+    ) -> None:
+        self._policy = policy or StandbyPolicy()
+        self._timeouts = timeouts
         self._wanted: dict[str, int] = {}
-        # Node id -> actors, and what says that each is loaded.
+        # Node id -> actors, each with the call that ends when it is loaded.
         self._by_node: defaultdict[str, list[tuple[Any, Any]]] = defaultdict(list)
         self._is_closed = False
         self._lock = threading.Lock()
 
     def keep(self, devices: Sequence[Device]) -> None:
-        """Start what is missing on each node of these devices that can bear it. Does not wait.
-
-        devices: all that this run has on these nodes.
-        """
+        """Start the standbys that are missing. Does not wait. devices: all that this run has."""
         with self._lock:
-            self._wanted = count_wanted(devices, on_cpus=self._on_cpus)
+            self._wanted = self._policy.wanted(devices)
             self._start_missing(self._wanted)
 
     def prepare(self, devices: Sequence[Device]) -> None:
-        """As `keep`, for devices whose point is late: one for each, and no more than four."""
+        """Start standbys for a late point, up to one for each of its devices. Does not wait."""
         counts = Counter(device.node_id for device in devices)
+        most = self._policy.per_node_when_late
         with self._lock:
-            self._start_missing({node: min(n, _AT_MOST_WHEN_LATE) for node, n in counts.items()})
+            self._start_missing({node: min(count, most) for node, count in counts.items()})
 
     def dismiss(self, devices: Sequence[Device]) -> None:
-        """Let go of what a late point of these devices, which has ended, has left over."""
+        """End the standbys that a late point of these devices, which has ended, has left over."""
         with self._lock:
             for node_id in {device.node_id for device in devices}:
                 there = self._by_node[node_id]
                 while len(there) > self._wanted.get(node_id, 0):
-                    _kill(there.pop())
+                    ray.kill(there.pop()[0], no_restart=True)
 
     def take(self, node_id: str) -> Any:
-        """Return the actor on this node, which is no standby any more; None where there is none.
+        """Remove a standby of this node and return its actor; None where there is none.
 
-        One that is loaded goes first. One that is loading is ahead of a new one all the same.
+        A loaded one is taken first. One that is loading is still ahead of a new worker.
         """
         with self._lock:
             there = self._by_node[node_id]
@@ -93,27 +118,29 @@ class Standbys:
                 except ray.exceptions.GetTimeoutError:
                     return actor
                 except ray.exceptions.RayError:
-                    continue  # where all have failed, a new worker will say why
+                    continue  # where all have failed, a new worker will show the reason
                 return actor
         return None
 
     def lose(self, node_ids: Collection[str]) -> None:
-        """Give up those on these nodes."""
+        """Give up the standbys of these nodes."""
         with self._lock:
             for node_id in self._by_node.keys() & set(node_ids):
-                for standby in self._by_node.pop(node_id):
-                    _kill(standby)
+                for actor, _ in self._by_node.pop(node_id):
+                    ray.kill(actor, no_restart=True)
 
     def close(self) -> None:
-        """Let them go; no other is started."""
-        for standby in self._close():
-            _kill(standby)
+        """End all standbys; no other is started."""
+        for actor in self._remove_all():
+            ray.kill(actor, no_restart=True)
 
     def close_without_head(self) -> None:
-        """As close. One that is still loading cannot be told; its raylet ends it in a minute."""
-        refs = [actor.end.remote() for actor, _ in self._close()]
-        if refs:
-            ray.wait(refs, num_returns=len(refs), timeout=_END_TIMEOUT_S)
+        """End all standbys where the head is gone.
+
+        One that is still loading does not take the call; its raylet ends it in a minute.
+        """
+        if refs := [actor.end.remote() for actor in self._remove_all()]:
+            ray.wait(refs, num_returns=len(refs), timeout=self._timeouts.end_standbys_s)
 
     def _start_missing(self, counts: Mapping[str, int]) -> None:
         for node_id, count in counts.items():
@@ -122,45 +149,28 @@ class Standbys:
                 actor = start_standby(node_id)
                 there.append((actor, actor.is_loaded.remote()))
 
-    def _close(self) -> list[tuple[Any, Any]]:
+    def _remove_all(self) -> list[Any]:
         with self._lock:
             self._is_closed = True
-            standbys = [standby for there in self._by_node.values() for standby in there]
+            actors = [actor for there in self._by_node.values() for actor, _ in there]
             self._by_node.clear()
-        return standbys
-
-
-def _kill(standby: tuple[Any, Any]) -> None:
-    ray.kill(standby[0], no_restart=True)
-
-
-def count_wanted(devices: Sequence[Device], *, on_cpus: bool) -> dict[str, int]:
-    """Node id -> standbys, where they can start while points are measured. Pure."""
-    counts = Counter(device.node_id for device in devices)
-    return {
-        device.node_id: min(counts[device.node_id], _AT_MOST)
-        for device in devices
-        if on_cpus
-        or (
-            device.kind == "cuda" and device.cpu_count >= _CORES_PER_DEVICE * counts[device.node_id]
-        )
-    }
+        return actors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pending:
-    """A process that is taking its worker. tries: new workers so far, for this worker."""
+class _Start:
+    """A process that is to become a worker's. starts: new workers so far, standbys not counted."""
 
     worker: WorkerHandle
     is_standby: bool
-    tries: int
+    starts: int
     give_up_s: float
 
 
 class Replacement:
-    """Replaces the processes of some workers. The workers of other points are not touched.
+    """Replaces the processes of some workers; those of other points are not touched.
 
-    lose_nodes: gives up the workers of nodes. lose_worker: gives up one, for a reason.
+    lose_nodes: gives up all workers of these nodes. lose_worker: gives up one, for a reason.
     """
 
     def __init__(
@@ -170,80 +180,79 @@ class Replacement:
         standbys: Standbys,
         lose_nodes: Callable[[Collection[str]], None],
         lose_worker: Callable[[WorkerHandle, str], None],
+        timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._kind = kind
         self._agents = agents
         self._standbys = standbys
         self._lose_nodes = lose_nodes
         self._lose_worker = lose_worker
-        self._pending: dict[Any, _Pending] = {}
+        self._timeouts = timeouts
+        self._starting: dict[Any, _Start] = {}
 
     def run(self, workers: Sequence[WorkerHandle]) -> None:
-        """Return when each of them has a new process, or is lost."""
+        """Return when each of the workers has a new process, or is lost."""
         self._lose_nodes(self._agents.silent_nodes())
         workers = [worker for worker in workers if not worker.lost_because]
-        self._end(workers)
+        for worker in workers:
+            ray.kill(worker.actor, no_restart=True)
+        # A standby is so quick that it could find the memory of the old process in use.
+        devices = [worker.device for worker in workers]
+        self._agents.kill(devices)
+        self._agents.wait_until_free(devices, self._timeouts.memory_free_of_replaced_s)
         for worker in workers:
             self._begin(worker)
-        while self._pending:
-            for ref in ray.wait(list(self._pending), num_returns=1, timeout=_LOOK_S)[0]:
-                self._take_over(self._pending.pop(ref), ref)
+        look_s = self._timeouts.look_for_workers_every_s
+        while self._starting:
+            for ref in ray.wait(list(self._starting), num_returns=1, timeout=look_s)[0]:
+                self._take_over(self._starting.pop(ref), ref)
             self._lose_nodes(self._agents.silent_nodes())
             self._drop_late()
 
-    def _end(self, workers: Sequence[WorkerHandle]) -> None:
-        """Kill their processes. A standby is so quick that it could find their memory in use."""
-        for worker in workers:
-            ray.kill(worker.actor, no_restart=True)
-        devices = [worker.device for worker in workers]
-        self._agents.kill(devices)
-        self._agents.wait_until_free(devices, _FREE_TIMEOUT_S)
-
-    def _begin(self, worker: WorkerHandle, tries: int = 0) -> None:
+    def _begin(self, worker: WorkerHandle, starts: int = 0) -> None:
         # A standby was started without the variables of a job.
         standby = None if worker.environment else self._standbys.take(worker.slot.node_id)
         is_standby = standby is not None
-        worker.actor = standby or start_worker(
-            self._kind, worker.slot.placement, worker.slot.bundle, worker.environment
-        )
+        worker.actor = standby or start_worker(self._kind, worker.slot, worker.environment)
         worker.is_used = False
-        limit_s = _STANDBY_TIMEOUT_S if is_standby else START_TIMEOUT_S
+        limits = self._timeouts
+        limit_s = limits.standby_start_s if is_standby else limits.worker_start_s
         ref = worker.actor.attach_device.remote(self._kind, worker.device.index)
-        self._pending[ref] = _Pending(
+        self._starting[ref] = _Start(
             worker=worker,
             is_standby=is_standby,
-            tries=tries + (not is_standby),
+            starts=starts + (not is_standby),
             give_up_s=time.monotonic() + limit_s,
         )
 
-    def _take_over(self, pending: _Pending, ref: Any) -> None:
-        worker = pending.worker
+    def _take_over(self, start: _Start, ref: Any) -> None:
+        worker = start.worker
         try:
             device = ray.get(ref)
         except ray.exceptions.RayError as error:
-            self._try_next(pending, why_no_start(error), was_killed=was_killed(error))
+            self._try_next(start, why_no_start(error), was_killed=was_killed(error))
             return
         # When a GPU has fallen off the bus, CUDA counts the others anew.
         if device.kind == "cuda" and device.uuid != worker.device.uuid:
-            self._try_next(pending, f"cuda:{device.index} is {device.uuid} now")
+            self._try_next(start, f"cuda:{device.index} is {device.uuid} now")
         else:
             worker.device = replace(device, rack=worker.device.rack)
 
     def _drop_late(self) -> None:
-        """Those whose time is up, and those that were lost meanwhile."""
-        for ref, pending in list(self._pending.items()):
-            if pending.worker.lost_because:
-                del self._pending[ref]
-            elif time.monotonic() > pending.give_up_s:
-                del self._pending[ref]
-                self._try_next(pending, f"no new process in {START_TIMEOUT_S:.0f} s")
+        """Forget starts of workers that were lost meanwhile; give up those that take too long."""
+        for ref, start in list(self._starting.items()):
+            if start.worker.lost_because:
+                del self._starting[ref]
+            elif time.monotonic() > start.give_up_s:
+                del self._starting[ref]
+                self._try_next(start, f"no new process in {self._timeouts.worker_start_s:.0f} s")
 
-    def _try_next(self, pending: _Pending, reason: str, *, was_killed: bool = False) -> None:
-        """After a standby the next is tried, after the last a new worker, and again if killed."""
-        ray.kill(pending.worker.actor, no_restart=True)
-        if self._agents.has_ended(pending.worker.slot.node_id):
-            self._lose_nodes({pending.worker.slot.node_id})
-        elif pending.is_standby or (was_killed and pending.tries < MOST_STARTS):
-            self._begin(pending.worker, pending.tries)
+    def _try_next(self, start: _Start, reason: str, *, was_killed: bool = False) -> None:
+        """Try the next standby, after the last a new worker, and that again where it was killed."""
+        ray.kill(start.worker.actor, no_restart=True)
+        if self._agents.has_ended(start.worker.slot.node_id):
+            self._lose_nodes({start.worker.slot.node_id})
+        elif start.is_standby or (was_killed and start.starts < MOST_STARTS):
+            self._begin(start.worker, start.starts)
         else:
-            self._lose_worker(pending.worker, reason)
+            self._lose_worker(start.worker, reason)

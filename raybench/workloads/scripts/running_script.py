@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from raybench.job.template_rules import product_of, render, split_arguments
+from raybench.job.rules import product_of, render, split_arguments
 from raybench.records import Task
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.scripts.process import Limits, ScriptProcess

@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 from fakes import make_device, make_measurement, make_point
 
-from raybench.cluster import point_end
 from raybench.cluster.point_end import RunningRanks, finish_point, when_late_s
-from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import Connection
-from raybench.cluster.ray_cluster.process_groups import ProcessGroups
-from raybench.cluster.ray_cluster.workers import WorkerGroup
+from raybench.cluster.ray_cluster.cluster import ProcessGroups, RayCluster
+from raybench.cluster.ray_cluster.pool import WorkerPool
+from raybench.cluster.ray_cluster.start import Connection
+from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.job.model import Measure
 from raybench.records import Failure, Status, Task
 
@@ -53,14 +52,9 @@ class ScriptedRanks(RunningRanks):
         return self._freed
 
 
-@pytest.fixture(autouse=True)
-def _little_grace(monkeypatch):
-    monkeypatch.setattr(point_end, "GRACE_S", 0.05)
-
-
 def finish(*answers, task=TASK, **facts):
     ranks = ScriptedRanks(*answers, **facts)
-    return finish_point(ranks, task), ranks.calls
+    return finish_point(ranks, task, ClusterTimeouts(abort_s=0.05)), ranks.calls
 
 
 def failure(rank, error_type="ValueError", *, status=Status.ERROR, reusable=True, detail=""):
@@ -162,6 +156,6 @@ def test_the_store_starts_before_the_workers_where_points_can_have_a_group(
 ):
     calls = []
     monkeypatch.setattr(ProcessGroups, "start", lambda _: calls.append("store"))
-    monkeypatch.setattr(WorkerGroup, "start", lambda *_: calls.append("workers"))
+    monkeypatch.setattr(WorkerPool, "start", lambda *_: calls.append("workers"))
     RayCluster(Connection(where="here", needed={}, kind="cpu", capacity=2)).start(count, "pack")
     assert calls == begun

@@ -9,8 +9,9 @@ from builders import make_device
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from raybench.cluster.ray_cluster import replacement
-from raybench.cluster.ray_cluster.placement import Slot, WorkerHandle
-from raybench.cluster.ray_cluster.replacement import Replacement, Standbys, count_wanted
+from raybench.cluster.ray_cluster.actors import Slot, WorkerHandle
+from raybench.cluster.ray_cluster.replacement import Replacement, StandbyPolicy, Standbys
+from raybench.cluster.timeouts import ClusterTimeouts
 
 GPU = make_device(1, node_id="n", process_id=10, cpu_count=8)
 SAME = replace(GPU, process_id=11)
@@ -23,8 +24,13 @@ def test_gpu_nodes_with_four_cores_for_each_device_have_two_standbys_at_most_one
 
     devices = [on("wide", "cuda", 12)] * 3 + [on("narrow", "cuda", 7)] * 2 + [on("lone", "cuda", 4)]
     devices += [on("cpus", "cpu", 99)]
-    assert count_wanted(devices, on_cpus=False) == {"wide": 2, "lone": 1}
-    assert count_wanted(devices, on_cpus=True) == {"wide": 2, "narrow": 2, "lone": 1, "cpus": 1}
+    assert StandbyPolicy().wanted(devices) == {"wide": 2, "lone": 1}
+    assert StandbyPolicy(on_cpus=True).wanted(devices) == {
+        "wide": 2,
+        "narrow": 2,
+        "lone": 1,
+        "cpus": 1,
+    }
 
 
 @pytest.fixture
@@ -163,7 +169,6 @@ def replaced(monkeypatch, calls):
             exceptions=replacement.ray.exceptions,
         )
         monkeypatch.setattr(replacement, "ray", fake)
-        monkeypatch.setattr(replacement, "_STANDBY_TIMEOUT_S", 0.05)
         monkeypatch.setattr(replacement, "start_worker", lambda *_: Actor("new", fresh, calls))
         agents = SimpleNamespace(
             silent_nodes=frozenset,
@@ -179,7 +184,8 @@ def replaced(monkeypatch, calls):
         def lose_worker(worker, reason):
             worker.lost_because = reason
 
-        Replacement("cuda", agents, standbys, lambda _: None, lose_worker).run([worker])
+        limits = ClusterTimeouts(standby_start_s=0.05)
+        Replacement("cuda", agents, standbys, lambda _: None, lose_worker, limits).run([worker])
         return worker
 
     return run

@@ -9,7 +9,7 @@ import pytest
 from builders import make_device
 
 from raybench.doctor import gpu_checks, variables, worker_checks
-from raybench.doctor.diagnosis import examine
+from raybench.doctor.diagnosis import check_facts
 from raybench.doctor.facts import Check, Facts, Verdict
 from raybench.records import Device
 from raybench.records.device_facts import DeviceFacts
@@ -57,10 +57,10 @@ def with_one(**changes: Any) -> Facts:
 
 
 def test_nothing_is_wrong_with_healthy_gpus():
-    checks = examine(facts(*map(healthy, range(4))))
+    checks = check_facts(facts(*map(healthy, range(4))))
     assert {check.verdict for check in checks} == {Verdict.OK}
     assert not [check.name for check in checks if check.advice or not check.found]
-    on_cpus = {check.name for check in examine(facts(healthy(kind="cpu")))}
+    on_cpus = {check.name for check in check_facts(facts(healthy(kind="cpu")))}
     assert {"devices", "threads", "disk"} <= on_cpus
     assert not {"clocks", "ECC", "NVLink", "PCIe"} & on_cpus
     uneven = facts(healthy(0), healthy(1), healthy(0, node_id="node-b", host="beta", uuid="GPU-9"))
@@ -105,7 +105,7 @@ def test_a_device_with_a_fault_is_named_and_something_is_advised(rule, change, v
 def test_facts_that_nobody_told_are_unknown_and_no_fault():
     told = {"versions", "environment", "omp_num_threads"}
     untold = dict.fromkeys(HEALTHY.keys() - told) | {"power_cap_w": None, "throttle_reasons": ()}
-    checks = examine(facts(*(healthy(rank, **untold) for rank in range(2))))
+    checks = check_facts(facts(*(healthy(rank, **untold) for rank in range(2))))
     assert {check.verdict for check in checks} == {Verdict.OK}
     assert {check.name for check in checks if check.found == "unknown"} == {
         *("disk", "/dev/shm", "clocks", "throttling", "power cap", "temperature", "ECC", "memory"),

@@ -90,7 +90,7 @@ class Refusing:
     """A cluster whose workers came, and were refused."""
 
     capacity, description = 2, "two on one device"
-    others = ("run first-1 of bob (process 7 on alpha)",)
+    other_sweeps = ("run first-1 of bob (process 7 on alpha)",)
 
     def __init__(self, devices: Sequence[Device], reason: str) -> None:
         self._reason, self._come = reason, tuple(devices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raybench.health.verdicts import Expected, datasheet, find_expected
+from raybench.health.expected import Expected, datasheet, find_expected
 
 
 def expected(test: str, where: str = "device", topology: str = "") -> Expected:

@@ -9,8 +9,8 @@ import pytest
 
 from raybench.health import device_facts
 from raybench.health.device_facts import facts_readings
+from raybench.health.readings import Reading
 from raybench.records.device_facts import DeviceFacts, NvLink
-from raybench.records.health import Reading
 from tests.unit.fakes import make_device
 
 AT = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
@@ -49,7 +49,7 @@ def later(facts: DeviceFacts, **changes) -> DeviceFacts:
 
 
 def problems(*readings: Reading) -> dict[str, str]:
-    return {one.test.name: one.problem for one in readings if one.problem is not None}
+    return {one.test.name: one.problem.text for one in readings if one.problem is not None}
 
 
 def problems_after(**changes) -> dict[str, str]:
@@ -160,4 +160,5 @@ def test_what_nobody_tells_has_neither_value_nor_problem():
     before = facts_of()
     gone = DeviceFacts(device=before.device, read_at=AT, unread="the agent does not answer")
     readings = facts_readings([before], [gone])
-    assert {(one.value, one.problem) for one in readings} == {(None, "the agent does not answer")}
+    assert {one.value for one in readings} == {None}
+    assert set(problems(*readings).values()) == {"the agent does not answer"}

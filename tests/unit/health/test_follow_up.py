@@ -14,10 +14,9 @@ from raybench.health.follow_up import (
     slow_groups,
     slower_half,
 )
-from raybench.health.readings import read_record
-from raybench.health.suite import Fleet, Probe, burn_in_probes, drift, probes
+from raybench.health.readings import Reading, drift, read_record
+from raybench.health.suite import Fleet, Probe, probes
 from raybench.health.verdicts import judge
-from raybench.records.health import Reading
 from raybench.workloads.communication.pairings import Pair
 
 _SLOW_NS, _USUAL_NS = 9_000_000, 1_000_000
@@ -60,8 +59,10 @@ def pairs_read(fleet: Fleet, times: Mapping[Pair, int]) -> tuple[tuple[Probe, ..
 def test_a_slow_group_is_halved_until_the_slow_half_is_a_pair():
     fleet = fleet_of(8)
     made = probes(fleet, ["pairs", "together"])
-    pairs = [one for probe in made if probe.shape == "pairs" for one in read(probe, fleet)]
-    groups = [one for probe in made if probe.shape == "groups" for one in read(probe, fleet, [5])]
+    pairs = [one for probe in made if probe.test.reads == "pairs" for one in read(probe, fleet)]
+    groups = [
+        one for probe in made if probe.test.reads == "groups" for one in read(probe, fleet, [5])
+    ]
     [split] = slow_groups(made, [*pairs, *groups], (), fleet)
     assert split.halves == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert split.probe.point.params["groups"] == "0-3,4-7"
@@ -97,7 +98,7 @@ def test_of_pairs_at_the_same_time_the_slow_one_comes_again_alone():
 @pytest.mark.parametrize(("last", "ratio"), [(100.0, 1.0), (80.0, 1.25)])
 def test_drift_is_the_last_tenth_of_a_burn_in_against_the_first(last, ratio):
     fleet = fleet_of(1)
-    [probe] = burn_in_probes(fleet)
+    [probe] = probes(fleet, ["burn-in"])
     values = [100.0] * 18 + [last] * 2
     readings = [
         Reading(test=probe.test, subject=fleet.subjects[0], pass_number=number, value=value)

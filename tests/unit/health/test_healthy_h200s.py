@@ -10,9 +10,10 @@ from __future__ import annotations
 import pytest
 from builders import make_device
 
-from raybench.health.suite import STAGES, Fleet, device_subjects, probes
+from raybench.health.readings import Reading
+from raybench.health.suite import SUITE, device_subjects
 from raybench.health.verdicts import judge
-from raybench.records.health import Reading, Verdict
+from raybench.records.health import Verdict
 
 FIRST = {
     "gemm fp32 2048": (50.3, 50.3),
@@ -49,7 +50,7 @@ THIRD = {
     "step compute": (5.92, 6.23),
 }
 DEVICES = tuple(make_device(rank, topology="NVLink x18, 1:PHB") for rank in range(2))
-TESTS = {probe.test.name: probe.test for probe in probes(Fleet(devices=DEVICES), STAGES)}
+TESTS = {test.name: test for test in SUITE["cuda"]}
 
 
 def read(values: dict[str, tuple[float, float]]) -> list[Reading]:

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 from builders import make_device, make_failed, make_measurement, make_record
 
-from raybench.health.readings import make_links, read_record, wrong_bits
-from raybench.health.suite import STAGES, Fleet, Probe, probes, split_by_room, title
+from raybench.health.readings import Problem, make_links, read_record, split_by_room, wrong_bits
+from raybench.health.suite import PASS_STAGES, Fleet, Probe, probes, title
 from raybench.job.point import Scalar
 from raybench.records import Breakdown, Cause, Record, Status
-from raybench.records.health import NOT_READ
 
 
 def fleet_of(count: int = 2, **changes) -> Fleet:
@@ -27,7 +26,7 @@ def probes_named(name: str, fleet: Fleet, **params: Scalar) -> list[Probe]:
     """Those of the test with these parameters."""
     return [
         probe
-        for probe in probes(fleet, STAGES)
+        for probe in probes(fleet, PASS_STAGES)
         if probe.test.name == name and params.items() <= probe.point.params.items()
     ]
 
@@ -71,8 +70,8 @@ def test_a_point_that_failed_is_read_of_nobody_and_says_who_made_it_fail():
     )
     innocent, culprit = read_record(record, probe, fleet)
     assert innocent.value is culprit.value is None
-    assert innocent.problem == "not read: alpha GPU 1 timed out"
-    assert culprit.problem == "timed out: rank 1 (alpha, cuda:1): no answer in 30 s"
+    assert innocent.problem.text == "not read: alpha GPU 1 timed out"
+    assert culprit.problem.text == "timed out: rank 1 (alpha, cuda:1): no answer in 30 s"
 
 
 def test_of_copies_by_one_local_rank_only_that_one_is_read():
@@ -207,13 +206,15 @@ def test_of_a_failed_turn_the_pair_that_failed_is_told_apart_from_the_others():
         error_message="rank 3 (alpha, cuda:3): ranks 1 and 3: a wrong payload",
         error_rank=3,
     )
-    told = {one.subject.uuids: one.problem or "" for one in read_record(record, probe, fleet)}
-    assert told.pop(("GPU-1", "GPU-3")).startswith("wrong result: rank 3")
-    assert list(told.values()) == [f"{NOT_READ}alpha GPU 3 failed"]
+    told = {one.subject.uuids: one.problem for one in read_record(record, probe, fleet)}
+    culprit = told.pop(("GPU-1", "GPU-3"))
+    assert culprit.text.startswith("wrong result: rank 3")
+    assert culprit.kind == "fault"
+    assert list(told.values()) == [Problem(text="not read: alpha GPU 3 failed", kind="not read")]
 
 
 def test_points_are_named_by_what_is_not_usual_of_them():
-    names = [title(probe.point) for probe in probes(fleet_of(), STAGES)]
+    names = [title(probe.point) for probe in probes(fleet_of(), PASS_STAGES)]
     assert {"gemm bf16 256", "memory 100 MB", "host_copy d2h local rank 1 128 MiB"} <= set(names)
     assert len(set(names)) == len(names)
 
@@ -221,10 +222,10 @@ def test_points_are_named_by_what_is_not_usual_of_them():
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_no_point_comes_twice_in_a_check(kind, count):
-    made = probes(fleet_of(count, kind=kind), STAGES)
+    made = probes(fleet_of(count, kind=kind), PASS_STAGES)
     assert len({probe.point.point_id for probe in made}) == len(made)
     assert {probe.point.world_size for probe in made} == {count}
-    assert all(probe.test.stage in STAGES for probe in made)
+    assert all(probe.test.stage in PASS_STAGES for probe in made)
 
 
 def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device():
@@ -236,8 +237,8 @@ def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device():
     assert "gemm bf16 2048" in names
     assert "memory 1000 MB" not in names
     problems = {
-        one.subject.name: one.problem for one in unread if one.test.name == "memory 1000 MB"
+        one.subject.name: one.problem.text for one in unread if one.test.name == "memory 1000 MB"
     }
     assert problems["alpha GPU 1"] == "no room: 2.0 GiB of its memory are free, the test needs 3.8"
-    assert problems["alpha GPU 0"] == f"{NOT_READ}alpha GPU 1 has no room"
+    assert problems["alpha GPU 0"] == "not read: alpha GPU 1 has no room"
     assert split_by_room(made, fleet, {}) == (made, ())

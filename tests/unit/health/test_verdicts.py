@@ -10,23 +10,19 @@ from typing import Any
 import pytest
 from builders import make_device, make_pair, make_readings, make_subject, make_test
 
+from raybench.health.expected import PastValue
+from raybench.health.readings import Problem, Reading
+from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, HealthTest, device_subjects
 from raybench.health.verdicts import EXPECTED_TEST, judge
 from raybench.records import Device
 from raybench.records.health import (
-    COMPUTE_TEST,
-    NOT_READ,
-    WAIT_TEST,
-    WRONG_RESULT,
     Action,
     Finding,
-    HealthTest,
-    PastValue,
-    Reading,
     Verdict,
 )
 
-PAIRS = make_test(name="copy 256 MiB", stage="pairs", kind="pair", unit="GB/s", floor=0.02)
-FACT = make_test(name="Xid errors", stage="facts", unit="errors", is_time=True, floor=0.0)
+PAIRS = make_test(name="copy 256 MiB", stage="pairs", subjects="pair", unit="GB/s", floor=0.02)
+FACT = make_test(name="Xid errors", stage="facts", unit="errors", floor=0.0, is_compared=False)
 UNKNOWN_MODEL = {"name": "gemm bf16 8191"}
 
 
@@ -82,8 +78,8 @@ ALL, BOTH = "all 4 NVIDIA H200", "both NVIDIA H200"
         ([750.0], None, "", "", ""),
         ([600.0], "alpha GPU 0", "suspect", "watch", "671 to 782 TFLOP/s"),
         # Where all are slow none is blamed.
-        ([400.0] * 4, ALL, "suspect", "setting", "671 to 782 TFLOP/s"),
-        ([400.0] * 2, BOTH, "suspect", "setting", "671 to 782 TFLOP/s"),
+        ([400.0] * 4, ALL, "suspect", "watch", "671 to 782 TFLOP/s"),
+        ([400.0] * 2, BOTH, "suspect", "watch", "671 to 782 TFLOP/s"),
         # Without a value nothing is healthy.
         ([750.0, 750.0, None, 750.0, 750.0], "alpha GPU 2", "untested", None, ""),
     ],
@@ -114,7 +110,7 @@ def test_a_device_that_a_process_or_a_power_limit_slows_down_is_a_setting(change
 
 def test_wrong_bits_are_bad_however_fast_the_device_is():
     readings = make_readings([750.0] * 4)
-    readings[1] = replace(readings[1], problem="its result differs from that of the 3 others")
+    readings[1] = replace(readings[1], problem=Problem(text="wrong bits: it differs"))
     found = unhealthy(judge(readings, devices(4)))
     assert found["alpha GPU 1"].verdict is Verdict.BAD
     assert found["alpha GPU 1"].action is Action.REPLACE
@@ -124,7 +120,10 @@ def test_wrong_bits_are_bad_however_fast_the_device_is():
 
 def test_who_did_not_run_is_bad_and_whom_that_kept_from_running_is_not_tested():
     readings = make_readings([None, None])
-    reasons = ("timeout: no answer for 30 s", f"{NOT_READ}alpha GPU 0 was stopped")
+    reasons = (
+        Problem(text="timeout: no answer for 30 s", kind="failed"),
+        Problem(text="not read: alpha GPU 0 was stopped", kind="not read"),
+    )
     readings = [replace(one, problem=reasons[place % 2]) for place, one in enumerate(readings)]
     found = unhealthy(judge(readings, devices(2)))
     assert {name: one.verdict for name, one in found.items()} == {
@@ -136,10 +135,10 @@ def test_who_did_not_run_is_bad_and_whom_that_kept_from_running_is_not_tested():
 @pytest.mark.parametrize(
     ("problem", "value", "verdict", "action"),
     [
-        ("error: CUDA error: out of memory", None, Verdict.SUSPECT, Action.WATCH),
-        (f"{WRONG_RESULT}a copy arrived with other bytes", None, Verdict.BAD, Action.REPLACE),
-        ("wrong bits: it changed", 750.0, Verdict.BAD, Action.REPLACE),
-        (f"{NOT_READ}alpha GPU 0 crashed", None, None, None),
+        (Problem(text="error: out of memory", kind="failed"), None, Verdict.SUSPECT, Action.WATCH),
+        (Problem(text="wrong result: other bytes"), None, Verdict.BAD, Action.REPLACE),
+        (Problem(text="wrong bits: it changed"), 750.0, Verdict.BAD, Action.REPLACE),
+        (Problem(text="not read: GPU 0 crashed", kind="not read"), None, None, None),
     ],
 )
 def test_a_problem_in_one_pass_of_three(problem, value, verdict, action):
@@ -151,7 +150,7 @@ def test_a_problem_in_one_pass_of_three(problem, value, verdict, action):
     for one in found.values():
         assert (one.verdict, one.action) == (verdict, action)
         times = "" if verdict is Verdict.BAD else " (in 1 of 3 passes)"
-        assert one.reason == f"{problem}{times}"
+        assert one.reason == f"{problem.text}{times}"
 
 
 def test_devices_of_two_models_are_held_against_their_own():
@@ -166,7 +165,7 @@ def test_devices_of_two_models_are_held_against_their_own():
 def test_a_variable_is_named_only_where_it_is_set_and_the_test_uses_it():
     variables = {"NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "0", "NCCL_ALGO": "Tree"}
     fleet = devices(4, topology="NVLink x18", environment=variables)
-    together = make_test(name="all_reduce 1 GiB", stage="together", kind="node", unit="GB/s")
+    together = make_test(name="all_reduce 1 GiB", stage="together", subjects="node", unit="GB/s")
     links = make_test(name="h2d alone", stage="host-links", unit="GB/s", floor=0.03)
     all_four = make_subject(kind="node", uuids=tuple(make_subject(n).uuids[0] for n in range(4)))
     reading = Reading(test=together, subject=all_four, pass_number=1, value=100.0)
@@ -232,7 +231,7 @@ def test_workers_that_share_their_cores_may_all_have_a_busy_hour():
 def test_a_fact_is_wrong_by_itself_and_not_by_its_value():
     readings = make_readings([0.0, 3.0, 0.0, 0.0], FACT, passes=1)
     assert unhealthy(judge(readings, devices(4))) == {}
-    readings[1] = replace(readings[1], problem="the driver reported Xid 79 during the check")
+    readings[1] = replace(readings[1], problem=Problem(text="Xid 79 during the check"))
     found = unhealthy(judge(readings, devices(4)))["alpha GPU 1"]
     assert (found.verdict, found.action) == (Verdict.BAD, Action.RESET)
 
@@ -279,8 +278,8 @@ def test_with_one_pair_alone_neither_its_devices_nor_its_path_is_blamed():
 
 
 def straggler(wait_ms: Sequence[float], compute_ms: Sequence[float]) -> list[Reading]:
-    wait = make_test(name=WAIT_TEST, stage="straggler", unit="ms", is_time=True, floor=0.1)
-    compute = replace(wait, name=COMPUTE_TEST)
+    wait = make_test(name=WAIT_TEST, stage="straggler", unit="ms", floor=0.1, is_compared=False)
+    compute = replace(wait, name=COMPUTE_TEST, is_compared=True)
     return [*make_readings(wait_ms, wait), *make_readings(compute_ms, compute)]
 
 
@@ -313,3 +312,41 @@ def test_a_test_may_call_a_device_bad_only_when_it_is_further_off():
     lenient = [replace(one, test=replace(one.test, bad_ratio=3.0)) for one in readings]
     assert Verdict.BAD in {one.verdict for one in judge(readings, devices(2))}
     assert Verdict.BAD not in {one.verdict for one in judge(lenient, devices(2))}
+
+
+def test_devices_that_other_programs_used_in_most_points_are_suspect_though_none_is_slow():
+    """Two CPU workers and a neighbour on one of two cores: gemm 1024 took 1.33 times as long."""
+    test = make_test(name="gemm fp32 1024", floor=0.1)
+    workers = devices(2, kind="cpu", name="Xeon")
+    beside = ("other processes kept 1 of 2 processors busy on alpha",)
+    readings = [
+        Reading(
+            test=test,
+            subject=subject,
+            pass_number=number,
+            value=value,
+            other_programs=beside if number < 3 else (),
+            point_id="a",
+        )
+        for number in (1, 2, 3)
+        for subject, value in zip(device_subjects(workers), (0.0597, 0.0448), strict=True)
+    ]
+    [found] = unhealthy(judge(readings, workers)).values()
+    assert (found.subject.name, found.verdict) == ("both CPU workers", Verdict.SUSPECT)
+    assert found.reason == "used by other programs in 2 of 3 points"
+    assert found.evidence == beside[0]
+    assert found.command.startswith("ps -eo ")
+    in_one_pass = [replace(one, other_programs=()) for one in readings if one.pass_number > 1]
+    assert unhealthy(judge([*readings[:2], *in_one_pass], workers)) == {}
+
+
+@pytest.mark.parametrize(
+    ("stage", "command"), [("host-links", "nvidia-smi topo -m; "), ("alone", "raybench doctor")]
+)
+def test_where_all_are_slow_and_no_variable_is_known_for_it_no_setting_is_advised(stage, command):
+    test = make_test(name="both alone", stage=stage, unit="GB/s", floor=0.03)
+    switched = devices(2, environment={"NCCL_NVLS_ENABLE": "0"})
+    [found] = unhealthy(judge(make_readings([40.0] * 2, test), switched)).values()
+    assert found.reason.startswith("all are slow alike: ")
+    assert found.action is Action.WATCH
+    assert found.command.startswith(command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobs import MLP, load, plan, problems_of
-from raybench.job.device_choice import choose, devices_needed
+from raybench.job.point import choose_devices
 
 MODELS = ["NVIDIA H200", "NVIDIA A100", "NVIDIA H200"]
 A100 = "placement: {devices: A100}\n"
@@ -16,14 +16,14 @@ def job(matrix: str, more: str = "") -> str:
 
 
 def test_devices_are_chosen_by_a_part_of_their_models_name_or_by_number():
-    assert choose("any", MODELS) == [0, 1, 2]
-    assert choose("h200", MODELS) == [0, 2]
-    assert choose("2/1", MODELS) == [2, 1]
-    assert choose("1/7", MODELS) == [1]
-    assert choose("B200", MODELS) == []
+    assert choose_devices("any", MODELS) == [0, 1, 2]
+    assert choose_devices("h200", MODELS) == [0, 2]
+    assert choose_devices("2/1", MODELS) == [2, 1]
+    assert choose_devices("1/7", MODELS) == [1]
+    assert choose_devices("B200", MODELS) == []
     # A choice by number needs a cluster that has them.
-    assert devices_needed("1/7", 2) == 8
-    assert devices_needed("H200", 2) == 2
+    points = plan(job("world_size: 2, devices: [1/7, H200]")).points
+    assert [point.devices_needed for point in points] == [8, 2]
 
 
 def test_devices_are_an_axis_or_the_choice_of_the_placement():

@@ -206,6 +206,9 @@ def test_the_problem_of_an_override_is_located_at_it():
     assert places_of(JOB, "measure.repeats=0") == ["measure.repeats"]
     (line,) = problems_of(JOB, "matrix.world_sise=1")
     assert line.startswith("--set matrix.world_sise=1: matrix.world_sise: unknown axis")
+    for key, place in (("batch_size", "matrix.batch_size"), ("rounds", "measure.rounds")):
+        (line,) = problems_of(JOB, f"{key}=3")
+        assert line == f"--set {key}=3: {key}: unknown key '{key}'; did you mean {place}?"
 
 
 @pytest.mark.parametrize(
@@ -238,12 +241,17 @@ def test_the_problem_of_an_override_is_located_at_it():
             "zip[0].layers[1]",
         ),
         (  # an unknown workload
-            "version: 1\nname: x\nworkload: {kind: mpl, anything: 1}\n"
+            "version: 1\nname: x\nworkload: {kind: yolo, anything: 1}\n"
             "matrix: {precision: [fp32, bfloat16], world_size: [1, 2], more: [1]}\n"
             "zip: [{batch_size: [1, 2], more: [1]}]\n"
             "baseline: {world_size: 3, most: 1}\nmeasure: {warmpu: 1}\n",
             "workload.kind matrix.precision[1] zip[0] zip[0].more baseline.world_size "
             "measure.warmpu",
+        ),
+        (  # a typo in the name of the workload
+            "version: 1\nname: x\nworkload: {kind: mpl, hiden: 1}\n"
+            "matrix: {world_sise: [1, 2], batch_size: 4}\nbaseline: {precison: fp32}\n",
+            "workload.kind workload.hiden matrix.world_sise baseline.precison",
         ),
         (  # what is wrong with a point
             MLP + "matrix: {world_size: [1, 3], global_batch_size: 8}\nmeasure: {warmpu: 1}\n",

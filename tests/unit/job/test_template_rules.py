@@ -10,7 +10,7 @@ from raybench.errors import JobError
 from raybench.job.filter import select_points
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
-from raybench.job.template_rules import script_path
+from raybench.job.rules import script_path
 
 SCRIPT = 'workload: {kind: script, path: train.py, items_per_step: "{batch_size} * 2", args: '
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raybench.job.template_rules import names_in, product_of, render, split_arguments
+from raybench.job.rules import names_in, product_of, render, split_arguments
 
 
 def test_names_are_those_in_braces_and_doubled_braces_are_none():

@@ -393,16 +393,16 @@ def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones
 class Elastic(LocalCluster):
     """Notes what it is told to be enough."""
 
-    def give_back(self, count, strategy):
+    def release_idle_nodes(self, count, strategy):
         self.enough.append(count)
 
 
-@pytest.mark.parametrize(("gives_back", "enough"), [(True, [4, 4, 2]), (False, [])])
-def test_what_the_biggest_waiting_point_does_not_need_is_given_back(gives_back, enough):
+@pytest.mark.parametrize(("releases_idle_nodes", "enough"), [(True, [4, 4, 2]), (False, [])])
+def test_what_the_biggest_waiting_point_does_not_need_is_given_back(releases_idle_nodes, enough):
     cluster = Elastic(make_devices(a=2, b=2), lambda _: ScriptedWorker(measured))
     cluster.enough = []
     cluster.start(4, "pack")
-    run(make_plan_of(1, 4, 2), cluster, gives_back=gives_back)
+    run(make_plan_of(1, 4, 2), cluster, releases_idle_nodes=releases_idle_nodes)
     assert cluster.enough == enough
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-from raybench.cluster.ray_cluster.node_agent import log_tail, new_output
+from raybench.cluster.ray_cluster.nodes import log_tail, new_output
 
 
 def test_the_tail_of_a_log_is_its_last_lines_without_colours_and_marks_of_ray(tmp_path):

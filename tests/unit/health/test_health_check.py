@@ -8,8 +8,7 @@ import fakes
 from fakes import ChangingCluster
 
 from raybench.cluster import Cluster
-from raybench.health.check import health_job
-from raybench.health.examiner import Examiner
+from raybench.health.check import Examiner, health_job
 from raybench.health.suite import probes
 from raybench.health.verdicts import judge
 from raybench.job.point import Point

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from builders import make_finding, make_subject
 
-from raybench.health.baseline import compare_figures
-from raybench.records.health import WAIT_TEST, FigureChange, Finding
+from raybench.health.history import FigureChange, compare_figures
+from raybench.health.suite import WAIT_TEST
+from raybench.records.health import Finding
 
 
 def compare(

@@ -10,26 +10,25 @@ import psutil
 import pytest
 from fakes import make_device
 
-from raybench.cluster import bystanders
-from raybench.cluster.bystanders import Look, Spent, others_between
-from raybench.cluster.device_locks import DeviceLocks, Holder, this_process
+from raybench.cluster.device_reservation import DeviceLocks, Holder, this_process
+from raybench.cluster.other_processes import CpuTime, NodeUse, other_users, read_node_use
 
 RUN = Holder(sweep="s", what="run a-1", user="bob", host="alpha", process_id=7, since="")
 CPU_WORKER = make_device(kind="cpu", uuid="a/1", cpu_count=2)
 
 
 def seen(before, after, *devices):
-    return list(others_between(before, after, devices or [CPU_WORKER]))
+    return list(other_users(before, after, devices or [CPU_WORKER]))
 
 
 def on_cpus(time_s, busy_s, **own):
     """own: what the process of this number, which began at 1, has used."""
     numbered = {(int(name.removeprefix("p")), 1.0): spent for name, spent in own.items()}
-    return Look(time_s=time_s, busy_s=busy_s, own=numbered, processors=2)
+    return NodeUse(time_s=time_s, busy_s=busy_s, own=numbered, processors=2)
 
 
 def spent(own_s, children_s=0.0):
-    return Spent(own_s=own_s, children_s=children_s)
+    return CpuTime(own_s=own_s, children_s=children_s)
 
 
 def test_what_the_own_processes_use_is_no_use_by_others():
@@ -65,8 +64,8 @@ def test_a_child_that_ends_does_not_count_for_what_it_did_before(is_waited_for):
 
 def test_sweeps_and_processes_that_came_or_went_are_told_once():
     gpu = make_device()
-    before = Look(time_s=0.0, holders=(RUN,), processes={gpu.uuid: ("process 4 (python)",)})
-    after, nothing = replace(before, time_s=1.0), Look(time_s=0.5)
+    before = NodeUse(time_s=0.0, holders=(RUN,), processes={gpu.uuid: ("process 4 (python)",)})
+    after, nothing = replace(before, time_s=1.0), NodeUse(time_s=0.5)
     told = ["run a-1 of bob (process 7 on alpha)", "process 4 (python) on cuda:0 of host-a"]
     assert seen(before, after, gpu) == told
     assert seen(before, nothing, gpu) == told
@@ -83,7 +82,7 @@ def test_a_look_counts_strangers_alone(monkeypatch):
     command = ["sh", "-c", f"'{sys.executable}' -c '{spin}' >/dev/null & echo $!"]
     stranger = int(subprocess.check_output(command))
     time.sleep(0.3)
-    look = bystanders.look([CPU_WORKER], locks, holder)
+    look = read_node_use([CPU_WORKER], locks, holder)
     counted = {number for number, _ in look.own}
     assert {own.pid, os.getpid()} <= counted
     assert stranger not in counted

@@ -1,0 +1,448 @@
+"""Which sweep uses which devices: locks across the sweeps and the users of a host.
+
+Each device has a file in a folder that everybody may enter. Whoever uses the device has a line in
+the file and a shared lock of it (flock: the kernel lets go of it when the holder dies). A sweep
+that wants the device for itself must get an exclusive lock first, which it then turns into a
+shared one: other processes of its own may come, and sweeps that share. All processors of a host
+are one device, `CPU`.
+
+Everybody can write into the folder. So nothing in it is followed (links), waited for (pipes), or
+believed: what a line says of its holder is shortened, cleaned and shown, no more.
+
+A `DeviceReservation` takes the locks on all nodes of a sweep, by the agents of these nodes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import json
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
+from raybench.errors import DevicesInUseError
+from raybench.records import Device
+
+# All processors of a host: CPU workers are not bound to cores.
+CPU = "cpu"
+# Names another folder, as for the tests of raybench, which run sweeps side by side.
+FOLDER_VARIABLE = "RAYBENCH_LOCK_DIR"
+# Not TMPDIR: users have each their own.
+_FOLDER = Path("/tmp/raybench-locks")
+_MOST_BYTES = 64 * 1024
+_PAUSE_S = 0.05
+_TURN_S = 5.0
+_MOST_CHARACTERS = 120
+_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who uses a device. sweep: the same for all locks of one sweep. what: `run ID`, for example.
+
+    host, process_id: of the driver. since: as text, in UTC.
+    """
+
+    sweep: str
+    what: str
+    user: str
+    host: str
+    process_id: int
+    since: str
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.user} (process {self.process_id} on {self.host})"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its driver was of this host and is gone: the device will be free in a moment."""
+        return self.host == socket.gethostname() and _has_ended(self.process_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationTerms:
+    """On which terms a sweep takes its devices.
+
+    holder: this sweep, as other sweeps will see it. shared: measure beside sweeps that have the
+    same devices. wait_s: without `shared`, how long to wait for such sweeps to end.
+    """
+
+    holder: Holder
+    shared: bool = False
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockResult:
+    """Who else uses some devices. others: name of the device -> its other holders.
+
+    problem: why the locks could not be had; then no other sweep is seen, and none is kept out.
+    """
+
+    others: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)
+    problem: str = ""
+
+
+def this_process(what: str) -> Holder:
+    """Return this process as a holder, with a new random `sweep`. what: for example `run ID`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())  # without an entry in passwd
+    return Holder(
+        sweep=os.urandom(16).hex(),
+        what=what,
+        user=user,
+        host=socket.gethostname(),
+        process_id=os.getpid(),
+        since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+    )
+
+
+class DeviceLocks:
+    """The locks of devices that this process holds, until it ends or closes them."""
+
+    def __init__(self) -> None:
+        self._folder = Path(os.environ.get(FOLDER_VARIABLE) or _FOLDER)
+        self._held: dict[str, tuple[int, bytes]] = {}
+
+    def lock(self, devices: Sequence[str], holder: Holder, *, shared: bool) -> LockResult:
+        """Lock the devices, and return who else uses them.
+
+        Without `shared` none is locked where another sweep uses one. devices: as by `lock_name`.
+        """
+        line = f"{json.dumps({**asdict(holder), 'locked_by': os.getpid()})}\n".encode()
+        others: dict[str, tuple[Holder, ...]] = {}
+        new: list[str] = []
+        try:
+            with _exclusive_turn(self._folder):
+                for device in set(devices) - self._held.keys():
+                    file = _open_file(self._folder, device)
+                    is_alone = _lock(file, fcntl.LOCK_EX)
+                    if not is_alone and (users := _users(file, holder.sweep)):
+                        others[device] = users
+                    if others and not shared:
+                        os.close(file)
+                        continue
+                    self._held[device] = file, line
+                    new.append(device)
+                    if is_alone:
+                        os.ftruncate(file, 0)  # what killed sweeps have left
+                    os.write(file, line)
+                    _lock(file, fcntl.LOCK_SH)
+        except OSError as error:
+            return self._problem(error)
+        if others and not shared:
+            for device in new:
+                self._release(device)
+        return LockResult(others=others)
+
+    def other_users(self, devices: Sequence[str], sweep: str = "") -> LockResult:
+        """Return who uses the devices now. sweep: of a `Holder` that is left out."""
+        others: dict[str, tuple[Holder, ...]] = {}
+        try:
+            for device in devices:
+                if device in self._held:
+                    users = _users(self._held[device][0], sweep, is_ours=True)
+                else:
+                    file = _open_file(self._folder, device)
+                    users = () if _lock(file, fcntl.LOCK_EX) else _users(file, sweep)
+                    os.close(file)
+                if users:
+                    others[device] = users
+        except OSError as error:
+            return self._problem(error)
+        return LockResult(others=others)
+
+    def close(self) -> None:
+        """Release all locks."""
+        for device in list(self._held):
+            self._release(device)
+
+    def _release(self, device: str) -> None:
+        file, line = self._held.pop(device)
+        left = os.pread(file, _MOST_BYTES, 0).replace(line, b"")
+        os.ftruncate(file, 0)
+        os.write(file, left)
+        os.close(file)
+
+    def _problem(self, error: OSError) -> LockResult:
+        return LockResult(problem=f"{self._folder}: {error.strerror or error}")
+
+
+@contextmanager
+def _exclusive_turn(folder: Path) -> Iterator[None]:
+    """Let one process of the host lock devices at a time. Raises OSError after 5 s of waiting.
+
+    The kernel does not turn an exclusive lock into a shared one in one step: between the two,
+    another process could get the exclusive one.
+    """
+    place = _open_folder(folder)
+    until_s = time.monotonic() + _TURN_S
+    try:
+        while not _lock(place, fcntl.LOCK_EX):
+            if time.monotonic() > until_s:
+                raise OSError("another process holds the folder's lock")
+        yield
+    finally:
+        os.close(place)
+
+
+def _open_folder(folder: Path) -> int:
+    """Return a descriptor of the folder, which is made if it is missing."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o1777)  # whatever the umask
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+
+
+def _open_file(folder: Path, device: str) -> int:
+    """Return a descriptor of a device's file, which is made if it is missing.
+
+    Raises OSError where it is a link, a pipe or a folder.
+    """
+    place = _open_folder(folder)
+    name = re.sub(r"[^A-Za-z0-9-]", "_", device)
+    try:
+        # Linux refuses O_CREAT for another's file in such a folder: so only where there is none.
+        for made in (0, os.O_CREAT | os.O_EXCL, 0):
+            with suppress(FileNotFoundError, FileExistsError):
+                flags = os.O_RDWR | os.O_APPEND | _OPEN | made
+                file = os.open(name, flags, 0o600, dir_fd=place)
+                break
+        else:
+            raise OSError(f"{name} is removed by others")
+    finally:
+        os.close(place)
+    if made:
+        os.fchmod(file, 0o666)
+    facts = os.fstat(file)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
+        os.close(file)
+        raise OSError(f"{name} is no plain file; remove it")
+    return file
+
+
+def _lock(file: int, mode: int) -> bool:
+    """Take the lock, or change its mode; return False if another process has it for 50 ms."""
+    for pause_s in (_PAUSE_S, 0.0):
+        with suppress(BlockingIOError):
+            fcntl.flock(file, mode | fcntl.LOCK_NB)
+            return True
+        time.sleep(pause_s)
+    return False
+
+
+def _users(file: int, sweep: str, *, is_ours: bool = False) -> tuple[Holder, ...]:
+    """Return the holders of other sweeps in a device's file. is_ours: this process holds it too."""
+    lines = [_read_line(line) for line in os.pread(file, _MOST_BYTES, 0).splitlines()]
+    living = dict.fromkeys(
+        user for user, process in lines if user.sweep != sweep and not _has_ended(process)
+    )
+    if living or is_ours or any(user.sweep == sweep for user, _ in lines):
+        return tuple(living)
+    # Somebody has the lock all the same: a process of another container, or one without a line.
+    return (lines or [_read_line(b"")])[-1][:1]
+
+
+def _has_ended(process_id: int) -> bool:
+    """Whether there is no such process on this host any more."""
+    return process_id > 0 and not psutil.pid_exists(process_id)
+
+
+def _read_line(line: bytes) -> tuple[Holder, int]:
+    """Return the holder that a line describes, and the id of the process with the lock, or 0."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    facts = found if isinstance(found, dict) else {}
+    process_id, locked_by = (
+        number if type(number) is int and 0 < number < 2**22 else 0
+        for number in (facts.get("process_id"), facts.get("locked_by"))
+    )
+    words = {name: _clean(facts.get(name)) for name in ("sweep", "what", "user", "host", "since")}
+    return Holder(**words, process_id=process_id), locked_by
+
+
+def _clean(text: object) -> str:
+    if not isinstance(text, str):
+        return "unknown"
+    return "".join(c if c.isprintable() else "?" for c in text[:_MOST_CHARACTERS])
+
+
+def lock_name(device: Device) -> str:
+    """Return the name by which a worker's device is locked: its GPU, or all CPUs of its host."""
+    return device.uuid if device.kind == "cuda" else CPU
+
+
+@contextmanager
+def reserve_this_hosts_cpus(
+    terms: ReservationTerms,
+    log: Callable[[str], None],
+    timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS,
+) -> Iterator[None]:
+    """Lock the CPUs of this host before Ray starts here, which would disturb other sweeps.
+
+    log: gets a line for the user while they are waited for. With shared terms nobody is waited
+    for. Raises DevicesInUseError where another sweep has them for longer than the terms say.
+    """
+    locks = DeviceLocks()
+
+    def others() -> dict[str, tuple[Holder, ...]]:
+        found = locks.lock([CPU], terms.holder, shared=terms.shared).others
+        return {"the processors of this host": found[CPU]} if found else {}
+
+    try:
+        if terms.shared:
+            others()  # a `DeviceReservation` will name them, when all devices are known
+        else:
+            _wait_for_others(others, terms, log, timeouts)
+        yield
+    finally:
+        locks.close()
+
+
+class NodeLocks(Protocol):
+    """What a reservation needs of the nodes; `ray_cluster.nodes.NodeAgents` has it."""
+
+    def lock(
+        self, devices: Sequence[Device], holder: Holder, *, shared: bool
+    ) -> list[tuple[Device, LockResult]]:
+        """Lock the devices; return one device of each node with what came of it there."""
+
+    def unlock(self, devices: Sequence[Device]) -> None:
+        """Release all locks on the nodes of these devices."""
+
+
+class DeviceReservation:
+    """The devices of one sweep, locked against other sweeps on all its nodes.
+
+    terms: None locks no device and sees no other sweep. log: gets lines for the user.
+    other_sweeps: those that have some of the devices too, in words, once `reserve` has returned.
+    """
+
+    def __init__(
+        self,
+        nodes: NodeLocks,
+        terms: ReservationTerms | None,
+        log: Callable[[str], None],
+        timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        self._nodes = nodes
+        self._terms = terms
+        self._log = log
+        self._timeouts = timeouts
+        self._logged: set[str] = set()
+        self.other_sweeps: tuple[str, ...] = ()
+
+    def reserve(self, devices: Sequence[Device]) -> None:
+        """Lock the devices until the sweep ends, and wait for other sweeps as the terms say.
+
+        Raises DevicesInUseError where another sweep has one of them for longer.
+        """
+        if (terms := self._terms) is not None:
+            others = _wait_for_others(
+                lambda: self._lock(devices, terms), terms, self._log, self._timeouts
+            )
+            holders = (str(one) for held_by in others.values() for one in held_by)
+            self.other_sweeps = tuple(dict.fromkeys(holders))
+
+    def try_reserve(self, devices: Sequence[Device]) -> str:
+        """Lock the devices without waiting; return who has them, or "" where they are locked."""
+        if self._terms is None:
+            return ""
+        others = self._lock(devices, self._terms)
+        return "" if self._terms.shared else _in_use(others)
+
+    def _lock(
+        self, devices: Sequence[Device], terms: ReservationTerms
+    ) -> dict[str, tuple[Holder, ...]]:
+        """Lock the devices; return each place in words that others have, and its holders.
+
+        Where others have one and the terms are not shared, none is locked.
+        """
+        found: dict[str, tuple[Holder, ...]] = {}
+        for first, result in self._nodes.lock(devices, terms.holder, shared=terms.shared):
+            if result.problem:
+                self._log_once(
+                    f"device locks of {first.host} cannot be had ({result.problem}): another sweep "
+                    "there would go unseen (warning)"
+                )
+            here = [device for device in devices if device.node_id == first.node_id]
+            places = {lock_name(device): _place(device) for device in here}
+            found |= {places[name]: holders for name, holders in result.others.items()}
+        if found and not terms.shared:
+            # Two sweeps that wait for each other's nodes would wait for ever.
+            self._nodes.unlock(devices)
+        return found
+
+    def _log_once(self, line: str) -> None:
+        if line not in self._logged:
+            self._logged.add(line)
+            self._log(line)
+
+
+def _wait_for_others(
+    find_others: Callable[[], Mapping[str, tuple[Holder, ...]]],
+    terms: ReservationTerms,
+    log: Callable[[str], None],
+    timeouts: ClusterTimeouts,
+) -> Mapping[str, tuple[Holder, ...]]:
+    """Wait until no other sweep has the devices, and return {}.
+
+    With shared terms return the other sweeps at once, by device, without waiting.
+    Raises DevicesInUseError where the terms' time is over; a sweep whose driver is gone gets 65 s.
+    """
+    begun_s, logged = time.monotonic(), ""
+    while (others := find_others()) and not terms.shared:
+        is_ending = all(one.has_ended for held_by in others.values() for one in held_by)
+        patience_s = max(terms.wait_s, timeouts.ended_sweep_s if is_ending else 0.0)
+        if time.monotonic() >= begun_s + patience_s:
+            raise DevicesInUseError(f"{_in_use(others)}; {_ways_out(others)}")
+        if logged != _in_use(others):
+            logged = _in_use(others)
+            log(f"waiting: {logged}" + (", and ends" if is_ending else ""))
+        time.sleep(timeouts.ask_other_sweeps_every_s)
+    if others:
+        log(f"not alone: {_in_use(others)}")
+    return others
+
+
+def _place(device: Device) -> str:
+    if device.kind == "cuda":
+        return f"{device.kind}:{device.index} of {device.host}"
+    return f"the processors of {device.host}"
+
+
+def _in_use(others: Mapping[str, tuple[Holder, ...]]) -> str:
+    """Return `cuda:0 of alpha is used by run a-1 of bob (…) since 2026-11-22 04:00:00`, or "".
+
+    others: device in words -> its holders.
+    """
+    if not others:
+        return ""
+    place, held_by = next(iter(others.items()))
+    more = f" and {len(others) - 1} more device{'s' * (len(others) > 2)}" if len(others) > 1 else ""
+    are = "are" if more or place.startswith("the processors") else "is"
+    besides = f" and {len(held_by) - 1} more" if len(held_by) > 1 else ""
+    return f"{place}{more} {are} used by {held_by[0]}{besides} since {held_by[0].since}"
+
+
+def _ways_out(others: Mapping[str, tuple[Holder, ...]]) -> str:
+    has_cpus = any("processors" in place for place in others)
+    return (
+        "--wait SECONDS waits for them, --shared measures beside them and says so in each row"
+        + ("" if has_cpus else ", CUDA_VISIBLE_DEVICES to use other GPUs")
+    )

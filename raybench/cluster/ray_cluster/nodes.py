@@ -1,0 +1,586 @@
+"""The nodes of a cluster: an agent on each, beside its workers, and the driver's client to them.
+
+An agent samples the devices of its node, locks them against other sweeps, sees who else uses them,
+kills workers and reads what they wrote. It imports no torch, and has no CUDA context. A node whose
+agent does not answer is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from raybench.cluster.device_reservation import DeviceLocks, Holder, LockResult, lock_name
+from raybench.cluster.other_processes import NodeUse, other_users, read_node_use
+from raybench.cluster.ray_cluster.actors import start_on_node
+from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes
+from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
+from raybench.records import Answer, Device, DeviceSample, Measurement, SpanNs
+from raybench.records.device_facts import DeviceFacts
+
+_TAIL_LINES = 60
+_TAIL_BYTES = 16 * 1024
+_OUTPUT_BYTES = 32 * 1024  # of each stream in a point
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# Lines that Ray writes between those of the worker.
+_RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
+_POLL_S = 0.1
+# Less than any CUDA context has, more than the driver keeps for itself.
+_FREE_WITHIN_BYTES = 256 * 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What a process wrote, and the number of bytes read of each of its streams."""
+
+    text: str
+    read_to: Mapping[str, int]
+
+
+class NodeAgent:
+    """The actor that runs beside the workers of a node; all are children of one raylet."""
+
+    def __init__(self) -> None:
+        from raybench.hardware.telemetry import memory_in_use_bytes
+
+        # Before the first worker of this run: the memory of other processes.
+        self._used_before_bytes = memory_in_use_bytes()
+        self._samplers: list[Any] = []
+        self._locks = DeviceLocks()
+        self._facts: Any = None
+
+    @property
+    def logs(self) -> Path:
+        """The folder in which Ray keeps what the workers of this node write."""
+        from ray._private.worker import _global_node
+
+        session: Any = _global_node
+        return Path(session.get_logs_dir_path())
+
+    def ping(self) -> None:
+        """Answer, which shows that this node lives."""
+
+    def kill(self, process_ids: Sequence[int]) -> None:
+        """SIGKILL these processes, as far as they still are children of this node's raylet.
+
+        The id of a process that has ended may be another's by now.
+        """
+        for process_id in process_ids:
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(process_id)
+                if process.ppid() == os.getppid():
+                    process.kill()
+
+    def sample(self, devices: Sequence[Device]) -> None:
+        """Begin to sample these devices, which are not sampled yet."""
+        from raybench.hardware.telemetry import Sampler
+
+        self._samplers.append(Sampler(devices))
+        self._samplers[-1].start()
+
+    def lock(self, names: Sequence[str], holder: Holder, shared: bool) -> LockResult:
+        """Lock these devices of this host, as `DeviceLocks.lock`."""
+        return self._locks.lock(names, holder, shared=shared)
+
+    def unlock(self) -> None:
+        """Release all locks of devices."""
+        self._locks.close()
+
+    def read_use(self, devices: Sequence[Device], holder: Holder) -> NodeUse:
+        """Return who uses these devices of this node now."""
+        return read_node_use(devices, self._locks, holder)
+
+    def drain(self) -> tuple[DeviceSample, ...]:
+        """Return the samples since the last call."""
+        return tuple(sample for sampler in self._samplers for sample in sampler.drain())
+
+    def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
+        """Read these devices of this node, whose errors are watched from the first call on."""
+        if self._facts is None:
+            from raybench.hardware.device_facts import FactReader
+
+            self._facts = FactReader()
+        return tuple(self._facts.read(devices))
+
+    def sm_clocks_mhz(self, spans_ns: Mapping[str, Sequence[SpanNs]]) -> dict[str, tuple[int, ...]]:
+        """Return the SM clocks of each device, by UUID, that were sampled in its spans of time."""
+        read = {
+            uuid: [sampler.sm_clocks_mhz(uuid, spans) for sampler in self._samplers]
+            for uuid, spans in spans_ns.items()
+        }
+        return {uuid: max(clocks, key=len, default=()) for uuid, clocks in read.items()}
+
+    def log_tails(self, process_ids: Sequence[int]) -> dict[int, str]:
+        """Return the last lines that these workers wrote, by process id."""
+        return {process: log_tail(self.logs, process) for process in process_ids}
+
+    def new_outputs(self, read_to: Mapping[int, Mapping[str, int]]) -> dict[int, Output]:
+        """Return what these workers wrote since, by process id. read_to: as of an `Output`."""
+        return {process: new_output(self.logs, process, ends) for process, ends in read_to.items()}
+
+    def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
+        """Return by GPU how much more memory is in use than before the first worker."""
+        from raybench.hardware.telemetry import memory_in_use_bytes
+
+        now = memory_in_use_bytes()
+        before = self._used_before_bytes
+        return {uuid: now[uuid] - before.get(uuid, 0) for uuid in uuids if uuid in now}
+
+
+def log_tail(folder: Path, process_id: int) -> str:
+    """Return the last 60 lines that a worker wrote, stdout before stderr; "" without a log.
+
+    folder: the logs of Ray's session on this node.
+    """
+    lines: list[str] = []
+    for path in _logs(folder, process_id).values():
+        lines += _read_lines(path, max(0, path.stat().st_size - _TAIL_BYTES))
+    return "\n".join(lines[-_TAIL_LINES:])
+
+
+def new_output(folder: Path, process_id: int, read_to: Mapping[str, int]) -> Output:
+    """Return what a worker wrote since, at most the last 32 KiB of each stream.
+
+    folder: the logs of Ray's session on this node. read_to: bytes of each stream read before.
+    """
+    blocks, ends = [], dict(read_to)
+    for stream, path in _logs(folder, process_id).items():
+        end, start = path.stat().st_size, read_to.get(stream, 0)
+        ends[stream] = end
+        left_out = max(0, end - _OUTPUT_BYTES - start)
+        lines = _read_lines(path, start + left_out, end)
+        if left_out and lines:
+            # The first line is only the end of one.
+            lines = [f"({left_out} bytes before this are not kept)", *(lines[1:] or lines)]
+        if lines:
+            blocks.append("\n".join([f"[{stream}]", *lines]))
+    return Output(text="\n".join(blocks), read_to=ends)
+
+
+def _logs(folder: Path, process_id: int) -> dict[str, Path]:
+    """Return the files with what the process wrote, by stream."""
+    found = {}
+    for stream, kind in (("stdout", "out"), ("stderr", "err")):
+        # A process id may be used twice in a long session.
+        logs = sorted(folder.glob(f"worker-*-{process_id}.{kind}"), key=lambda p: p.stat().st_mtime)
+        if logs:
+            found[stream] = logs[-1]
+    return found
+
+
+def _read_lines(path: Path, start: int, end: int | None = None) -> list[str]:
+    """Return the worker's own printable lines between two positions of a log."""
+    with path.open("rb") as file:
+        file.seek(start)
+        text = file.read(-1 if end is None else end - start).decode(errors="replace")
+    lines = []
+    for whole in text.split("\n"):
+        # A progress bar writes the same line again and again.
+        last_written = _COLOURS.sub("", whole.rstrip("\r").rpartition("\r")[2])
+        line = "".join(letter for letter in last_written if letter.isprintable() or letter == "\t")
+        if line.strip() and not line.startswith(_RAYS_LINES):
+            lines.append(line)
+    return lines
+
+
+@dataclass(slots=True, kw_only=True)
+class _Node:
+    """A node and the calls to its agent that have no answer yet.
+
+    raylet: its address and port. patience_s: the silence after which the node is given up.
+    samples: the last call of `drain`, None where it was answered.
+    """
+
+    node_id: str
+    raylet: tuple[str, int]
+    agent: Any
+    ping: Any
+    looked_s: float
+    devices: list[Device] = field(default_factory=list)
+    silence_s: float = 0.0
+    patience_s: float
+    samples: Any = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _OutputPosition:
+    """How far a worker's output was read. is_behind: that of an earlier point was not."""
+
+    read_to: Mapping[str, int] = field(default_factory=dict)
+    is_behind: bool = False
+
+
+class NodeAgents:
+    """The client to the agents of all nodes that have workers.
+
+    An agent that is gone or slow costs its answer and no more: no method waits long for one, or
+    raises for it.
+    """
+
+    def __init__(self, monitor: HeadMonitor, timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS) -> None:
+        self._monitor = monitor
+        self._timeouts = timeouts
+        self._nodes: dict[str, _Node] = {}
+        self._holder: Holder | None = None
+        self._silent: frozenset[str] = frozenset()
+        self._outputs: dict[tuple[str, int], _OutputPosition] = {}
+        self._looked_s = 0.0
+        # Several points may run, and ask, at once.
+        self._lock = threading.Lock()
+
+    def start(self, node_ids: Iterable[str]) -> None:
+        """Start an agent on each of these nodes that has none, and wait for their first answers.
+
+        Call it before workers have devices: only then the memory that others use can be seen.
+        Raises ClusterError where the head of the cluster is gone, or this host's Ray.
+        """
+        limits = self._timeouts
+        with self._lock:
+            unknown = set(node_ids) - self._nodes.keys()
+            raylets = {node["NodeID"]: node for node in ray_nodes()} if unknown else {}
+            pings = []
+            for node_id in unknown:
+                agent = start_on_node(NodeAgent, node_id)
+                node = self._nodes[node_id] = _Node(
+                    node_id=node_id,
+                    raylet=(
+                        raylets[node_id]["NodeManagerAddress"],
+                        raylets[node_id]["NodeManagerPort"],
+                    ),
+                    agent=agent,
+                    ping=agent.ping.remote(),
+                    looked_s=time.monotonic(),
+                    patience_s=limits.node_starting_s,
+                )
+                pings.append(node.ping)
+        deadline_s = time.monotonic() + limits.agent_start_s
+        while pings and time.monotonic() < deadline_s:
+            _, pings = ray.wait(pings, num_returns=len(pings), timeout=limits.longest_look_s)
+            self._monitor.check()
+
+    def watch(self, devices: Sequence[Device]) -> None:
+        """Begin to sample these devices, and start the agents of their nodes where there are none.
+
+        Raises ClusterError as `start`.
+        """
+        by_node = _by_node(devices)
+        self.start(by_node)
+        with self._lock:
+            for node_id, here in by_node.items():
+                node = self._nodes[node_id]
+                # A node that thawed still samples the devices of its lost workers.
+                watched = {device.uuid for device in node.devices}
+                new = [device for device in here if device.uuid not in watched]
+                node.devices += new
+                node.agent.sample.remote(tuple(new))
+
+    def silent_nodes(self) -> frozenset[str]:
+        """Return the ids of nodes whose agent does not answer, or that Ray says are dead.
+
+        Costs milliseconds, four times a second at most. Call it about once a second while waiting
+        for something. Raises ClusterError where the head of the cluster or this host's Ray is gone.
+        """
+        limits = self._timeouts
+        self._monitor.check()
+        with self._lock:
+            now_s = time.monotonic()
+            look_every_s = max(
+                limits.look_at_nodes_every_s, limits.look_at_each_node_s * len(self._nodes)
+            )
+            if now_s > self._looked_s + min(limits.longest_look_s, look_every_s):
+                self._looked_s = now_s
+                self._silent = frozenset(
+                    node_id for node_id, node in self._nodes.items() if self._is_silent(node, now_s)
+                )
+            return self._silent
+
+    def _is_silent(self, node: _Node, now_s: float) -> bool:
+        """Read the last ping and send the next; restart an agent that died on a living node."""
+        limits = self._timeouts
+        node.silence_s += min(now_s - node.looked_s, limits.longest_look_s)
+        node.looked_s = now_s
+        is_done = bool(ray.wait([node.ping], timeout=0)[0])
+        if is_done and _is_answered(node.ping):
+            # Before its first workers are there, its cores are busy with them.
+            node.silence_s = 0.0
+            node.patience_s = limits.node_silence_s if node.devices else limits.node_starting_s
+            node.ping = node.agent.ping.remote()
+        elif node.silence_s <= node.patience_s:
+            may_have_ended = is_done or node.silence_s > limits.node_refusal_after_s
+            if may_have_ended and self._has_ended(node, asks_ray=is_done):
+                node.patience_s = 0.0
+            elif is_done:
+                self._restart_agent(node)
+        return node.silence_s > node.patience_s
+
+    def _restart_agent(self, node: _Node) -> None:
+        node.agent, node.samples = start_on_node(NodeAgent, node.node_id), None
+        node.patience_s = self._timeouts.node_starting_s
+        node.agent.sample.remote(tuple(node.devices))
+        if self._holder is not None:
+            # A sweep that came in between is named in the rows.
+            node.agent.lock.remote(list(map(lock_name, node.devices)), self._holder, True)
+        node.ping = node.agent.ping.remote()
+
+    def check_head(self, node_id: str) -> None:
+        """Raise ClusterError where the head of the cluster is gone, or this host's Ray.
+
+        node_id: of a node where a worker died. Ray gives a node up a moment before its port closes.
+        """
+        deadline_s = time.monotonic() + self._timeouts.node_refusal_after_s
+        self._monitor.check(afresh=True)
+        while self.has_ended(node_id) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+            self._monitor.check(afresh=True)
+
+    def has_ended(self, node_id: str) -> bool:
+        """Return whether Ray on this node is known to have ended. Takes 0.1 s at most."""
+        with self._lock:
+            node = self._nodes.get(node_id)
+        return node is not None and self._has_ended(node, asks_ray=True)
+
+    def _has_ended(self, node: _Node, *, asks_ray: bool) -> bool:
+        # What Ray says comes late, but it comes for a host that is switched off, too.
+        return _refuses(node.raylet, self._timeouts.node_connect_s) or (
+            asks_ray
+            and any(one["NodeID"] == node.node_id and not one["Alive"] for one in ray_nodes())
+        )
+
+    def lock(
+        self, devices: Sequence[Device], holder: Holder, *, shared: bool
+    ) -> list[tuple[Device, LockResult]]:
+        """Lock the devices; return one device of each node with what came of it there."""
+        by_node = _by_node(devices)
+        calls = {
+            node: (list(map(lock_name, here)), holder, shared) for node, here in by_node.items()
+        }
+        results = self._ask("lock", calls, self._timeouts.agent_lock_s)
+        with self._lock:
+            self._holder = holder
+        silent = LockResult(problem="its agent does not answer")
+        return [(here[0], results.get(node, silent)) for node, here in by_node.items()]
+
+    def unlock(self, devices: Sequence[Device]) -> None:
+        """Release all locks on the nodes of these devices."""
+        self._ask("unlock", dict.fromkeys(_by_node(devices), ()), self._timeouts.agent_lock_s)
+
+    def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], tuple[str, ...]]:
+        """Look who else uses the devices; the returned function names who did since, in words.
+
+        Without a reservation nobody is named.
+        """
+        holder = self._holder
+        if holder is None:
+            return tuple
+        by_node = _by_node(devices)
+        calls = {node: (here, holder) for node, here in by_node.items()}
+        begun = self._send("read_use", calls)
+
+        def name_others() -> tuple[str, ...]:
+            ended = self._send("read_use", calls)
+            limit_s = self._timeouts.agent_look_s
+            before, after = _collect(begun, limit_s), _collect(ended, limit_s)
+            found: list[str] = []
+            for node, here in by_node.items():
+                if node in before and node in after:
+                    found += other_users(before[node], after[node], here)
+                elif node in begun.values():
+                    host = here[0].host
+                    found.append(f"who else uses {host} is not known: its agent does not answer")
+            return tuple(found)
+
+        return name_others
+
+    def kill(self, devices: Sequence[Device]) -> None:
+        """SIGKILL the processes of the workers that own these devices.
+
+        Waits at most a second for the agents. A node that is gone kills by being gone.
+        """
+        calls = {
+            node: ([device.process_id for device in here],)
+            for node, here in _by_node(devices).items()
+        }
+        self._ask("kill", calls, self._timeouts.agent_kill_s)
+
+    def log_tails(self, devices: Mapping[int, Device]) -> dict[int, str]:
+        """Return by key the last lines of each device's worker; "" where they cannot be had now."""
+        calls = {
+            node: ([device.process_id for device in here],)
+            for node, here in _by_node(devices.values()).items()
+        }
+        tails = self._ask("log_tails", calls)
+        return {
+            key: tails.get(device.node_id, {}).get(device.process_id, "")
+            for key, device in devices.items()
+        }
+
+    def new_outputs(self, devices: Sequence[Device]) -> list[str]:
+        """Return what the worker of each wrote since the last call; "" where that cannot be had."""
+        with self._lock:
+            for device in devices:
+                self._outputs.setdefault(_process(device), _OutputPosition())
+            calls = {
+                node: ({d.process_id: self._outputs[_process(d)].read_to for d in here},)
+                for node, here in _by_node(devices).items()
+                if node not in self._silent
+            }
+        answers = self._ask("new_outputs", calls)
+        with self._lock:
+            return [self._take_output(device, answers.get(device.node_id)) for device in devices]
+
+    def _take_output(self, device: Device, answers: Mapping[int, Output] | None) -> str:
+        position = self._outputs[_process(device)]
+        if answers is None:
+            position.is_behind = True
+            return ""
+        output = answers[device.process_id]
+        note = "(with what it wrote in the points before)\n" if position.is_behind else ""
+        position.read_to, position.is_behind = output.read_to, False
+        return f"{note}{output.text}" if output.text else ""
+
+    def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
+        """Wait until these GPUs, whose workers are gone, have their memory back.
+
+        Return a sentence for each that has not in time. CPUs, and GPUs of which NVML does not tell,
+        are not waited for.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        used = self._memory_leaks(devices)
+        while used and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+            used = self._memory_leaks(devices)
+        return tuple(
+            f"{size / 1024**3:.1f} GiB of {device.kind}:{device.index} on {device.host} are not "
+            f"free {timeout_s:g} s after its worker ended"
+            for device, size in used
+        )
+
+    def _memory_leaks(self, devices: Sequence[Device]) -> list[tuple[Device, int]]:
+        """Return the GPUs that have more in use than before the first worker, and how much more."""
+        gpus = [device for device in devices if device.kind == "cuda"]
+        calls = {node: ([gpu.uuid for gpu in here],) for node, here in _by_node(gpus).items()}
+        grown = self._ask("memory_growth_bytes", calls)
+        sizes = [(gpu, grown.get(gpu.node_id, {}).get(gpu.uuid, 0)) for gpu in gpus]
+        return [(gpu, size) for gpu, size in sizes if size > _FREE_WITHIN_BYTES]
+
+    def drain(self) -> tuple[DeviceSample, ...]:
+        """Return the samples since the last call; those of a slow agent come with a later call."""
+        with self._lock:
+            nodes = [node for node in self._nodes.values() if node.devices]
+            nodes = [node for node in nodes if node.node_id not in self._silent]
+            for node in nodes:
+                node.samples = node.samples or node.agent.drain.remote()
+            asked = {node.samples: node for node in nodes}
+        if not asked:
+            return ()
+        # Without the lock: points that run look at their nodes meanwhile.
+        done, _ = ray.wait(
+            list(asked), num_returns=len(asked), timeout=self._timeouts.agent_answer_s
+        )
+        with self._lock:
+            for ref in done:
+                asked[ref].samples = None
+        samples = _collect({ref: asked[ref].node_id for ref in done}, 0.0)
+        return tuple(sample for of_node in samples.values() for sample in of_node)
+
+    def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
+        """Return the facts of each device; `unread` says where its node's agent does not answer."""
+        calls = {node: (here,) for node, here in _by_node(devices).items()}
+        answers = self._ask("device_facts", calls, self._timeouts.agent_facts_s)
+        by_uuid = {one.device.uuid: one for facts in answers.values() for one in facts}
+        now = datetime.now(UTC)
+        unread = "the agent of its node does not answer"
+        return tuple(
+            by_uuid.get(device.uuid, DeviceFacts(device=device, read_at=now, unread=unread))
+            for device in devices
+        )
+
+    def with_clocks(self, answers: Sequence[Answer], devices: Sequence[Device]) -> list[Answer]:
+        """Return the answers, with the SM clocks of the GPUs while they were timed."""
+        spans: dict[str, dict[str, tuple[SpanNs, ...]]] = {}
+        for answer, device in zip(answers, devices, strict=True):
+            if device.kind == "cuda" and isinstance(answer, Measurement):
+                spans.setdefault(device.node_id, {})[device.uuid] = answer.timed_at_ns
+        read = self._ask("sm_clocks_mhz", {node: (of_node,) for node, of_node in spans.items()})
+        return [
+            replace(answer, sm_clocks_mhz=read.get(device.node_id, {}).get(device.uuid, ()))
+            if isinstance(answer, Measurement)
+            else answer
+            for answer, device in zip(answers, devices, strict=True)
+        ]
+
+    def stop(self, node_ids: Collection[str] | None = None) -> None:
+        """End the agents of these nodes, or of all."""
+        with self._lock:
+            gone = list(self._nodes) if node_ids is None else node_ids
+            nodes = [self._nodes.pop(node_id) for node_id in gone if node_id in self._nodes]
+        for node in nodes:
+            ray.kill(node.agent, no_restart=True)
+
+    def _ask(
+        self, method: str, calls: Mapping[str, tuple[Any, ...]], timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """Call a method of the agents of these nodes; return the answers that came, by node id.
+
+        calls: node id -> the arguments. timeout_s: for all together, 0.5 s where none is given.
+        """
+        refs = self._send(method, calls)
+        return _collect(refs, self._timeouts.agent_answer_s if timeout_s is None else timeout_s)
+
+    def _send(self, method: str, calls: Mapping[str, tuple[Any, ...]]) -> dict[Any, str]:
+        """Call a method of the agents that there are; return the node id of each call."""
+        with self._lock:
+            agents = {node: self._nodes[node].agent for node in calls if node in self._nodes}
+        return {getattr(agent, method).remote(*calls[node]): node for node, agent in agents.items()}
+
+
+def _collect(refs: Mapping[Any, str], timeout_s: float) -> dict[str, Any]:
+    """Wait for calls; return the answers by node id, without those of slow and dead agents."""
+    answers: dict[str, Any] = {}
+    if refs:
+        for ref in ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0]:
+            with suppress(ray.exceptions.RayError):
+                answers[refs[ref]] = ray.get(ref)
+    return answers
+
+
+def _by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
+    """Return the devices by node id, in the order of the ids."""
+    by_node: dict[str, list[Device]] = {}
+    for device in sorted(devices, key=lambda device: device.node_id):
+        by_node.setdefault(device.node_id, []).append(device)
+    return by_node
+
+
+def _process(device: Device) -> tuple[str, int]:
+    return device.node_id, device.process_id
+
+
+def _is_answered(ping: Any) -> bool:
+    try:
+        ray.get(ping)
+    except ray.exceptions.RayError:
+        return False
+    return True
+
+
+def _refuses(raylet: tuple[str, int], timeout_s: float) -> bool:
+    try:
+        socket.create_connection(raylet, timeout_s).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False  # its host does not answer, or not so fast
+    return False

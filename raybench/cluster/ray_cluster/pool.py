@@ -1,0 +1,501 @@
+"""The workers of a run, one per device: started, replaced, lost, and those that may still come.
+
+Devices are held by one placement group for each node: one for all would come whole or not at all,
+and would be thrown into disorder by a lost node.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+import ray._private.state
+from ray.autoscaler.sdk import request_resources
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from raybench.cluster import DeviceKind, allocator
+from raybench.cluster.allocator import Strategy
+from raybench.cluster.device_reservation import DeviceReservation
+from raybench.cluster.ray_cluster.actors import (
+    Slot,
+    WorkerHandle,
+    start_worker,
+    was_killed,
+    why_no_start,
+)
+from raybench.cluster.ray_cluster.nodes import NodeAgents
+from raybench.cluster.ray_cluster.replacement import MOST_STARTS, Replacement, Standbys
+from raybench.cluster.ray_cluster.start import Connection, ray_nodes
+from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
+from raybench.errors import ClusterError
+from raybench.records import Device
+from raybench.records.device_list import DeviceList
+from raybench.records.environment import package_versions
+
+_NODE_ID = "ray.io/node-id"
+_RACK = "rack"
+_RESOURCE = {"cuda": "GPU", "cpu": "CPU"}
+
+
+def free_devices(kind: DeviceKind) -> dict[str, int]:
+    """Return by node id how many devices nobody has now; nodes without one are left out."""
+    available = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
+    alive = [node["NodeID"] for node in ray_nodes() if node["Alive"]]
+    free = {node: int(available.get(node, {}).get(_RESOURCE[kind], 0)) for node in alive}
+    return {node: count for node, count in free.items() if count}
+
+
+def hold_devices(
+    kind: DeviceKind, wanted: Mapping[str, int], timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS
+) -> list[Slot]:
+    """Hold so many devices of each node, and return a slot for each.
+
+    Where somebody else has taken one of a node meanwhile, none of that node is held.
+    """
+    asked = {
+        node: placement_group(
+            [{_RESOURCE[kind]: 1.0}] * count,
+            strategy="STRICT_PACK",
+            bundle_label_selector=[{_NODE_ID: node}] * count,
+        )
+        for node, count in wanted.items()
+    }
+    slots = []
+    deadline_s = time.monotonic() + timeouts.placement_s
+    for node, placement in asked.items():
+        if placement.wait(max(0.0, deadline_s - time.monotonic())):
+            slots += [
+                Slot(node_id=node, placement=placement, bundle=bundle)
+                for bundle in range(wanted[node])
+            ]
+        else:
+            remove_placement_group(placement)
+    return slots
+
+
+def _racks() -> dict[str, str]:
+    """Return racks by node id, as `ray start --labels rack=NAME` names them."""
+    labels = {node["NodeID"]: node.get("Labels") or {} for node in ray_nodes()}
+    return {node: its[_RACK] for node, its in labels.items() if _RACK in its}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """A worker that has not said yet which device it has.
+
+    identity: the call that returns the device. index: of a CPU worker on its node; Ray says which
+    GPU another has. starts: how many processes were started for it.
+    """
+
+    slot: Slot
+    actor: Any
+    identity: Any
+    index: int | None
+    since_s: float
+    starts: int
+
+
+class WorkerPool:
+    """All workers, by worker id. Several points may ask at once, each for its own.
+
+    log: gets a line for the user when workers are waited for, come late or are lost.
+    only: the devices that may be used. Ray gives no device by its name: all are held, and those
+    that are not in the list get no worker.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        agents: NodeAgents,
+        standbys: Standbys,
+        reservation: DeviceReservation,
+        log: Callable[[str], None],
+        only: DeviceList | None = None,
+        timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        self._kind, self._wait_s = connection.kind, connection.wait_s
+        self._capacity = connection.capacity
+        self._agents = agents
+        self._standbys = standbys
+        self._reservation = reservation
+        self._log = log
+        self._only = only
+        self._timeouts = timeouts
+        self._workers: list[WorkerHandle] = []
+        self._starting: list[_Start] = []
+        # Nodes of which a late worker could not be used, and workers on devices not in `only`.
+        self._refused_nodes: set[str] = set()
+        self._unlisted: list[_Start] = []
+        # Workers started so far, by node id.
+        self._started: Counter[str] = Counter()
+        self._count = 0
+        self._strategy: Strategy = "pack"
+        self._start_limit_s = timeouts.worker_start_s
+        self._wait_until_s = self._looked_s = 0.0
+        self._has_logged_end_of_wait = False
+        self._lock = threading.RLock()
+
+    def __getitem__(self, worker_id: int) -> WorkerHandle:
+        return self._workers[worker_id]
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Device of every worker by worker id, those of lost workers included."""
+        return tuple(worker.device for worker in list(self._workers))
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Ids of workers that cannot be used any more."""
+        workers = enumerate(list(self._workers))
+        return frozenset(worker_id for worker_id, worker in workers if worker.lost_because)
+
+    @property
+    def pending(self) -> int:
+        """Number of workers that were asked for and may still come."""
+        with self._lock:
+            is_waiting = time.monotonic() < self._wait_until_s
+            return len(self._starting) + (self._missing if is_waiting else 0)
+
+    @property
+    def _missing(self) -> int:
+        """Number of workers that were asked for and have no device yet."""
+        if self._only and not self._names_left:
+            return 0
+        held = len(self._workers) + len(self._starting) + len(self._unlisted)
+        return max(0, self._count - held + len(self.lost))
+
+    @property
+    def _names_left(self) -> list[str]:
+        """Names of listed devices that have no worker yet."""
+        named = {device.lasting_name for device in self.devices}
+        return [name for name in self._only.names if name not in named] if self._only else []
+
+    def start(self, count: int, strategy: Strategy) -> None:
+        """Start workers on free devices, and wait for those that come soon.
+
+        Slow ones, and devices that are not there yet, are left to `refresh`. Raises ClusterError
+        where no worker comes, one cannot start or a listed device is not there, DevicesInUseError
+        where another sweep has a device.
+        """
+        self._count, self._strategy = count, strategy
+        if self._only:  # one on each GPU there is finds those of the list
+            listed = sum(self._only.cpu_workers().values())
+            self._count = self._capacity if self._kind == "cuda" else listed
+        self._wait_until_s = time.monotonic() + self._wait_s
+        self._check_listed_hosts()
+        if self._wait_s:
+            self._ask_autoscaler(self._count)
+        self._begin_first_workers()
+        came = self._wait_for_first_workers()
+        order = allocator.in_device_order([worker.device for worker in came])
+        _check_devices([worker.device for worker in came])
+        self._reservation.reserve([worker.device for worker in came])
+        self._agents.watch([came[position].device for position in order])
+        with self._lock:
+            self._workers = [came[position] for position in order]
+        if self._only and self._names_left and not (self._wait_s or self._starting):
+            raise _not_there(self._only, self._names_left)
+        self._keep_standbys()
+        if self.pending:
+            wanted = len(self._only.names) if self._only else count
+            more = len(self._names_left) if self._only else self.pending
+            self._log(f"{len(came)} of {wanted} workers are there, up to {more} may come")
+
+    def refresh(self, timeout_s: float) -> None:
+        """Take in workers that came and note lost ones; wait at most `timeout_s` for one."""
+        is_over = self._wait_s and time.monotonic() > self._wait_until_s
+        if is_over and self._missing and not self._has_logged_end_of_wait:
+            self._has_logged_end_of_wait = True
+            there = len(self._workers) - len(self.lost)
+            self._log(
+                f"{there} of {self._count} workers are there after --wait {self._wait_s:g}: no "
+                "more are waited for"
+            )
+        deadline_s = time.monotonic() + timeout_s
+        self.lose(self._agents.silent_nodes())
+        while not self._take_in_new() and self.pending and time.monotonic() < deadline_s:
+            time.sleep(self._timeouts.poll_every_s)
+            self.lose(self._agents.silent_nodes())
+
+    def release_idle_nodes(self, count: int, strategy: Strategy) -> tuple[int, ...]:
+        """Let go of nodes that a point of `count` devices leaves idle; return their worker ids.
+
+        Only where nodes are waited for (--wait), and devices are not listed.
+        """
+        if not self._wait_s or self._only or count >= self._count:
+            return ()
+        self._count, self._strategy = count, strategy
+        self._ask_autoscaler(count)
+        alive = [one for one, worker in enumerate(self._workers) if not worker.lost_because]
+        devices = [self._workers[worker_id].device for worker_id in alive]
+        idle = allocator.idle_nodes(devices, count, strategy)
+        released = tuple(one for one in alive if self._workers[one].device.node_id in idle)
+        with self._lock:
+            for worker_id in released:
+                self._workers[worker_id].lost_because = "it was given back"
+            _let_go([self._workers[worker_id] for worker_id in released])
+        self._standbys.lose(idle)
+        self._agents.stop(idle)
+        if idle:
+            hosts = dict.fromkeys(self._workers[worker_id].device.host for worker_id in released)
+            self._log(f"no point needs {', '.join(hosts)} any more: given back")
+        return released
+
+    def replace(self, worker_ids: Collection[int]) -> None:
+        """Start new processes on the same devices; a worker that cannot have one is lost."""
+        Replacement(
+            self._kind, self._agents, self._standbys, self.lose, self._lose_worker, self._timeouts
+        ).run([self._workers[worker_id] for worker_id in worker_ids])
+        self._keep_standbys()
+
+    def lose(self, node_ids: Collection[str]) -> None:
+        """Give up all workers of these nodes."""
+        if not node_ids:  # as at nearly every look
+            return
+        self._standbys.lose(node_ids)
+        with self._lock:
+            gone = [worker for worker in self._workers if worker.slot.node_id in node_ids]
+            gone = [worker for worker in gone if not worker.lost_because]
+            late = [start for start in self._starting if start.slot.node_id in node_ids]
+            self._starting = [s for s in self._starting if s.slot.node_id not in node_ids]
+            for worker in gone:
+                worker.lost_because = f"node {worker.device.host} does not answer"
+            _let_go([*gone, *late])
+        for reason, count in Counter(worker.lost_because for worker in gone).items():
+            self._log(f"{reason}: {count} worker{'s are' if count > 1 else ' is'} lost")
+
+    def _lose_worker(self, worker: WorkerHandle, reason: str) -> None:
+        device = worker.device
+        with self._lock:
+            if worker.lost_because:
+                return
+            worker.lost_because = f"{device.kind}:{device.index} on {device.host} is lost: {reason}"
+        self._log(worker.lost_because)
+
+    def close(self) -> None:
+        """Let go of all workers and of their devices."""
+        self._standbys.close()
+        with self._lock:
+            _let_go([*self._workers, *self._starting, *self._unlisted])
+            self._workers, self._starting, self._unlisted = [], [], []
+        if self._wait_s:
+            self._ask_autoscaler(0)
+
+    def _ask_autoscaler(self, count: int) -> None:
+        """Have the cluster scaled up to so many devices where it can be; 0 takes that back."""
+        request_resources(bundles=[{_RESOURCE[self._kind]: 1}] * count)
+
+    def _begin_first_workers(self) -> None:
+        """Start workers on the devices that can be had now; wait until there is one at least."""
+        limits, begun_s = self._timeouts, time.monotonic()
+        limit_s = max(self._wait_s, limits.first_device_s)
+        self._start_missing()
+        while self._missing and time.monotonic() < begun_s + limit_s:
+            if self._starting and time.monotonic() > begun_s + limits.free_soon_s:
+                return
+            time.sleep(limits.poll_every_s)
+            self._start_missing()
+        if not self._starting:
+            raise ClusterError(
+                f"no {_RESOURCE[self._kind]} could be had from the cluster in "
+                f"{limit_s:g} s: others may use them; see `ray status`"
+            )
+
+    def _start_missing(self) -> None:
+        limits, kind = self._timeouts, self._kind
+        barred = self._agents.silent_nodes() | self._refused_nodes
+        free = {node: n for node, n in free_devices(kind).items() if node not in barred}
+        if kind == "cpu" and self._only:
+            free = self._listed_of(free, self._only)
+        shares = allocator.shares(free, self._missing, self._strategy, _racks())
+        slots = hold_devices(kind, shares, limits)
+        most = max(Counter(slot.node_id for slot in slots).values(), default=0)
+        limit_s = limits.worker_start_s + most * limits.worker_start_each_s
+        self._start_limit_s = max(self._start_limit_s, limit_s)
+        # They load beside the agents, and touch no device before these have looked at it.
+        actors = [start_worker(kind, slot) for slot in slots]
+        self._agents.start(slot.node_id for slot in slots)
+        with self._lock:
+            for slot, actor in zip(slots, actors, strict=True):
+                index = self._started[slot.node_id] if kind == "cpu" else None
+                self._started[slot.node_id] += 1
+                self._starting.append(self._attach_device(slot, actor, index))
+
+    def _attach_device(self, slot: Slot, actor: Any, index: int | None, starts: int = 1) -> _Start:
+        only = self._only and self._only.names
+        return _Start(
+            slot=slot,
+            actor=actor,
+            identity=actor.attach_device.remote(self._kind, index, only),
+            index=index,
+            since_s=time.monotonic(),
+            starts=starts,
+        )
+
+    def _listed_of(self, free: Mapping[str, int], only: DeviceList) -> dict[str, int]:
+        """Return how many CPU workers each node still needs, up to the last one in the list."""
+        hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray_nodes()}
+        wanted = only.cpu_workers()
+        left = {n: wanted.get(hosts.get(n, ""), 0) - self._started[n] for n in free}
+        return {node: min(count, left[node]) for node, count in free.items() if left[node] > 0}
+
+    def _check_listed_hosts(self) -> None:
+        """Raise ClusterError for CPU workers of hosts that are not there, and may not come."""
+        if self._only is None or self._kind == "cuda" or self._wait_s:
+            return
+        there = {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]}
+        missing = [name for name in self._only.names if name.rpartition(":")[0] not in there]
+        if missing:
+            raise _not_there(self._only, missing)
+
+    def _keep_standbys(self) -> None:
+        with self._lock:
+            used = [worker.device for worker in self._workers if not worker.lost_because]
+        self._standbys.keep(used)
+
+    def _wait_for_first_workers(self) -> list[WorkerHandle]:
+        """Return the workers that come in time. Raises ClusterError when one cannot start."""
+        deadline_s = time.monotonic() + self._start_limit_s
+        came: list[WorkerHandle] = []
+        while self._starting and time.monotonic() < deadline_s:
+            refs = [start.identity for start in self._starting]
+            look_s = self._timeouts.look_for_workers_every_s
+            done = set(ray.wait(refs, num_returns=len(refs), timeout=look_s)[0])
+            for start in self._take_done(done):
+                try:
+                    if worker := self._worker_of(start):
+                        came.append(worker)
+                except ray.exceptions.RayError as error:
+                    if not self._try_again(start, error):
+                        raise ClusterError(why_no_start(error)) from None
+                else:
+                    slow_s = self._timeouts.slow_workers_s
+                    deadline_s = min(deadline_s, time.monotonic() + slow_s)
+            self.lose(self._agents.silent_nodes())
+        if self._only and self._unlisted and not came:
+            raise _not_there(self._only, self._names_left)
+        if not came:
+            in_time = f"within {self._start_limit_s:.0f} s"
+            why = in_time if self._starting else "before its node was lost"
+            raise ClusterError(f"no worker started {why}")
+        return came
+
+    def _take_in_new(self) -> bool:
+        """Start missing workers on free devices, and take in started ones; return if any came."""
+        now_s = time.monotonic()
+        if self._missing and now_s > self._looked_s + self._timeouts.look_for_workers_every_s:
+            self._looked_s = now_s
+            self._start_missing()  # it may wait for a node, and points must not wait with it
+        with self._lock:
+            refs = [start.identity for start in self._starting]
+            done = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else [])
+            came = self._take_done(done)
+            # What never comes up must not be waited for till the end of the run.
+            limit_s = self._start_limit_s
+            late = [start for start in self._starting if now_s > start.since_s + limit_s]
+            self._starting = [start for start in self._starting if start not in late]
+            for start in late:
+                self._refuse(start, f"its process did not start within {limit_s:.0f} s")
+            return any([self._take_in(start) for start in came])
+
+    def _take_done(self, identities: Collection[Any]) -> list[_Start]:
+        """Remove those from the starting workers that have said which device they have."""
+        came = [start for start in self._starting if start.identity in identities]
+        self._starting = [start for start in self._starting if start.identity not in identities]
+        return came
+
+    def _worker_of(self, start: _Start) -> WorkerHandle | None:
+        """Return the worker that has come up; None where its device is not in the list.
+
+        The device stays held then, or it came again. Raises RayError where its process failed.
+        """
+        device = ray.get(start.identity)
+        if device is None:
+            ray.kill(start.actor, no_restart=True)
+            with self._lock:
+                self._unlisted.append(start)
+            return None
+        device = replace(device, rack=_racks().get(device.node_id, ""))
+        return WorkerHandle(slot=start.slot, actor=start.actor, device=device)
+
+    def _try_again(self, start: _Start, error: Exception) -> bool:
+        """Start it anew where its process was killed; what failed by itself would fail again.
+
+        Return whether it was started.
+        """
+        if start.starts >= MOST_STARTS or not was_killed(error):
+            return False
+        self._agents.check_head(start.slot.node_id)  # it may have died with this host's Ray
+        ray.kill(start.actor, no_restart=True)
+        actor = start_worker(self._kind, start.slot)
+        again = self._attach_device(start.slot, actor, start.index, start.starts + 1)
+        with self._lock:
+            self._starting.append(again)
+        self._log(f"{why_no_start(error)} (tried once more)")
+        return True
+
+    def _refuse(self, start: _Start, reason: str) -> None:
+        self._refused_nodes.add(start.slot.node_id)
+        ray.kill(start.actor, no_restart=True)
+        self._log(f"a worker that came late is left out: {reason}")
+
+    def _take_in(self, start: _Start) -> bool:
+        """Take in a worker that came late; one that cannot be used costs its node, not the run."""
+        try:
+            worker = self._worker_of(start)
+            if worker is None:
+                return False
+            used = [one.device for one in self._workers if not one.lost_because]
+            _check_devices([*used, worker.device])
+            if reason := self._reservation.try_reserve([worker.device]):
+                raise ClusterError(reason)
+        except ray.exceptions.RayError as error:
+            if not self._try_again(start, error):
+                self._refuse(start, why_no_start(error))
+            return False
+        except ClusterError as error:
+            self._refuse(start, str(error))
+            return False
+        self._agents.watch([worker.device])
+        self._workers.append(worker)
+        self._keep_standbys()
+        now = len(self._workers) - len(self.lost)
+        wanted = len(self._only.names) if self._only else self._count
+        self._log(f"a worker came on {worker.device.host}: {now} of {wanted} are there")
+        return True
+
+
+def _not_there(only: DeviceList, missing: Sequence[str]) -> ClusterError:
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return ClusterError(
+        f"{only.source}: the cluster does not give {missing[0]}{more}: it is not there, or others "
+        "have it; take it out of the list, or wait for it with --wait SECONDS"
+    )
+
+
+def _let_go(held: Sequence[WorkerHandle | _Start]) -> None:
+    """Kill the processes, and give the devices back to Ray."""
+    for one in held:
+        ray.kill(one.actor, no_restart=True)
+    for placement in {one.slot.placement for one in held}:
+        remove_placement_group(placement)
+
+
+def _check_devices(devices: Sequence[Device]) -> None:
+    """Raise ClusterError where two workers have one device, or versions other than the driver's."""
+    if shared := allocator.devices_shared(devices):
+        raise ClusterError(f"several workers were given the same device: {', '.join(shared)}")
+    ours = package_versions()
+    for device in devices:
+        for name in ours.keys() & device.versions.keys():
+            if ours[name] != device.versions[name]:
+                raise ClusterError(
+                    f"{name} is {ours[name]} here and {device.versions[name]} on "
+                    f"{device.host} ({device.address}): "
+                    "install the same version on every node"
+                )

@@ -1,0 +1,673 @@
+"""Find, join or start the Ray cluster of a sweep, and notice when it is gone.
+
+A private Ray of this sweep alone is one that nobody else can talk to. Left to itself, Ray 2.60
+writes its token to ~/.ray/auth_token for everybody to read (mode 0644), opens its session to
+everybody (0777) and listens on the outside address. So it gets a token by its environment, which
+only this user can read, and a folder that is closed (0700).
+
+While Ray starts, or starts workers, this process waits inside of Ray, where nothing interrupts it:
+half a minute for a raylet that has died, a minute for a head, after which Ray ends it in its own
+words. So a `StartGuard` ends it before, where one is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import ray
+import ray._private.node
+import ray._private.ray_constants
+import ray._private.worker
+from ray._common.utils import get_default_ray_temp_dir
+from ray._private.authentication.authentication_token_setup import (
+    maybe_enable_token_auth_if_token_available,
+)
+from ray._private.services import find_node_ids
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+from raybench.cluster import DeviceKind, reaper
+from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
+from raybench.errors import ClusterError, UsageError
+from raybench.records.environment import usable_cores
+
+_QUIET: dict[str, Any] = {
+    "log_to_driver": False,
+    "logging_level": "ERROR",
+    "namespace": "raybench",
+}
+_HEAD = "the head of the Ray cluster"
+_ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+
+# The file in which `ray start` writes the address of its cluster.
+_ADDRESS_FILE = "ray_current_cluster"
+_ADDRESS_FILE_BYTES = 300
+_ADDRESS = re.compile(r"[\w.:\[\]-]+:\d{1,5}")
+_LISTENS = "0A"  # in /proc/net/tcp
+
+_PREFIX = "raybench-"
+# Ray opens its own folder to everybody, so it is one below the closed one.
+_RAYS_FOLDER = "r"
+# Linux takes no longer path for a socket. Ray's longest one below the folder, with a process id of
+# seven digits, is added to the folder's own name.
+_SOCKET_PATH_BYTES = 107
+_FOLDER_BYTES = len("/raybench-12345678/r")
+_RAYS_SOCKET_BYTES = len("/session_2026-11-22_03-57-34_123456_1234567/sockets/plasma_store")
+_OBJECT_STORE_BYTES = 256 * 1024**2
+# Ray's own logs: its default is 512 MB, five times over, for each process.
+_LOG_BYTES = 8 * 1024**2
+_LOG_BACKUPS = 1
+# Methods of Ray's node, each of which starts a program.
+_UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
+_PROGRAMS = {"gcs_server": "its head", "raylet": "its raylet"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A cluster that this process has joined.
+
+    where: which one, for the user. needed: name -> HOST:PORT of each program of Ray without which
+    the sweep cannot go on. capacity: devices of `kind` on all its nodes, or those wanted where
+    nodes are waited for. wait_s: how long these may take. folder: of a private Ray.
+    """
+
+    where: str
+    needed: Mapping[str, str]
+    kind: DeviceKind
+    capacity: int
+    wait_s: float = 0.0
+    folder: Path | None = None
+
+
+def starts_private(address: str) -> bool:
+    """Return whether `connect` would start a private Ray, as far as is known without asking a head.
+
+    Raises ClusterError where several clusters of this host could be meant.
+    """
+    if address != "auto" or os.environ.get("RAY_ADDRESS"):
+        return address == "local"
+    return not find_own_cluster(Path(get_default_ray_temp_dir())).address  # type: ignore[no-untyped-call]
+
+
+def connect(
+    address: str,
+    device: Literal["auto", "cuda", "cpu"],
+    wanted: int,
+    wait_s: float = 0.0,
+    end: Callable[[str], None] | None = None,
+    *,
+    oversubscribe: bool = False,
+) -> Connection:
+    """Join the cluster at `address`, or start a private one.
+
+    address: `auto` (RAY_ADDRESS, else the cluster that `ray start` made on this host, else a
+    private one), `local` (private) or HOST:PORT. wanted: devices of the biggest point. wait_s: how
+    long missing devices may take to come. end: as of `StartGuard`. oversubscribe: whether CPU
+    workers of a private Ray may share cores. Raises ClusterError where there is no such cluster or
+    it cannot start, UsageError for an address that cannot be joined.
+    """
+    # Ray prints what its raylets report to the driver's stdout, whatever log_to_driver says, and
+    # stdout is ours. The row of a point names its dead worker.
+    ray._private.worker.print_to_stdstream = _drop
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    _reload_rays_settings()
+    end = end or end_process
+    start = partial(_start_private, device, wanted, oversubscribe, end)
+    option = f"--address {address}"
+    if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
+        address, option = exported, f"RAY_ADDRESS={exported}"
+    folder = None
+    if address == "local":
+        where, folder = start()
+    elif address == "auto":
+        where, folder = _join_this_hosts(start, end)
+    else:
+        where = _join(address, option, end)
+    head = ray.get_runtime_context().gcs_address
+    try:
+        with _guard(head, end):
+            kind, capacity = _capacity(device, may_grow=wait_s > 0)
+            here = _this_hosts_ray()
+    except ClusterError:
+        ray.shutdown()
+        if folder:
+            remove_private_folder(folder)
+        raise
+    return Connection(
+        where=where,
+        needed={_HEAD: head, **here},
+        kind=kind,
+        capacity=max(capacity, wanted) if wait_s else capacity,
+        wait_s=wait_s,
+        folder=folder,
+    )
+
+
+def _join_this_hosts(
+    start_private: Callable[..., tuple[str, Path]], end: Callable[[str], None]
+) -> tuple[str, Path | None]:
+    """Join the cluster that `ray start` made on this host; a private one if there is none.
+
+    Not Ray's own "auto": that joins any raylet it finds, also the private one of another sweep,
+    and believes whoever has written the file that it reads.
+    """
+    own = find_own_cluster(Path(get_default_ray_temp_dir()))  # type: ignore[no-untyped-call]
+    if not own.address:
+        return start_private(own.why_not)
+    # A head that starts where a token lies asks for it. Ray uses the token unasked for a cluster
+    # of this host only, and by its own "auto" only.
+    option = f"--address auto ({own.address}, by `ray start` on this host)"
+    try:
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    except ray.exceptions.AuthenticationError:
+        raise _no_token(option) from None
+    if reason := _why_no_head(own.address, option):
+        return start_private(f"the cluster at {own.address} is gone: {reason}")
+    return _init(own.address, option, end), None
+
+
+def _join(address: str, option: str, end: Callable[[str], None]) -> str:
+    if address.startswith(("http://", "https://")):
+        raise UsageError(
+            f"{option}: this is the address of Ray's job server; submit the sweep to "
+            f"it: ray job submit --address {address} --working-dir . -- raybench sweep JOB"
+        )
+    if address.startswith("ray://"):
+        raise UsageError(
+            f"{option}: Ray Client is not supported; run raybench on a node of the "
+            "cluster with --address auto, or use ray job submit"
+        )
+    host, separator, port = address.rpartition(":")
+    if not (host and separator and port.isdigit()):
+        raise UsageError(f"{option}: expected auto, local or HOST:PORT")
+    if reason := _why_no_head(address, option):
+        raise ClusterError(
+            f"{option}: no Ray cluster answers there ({reason}); start one with "
+            "`ray start --head`, or use --address local"
+        )
+    return _init(address, option, end)
+
+
+def _init(address: str, option: str, end: Callable[[str], None]) -> str:
+    # Ray itself would look for a node on this host for a minute, and then say nothing of it.
+    if not find_node_ids():  # type: ignore[no-untyped-call]
+        raise ClusterError(
+            f"{option}: no node of that cluster runs on this host; run raybench on one of its "
+            "nodes, or use ray job submit"
+        )
+    try:
+        with _guard(address, end):
+            ray.init(address=address, **_QUIET)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"{option}: {' '.join(str(error).split())}") from None
+    return f"Ray cluster at {address}"
+
+
+def _why_no_head(address: str, option: str) -> str | None:
+    """Return why no Ray head answers at HOST:PORT; None when one does.
+
+    Ray itself would retry for up to a minute and print about it, and it aborts the process where
+    a token is asked for and there is none: so a process of its own asks first.
+    Raises ClusterError when the head refuses our token.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        there = host.strip("[]"), int(port)
+        socket.create_connection(there, DEFAULT_TIMEOUTS.find_head_s).close()
+    except (OSError, OverflowError) as error:
+        return str(error)
+    command, limit_s = (
+        [sys.executable, "-P", "-c", _ASK_HEAD, address],
+        DEFAULT_TIMEOUTS.head_is_ray_s,
+    )
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return "what listens there is no Ray head"
+    if "RAY_AUTH_TOKEN" in asked.stderr:
+        raise _no_token(option)
+    return None
+
+
+def _no_token(option: str) -> ClusterError:
+    return ClusterError(
+        f"{option}: the cluster asks for a token that this process does not have; set "
+        "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on the head"
+    )
+
+
+def ray_nodes() -> list[dict[str, Any]]:
+    """Return what Ray knows of each node, the dead ones included."""
+    return list(ray.nodes())  # type: ignore[no-untyped-call]
+
+
+def _this_hosts_ray() -> dict[str, str]:
+    """Return HOST:PORT of what is needed of Ray on this host.
+
+    Without its agent the raylet starts no worker.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    (node,) = (one for one in ray_nodes() if one["NodeID"] == here)
+    ports = {
+        "this host's Ray": node["NodeManagerPort"],
+        "the agent of this host's Ray that starts workers": node.get("RuntimeEnvAgentPort", 0),
+    }
+    host = node["NodeManagerAddress"]
+    return {name: f"{host}:{port}" for name, port in ports.items() if port > 0}
+
+
+def _drop(*_: object, **__: object) -> None:
+    return None
+
+
+def _capacity(device: str, *, may_grow: bool) -> tuple[DeviceKind, int]:
+    """Return the kind of devices to use, and how many the living nodes have in all."""
+    totals = [node["Resources"] for node in ray_nodes() if node["Alive"]]
+    gpus = int(sum(total.get("GPU", 0) for total in totals))
+    if device == "cuda" and gpus == 0 and not may_grow:
+        raise ClusterError(
+            "--device cuda: the cluster has no GPU; use --device cpu to measure CPUs"
+        )
+    if device == "cuda" or (gpus and device == "auto"):
+        return "cuda", gpus
+    return "cpu", int(sum(total.get("CPU", 0) for total in totals))
+
+
+# The cluster that `ray start` has made on this host, or joined it to.
+#
+# `ray start` writes the address into a file of a folder that every user can write (Ray makes it
+# so). Whoever is believed there gets this user's token and may run code as this user. So a file
+# counts only where a raylet of this user, or of root, runs on this host and has that address; no
+# other user can make one. `ray.init` writes no such file, so a private Ray is never found.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCluster:
+    """address: HOST:PORT of the head to join, or "".
+
+    why_not: of an address that was found and is not to be joined, the reason in words.
+    """
+
+    address: str = ""
+    why_not: str = ""
+
+
+def find_own_cluster(usual: Path) -> FoundCluster:
+    """Return the Ray cluster of this user or root that this host belongs to.
+
+    usual: the folder in which Ray keeps its files by default. One below another folder
+    (`ray start --temp-dir`) is found where there is none in the usual one.
+    Raises ClusterError where several could be meant.
+    """
+    trusted = {0, os.geteuid()}
+    raylets = _raylets_of(trusted)
+    heads = {head for head, _ in raylets}
+    address, owner = _read_address(usual)
+    if address in heads and owner in trusted:
+        return _unless_taken_over(address, trusted)
+    others = {_read_address(folder) for _, folder in raylets if folder != usual}
+    found = {at for at, its_owner in others if at in heads and its_owner in trusted}
+    if len(found) > 1:
+        raise ClusterError(
+            f"--address auto: several Ray clusters run on this host ({', '.join(sorted(found))}); "
+            "name one with --address HOST:PORT, or use --address local"
+        )
+    if found:
+        return _unless_taken_over(found.pop(), trusted)
+    if not address:
+        return FoundCluster()
+    if owner not in trusted:
+        why = f"is another user's: --address {address} joins it all the same"
+    else:
+        why = "is gone: no node of it runs on this host"
+    return FoundCluster(why_not=f"the cluster at {address} {why}")
+
+
+def _unless_taken_over(address: str, trusted: set[int]) -> FoundCluster:
+    """On this host the kernel says whose process listens; elsewhere the raylet stands for it."""
+    host, _, port = address.rpartition(":")
+    owners = _listeners(int(port)) if _is_here(host.strip("[]")) else set()
+    if owners <= trusted:
+        return FoundCluster(address=address)
+    return FoundCluster(why_not=f"the cluster at {address} is gone: another user listens there")
+
+
+def _read_address(folder: Path) -> tuple[str, int]:
+    """Return the address in the file of this folder, and the owner's uid; ("", -1) without one."""
+    try:
+        # No link is followed, and no pipe waited for.
+        descriptor = os.open(folder / _ADDRESS_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return "", -1
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return "", -1
+        text = file.read(_ADDRESS_FILE_BYTES).decode(errors="replace").strip()
+    return (text, status.st_uid) if _ADDRESS.fullmatch(text) else ("", -1)
+
+
+def _raylets_of(users: set[int]) -> set[tuple[str, Path]]:
+    """Return HOST:PORT of the head, and --temp-dir, of each raylet of these users on this host."""
+    found = set()
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        words, uids = process.info["cmdline"] or [""], process.info["uids"]
+        if words[0].endswith("/raylet") and uids and uids.real in users:
+            options = dict(word.partition("=")[::2] for word in words)
+            found.add((options.get("--gcs-address", ""), Path(options.get("--temp_dir", ""))))
+    return found
+
+
+def _is_here(host: str) -> bool:
+    """Return whether this is an address of this host: nobody can bind another one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as tried:
+        try:
+            tried.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _listeners(port: int) -> set[int]:
+    """Return the uids of the processes that listen on this port, at whatever address."""
+    owners = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            cells = line.split()
+            if cells[3] == _LISTENS and int(cells[1].rpartition(":")[2], 16) == port:
+                owners.add(int(cells[7]))
+    return owners
+
+
+# A private Ray.
+
+
+def _start_private(
+    device: str, wanted: int, oversubscribe: bool, end: Callable[[str], None], because: str = ""
+) -> tuple[str, Path]:
+    """Start a private Ray and join it; return what it is, for the user, and its folder.
+
+    because: why no other cluster was joined. Raises ClusterError where it cannot start; its logs
+    are kept then.
+    """
+    cores = usable_cores()
+    folder = make_private_folder()
+
+    def failed(reason: str) -> str:
+        """Keep the folder with the logs, and return the error for the user."""
+        (folder / reaper.KEPT).touch()
+        logs = folder / _RAYS_FOLDER / "session_latest" / "logs"
+        return (
+            f"the private Ray of this host did not start: {reason}; nothing is measured yet, so "
+            f"type the same command again; its logs: {logs}"
+        )
+
+    guard = StartGuard(
+        _ended_program,
+        lambda reason: end(failed(reason)),
+        patience_s=DEFAULT_TIMEOUTS.rays_own_error_at_start_s,
+    )
+    # Ray would start no more processes at a time than it was told of CPUs, which are the workers
+    # wanted: their agent, store and standbys would wait in line. And first it would start one for
+    # each CPU, which cannot become a worker, as it has not the environment of one.
+    settings = {
+        "worker_maximum_startup_concurrency": max(wanted, cores),
+        "prestart_worker_first_driver": False,
+    }
+    try:
+        with (
+            reaper.reap_orphans_of_children(folder),
+            _environment(),
+            _on_loopback(),
+            _no_unused_programs(),
+            guard,
+        ):
+            ray.init(
+                address="local",
+                num_cpus=wanted if oversubscribe else min(wanted, cores),
+                num_gpus=0 if device == "cpu" else None,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(folder / _RAYS_FOLDER),
+                _system_config=settings,
+                **_QUIET,
+            )
+    except Exception as error:
+        raise ClusterError(failed(" ".join(str(error).split()) or type(error).__name__)) from None
+    return f"private Ray on this host{because and f' ({because})'}", folder
+
+
+def remove_private_folder(folder: Path) -> None:
+    """Remove all of it. What a process of Ray still writes meanwhile is left to the watcher."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_private_folder() -> Path:
+    """Make a folder that only this user can enter. Raises ClusterError where there is no place."""
+    given = [Path(path).resolve() for n in ("RAY_TMPDIR", "TMPDIR") if (path := os.environ.get(n))]
+    reasons = []
+    for base in dict.fromkeys([*given, Path("/tmp").resolve(), Path("/var/tmp").resolve()]):
+        if reason := _why_not_in(base):
+            reasons.append(f"{base} {reason}")
+            continue
+        try:
+            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        except OSError as error:
+            reasons.append(f"{base}: {error.strerror}")
+    raise ClusterError(
+        f"no folder for a private Ray: {'; '.join(reasons)}; set TMPDIR to a short path that only "
+        "you can write, or that is as /tmp is (mode 1777)"
+    )
+
+
+def _why_not_in(base: Path) -> str:
+    """Return what is wrong with a folder as the place of a private one; "" where nothing is."""
+    if len(os.fsencode(base)) + _FOLDER_BYTES + _RAYS_SOCKET_BYTES > _SOCKET_PATH_BYTES:
+        return "is too long for Ray's sockets"
+    try:
+        is_safe = all(_is_safe(folder.stat()) for folder in (base, *base.parents))
+    except OSError as error:
+        return f"cannot be used: {error.strerror}"
+    return "" if is_safe else "can be replaced by other users"
+
+
+def _is_safe(folder: os.stat_result) -> bool:
+    """Return whether no other user can rename what this user has in the folder."""
+    is_ours = folder.st_uid in (0, os.geteuid())
+    is_shared = folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return is_ours and (not is_shared or bool(folder.st_mode & stat.S_ISVTX))
+
+
+def _reload_rays_settings() -> None:
+    """Have Ray take its mode and token from the environment, not from an earlier private Ray."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _ended_program() -> str:
+    """Return which program of the Ray that is being started has ended; "" while all live."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if child.status() == psutil.STATUS_ZOMBIE and child.name() in _PROGRAMS:
+                return f"{_PROGRAMS[child.name()]} has ended"
+    return ""
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Set what Ray's processes are to have, and this process only while it starts them.
+
+    Whatever the user's own token is, this Ray does not ask for it.
+    """
+    ours = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # While it waits for its head Ray holds Python's lock, so that no guard can run.
+        "RAY_gcs_server_port_wait_time_s": "15",
+        "RAY_py_gcs_connect_timeout_s": "5",
+        "RAY_ROTATION_MAX_BYTES": str(_LOG_BYTES),
+        "RAY_ROTATION_BACKUP_COUNT": str(_LOG_BACKUPS),
+    }
+    usual = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    _reload_rays_settings()
+    try:
+        yield
+    finally:
+        for name, value in usual.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have Ray listen on loopback only: whoever reaches its ports could try them.
+
+    It does so when that is its node's address, but takes 127.0.0.1 for this host's outside address
+    while it believes that other nodes may come, which it does on Linux.
+    """
+    constants = ray._private.ray_constants
+    others_may_come, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = others_may_come
+
+
+@contextmanager
+def _no_unused_programs() -> Iterator[None]:
+    """Have Ray start no dashboard, no autoscaler and no reader of logs.
+
+    A sweep uses none of them on a Ray of its own. `ray.init` waits for the first, whatever
+    `include_dashboard` says, and has no option for the others.
+    """
+    node: Any = ray._private.node.Node
+    usual = {name: getattr(node, name) for name in _UNUSED if hasattr(node, name)}
+    for name in usual:
+        setattr(node, name, _drop)
+    try:
+        yield
+    finally:
+        for name, start in usual.items():
+            setattr(node, name, start)
+
+
+# What a sweep cannot go on without: the head of the cluster, and Ray on the driver's host.
+
+
+class HeadMonitor:
+    """Whether the programs of Ray that a sweep needs still listen.
+
+    Ray would find out in a minute, and then end this process, or let it wait for ever.
+    addresses: name of each program -> HOST:PORT.
+    """
+
+    def __init__(
+        self, addresses: Mapping[str, str], timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS
+    ) -> None:
+        self._addresses = dict(addresses)
+        self._timeouts = timeouts
+        self._lock = threading.Lock()
+        self._asked_s = -timeouts.ask_head_every_s
+        self._gone = ""
+
+    def gone(self, *, afresh: bool = False) -> str:
+        """Return which program did not answer twice in a row, in words; "" while all are there.
+
+        Asks at most once a second, unless afresh.
+        """
+        limits = self._timeouts
+        with self._lock:
+            is_due = time.monotonic() >= self._asked_s + limits.ask_head_every_s
+            if not self._gone and (afresh or is_due):
+                self._gone = self._silent()
+                if self._gone:
+                    time.sleep(limits.ask_head_again_s)
+                    self._gone = self._silent()
+                self._asked_s = time.monotonic()
+            return self._gone
+
+    def check(self, *, afresh: bool = False) -> None:
+        """Raise ClusterError when a program is gone.
+
+        afresh: ask now. Ray ends this process when it asks a dead head to start or kill an actor.
+        """
+        if gone := self.gone(afresh=afresh):
+            raise ClusterError(gone)
+
+    def _silent(self) -> str:
+        there = self._addresses.items()
+        return next((f"{name} at {at} is gone" for name, at in there if not self._listens(at)), "")
+
+    def _listens(self, address: str) -> bool:
+        host, _, port = address.rpartition(":")
+        there = host.strip("[]"), int(port)
+        try:
+            socket.create_connection(there, self._timeouts.head_connect_s).close()
+        except OSError:
+            return False
+        return True
+
+
+def end_process(reason: str) -> None:
+    """Write the reason to stderr and end this process with the exit code of a ClusterError."""
+    with suppress(OSError):  # stderr may be full, or closed
+        os.write(2, f"{reason}\n".encode())
+    os._exit(ClusterError.exit_code)
+
+
+class StartGuard:
+    """A context in which a thread ends this process where a program of Ray is gone.
+
+    gone: returns what is gone, "" while all is there. end: ends this process; it gets what is
+    gone. patience_s: how long this process may take after that to leave the block.
+    """
+
+    def __init__(
+        self, gone: Callable[[], str], end: Callable[[str], None], *, patience_s: float
+    ) -> None:
+        self._gone, self._end, self._patience_s = gone, end, patience_s
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="start-guard", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        reason = ""
+        while not reason:
+            if self._is_over.wait(DEFAULT_TIMEOUTS.watch_start_every_s):
+                return
+            reason = self._gone()
+        if not self._is_over.wait(self._patience_s):
+            self._end(reason)
+
+
+def _guard(head: str, end: Callable[[str], None]) -> StartGuard:
+    """Guard calls that Ray's head answers, which may have died since it was asked last."""
+    monitor = HeadMonitor({_HEAD: head})
+    return StartGuard(monitor.gone, end, patience_s=DEFAULT_TIMEOUTS.rays_own_error_s)

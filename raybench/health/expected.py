@@ -1,0 +1,143 @@
+"""What a test reaches elsewhere: in the runs of hardware/expected.yaml, and in earlier checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from statistics import median
+
+from ruamel.yaml import YAML
+
+from raybench.hardware.peaks import dense_peak_tflops, memory_peak_gb_s
+from raybench.health.groups import Group
+from raybench.health.suite import HealthTest
+from raybench.records.health import Subject, figure
+
+# Devices differ from day to day, and from machine to machine, by more than beside each other: by
+# this share, and by so many floors of the test. What a link to the host carries is up to the host:
+# two H200s copied both ways at 78 GB/s, and six minutes later on the same host at 91 and 96. Too
+# slow is there only what would be bad among similar ones.
+_USUAL_SHARE, _USUAL_FLOORS = 0.1, 5
+# Tests with such a floor share their device with whatever else the host does, as CPU workers do: a
+# busy hour makes all of them slow, memory by 6 times on two cores with loads of 6 to 15.
+_SHARED_FLOOR, _SHARED_RATIO = 0.1, 10.0
+_LEAST_PAST_CHECKS = 3
+_ALMOST_ZERO = 1e-300
+
+
+def limit_elsewhere(test: HealthTest) -> float:
+    """Return how many times the time of another day or machine is too long."""
+    if test.floor >= _SHARED_FLOOR:
+        return _SHARED_RATIO
+    if test.stage == "host-links":
+        return test.bad_ratio
+    return 1 + max(_USUAL_SHARE, _USUAL_FLOORS * test.floor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastValue:
+    """The value of a test that an earlier check found healthy. Fields as those of `Finding`."""
+
+    run_id: str
+    test: str
+    subject: Subject
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRange:
+    """The range of a figure elsewhere, and how it is known."""
+
+    low: float
+    high: float
+    source: str
+
+    def excess(self, value: float, test: HealthTest) -> float | None:
+        """Return a value's time over the worst time of the range; None where that is usual."""
+        ratio = value / self.high if test.is_time else self.low / max(value, _ALMOST_ZERO)
+        return ratio if ratio > limit_elsewhere(test) else None
+
+    def words(self, unit: str) -> str:
+        """Return the range as `671 to 782 TFLOP/s (source)`."""
+        low, high = figure(self.low), figure(self.high)
+        return f"{low if low == high else f'{low} to {high}'} {unit} ({self.source})"
+
+
+class Elsewhere:
+    """Values of subjects in earlier checks, and of models in committed runs or earlier checks."""
+
+    def __init__(self, past: Iterable[PastValue]) -> None:
+        self._subjects: dict[tuple[str, tuple[str, ...]], list[PastValue]] = {}
+        self._models: dict[tuple[str, str, str, int], list[PastValue]] = {}
+        for one in past:
+            subject = one.subject
+            self._subjects.setdefault((one.test, subject.uuids), []).append(one)
+            key = (one.test, subject.kind, subject.model, len(subject.uuids))
+            self._models.setdefault(key, []).append(one)
+
+    def of_subject(self, subject: Subject, test: HealthTest) -> ValueRange | None:
+        """Return the range of a subject in earlier checks; None of fewer than three."""
+        past = self._subjects.get((test.name, subject.uuids), ())
+        return _past_range(past, "its earlier checks")
+
+    def of_model(self, group: Group) -> ValueRange | None:
+        """Return the range of a group's model: of committed runs, else of three earlier checks."""
+        placement = str(group.placement)
+        found = find_expected(group.model, group.test.name, placement, group.topology)
+        if found is not None:
+            return ValueRange(low=found.low, high=found.high, source=found.source.split(";")[0])
+        first = group.subjects[0]
+        key = (group.test.name, first.kind, group.model, len(first.uuids))
+        return _past_range(self._models.get(key, ()), "earlier checks of this model")
+
+
+def _past_range(past: Sequence[PastValue], source: str) -> ValueRange | None:
+    """Return the median, because an earlier check may have had a bad day."""
+    checks = len({one.run_id for one in past})
+    if checks < _LEAST_PAST_CHECKS:
+        return None
+    middle = median(one.value for one in past)
+    return ValueRange(low=middle, high=middle, source=f"{source}, {checks} of them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """A row of hardware/expected.yaml, which says what its fields mean."""
+
+    model: str
+    where: str
+    test: str
+    unit: str
+    low: float
+    high: float
+    source: str
+    links: str = ""
+
+
+def find_expected(model: str, test: str, where: str, topology: str = "") -> Expected | None:
+    """Return the range of a test in committed runs; None where no run has it.
+
+    where: as in expected.yaml. topology: of one of the devices.
+    """
+    known = _rows().get((model, test, where), ())
+    return next((one for one in known if topology.startswith(one.links)), None)
+
+
+@cache
+def _rows() -> dict[tuple[str, str, str], list[Expected]]:
+    text = resources.files("raybench.hardware").joinpath("expected.yaml").read_text("utf-8")
+    found: dict[tuple[str, str, str], list[Expected]] = {}
+    for row in YAML(typ="safe", pure=True).load(text):
+        one = Expected(**row)
+        found.setdefault((one.model, one.test, one.where), []).append(one)
+    return found
+
+
+def datasheet(model: str, test: str) -> float | None:
+    """Return the peak of a test in its unit, by the datasheet; None where none is known."""
+    kind, *words = test.split()
+    if kind == "gemm":
+        return dense_peak_tflops(model, words[0])
+    return memory_peak_gb_s(model) if kind == "memory" else None

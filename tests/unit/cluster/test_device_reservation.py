@@ -1,0 +1,320 @@
+"""How a sweep takes devices from others: refused, waiting, beside them; and what the locks hold.
+
+The locks are tried with real processes, real files, and files that mean harm.
+"""
+
+import fcntl
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from fakes import make_device
+
+from raybench.cluster.device_reservation import (
+    CPU,
+    FOLDER_VARIABLE,
+    DeviceLocks,
+    DeviceReservation,
+    Holder,
+    LockResult,
+    ReservationTerms,
+    this_process,
+)
+from raybench.cluster.timeouts import ClusterTimeouts
+from raybench.errors import DevicesInUseError
+
+HOLD = """
+import sys, time
+from raybench.cluster.device_reservation import DeviceLocks, this_process
+locks = DeviceLocks()
+result = locks.lock(sys.argv[2:], this_process(sys.argv[1]), shared=True)
+print(result.problem or "held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
+    return tmp_path / "locks"
+
+
+@pytest.fixture
+def other():
+    """Another sweep, which has the processors and one GPU."""
+    command = [sys.executable, "-c", HOLD, "run other-1", CPU, "GPU-1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def me(what="run mine-1"):
+    return this_process(what)
+
+
+def locked(locks, holder=None, *, shared=False):
+    """What is said of the others where the processors are claimed."""
+    found = locks.lock([CPU], holder or me(), shared=shared)
+    assert not found.problem
+    return [one.what for one in found.others.get(CPU, ())]
+
+
+def test_a_device_that_another_sweep_has_is_refused_and_nothing_is_held(other):
+    locks = DeviceLocks()
+    result = locks.lock(["GPU-0", "GPU-1"], me(), shared=False)
+    [holder] = result.others.pop("GPU-1")
+    assert not result.others
+    assert (holder.what, holder.process_id) == ("run other-1", other.pid)
+    assert "run other-1 of" in str(holder)
+    assert f"(process {other.pid} on " in str(holder)
+    assert not DeviceLocks().lock(["GPU-0"], me(), shared=False).others
+
+
+def test_the_kernel_frees_the_devices_of_a_killed_sweep(other):
+    [holder] = DeviceLocks().other_users([CPU]).others[CPU]
+    assert not holder.has_ended
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    assert holder.has_ended
+    locks = DeviceLocks()
+    assert not locks.lock([CPU, "GPU-1"], me(), shared=False).others
+    locks.close()
+
+
+def test_who_shares_takes_its_place_and_keeps_later_ones_out(other):
+    shared = DeviceLocks()
+    assert locked(shared, me("run b"), shared=True) == ["run other-1"]
+    other.kill()
+    other.wait()
+    assert locked(DeviceLocks(), me("run c")) == ["run b"]
+    shared.close()
+    assert locked(DeviceLocks(), me("run c")) == []
+
+
+def test_who_shares_beside_one_alone_is_seen_and_has_the_device_after_it():
+    alone, shared = DeviceLocks(), DeviceLocks()
+    mine = me("run a")
+    assert locked(alone, mine) == []
+    assert locked(shared, me("run b"), shared=True) == ["run a"]
+    assert [one.what for one in alone.other_users([CPU], mine.sweep).others[CPU]] == ["run b"]
+    alone.close()
+    assert locked(DeviceLocks(), me("run c")) == ["run b"]
+    shared.close()
+    assert not DeviceLocks().other_users([CPU]).others
+
+
+def test_two_nodes_of_one_sweep_on_one_host_do_not_keep_each_other_out():
+    first, second, mine = DeviceLocks(), DeviceLocks(), me()
+    for locks in (first, second, first):
+        assert locked(locks, mine) == []
+    first.close()
+    assert locked(DeviceLocks())
+    second.close()
+    assert not DeviceLocks().other_users([CPU]).others
+
+
+def test_of_two_sweeps_that_start_at_once_one_has_the_device(monkeypatch):
+    flock, start, took = fcntl.flock, threading.Barrier(2), []
+
+    def in_two_steps(file, mode):
+        """Turn a lock into a shared one as the kernel does, with a longer moment between."""
+        if mode & fcntl.LOCK_SH:
+            flock(file, fcntl.LOCK_UN)
+            time.sleep(0.2)
+        flock(file, mode)
+
+    def lock():
+        locks, mine = DeviceLocks(), me()
+        start.wait()
+        if not locked(locks, mine):
+            took.append(locks)
+
+    monkeypatch.setattr(fcntl, "flock", in_two_steps)
+    threads = [threading.Thread(target=lock) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(took) == 1
+
+
+# Drops its rights after the imports, for which it may need those of who runs the tests.
+STRANGER = HOLD.replace(
+    "locks =", "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\nlocks =", 1
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_two_users_lock_the_same_file_and_neither_can_remove_it(monkeypatch):
+    with TemporaryDirectory(dir="/tmp") as place:
+        Path(place).chmod(0o755)
+        folder = Path(place, "locks")
+        monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+        locks = DeviceLocks()
+        assert locked(locks, shared=True) == []
+        assert folder.stat().st_mode & 0o7777 == 0o1777
+        assert (folder / CPU).stat().st_mode & 0o777 == 0o666
+        command = [sys.executable, "-c", STRANGER, "run other-1", CPU]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "held\n"
+            [other] = locks.other_users([CPU], me().sweep).others[CPU][1:]
+            assert (other.what, other.process_id) == ("run other-1", process.pid)
+            process.kill()
+        locks.close()
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "folder", "pipe"])
+def test_what_is_planted_in_the_place_of_a_file_is_not_followed_and_told(kind, folder, tmp_path):
+    folder.mkdir()
+    victim, place = tmp_path / "victim", folder / CPU
+    victim.write_text("precious")
+    make = {"link": place.symlink_to, "hard link": place.hardlink_to}
+    make.get(kind, lambda _: place.mkdir() if kind == "folder" else os.mkfifo(place))(victim)
+    assert str(folder) in DeviceLocks().lock([CPU], me(), shared=False).problem
+    assert victim.read_text() == "precious"
+
+
+def test_a_folder_that_is_a_link_gives_no_locks_and_says_so(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    result = DeviceLocks().lock([CPU], me(), shared=False)
+    assert str(folder) in result.problem
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+STRANGE = [b"", b"\xff\xfe", b"[1]", b"9" * 5000, b"[" * 2048, b'{"process_id": 1e400, "what": 3}']
+
+
+@pytest.mark.parametrize("content", STRANGE)
+def test_what_a_line_says_is_not_believed(folder, content):
+    locks = DeviceLocks()
+    locks.lock([CPU], me(), shared=False)
+    (folder / CPU).write_bytes(content)
+    [holder] = DeviceLocks().other_users([CPU]).others[CPU]
+    assert str(holder) == "unknown of unknown (process 0 on unknown)"
+    assert not holder.has_ended
+    locks.close()
+
+
+def test_what_a_line_says_is_shown_on_one_short_line():
+    locks = DeviceLocks()
+    evil = replace(me(), what="run \x1b[31m\n\u202e" + "x" * 500, process_id=2**40)
+    locks.lock([CPU], evil, shared=False)
+    [holder] = DeviceLocks().other_users([CPU]).others[CPU]
+    assert str(holder).isprintable()
+    assert len(str(holder)) < 500
+    assert holder.process_id == 0
+    locks.close()
+
+
+OTHER = Holder(
+    sweep="s", what="run a-1", user="bob", host="alpha", process_id=7, since="2026-11-22 04:00 UTC"
+)
+
+
+class FakeNodes:
+    """Nodes on which others have devices, for as many calls as there are answers."""
+
+    def __init__(self, *answers, problem=""):
+        self._answers = itertools.chain(answers, itertools.repeat({}))
+        self._problem = problem
+        self.shared = []
+        self.released = 0
+
+    def lock(self, devices, holder, *, shared):
+        self.shared.append(shared)
+        return [(devices[0], LockResult(others=next(self._answers), problem=self._problem))]
+
+    def unlock(self, devices):
+        self.released += 1
+
+
+def reservation(nodes, log=print, **terms):
+    """A reservation on these terms, which asks again without pauses."""
+    mine = ReservationTerms(holder=this_process("run mine-1"), **terms)
+    return DeviceReservation(nodes, mine, log, ClusterTimeouts(ask_other_sweeps_every_s=0.01))
+
+
+def cpus(count=2):
+    return [make_device(index=n, kind="cpu", uuid=f"a/{n}") for n in range(count)]
+
+
+def test_what_another_sweep_has_is_refused_in_one_line_that_says_what_to_type():
+    nodes = FakeNodes({CPU: (OTHER,)})
+    with pytest.raises(DevicesInUseError) as refused:
+        reservation(nodes).reserve(cpus())
+    who, ways_out = str(refused.value).split("; ")
+    assert who.endswith(
+        "host-a are used by run a-1 of bob (process 7 on alpha) since " + OTHER.since
+    )
+    assert "--wait SECONDS" in ways_out
+    assert "--shared" in ways_out
+    assert "CUDA_VISIBLE_DEVICES" not in ways_out
+    assert refused.value.exit_code == 3
+    assert (nodes.shared, nodes.released) == ([False], 1)
+
+
+def test_gpus_are_named_and_others_are_proposed():
+    nodes = FakeNodes({"GPU-a0": (OTHER, OTHER), "GPU-a1": (OTHER,)})
+    with pytest.raises(DevicesInUseError) as refused:
+        reservation(nodes).reserve([make_device(index=n) for n in range(2)])
+    told = str(refused.value)
+    assert told.startswith("cuda:0 of host-a and 1 more device are used by run a-1 of bob")
+    assert " and 1 more since" in told
+    assert "CUDA_VISIBLE_DEVICES" in told
+
+
+def test_the_devices_are_waited_for_as_long_as_told_and_that_is_said_once():
+    nodes, said = FakeNodes(*[{CPU: (OTHER,)}] * 3), list[str]()
+    reservation(nodes, said.append, wait_s=60.0).reserve(cpus())
+    assert len(nodes.shared) == 4
+    [line] = said
+    assert line.startswith("waiting: the processors of host-a are used by run a-1")
+
+
+def test_a_sweep_whose_driver_is_gone_is_waited_for_unasked():
+    gone = replace(OTHER, host=socket.gethostname(), process_id=2**22 - 1)
+    said = []
+    reservation(FakeNodes({CPU: (gone,)}), said.append).reserve(cpus())
+    assert said[0].endswith(", and ends")
+
+
+def test_who_shares_is_not_kept_out_and_told_who_is_there():
+    nodes, said = FakeNodes({CPU: (OTHER,)}), list[str]()
+    held = reservation(nodes, said.append, shared=True)
+    held.reserve(cpus())
+    assert (nodes.shared, nodes.released) == ([True], 0)
+    assert said[0].startswith("not alone: the processors of host-a are used by run a-1")
+    assert held.other_sweeps == ("run a-1 of bob (process 7 on alpha)",)
+
+
+def test_a_worker_that_comes_late_is_refused_where_others_are_and_not_waited_for():
+    nodes = FakeNodes({CPU: (OTHER,)})
+    assert "are used by run a-1" in reservation(nodes, wait_s=60.0).try_reserve(cpus(1))
+    assert reservation(nodes).try_reserve(cpus(1)) == ""
+
+
+def test_a_host_without_locks_is_measured_and_that_is_said_once():
+    said = []
+    held = reservation(FakeNodes(problem="/tmp/x: Permission denied"), said.append)
+    held.reserve(cpus())
+    held.reserve(cpus())
+    [line] = said
+    assert "/tmp/x: Permission denied" in line
+
+
+def test_without_terms_nothing_is_asked():
+    nodes = FakeNodes({CPU: (OTHER,)})
+    free = DeviceReservation(nodes, None, print)
+    free.reserve(cpus())
+    assert (free.try_reserve(cpus()), nodes.shared) == ("", [])

@@ -1,0 +1,232 @@
+"""Which cluster is joined, where a private one has its folder, how lost programs are noticed."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import pytest
+
+from raybench.cluster.ray_cluster.start import (
+    FoundCluster,
+    HeadMonitor,
+    find_own_cluster,
+    make_private_folder,
+)
+from raybench.cluster.timeouts import ClusterTimeouts
+from raybench.errors import ClusterError
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
+
+
+class Host:
+    """Address files of a host, and processes that it is only told of."""
+
+    def __init__(self, root):
+        self.root, self.usual = root, root / "ray"
+        self.processes = []
+
+    def raylet(self, head, folder=None, owner=None):
+        words = ["/venv/ray/core/src/ray/raylet/raylet", "--node_id=1", f"--gcs-address={head}"]
+        words += [f"--temp_dir={folder or self.usual}", "--labels={}"]
+        users = SimpleNamespace(real=os.geteuid() if owner is None else owner)
+        self.processes.append(SimpleNamespace(info={"cmdline": words, "uids": users}))
+
+    def address_file(self, text, folder=None):
+        path = (folder or self.usual) / "ray_current_cluster"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def found(self):
+        return find_own_cluster(self.usual)
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    made = Host(tmp_path)
+    monkeypatch.setattr("psutil.process_iter", lambda _: made.processes)
+    return made
+
+
+def test_without_a_file_none_is_found_as_for_the_private_ray_of_another_sweep(host):
+    host.raylet("127.0.0.1:1234", host.root / "raybench-1")
+    assert host.found() == FoundCluster()
+
+
+def test_a_file_that_no_raylet_of_ours_bears_out_is_told_and_not_believed(host):
+    host.raylet("192.0.2.1:6379")
+    host.address_file("192.0.2.66:6379")
+    told = "the cluster at 192.0.2.66:6379 is gone: no node of it runs on this host"
+    assert host.found() == FoundCluster(why_not=told)
+
+
+@needs_root
+def test_a_file_and_a_raylet_of_another_user_are_told_and_not_believed(host):
+    host.raylet("192.0.2.1:6379", owner=NOBODY)
+    path = host.address_file("192.0.2.1:6379")
+    assert "no node of it runs" in host.found().why_not
+    os.chown(path, NOBODY, NOBODY)
+    host.raylet("192.0.2.1:6379")
+    told = host.found()
+    assert not told.address
+    assert told.why_not.startswith("the cluster at 192.0.2.1:6379 is another user's")
+
+
+@pytest.mark.parametrize("text", ["", "x", "a b:1", "h:1\x1b[31m", "h:1234567", "h:1\n" * 200])
+def test_a_file_that_holds_no_address_is_as_none(host, text):
+    host.raylet(text)
+    host.address_file(text)
+    assert host.found() == FoundCluster()
+
+
+def test_a_link_and_a_pipe_are_as_no_file(host):
+    host.raylet("192.0.2.1:6379")
+    path = host.address_file("192.0.2.1:6379")
+    path.rename(host.root / "elsewhere")
+    path.symlink_to(host.root / "elsewhere")
+    assert host.found() == FoundCluster()
+    path.unlink()
+    os.mkfifo(path)
+    assert host.found() == FoundCluster()
+
+
+def test_a_head_below_another_temp_dir_is_found_where_there_is_none_in_the_usual_one(host):
+    host.raylet("192.0.2.1:6379", host.root / "a")
+    host.address_file("192.0.2.1:6379", host.root / "a")
+    assert host.found() == FoundCluster(address="192.0.2.1:6379")
+    host.raylet("192.0.2.2:6379", host.root / "b")
+    host.address_file("192.0.2.2:6379", host.root / "b")
+    with pytest.raises(ClusterError, match=r"several Ray clusters .*\.1:6379, 192.*name one with"):
+        host.found()
+    host.raylet("192.0.2.3:6379")
+    host.address_file("192.0.2.3:6379")
+    assert host.found() == FoundCluster(address="192.0.2.3:6379")
+
+
+@needs_root
+def test_a_port_of_this_host_that_another_user_has_taken_over_is_not_joined(host):
+    ours = socket.create_server(("127.0.0.1", 0))
+    os.seteuid(NOBODY)
+    try:
+        other = socket.create_server(("127.0.0.1", 0))
+    finally:
+        os.seteuid(0)
+    with ours, other:
+        for listener, is_joined in ((ours, True), (other, False)):
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            host.raylet(address)
+            host.address_file(address)
+            found = host.found()
+            assert bool(found.address) == is_joined
+        assert found.why_not == f"the cluster at {address} is gone: another user listens there"
+
+
+SOCKET = "session_2026-11-22_03-57-34_123456_1234567/sockets/plasma_store"
+
+
+@pytest.fixture
+def no_folder_of_rays(monkeypatch):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.delenv("TMPDIR", raising=False)
+
+
+@pytest.fixture
+def short_folder(no_folder_of_rays):
+    """Short enough for sockets, which pytest's own are not."""
+    with TemporaryDirectory(prefix="rb", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.usefixtures("no_folder_of_rays")
+def test_a_path_too_long_for_sockets_is_passed_over(tmp_path, monkeypatch):
+    far = tmp_path / ("x" * 100)
+    far.mkdir()
+    monkeypatch.setenv("TMPDIR", str(far))
+    folder = make_private_folder()
+    folder.rmdir()
+    assert len(bytes(folder / "r" / SOCKET)) <= 107
+    assert folder.parent != far
+
+
+def test_a_folder_that_others_could_rename_is_passed_over(monkeypatch, short_folder):
+    monkeypatch.setenv("TMPDIR", str(short_folder))
+    made = make_private_folder()
+    assert made.parent == short_folder
+    short_folder.chmod(0o777)
+    other = make_private_folder()
+    other.rmdir()
+    assert other.parent != short_folder
+    short_folder.chmod(0o1777)
+    again = make_private_folder()
+    assert again.parent == short_folder
+
+
+@pytest.mark.usefixtures("no_folder_of_rays")
+def test_where_there_is_no_place_each_reason_is_told(monkeypatch):
+    def full(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    with pytest.raises(
+        ClusterError, match=r"^no folder .*/tmp: No space left .*set TMPDIR"
+    ) as told:
+        make_private_folder()
+    assert len(str(told.value).splitlines()) == 1
+
+
+@contextmanager
+def listening():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("dies", ["the head", "this host's Ray"])
+def test_what_has_just_answered_and_died_is_found_gone_before_an_actor_is_replaced(dies):
+    other = {"the head": "this host's Ray", "this host's Ray": "the head"}[dies]
+    with listening() as stays:
+        with listening() as address:
+            found = HeadMonitor({other: stays, dies: address})
+            found.check(afresh=True)
+        found.check()
+        started_s = time.monotonic()
+        with pytest.raises(ClusterError, match=f"{dies} at {address} is gone"):
+            found.check(afresh=True)
+        assert time.monotonic() < started_s + 10
+        assert found.gone()
+
+
+def test_a_head_that_missed_one_call_is_there(monkeypatch):
+    with listening() as address:
+        connect = socket.create_connection
+        calls = []
+
+        def misses_one(*place):
+            calls.append(place)
+            if len(calls) == 1:
+                raise TimeoutError
+            return connect(*place)
+
+        monkeypatch.setattr(socket, "create_connection", misses_one)
+        monitor = HeadMonitor({"the head": address}, ClusterTimeouts(ask_head_again_s=0.01))
+        assert not monitor.gone()
+    assert len(calls) == 2
+
+
+def test_a_process_that_hangs_in_the_block_is_ended_with_the_exit_code_of_a_lost_cluster():
+    hangs = (
+        "import time\n"
+        "from raybench.cluster.ray_cluster.start import StartGuard, end_process\n"
+        "with StartGuard(lambda: 'its head is gone', end_process, patience_s=0.1):\n"
+        "    time.sleep(60)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", hangs], capture_output=True, text=True, timeout=30, env=os.environ
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "its head is gone\n")
