@@ -6,13 +6,23 @@ field that is a dataclass itself stands for the columns of that one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 from typing import get_type_hints as type_hints
 
 from raybench.errors import ResultsError
@@ -55,32 +65,48 @@ class TableColumn:
         return self.about.description
 
 
-@cache
 def columns_of(kind: type[Any]) -> tuple[TableColumn, ...]:
     """Return the columns that the fields of a dataclass declare, in their order."""
-    hints = type_hints(kind, include_extras=True)
     return tuple(
-        column for field in fields(kind) for column in _columns_of_field(field, hints[field.name])
+        column
+        for name, own in _own_columns(kind)
+        for column in ([own] if own else columns_of(type_hints(kind)[name]))
     )
 
 
-def _columns_of_field(field: Any, hint: Any) -> Iterator[TableColumn]:
-    if is_dataclass(hint):
-        yield from columns_of(hint)  # type: ignore[arg-type]
-        return
-    about = next(
-        (one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Column)), None
-    )
-    if about is None:
-        return
+_OwnColumns = tuple[tuple[str, TableColumn | None], ...]
+
+
+def _own_columns(kind: type[Any]) -> _OwnColumns:
+    """Return the name and the column of each field; None for one that is a dataclass itself."""
+    return _read_columns(cast("Hashable", kind))
+
+
+@cache
+def _read_columns(kind: Any) -> _OwnColumns:
+    hints = type_hints(kind, include_extras=True)
+    found: list[tuple[str, TableColumn | None]] = []
+    for field in fields(kind):
+        hint = hints[field.name]
+        notes = getattr(hint, "__metadata__", ())
+        about = next((note for note in notes if isinstance(note, Column)), None)
+        if is_dataclass(hint):
+            found.append((field.name, None))
+        elif about is not None:
+            found.append((field.name, _column(field, hint, about)))
+    return tuple(found)
+
+
+def _column(field: Any, hint: Any, about: Column) -> TableColumn:
     kind, read = _convert(hint)
     if field.default is not MISSING:
         null = field.default
     elif field.default_factory is not MISSING:
         null = field.default_factory()
     else:
-        null = _EMPTY.get(_plain_type(hint), MISSING)
-    yield TableColumn(name=about.name or field.name, kind=kind, about=about, read=read, null=null)
+        is_optional = NoneType in get_args(get_args(hint)[0])
+        null = None if is_optional else _EMPTY.get(_plain_type(hint), MISSING)
+    return TableColumn(name=about.name or field.name, kind=kind, about=about, read=read, null=null)
 
 
 def _plain_type(hint: Any) -> Any:
@@ -130,19 +156,6 @@ def to_row(record: Any) -> dict[str, Any]:
         else:
             row[column.name] = value
     return row
-
-
-@cache
-def _own_columns(kind: type[Any]) -> tuple[tuple[str, TableColumn | None], ...]:
-    """Return the name of each field and its column; None where it is a dataclass of columns."""
-    hints = type_hints(kind, include_extras=True)
-    found: list[tuple[str, TableColumn | None]] = []
-    for field in fields(kind):
-        if is_dataclass(hints[field.name]):
-            found.append((field.name, None))
-        else:
-            found += ((field.name, one) for one in _columns_of_field(field, hints[field.name]))
-    return tuple(found)
 
 
 def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
