@@ -26,14 +26,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import options
 from raybench.job.model import Measure
-from raybench.measure.stopping import (
-    AGAIN,
-    Course,
-    has_settled,
-    inner_iterations,
-    next_timed,
-    next_warmup,
-)
+from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
 from raybench.stats.summary import median_interval
 
 Series = NDArray[np.float64]
@@ -91,7 +84,7 @@ def look_at(step_s: Series, truth: Callable[[int], float], settings: Measure) ->
 
     truth: the long-run median in seconds of samples that are means of so many steps.
     """
-    step_ns, place = step_s * 1e9, 0
+    step_ns, place, policy = step_s * 1e9, 0, StoppingPolicy(settings=settings)
 
     def take(count: int, inner: int = 1) -> list[float]:
         nonlocal place
@@ -101,18 +94,18 @@ def look_at(step_s: Series, truth: Callable[[int], float], settings: Measure) ->
         return means
 
     warmup: list[float] = []
-    while count := next_warmup(warmup, settings):
+    while count := policy.next_warmup(warmup):
         warmup += take(count)
-    inner = inner_iterations(warmup, graph=False)
+    inner = policy.inner_iterations(warmup, graph=False)
     drifted: list[float] = []
     timed: list[float] = []
-    course = Course(warmup_ns=warmup, inner=inner)
-    while count := next_timed(course, settings):
-        if count == AGAIN:
+    progress = Progress(warmup_ns=warmup, inner=inner)
+    while count := policy.next_timed(progress):
+        if count == RESTART:
             drifted, timed = drifted + timed, []
         else:
             timed += take(count, inner)
-        course = Course(warmup_ns=warmup, drifted_ns=drifted, sample_ns=timed, inner=inner)
+        progress = Progress(warmup_ns=warmup, drifted_ns=drifted, sample_ns=timed, inner=inner)
     interval, median, truth_s = (
         median_interval([timed]),
         float(np.median(timed)) / 1e9,
@@ -123,8 +116,8 @@ def look_at(step_s: Series, truth: Callable[[int], float], settings: Measure) ->
         bias=median / truth_s - 1,
         is_covered=interval.low / 1e9 <= truth_s <= interval.high / 1e9,
         half=(interval.high - interval.low) / 2 / 1e9 / truth_s,
-        is_stable=has_settled(course, settings),
-        seconds=course.warm_s + course.timed_s,
+        is_stable=policy.has_settled(progress),
+        seconds=progress.warm_s + progress.timed_s,
     )
 
 

@@ -1,4 +1,4 @@
-"""The first collective over all devices: that it works, how long it took, its bandwidth."""
+"""Checks by one all_reduce over all devices: that it works, its first time, its bandwidth."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SETTINGS = Measure(
 
 
 def all_reduce(kind: Literal["cuda", "cpu"], world_size: int) -> Task:
-    """Make the task that all workers are asked to do."""
+    """Return the task of all workers."""
     point = Point(
         workload="collective",
         params={
@@ -46,7 +46,7 @@ def all_reduce(kind: Literal["cuda", "cpu"], world_size: int) -> Task:
 
 
 def not_run(facts: Facts) -> Check | None:
-    """Why there is no collective to run; None when there is."""
+    """Return the check that stands in for the collective where none is run; None where one is."""
     if facts.refusal:
         advice = f"raybench measures nothing here: {facts.refusal}"
         return Check(name=_NAME, verdict=Verdict.FAIL, found="not run", advice=advice)
@@ -56,7 +56,7 @@ def not_run(facts: Facts) -> Check | None:
 
 
 def judge(answers: Sequence[Answer]) -> list[Check]:
-    """Make the checks of what the workers answered."""
+    """Return the checks of the workers' answers: a failed one, or first time and bandwidth."""
     if cause := cause_of(answers):
         failed = Check(
             name=_NAME,
@@ -73,7 +73,7 @@ def judge(answers: Sequence[Answer]) -> list[Check]:
 
 
 def _first(measurements: Sequence[Measurement]) -> Check:
-    """Forming the group has NCCL's own set-up in it, which the first call pays for."""
+    """Return the check of the time to form the group, with NCCL's set-up in the first call."""
     first_s = max(m.setup_s + m.repetitions[0].warmup.step_ns[0] / _NS_PER_S for m in measurements)
     slow = first_s > _SLOW_S
     return Check(

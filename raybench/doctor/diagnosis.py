@@ -102,7 +102,7 @@ def check_facts(facts: Facts) -> list[Check]:
         *(rule(facts) for rule in rules),
         variables.variables(facts),
         variables.differences(facts),
-        *variables.traps(facts),
+        *variables.costly_variables(facts),
     ]
 
 

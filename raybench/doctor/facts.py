@@ -1,4 +1,4 @@
-"""What doctor knows and what it says: plain values, and the words that all checks share. Pure."""
+"""The facts that doctor's checks look at, its answer, and words that all checks share. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES_SHOWN = 4
 
 
 class Verdict(StrEnum):
-    """ok: fit to be measured, as far as is known. warn: numbers may suffer. fail: they do."""
+    """The result of a check: ok as far as is known; warn: numbers may suffer; fail: they do."""
 
     OK = "ok"
     WARN = "warn"
@@ -26,8 +26,8 @@ class Verdict(StrEnum):
 class Check:
     """One line of doctor's answer.
 
-    found: what is the case. advice: what to do; empty when the verdict is ok.
-    details: figures for programs, by name with the unit in it.
+    found: in words. advice: what to do; empty where the verdict is ok.
+    details: for programs; a name ends in the unit of its figure.
     """
 
     name: str
@@ -42,8 +42,9 @@ class Facts:
     """What the checks look at.
 
     devices: those with a worker, by node and then by index. versions: of this process.
-    refusal: why raybench would measure nothing on these devices; empty when it would. others: other
-    sweeps that have the devices, in words. states: of the devices, as NVML and the kernel tell it.
+    refusal: why raybench would measure nothing on these devices; empty where it would.
+    others: other sweeps that have the devices, in words. states: of the devices, by NVML and the
+    kernel's log.
     """
 
     devices: tuple[Device, ...]
@@ -54,12 +55,12 @@ class Facts:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether the workers own GPUs."""
+        """Return whether any worker owns a GPU."""
         return any(device.kind == "cuda" for device in self.devices)
 
     @property
     def nodes(self) -> dict[str, list[Device]]:
-        """The devices of each node, by its id."""
+        """Return the devices of each node, by its id."""
         nodes: dict[str, list[Device]] = {}
         for device in self.devices:
             nodes.setdefault(device.node_id, []).append(device)
@@ -68,7 +69,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What doctor answers. cluster: which one, in words. environment: of this process."""
+    """Doctor's answer. cluster: in words. environment: the variables of this process."""
 
     cluster: str
     facts: Facts
@@ -77,31 +78,31 @@ class Diagnosis:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a check failed."""
+        """Return whether any check failed."""
         return any(check.verdict is Verdict.FAIL for check in self.checks)
 
 
 def label(device: Device) -> str:
-    """Name a device in a few words."""
+    """Return `alpha cuda:3`, or of a CPU worker `alpha process 4711`."""
     number = f"cuda:{device.index}" if device.kind == "cuda" else f"process {device.process_id}"
     return f"{device.host} {number}"
 
 
 def join_names(names: Sequence[str]) -> str:
-    """List the first few names, and how many there are besides."""
+    """Return the first four names, and how many more there are."""
     text = ", ".join(names[:_NAMES_SHOWN])
     left = len(names) - _NAMES_SHOWN
     return f"{text} and {left} more" if left > 0 else text
 
 
-def describe(devices: Sequence[Device], tell: Callable[[Device], str | None]) -> str:
-    """Write what the devices say: once when all agree, else by whom, what most say first.
+def describe(devices: Sequence[Device], fact: Callable[[Device], str | None]) -> str:
+    """Return a fact of the devices: once where all agree, else by device, the commonest first.
 
-    tell: None where the fact is unknown.
+    fact: of one device in words; None where it is unknown.
     """
     groups: dict[str, list[str]] = {}
     for device in devices:
-        groups.setdefault(tell(device) or UNKNOWN, []).append(label(device))
+        groups.setdefault(fact(device) or UNKNOWN, []).append(label(device))
     (most, owners), *others = sorted(groups.items(), key=lambda group: -len(group[1]))
     if not others:
         return most
@@ -110,14 +111,14 @@ def describe(devices: Sequence[Device], tell: Callable[[Device], str | None]) ->
 
 
 def count_noun(count: int, noun: str) -> str:
-    """Write a count and its noun."""
+    """Return `1 node`, `4 nodes`."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def judge(
     name: str, found: str, bad: Sequence[Device], advice: str, verdict: Verdict = Verdict.WARN
 ) -> Check:
-    """Make a check that holds for all devices but the `bad` ones, for which `advice` is given."""
+    """Return a check that is ok without `bad` devices, else has `verdict` and `advice`."""
     if not bad:
         return Check(name=name, verdict=Verdict.OK, found=found)
     names = [label(device) for device in bad]

@@ -1,6 +1,6 @@
-"""Checks of the state of GPUs, as NVML tells it. Pure: facts in, one check out.
+"""Checks of the state of GPUs by NVML; each function returns one. Pure.
 
-What NVML does not tell is said to be unknown, and is no reason for a warning.
+A fact that NVML does not tell is shown as unknown, and is no reason for a warning.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HARDWARE_REASONS = frozenset({"hw_slowdown", "thermal_hw", "power_brake"})
 
 
 def clocks(facts: Facts) -> Check:
-    """Check the clock that the device can reach: below its like, somebody has limited it."""
+    """Check the highest clock: below that of the other devices somebody has limited it."""
     best = _most(facts.devices, lambda device: device.sm_clock_max_mhz)
     return judge(
         "clocks",
@@ -39,7 +39,7 @@ def clocks(facts: Facts) -> Check:
 
 
 def throttling(facts: Facts) -> Check:
-    """Why clocks are limited now, before any work."""
+    """Check that no clock is limited before any work."""
     slowed = [device for device in facts.devices if _reasons(device)]
     by_hardware = any(_HARDWARE_REASONS.intersection(_reasons(device)) for device in slowed)
     return judge(
@@ -53,7 +53,7 @@ def throttling(facts: Facts) -> Check:
 
 
 def power(facts: Facts) -> Check:
-    """Check the power cap against the model's own."""
+    """Check that the power cap is not below the default of the model."""
     return judge(
         "power cap",
         describe(facts.devices, _cap),
@@ -64,7 +64,7 @@ def power(facts: Facts) -> Check:
 
 
 def temperature(facts: Facts) -> Check:
-    """How warm the devices are before any work."""
+    """Check that no device is warm before any work."""
     known = [device for device in facts.devices if device.temperature_c is not None]
     warm = [device for device in known if (device.temperature_c or 0.0) > _WARM_C]
     degrees = [device.temperature_c for device in known if device.temperature_c is not None]
@@ -80,7 +80,7 @@ def temperature(facts: Facts) -> Check:
 
 
 def ecc(facts: Facts) -> Check:
-    """Memory errors that could not be corrected."""
+    """Check that there were no memory errors that could not be corrected."""
     return judge(
         "ECC",
         describe(
@@ -95,15 +95,15 @@ def ecc(facts: Facts) -> Check:
 
 
 def memory(facts: Facts) -> Check:
-    """How much memory workloads can have, and what the device can compute."""
+    """Show the memory that workloads can have, and the compute capability; never a warning."""
     states = {state.device.uuid: state for state in facts.states}
     return judge("memory", describe(facts.devices, lambda d: _memory(states.get(d.uuid))), [], "")
 
 
 def errors(facts: Facts) -> Check:
-    """Bad memory, links that are down and what the driver has noted, as `raybench health` reads it.
+    """Check for the faults that `raybench health` reads: bad memory, links that are down, Xids.
 
-    Uncorrected errors and lanes have checks of their own.
+    Uncorrected errors and PCIe lanes have checks of their own.
     """
     others = (FREE_MEMORY, MEMORY_ERRORS, PCIE_LANES)
     known = [
@@ -125,7 +125,7 @@ def errors(facts: Facts) -> Check:
 
 
 def mig(facts: Facts) -> Check:
-    """Whole GPUs or slices of them."""
+    """Check that the devices are whole GPUs, not slices of them."""
     return judge(
         "MIG",
         describe(facts.devices, lambda device: _switch(device.mig_mode)),
@@ -136,7 +136,7 @@ def mig(facts: Facts) -> Check:
 
 
 def persistence(facts: Facts) -> Check:
-    """Whether the driver stays loaded while nobody uses the device."""
+    """Check that the driver stays loaded while nobody uses the device."""
     return judge(
         "persistence",
         describe(facts.devices, lambda device: _switch(device.persistence_mode)),
@@ -147,7 +147,7 @@ def persistence(facts: Facts) -> Check:
 
 
 def pcie(facts: Facts) -> Check:
-    """Check the link to the host. An idle link lowers its generation, but keeps its width."""
+    """Check the lanes of the link to the host; an idle link lowers its generation only."""
     return judge(
         "PCIe",
         describe(facts.devices, _link),
@@ -158,7 +158,7 @@ def pcie(facts: Facts) -> Check:
 
 
 def nvlink(facts: Facts) -> Check:
-    """How the GPUs of a node reach each other."""
+    """Check that all devices have as many active NVLinks as the one with most."""
     most = _most(facts.devices, nvlinks)
     return judge(
         "NVLink",
@@ -170,7 +170,7 @@ def nvlink(facts: Facts) -> Check:
 
 
 def other_processes(facts: Facts) -> Check:
-    """Whether somebody else uses the devices."""
+    """Check that no other process uses the devices."""
     return judge(
         "other use",
         describe(
@@ -183,7 +183,7 @@ def other_processes(facts: Facts) -> Check:
 
 
 def nvlinks(device: Device) -> int | None:
-    """Active NVLinks of a device; None where that is not known."""
+    """Return the number of active NVLinks of a device; None where it is not known."""
     found = re.match(r"NVLink x(\d+)", device.topology or "")
     return int(found[1]) if found else None
 

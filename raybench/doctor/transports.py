@@ -1,4 +1,4 @@
-"""Which way the bytes go between devices and between nodes: one collective, and what it says."""
+"""Checks of the way of bytes between devices and between nodes, by what NCCL or gloo prints."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ _NO_ADAPTER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTransports:
-    """What one rank says. adapters: of RDMA, that its host has. memlock: bytes or `unlimited`.
+    """What one rank printed.
 
-    peers: of gloo, as interface, own address and the other's.
+    adapters: the RDMA adapters of its host. memlock: bytes that may be locked, or `unlimited`.
+    peers: gloo's connections as (interface, own address, address of the other).
     """
 
     log: NcclLog
@@ -51,9 +52,9 @@ class RankTransports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What all ranks say of the pairs within nodes, or of those between nodes.
+    """The routes of all ranks within nodes, or between nodes.
 
-    ways: in words -> the ranks that have it. interfaces: names of those that sockets use.
+    ways: the ranks that use each way, by its words. interfaces: those that sockets use.
     """
 
     ways: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -62,17 +63,17 @@ class _Seen:
 
     @property
     def kinds(self) -> set[str]:
-        """In NCCL's words."""
+        """Return the kinds of the routes in NCCL's words."""
         return {route.kind for route in self.routes}
 
     @property
     def networks(self) -> set[str]:
-        """In NCCL's words; empty where no route is over a network."""
+        """Return the networks of the routes in NCCL's words; empty where none is over a network."""
         return {route.network for route in self.routes if route.network}
 
 
 def probe_task(world_size: int) -> Task:
-    """Make the task that all workers are asked to do."""
+    """Return the task of all workers."""
     point = Point(
         workload=_WORKLOAD,
         params={},
@@ -86,7 +87,7 @@ def probe_task(world_size: int) -> Task:
 
 
 def judge(facts: Facts, answers: Sequence[Answer]) -> list[Check]:
-    """Make the checks of what the workers answered, those between nodes last."""
+    """Return the checks of the workers' answers, those between nodes last."""
     if failure := next((one for one in answers if isinstance(one, Failure)), None):
         return [_unknown(f"rank {failure.rank}: {failure.message}")]
     ranks = [read_rank(one.output) for one in answers if isinstance(one, Measurement)]
@@ -104,7 +105,7 @@ def judge(facts: Facts, answers: Sequence[Answer]) -> list[Check]:
 
 
 def read_rank(output: str) -> RankTransports:
-    """Read what a rank printed."""
+    """Parse what a rank printed: the lines of `TransportProbe`, and NCCL's log."""
     lines = output.splitlines()
     said: dict[str, list[str]] = {}
     for found in filter(None, map(_SAID.match, lines)):
@@ -129,7 +130,7 @@ def _unknown(why: str) -> Check:
 
 
 def _see(devices: Sequence[Device], ranks: Sequence[RankTransports], *, is_within: bool) -> _Seen:
-    """Collect the routes within nodes, or those between them, as all ranks tell of them."""
+    """Return the routes within nodes, or those between nodes, of all ranks."""
     ways: dict[str, list[int]] = {}
     routes: list[Route] = []
     interfaces: dict[str, None] = {}
@@ -156,7 +157,7 @@ def _within(devices: Sequence[Device], ranks: Sequence[RankTransports], seen: _S
 
 
 def _hints(ranks: Sequence[RankTransports], seen: _Seen) -> Iterator[str]:
-    """Say what to do about the way between nodes."""
+    """Yield what to do about the way between nodes; nothing where it is as it should be."""
     adapters = sorted({name for rank in ranks for name in rank.adapters})
     if "Socket" in seen.networks and adapters:
         yield f"TCP although {join_names(adapters)} is there: {_NO_ADAPTER}"
@@ -214,7 +215,7 @@ def _check(name: str, found: str, advice: str, seen: _Seen) -> Check:
 
 
 def _gloo(devices: Sequence[Device], ranks: Sequence[RankTransports]) -> Check:
-    """Tell over which interfaces CPU workers are connected."""
+    """Return the check of the interfaces that connect CPU workers."""
     is_one_host = len({(device.host, device.address) for device in devices}) == 1
     found = sorted({f"{name} ({address})" for rank in ranks for name, address, _ in rank.peers})
     outward = (name for rank in ranks for name, here, there in rank.peers if here != there)

@@ -1,4 +1,4 @@
-"""Checks of nodes and worker processes, on GPUs and CPUs alike. Pure: facts in, one check out."""
+"""Checks of nodes and worker processes, on GPUs and on CPUs; each function returns one. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _VERSIONS = ("raybench", "python", "torch", "ray", "cuda", "nccl", "driver")
 
 
 def devices(facts: Facts) -> Check:
-    """How many devices of which model on which node."""
+    """Check that all devices are of one model and all nodes have as many."""
     models = Counter(device.name for device in facts.devices)
     per_node = [f"{owned[0].host} {len(owned)}" for owned in facts.nodes.values()]
     kinds = ", ".join(f"{count} x {name}" for name, count in models.most_common())
@@ -47,7 +47,7 @@ def devices(facts: Facts) -> Check:
 
 
 def identity(facts: Facts) -> Check:
-    """Each worker has a device of its own."""
+    """Check that each worker has a device of its own."""
     owners = Counter(device.uuid for device in facts.devices)
     shared = [device for device in facts.devices if owners[device.uuid] > 1]
     found = (
@@ -100,7 +100,7 @@ def versions(facts: Facts) -> Check:
 
 
 def other_sweeps(facts: Facts) -> Check:
-    """No other sweep has the devices, of whichever user."""
+    """Check that no other sweep, of any user, has the devices."""
     if not facts.others:
         return Check(name="other sweeps", verdict=Verdict.OK, found="none on these devices")
     return Check(
@@ -113,7 +113,7 @@ def other_sweeps(facts: Facts) -> Check:
 
 
 def niceness(facts: Facts) -> Check:
-    """Workers have the priority that torchrun's processes have."""
+    """Check that no worker has a lower priority than torchrun's processes have."""
     return judge(
         "niceness",
         describe(facts.devices, lambda device: str(device.niceness)),
@@ -143,7 +143,7 @@ def threads(facts: Facts) -> Check:
 
 
 def disk(facts: Facts) -> Check:
-    """Room for temporary files."""
+    """Check that there is room for temporary files."""
     return judge(
         "disk",
         describe(_first_of_nodes(facts), lambda device: _free(device.disk_free_bytes)),
@@ -153,7 +153,7 @@ def disk(facts: Facts) -> Check:
 
 
 def shared_memory(facts: Facts) -> Check:
-    """Room in /dev/shm, by which NCCL and Ray exchange data within a node."""
+    """Check the room in /dev/shm, by which NCCL and Ray exchange data within a node."""
     return judge(
         "/dev/shm",
         describe(_first_of_nodes(facts), lambda device: _free(device.shm_free_bytes)),

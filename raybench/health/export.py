@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from raybench.health.report import UNHEALTHY, HealthReport, action_words, what_of
+from raybench.health.report import ACTION_WORDS, UNHEALTHY, HealthReport, what_of
 from raybench.records.health import Finding, Verdict
 from raybench.report import plain_text
 from raybench.report.export import csv
@@ -36,7 +36,7 @@ def format_json(report: HealthReport) -> str:
                 "evidence": case.evidence,
                 "victims": case.victims,
                 "action": case.action,
-                "action_words": action_words(case.action) if case.action else "",
+                "action_words": ACTION_WORDS[case.action] if case.action else "",
                 "commands": case.commands,
                 "tests": [one.test for one in case.findings],
             }

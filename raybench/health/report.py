@@ -1,15 +1,16 @@
-"""What a health check says, as a person reads it: the verdict first, then each case. Pure.
+"""What a health check found, as a person reads it: the lamp, a sentence, then each case. Pure.
 
-A case is a subject that something is wrong with, and all that is: of many tests in which one device
-fails it is one. What another subject is to blame for is no case of its own.
+A case is a subject that is not healthy, with all its findings: a device that fails in many tests is
+one case. What another subject is to blame for is no case of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
+from typing import Literal
 
 from raybench.records.health import Action, Finding, Link, Subject, Verdict, figure
 from raybench.report import formatting
@@ -19,20 +20,20 @@ from raybench.results.run import Run, RunStatus
 # The worst first.
 UNHEALTHY = (Verdict.BAD, Verdict.UNTESTED, Verdict.SUSPECT)
 _SEVERITY = {verdict: place for place, verdict in enumerate(Verdict)}
-_ACTIONS = {action: place for place, action in enumerate(Action)}
-_ACTION_WORDS = {
+# Of the action that asks for most first.
+ACTION_WORDS: Mapping[Action, str] = {
     Action.REPLACE: "replace it: keep jobs off it until then",
     Action.RESET: "reset it; where that does not help, replace it",
     Action.SETTING: "change a setting",
     Action.WATCH: "look at it, and watch it",
 }
-# A device without a slow one among those alike is as fast as they are.
-_ALONE = "alone"
+
+Lamp = Literal["green", "amber", "red"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A subject that something is wrong with. findings: the worst first.
+    """A subject that is not healthy. findings: about it, the worst first.
 
     victims: names of subjects that are slow because of it.
     """
@@ -43,20 +44,20 @@ class Case:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the worst one."""
+        """Return the worst verdict."""
         return self.findings[0].verdict
 
     @property
     def what(self) -> str:
-        """What is wrong, and how much, by the worst finding."""
+        """Return what is wrong, and by how much, from the worst finding."""
         return what_of(self.findings[0])
 
     @property
     def further(self) -> str:
-        """What else is wrong with it, in a line."""
-        return formatting.some([self._also(one) for one in self.findings[1:]])
+        """Return the other findings in a line; empty where there are none."""
+        return formatting.some([self._briefly(one) for one in self.findings[1:]])
 
-    def _also(self, finding: Finding) -> str:
+    def _briefly(self, finding: Finding) -> str:
         is_reverse = finding.subject.uuids == tuple(reversed(self.subject.uuids))
         way = " the other way" if self.subject.kind == "pair" and is_reverse else ""
         much = "not tested" if finding.verdict is Verdict.UNTESTED else finding.reason
@@ -66,8 +67,7 @@ class Case:
 
     @property
     def evidence(self) -> str:
-        """What holds besides."""
-        # Of each stage that of the worst finding: the others say the same.
+        """Return the evidence of the worst finding of each stage; the others repeat it."""
         by_stage: dict[str, str] = {}
         for one in self.findings:
             if one.evidence:
@@ -76,28 +76,30 @@ class Case:
 
     @property
     def action(self) -> Action | None:
-        """Return the most that any finding asks for."""
-        asked = [one.action for one in self.findings if one.action]
-        return min(asked, key=lambda action: _ACTIONS[action], default=None)
+        """Return the action that asks for most; None where no finding has one."""
+        asked = {one.action for one in self.findings}
+        return next((action for action in ACTION_WORDS if action in asked), None)
 
     @property
     def commands(self) -> list[str]:
-        """What to type for that."""
+        """Return the commands of that action, without repeats."""
         found = [one.command for one in self.findings if one.action is self.action]
         return list(dict.fromkeys(line for text in found for line in text.splitlines()))
 
 
 def what_of(finding: Finding) -> str:
-    """Write a finding in a line: the test, what it found, and what it was held against."""
+    """Return `TEST: REASON (VALUE, against EXPECTED)`; without the bracket of bare problems."""
+    text = f"{finding.test}: {finding.reason}"
+    is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
+    if not is_compared or not finding.expected:
+        return text
     value = "" if finding.value is None else f"{figure(finding.value)} {finding.unit}".strip()
-    is_held = finding.ratio is not None or finding.subject.kind == "cluster"
-    held = ", against ".join(filter(None, (value, finding.expected))) if is_held else ""
-    return f"{finding.test}: {finding.reason}" + (f" ({held})" if held else "")
+    return f"{text} ({', against '.join(filter(None, (value, finding.expected)))})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HealthReport:
-    """What a check says.
+    """The results of a check.
 
     machine: what it ran on, in words. kinds: "cuda" or "cpu" of each device that was checked.
     """
@@ -110,7 +112,7 @@ class HealthReport:
 
     @cached_property
     def cases(self) -> list[Case]:
-        """What is wrong, the worst first."""
+        """Return what is wrong, the worst first."""
         own: dict[object, list[Finding]] = {}
         victims: dict[str, dict[str, None]] = {}
         for finding in self.findings:
@@ -120,7 +122,7 @@ class HealthReport:
                 own.setdefault(_identity(finding.subject), []).append(finding)
         found = []
         for findings in own.values():
-            # Of those about as slow the last one: sizes come in order, and the largest says most.
+            # Of findings that are about as slow the last one: the largest size says most.
             if findings[0].subject.kind != "pair":
                 findings.reverse()
             findings.sort(key=lambda one: (_SEVERITY[one.verdict], -round(one.ratio or 0, 1)))
@@ -131,7 +133,7 @@ class HealthReport:
 
     @cached_property
     def devices(self) -> list[Subject]:
-        """The devices that were checked, in order."""
+        """Return the devices that were checked, in order."""
         found = {
             one.subject.uuids: one.subject for one in self.findings if one.subject.kind == "device"
         }
@@ -139,12 +141,12 @@ class HealthReport:
 
     @property
     def noun(self) -> str:
-        """What a device is called."""
+        """Return `GPU` or `CPU worker`."""
         return "GPU" if "cuda" in self.kinds else "CPU worker"
 
     @property
     def exit_code(self) -> int:
-        """0 healthy, 1 something is suspect or bad, 3 it could not be tested."""
+        """Return 0: healthy, 1: something is suspect or bad, 3: it could not be tested."""
         verdicts = {case.verdict for case in self.cases}
         if verdicts & {Verdict.BAD, Verdict.SUSPECT}:
             return 1
@@ -153,15 +155,22 @@ class HealthReport:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the worst one; of a check that read nothing, that it is untested."""
+        """Return the worst verdict; untested where nothing was read."""
         if self.cases:
             return self.cases[0].verdict
         return Verdict.HEALTHY if self.exit_code == 0 else Verdict.UNTESTED
 
+    @property
+    def lamp(self) -> Lamp:
+        """Return green: healthy, red: something is bad, amber: suspect or not tested."""
+        if self.verdict is Verdict.HEALTHY:
+            return "green"
+        return "red" if self.verdict is Verdict.BAD else "amber"
+
     @cached_property
     def headline(self) -> str:
-        """The verdict in a sentence."""
-        parts = list(self._parts())
+        """Return the verdict in a sentence."""
+        parts = list(self._unhealthy_words())
         if not parts:
             if not self.findings and self.run.status is not RunStatus.OK:
                 return "The check did not come to its end: nothing can be said."
@@ -169,13 +178,13 @@ class HealthReport:
                 return "It ran, but nothing is known to hold it against."
             if self.exit_code:
                 return "Nothing could be tested."
-            return formatting.sentence(self._healthy())
+            return formatting.sentence(self._healthy_words())
         if all(case.subject.kind in ("pair", "cluster") for case in self.cases):
             parts.append(f"no {self.noun} is bad by itself")
         return "; ".join(parts)
 
-    def _healthy(self) -> str:
-        """Say what was found to be healthy: devices, the paths between them, or both."""
+    def _healthy_words(self) -> str:
+        """Return what is healthy: devices, the paths between them, or both."""
         count = len(self.kinds)
         many = "both" if count == 2 else f"all {count}"
         devices = f"the {self.noun}" if count == 1 else f"{many} {self.noun}s"
@@ -183,33 +192,33 @@ class HealthReport:
         if "device" in kinds:
             paths = ", and the paths between them" if "pair" in kinds else ""
             return f"{devices} {'is' if count == 1 else 'are'} healthy{paths}"
-        what = "the paths between" if "pair" in kinds else "what was tried of"
-        return f"{what} {devices} {'are' if 'pair' in kinds else 'is'} healthy"
+        if "pair" in kinds:
+            return f"the paths between {devices} are healthy"
+        return f"what was tried of {devices} is healthy"
 
-    def _parts(self) -> Iterator[str]:
-        """Yield what is wrong, by kind of subject and verdict."""
+    def _unhealthy_words(self) -> Iterator[str]:
+        """Yield what is wrong, by verdict and kind of subject."""
         count = len(self.kinds)
         for verdict in UNHEALTHY:
+            own = [case for case in self.cases if case.verdict is verdict]
             for kind, noun in (("device", self.noun), ("node", "node"), ("pair", "path")):
-                names = [
-                    case.subject.name
-                    for case in self.cases
-                    if (case.subject.kind, case.verdict) == (kind, verdict)
-                ]
-                if names:
-                    of = f" of {count}" if kind == "device" else ""
-                    plural = "s" * (len(names) > 1 if not of else count > 1)
-                    verb = _verb(verdict, len(names), kind)
-                    yield f"{len(names)}{of} {noun}{plural} {verb}: {formatting.some(names)}"
-            yield from (
-                f"{case.subject.name}: {case.findings[0].reason}"
-                for case in self.cases
-                if (case.subject.kind, case.verdict) == ("cluster", verdict)
-            )
+                names = [case.subject.name for case in own if case.subject.kind == kind]
+                if not names:
+                    continue
+                of = f" of {count}" if kind == "device" else ""
+                plural = "s" * (count > 1 if of else len(names) > 1)
+                word = "slow" if kind == "pair" else verdict.value
+                verb = f"{'is' if len(names) == 1 else 'are'} {word}"
+                if verdict is Verdict.UNTESTED:
+                    verb = "could not be tested"
+                yield f"{len(names)}{of} {noun}{plural} {verb}: {formatting.some(names)}"
+            for case in own:
+                if case.subject.kind == "cluster":
+                    yield f"{case.subject.name}: {case.findings[0].reason}"
 
     @cached_property
     def notes(self) -> list[str]:
-        """What was not known, in sentences."""
+        """Return what is not known of the models, in sentences."""
         found = [
             one.reason
             for one in self.findings
@@ -221,13 +230,13 @@ class HealthReport:
 
     @cached_property
     def advice(self) -> str:
-        """How to use the devices as a set; empty where none was tested alone."""
+        """Return how to use the devices as a set; empty where none was tested alone."""
         alone = [
-            one for one in self.findings if one.stage == _ALONE and one.subject.kind == "device"
+            one for one in self.findings if one.stage == "alone" and one.subject.kind == "device"
         ]
         if not alone:
             return ""
-        # What gives wrong results, or none.
+        # Devices with wrong results, or without any.
         out = [
             case.subject
             for case in self.cases
@@ -238,33 +247,38 @@ class HealthReport:
             )
         ]
         left = [device for device in self.devices if device not in out]
-        speeds = {device.uuids: _speed(device, alone) for device in left}
-        slow = [device for device in left if speeds[device.uuids] < 1]
-        kept = [f"Leave out {formatting.some([one.name for one in out])}."] if out else []
+        leave_out = f"Leave out {formatting.some([one.name for one in out])}. " if out else ""
+        return (leave_out + self._use_of(left, alone, is_rest=bool(out))).strip()
+
+    def _use_of(
+        self, devices: Sequence[Subject], alone: Sequence[Finding], *, is_rest: bool
+    ) -> str:
+        """Return whether to use slow devices with the others; empty without devices.
+
+        alone: the findings of devices alone. is_rest: whether other devices are left out anyway.
+        """
+        count = len(devices)
+        speeds = [_speed(device, alone) for device in devices]
+        slow = [one.name for one, speed in zip(devices, speeds, strict=True) if speed < 1]
+        if not devices:
+            return ""
+        if not slow and count == 1:
+            return f"Use {devices[0].name}."
         if not slow:
-            if not left:
-                return kept[0]
-            if len(left) == 1:
-                return " ".join([*kept, f"Use {left[0].name}."])
-            many = "both" if len(left) == 2 else f"all {len(left)}"
-            return " ".join([*kept, f"As a set: balanced, use {'the others' if out else many}."])
-        fast = len(left) - len(slow)
-        equal = len(left) * min(speeds.values())
-        weighted = sum(speeds.values())
-        names = formatting.some([one.name for one in slow])
-        best = "leave out" if fast >= equal else "keep"
-        return " ".join(
-            [
-                *kept,
-                f"As a set: {best} {names}. In units of a fast {self.noun}, equal shares on all "
-                f"{len(left)} give {equal:.2f}, the {fast} fast alone {fast}, and shares by their "
-                f"speed {weighted:.2f}.",
-            ]
+            many = "both" if count == 2 else f"all {count}"
+            return f"As a set: balanced, use {'the others' if is_rest else many}."
+        fast = count - len(slow)
+        with_equal_shares = count * min(speeds)
+        best = "leave out" if fast >= with_equal_shares else "keep"
+        return (
+            f"As a set: {best} {formatting.some(slow)}. In units of a fast {self.noun}, equal "
+            f"shares on all {count} give {with_equal_shares:.2f}, the {fast} fast alone {fast}, "
+            f"and shares by their speed {sum(speeds):.2f}."
         )
 
 
 def _identity(subject: Subject) -> object:
-    """Name what a case is about: both directions of a pair are one, and all of a model."""
+    """Return what makes findings one case: both directions of a pair, all devices of a model."""
     if subject.kind == "cluster":
         return subject.kind, subject.model
     if subject.kind == "pair" and subject.uuids:
@@ -272,16 +286,8 @@ def _identity(subject: Subject) -> object:
     return subject.kind, subject.name
 
 
-def _verb(verdict: Verdict, count: int, kind: str) -> str:
-    if verdict is Verdict.UNTESTED:
-        return "could not be tested"
-    words = {Verdict.BAD: "bad", Verdict.SUSPECT: "suspect"}
-    word = "slow" if kind == "pair" else words[verdict]
-    return f"{'is' if count == 1 else 'are'} {word}"
-
-
 def _speed(device: Subject, alone: Iterable[Finding]) -> float:
-    """Relate the speed of a device to that of those alike, by the tests in which it is slow."""
+    """Return the speed of a device over that of similar ones, by the tests in which it is slow."""
     slow = [
         one.ratio
         for one in alone
@@ -290,18 +296,12 @@ def _speed(device: Subject, alone: Iterable[Finding]) -> float:
     return 1 / median(slow) if slow else 1.0
 
 
-def action_words(action: Action) -> str:
-    """Say what to do."""
-    return _ACTION_WORDS[action]
-
-
 def advise_health(report: HealthReport) -> list[Advice]:
-    """Advise from the findings of a health check about each device that is not healthy."""
-    count = len(report.devices)
+    """Return for each device that is not healthy whether to leave it out, and what shares gain."""
     return [
         Advice(
             about="devices",
-            text=_about_device(case.subject.name, case.findings, count),
+            text=_about_device(case, len(report.devices)),
             rows=tuple(dict.fromkeys(finding.test for finding in case.findings)),
         )
         for case in report.cases
@@ -309,12 +309,12 @@ def advise_health(report: HealthReport) -> list[Advice]:
     ]
 
 
-def _about_device(name: str, findings: Sequence[Finding], count: int) -> str:
-    """Say whether to leave a device out, and what shares by its speed would gain."""
-    times = [one.ratio for one in findings if one.ratio is not None and one.stage == "alone"]
-    is_bad = findings[0].verdict is Verdict.BAD
+def _about_device(case: Case, count: int) -> str:
+    name = case.subject.name
+    is_bad = case.verdict is Verdict.BAD
     text = f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
-    estimate = (
-        estimate_gains([1.0] * (count - 1) + [1 / max(times)], 0.0) if times and count > 1 else ""
-    )
+    times = [one.ratio for one in case.findings if one.ratio is not None and one.stage == "alone"]
+    if not times or count < 2:
+        return text
+    estimate = estimate_gains([1.0] * (count - 1) + [1 / max(times)], 0.0)
     return f"{text}; {estimate}" if estimate else text

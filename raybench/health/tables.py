@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
-from raybench.health.report import UNHEALTHY, Case, HealthReport, action_words
+from raybench.health.report import ACTION_WORDS, UNHEALTHY, Case, HealthReport
 from raybench.records.health import Finding, Link, Verdict, figure
 from raybench.report import formatting
 from raybench.report.document import Block, Line, Listing, Table
@@ -55,7 +55,7 @@ def _case(case: Case) -> Listing:
         ("also", case.further),
         ("why", case.evidence),
         ("victims", formatting.some(case.victims)),
-        ("do", action_words(case.action) if case.action else ""),
+        ("do", ACTION_WORDS[case.action] if case.action else ""),
         *(("type", command) for command in case.commands),
         ("is", ", ".join(case.subject.uuids) if case.subject.kind == "device" else ""),
     ]

@@ -1,4 +1,15 @@
-"""Where a step's time goes: instrumented steps, run after the timed ones.
+"""Where the time of a step goes: instrumented steps, run after the timed ones.
+
+`break_down` goes through these steps of its own:
+
+1. regions that the step names (`_time_regions`);
+2. on a GPU, the step by the host's clock (`_time_by_host_clock`);
+3. what the peak of memory is made of (`raybench.measure.memory.peak_parts`);
+4. with peers: the collectives of the gradients, by a hook of DDP (`_time_gradients`);
+5. with peers: which collectives a step issues, counted while local copies take their place
+   (`_count_collectives`);
+6. steps without communication, on a GPU also with their work queued beforehand
+   (`_time_local_steps`).
 
 With events and hooks only. A profiler would tell more, but once CUPTI was in use the later
 launches of the process stay slower (pytorch#144455).
@@ -9,10 +20,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -25,50 +36,25 @@ from raybench.measure.marks import (
     OptimizerMarks,
     RegionMarks,
     comm_ms,
-    marker,
-    milliseconds,
+    elapsed_ms,
+    make_marker,
     region_times,
     tail_ms,
 )
-from raybench.measure.peak_parts import FROM_GRAPH, peak_parts
-from raybench.measure.timing import (
-    Step,
-    Timer,
-    align_ranks,
-    loop_step,
-    no_garbage_collection,
-    on_any_rank,
-    slowest_rank_ns,
-)
+from raybench.measure.memory import FROM_GRAPH, peak_parts
+from raybench.measure.ranks import align_ranks, any_rank, max_over_ranks
+from raybench.measure.timers import Step, Timer, loop_step, no_garbage_collection
 from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic, WallTimes
 from raybench.records.failure_text import brief
 from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
 
+# Registers a communication hook with the models of a workload.
 SetHook = Callable[[Any], None]
+# Makes the context manager in which each block of steps runs.
+Around = Callable[[], AbstractContextManager[None]]
 
-# Beside the untimed samples before each block.
-_WARMUP_STEPS = 1
-_LEAD_IN_SAMPLES = 2
-# Fewer have no spread.
-_LEAST_OF_A_BLOCK = 3
-_NS_PER_MS = 1e6
-# What a clock of the host says of a step on a GPU, before the device is done and after it.
-_WALL_COLUMNS = ("wall_unsynced_ms_by_rank", "wall_synced_ms_by_rank")
-_WALL_METHODS = {
-    "wall_unsynced_ms_by_rank": "host clock around one step of an idle device, not waited for",
-    "wall_synced_ms_by_rank": "host clock around one step of an idle device, waited for",
-}
-_NO_WALL_TIMES = "none: on a CPU nothing goes on behind the host's clock"
-# Steps issued one at a time to an idle device, to learn how long the host needs for one.
-_ISSUED_ALONE = 5
-# A host that needs less of a step than this stays ahead of the device by itself.
-_AHEAD_SHARE = 0.75
-# The device is held back for longer than the host needs, which varies.
-_HOLD_MARGIN = 1.5
-_HOLD_AT_MOST_MS = 1000.0
-_CALIBRATION_CYCLES = 10_000_000
-
+# Columns of `points` that come from `Breakdown.local_ms` and its like.
 ALL_COLUMNS = (
     "local_step_ms",
     "compute_ms",
@@ -79,26 +65,8 @@ ALL_COLUMNS = (
     "optimizer_ms",
     "host_gap_ms",
 )
-_PEAK = tuple(f"mem_{field.name}" for field in fields(PeakParts))
-_WATCHED = "torch's allocator and what modules and optimizers hold, in a step that is watched"
-_IS_COMMUNICATION = "none: the step itself is communication"
+# How columns are measured, for `Breakdown.methods`.
 NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
-_ON_CPU = "none: on a CPU the host computes"
-_TOO_SLOW = "unknown: the host needs too long to queue a whole step"
-_NO_OPTIMIZER = "none: no optimizer of torch.optim stepped"
-_NOOP = "step with DDP's noop_hook, and local copies in place of other collectives"
-_LOCAL_COPIES = "step with local copies in place of collectives"
-_SENT = {
-    "local_copy_ms": "around the copies in steps of their own, maximum over ranks",
-    **dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies"),
-}
-_ALONE = {
-    "comm_ms": "unknown: told for gradients that DistributedDataParallel reduces",
-    "comm_exposed_ms": "step less the slowest rank's step with local copies for collectives",
-    "straggler_ms": "largest local step of a rank less the lower median of the others'",
-    "wait_ms": "unknown: told for gradients that DistributedDataParallel reduces",
-    "slowest_rank": "its local step is longer than the others'",
-}
 REDUCED = {
     "comm_ms": "each bucket of gradients from ready to reduced, minimum over ranks",
     "comm_exposed_ms": "step less the slowest rank's step with DDP's noop_hook",
@@ -106,14 +74,50 @@ REDUCED = {
     "wait_ms": "last gradient ready to last one reduced, less the minimum over ranks",
     "slowest_rank": "its local step is longer than the others'",
 }
+_NOT_HOOKED = {
+    **REDUCED,
+    "comm_ms": "unknown: told for gradients that DistributedDataParallel reduces",
+    "comm_exposed_ms": "step less the slowest rank's step with local copies for collectives",
+    "wait_ms": "unknown: told for gradients that DistributedDataParallel reduces",
+}
+_COUNTED = {
+    "local_copy_ms": "around the copies in steps of their own, maximum over ranks",
+    **dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies"),
+}
+_PLAIN_STEP = "the step as it is"
+_NOOP = "step with DDP's noop_hook, and local copies in place of other collectives"
+_LOCAL_COPIES = "step with local copies in place of collectives"
+_IS_COMMUNICATION = "none: the step itself is communication"
+_NO_OPTIMIZER = "none: no optimizer of torch.optim stepped"
+_TOO_SLOW = "unknown: the host needs too long to queue a whole step"
+_PEAK_COLUMNS = tuple(f"mem_{field.name}" for field in fields(PeakParts))
+_WATCHED = "torch's allocator and what modules and optimizers hold, in a step that is watched"
+_WALL_METHODS = {
+    "wall_unsynced_ms_by_rank": "host clock around one step of an idle device, not waited for",
+    "wall_synced_ms_by_rank": "host clock around one step of an idle device, waited for",
+}
+_NO_WALL_TIMES = "none: on a CPU nothing goes on behind the host's clock"
+
+_NS_PER_MS = 1e6
+# Untimed steps where the step changes, and untimed samples before each block.
+_WARMUP_STEPS, _LEAD_IN_SAMPLES = 1, 2
+# Fewer have no spread.
+_SHORTEST_BLOCK = 3
+# Steps issued one at a time to an idle device, to learn how long the host needs for one.
+_ISSUED_ALONE = 5
+# A host that needs less than this share of a step stays ahead of the device by itself.
+_AHEAD_SHARE = 0.75
+# The device is held back for longer than the host needs, which varies.
+_HOLD_MARGIN, _LONGEST_HOLD_MS = 1.5, 1000.0
+_CALIBRATION_CYCLES = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much is run for a breakdown.
+    """How many steps a breakdown runs.
 
-    steps: timed steps of each kind. most_local_steps: those without communication, which are run
-    until the ranks can be told apart. inner: steps in each of them, as in the timed samples.
+    steps: timed samples of each kind. most_local_steps: limit of those without communication, which
+    are repeated until the ranks can be told apart. inner: steps in a sample, as in the timed ones.
     """
 
     steps: int
@@ -121,168 +125,84 @@ class Extent:
     inner: int = 1
 
 
-def break_down(workload: Workload, timer: Timer, context: Context, extent: Extent) -> Breakdown:
-    """Run instrumented steps on all ranks: with timed regions, with timed communication, without.
-
-    On a GPU also with their work queued beforehand; a few more to warm up.
-    The workload is used up: its ranks have computed on without each other, and models that the
-    context has wrapped reduce no gradients any more. The last step is with the peers where it can
-    be, so that a workload which checks its result when it is closed finds theirs in it.
-    """
-    if context.cuda_graph:
-        named = ("regions",) if context.regions.are_used else ()
-        columns = (*ALL_COLUMNS, *_WALL_COLUMNS, *named)
-        return Breakdown(methods=dict.fromkeys(columns, FROM_GRAPH))
-    session = _Session(workload=workload, timer=timer, context=context, extent=extent)
-    with no_garbage_collection():
-        # First: while the step is the one that was timed.
-        regions = _regions(session)
-        wall = _wall_times(session)
-        peak = peak_parts(workload, context)
-        parts = _parts(session)
-    known = peak if isinstance(peak, PeakParts) else None
-    how = _WATCHED if isinstance(peak, PeakParts) else peak
-    timed = _WALL_METHODS if wall else dict.fromkeys(_WALL_COLUMNS, _NO_WALL_TIMES)
-    methods = {
-        **parts.methods,
-        **dict.fromkeys(_PEAK, how),
-        **timed,
-        **_region_methods(context),
-    }
-    return replace(parts, regions=regions, wall=wall, peak=known, methods=methods)
-
-
-def _wall_times(session: _Session) -> WallTimes | None:
-    """Time the step as it is by the host's clock; None on a CPU, whose clock that is."""
-    device = session.context.device
-    if device.type != "cuda":
-        return None
-    align_ranks(device)
-    for _ in range(_WARMUP_STEPS):
-        session.workload.step()
-    steps = min(session.extent.steps, _ISSUED_ALONE)
-    return time_by_wall_clock(session.workload.step, steps, torch.cuda.synchronize)
-
-
-def _parts(session: _Session) -> Breakdown:
-    if session.context.world_size == 1:
-        return _local(session, _Communication(), session.workload.step)
-    if getattr(session.workload, "message_bytes", None) is not None:
-        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _IS_COMMUNICATION))
-    return _parts_of_many(session)
-
-
-def _parts_of_many(session: _Session) -> Breakdown:
-    """Take apart the step of several ranks: by a hook of DDP, or by copies for collectives."""
-    context, communication = session.context, _Communication(methods=_ALONE)
-    set_hook = hook_setter(session.workload, context)
-    if not isinstance(set_hook, str):
-        communication = _communication(session, set_hook)
-    alone = _StepAlone(session)
-    traffic, copies_ms = alone.watch()
-    if not on_any_rank(bool(traffic or alone.error), context.device):
-        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, f"unknown: {NO_COLLECTIVES}"))
-    if not isinstance(set_hook, str):
-        set_hook(noop_hook)
-    found = _local(replace(session, around=alone.peers_away), communication, alone)
-    if on_any_rank(bool(alone.error), context.device):
-        reason = f"unknown: without its peers the step failed: {alone.error or 'on another rank'}"
-        found = Breakdown(methods=dict.fromkeys(ALL_COLUMNS, reason))
-    else:
-        session.workload.step()
-    methods = {**found.methods, **_SENT}
-    return replace(found, copies_ms=copies_ms, traffic=traffic, methods=methods)
-
-
-class _StepAlone:
-    """The step with local copies in place of its collectives; once it has failed, nothing.
-
-    The ranks go on together: one that fails among them does not keep the others waiting.
-    """
-
-    def __init__(self, session: _Session) -> None:
-        self._session = session
-        self._copies = LocalCopies()
-        self.error = ""
-
-    def __call__(self) -> None:
-        """Do one iteration, with the peers away."""
-        if self.error:
-            return
-        try:
-            self._session.workload.step()
-        except Exception as error:
-            # What it computes of the copies may be what no step can go on with.
-            self.error = brief(error)
-
-    def peers_away(self) -> AbstractContextManager[None]:
-        """Let collectives be copies inside the `with` block. The ranks must not agree in it."""
-        return replace_collectives(self._copies)
-
-    def watch(self) -> tuple[tuple[Traffic, ...], float]:
-        """Run some steps; what one of them sends, and how long its copies take, in ms."""
-        device = self._session.context.device
-        copies = WatchedCopies(device)
-        align_ranks(device)
-        with replace_collectives(copies):
-            began_ns = time.perf_counter_ns()
-            self()
-            copies.end_step()
-            issue_ms = (time.perf_counter_ns() - began_ns) / _NS_PER_MS
-            for _ in range(_half(self._session.extent.steps)):
-                if device.type == "cuda":
-                    # Else a copy would take as long as the host does to launch it.
-                    _hold_back(min(_HOLD_MARGIN * issue_ms, _HOLD_AT_MOST_MS))
-                self()
-                copies.end_step()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        steps = copies.take()[1:]
-        # A step that has failed has not sent all.
-        traffic = () if self.error else add_up(steps[-1][0])
-        return traffic, statistics.median(ms for _, ms in steps)
-
-
-def hook_setter(workload: Workload, context: Context) -> SetHook | str:
-    """Return what lets gradients go another way, else why there is none.
-
-    The workload's own, or that of the models that the context has wrapped.
-    """
-    own: SetHook | None = getattr(workload, "set_comm_hook", None)
-    return own or context.replicas.why_no_hook() or context.replicas.set_comm_hook
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Session:
-    """around: what blocks of steps run in, between which the ranks agree."""
+class _Instrumented:
+    """A workload whose instrumented steps are run, and how many of them."""
 
     workload: Workload
     timer: Timer
     context: Context
     extent: Extent
-    around: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def time_block(self, loop: Step, samples: int, around: Around = nullcontext) -> list[float]:
+        """Return the durations of so many samples in ms, each the mean over its inner steps.
+
+        All ranks start together, so all must call it. loop: runs `extent.inner` steps. Two samples
+        before are not timed: the device's queue is empty then.
+        """
+        align_ranks(self.context.device)
+        with around():
+            block = self.timer.time_block(
+                loop, samples, self.context.parts, lead_in=_LEAD_IN_SAMPLES
+            )
+        return [ns / self.extent.inner / _NS_PER_MS for ns in block.step_ns]
+
+    def step_and(self, end_step: Callable[[], None]) -> Step:
+        """Return a step of the workload that calls `end_step` afterwards."""
+
+        def step() -> None:
+            self.workload.step()
+            end_step()
+
+        return step
 
 
-def _regions(session: _Session) -> tuple[RegionTime, ...]:
-    """Time the regions of the step, in steps that are as the timed ones else."""
-    context, inner = session.context, session.extent.inner
-    if not on_any_rank(context.regions.are_used, context.device):
+def break_down(workload: Workload, timer: Timer, context: Context, extent: Extent) -> Breakdown:
+    """Run instrumented steps on all ranks, and return where their time and memory goes.
+
+    What could not be measured has the reason in `methods`; for a CUDA graph nothing is. The
+    workload cannot be measured any more: its ranks have computed on without each other, and models
+    that the context has wrapped reduce no gradients. The last step is with the peers where it can
+    be, so that a workload which checks its result when it is closed finds theirs in it.
+    """
+    if context.cuda_graph:
+        named = ("regions",) if context.regions.are_used else ()
+        columns = (*ALL_COLUMNS, *_WALL_METHODS, *named)
+        return Breakdown(methods=dict.fromkeys(columns, FROM_GRAPH))
+    instrumented = _Instrumented(workload=workload, timer=timer, context=context, extent=extent)
+    with no_garbage_collection():
+        # Regions first: while the step is the one that was timed.
+        regions = _time_regions(instrumented)
+        wall = _time_by_host_clock(instrumented)
+        peak = peak_parts(workload, context)
+        parts = _take_apart(instrumented)
+    methods = {
+        **parts.methods,
+        **dict.fromkeys(_PEAK_COLUMNS, _WATCHED if isinstance(peak, PeakParts) else peak),
+        **(_WALL_METHODS if wall else dict.fromkeys(_WALL_METHODS, _NO_WALL_TIMES)),
+        **_region_methods(context),
+    }
+    known_peak = peak if isinstance(peak, PeakParts) else None
+    return replace(parts, regions=regions, wall=wall, peak=known_peak, methods=methods)
+
+
+def _time_regions(instrumented: _Instrumented) -> tuple[RegionTime, ...]:
+    """Time the regions in steps that are otherwise as the timed ones; () where there are none."""
+    context, extent = instrumented.context, instrumented.extent
+    if not any_rank(context.regions.are_used, context.device):
         return ()
     marks = RegionMarks(context.device)
-
-    def step() -> None:
-        session.workload.step()
-        marks.end_step()
-
+    step = instrumented.step_and(marks.end_step)
     with context.regions.timed_by(marks.region):
         for _ in range(_WARMUP_STEPS):
             step()
-        steps_ms = _block_ms(loop_step(step, inner), session.extent.steps, session)
-    return region_times(marks.take()[-len(steps_ms) * inner :], statistics.median(steps_ms))
+        steps_ms = instrumented.time_block(loop_step(step, extent.inner), extent.steps)
+    timed = marks.spans()[-len(steps_ms) * extent.inner :]
+    return region_times(timed, statistics.median(steps_ms))
 
 
 def _region_methods(context: Context) -> dict[str, str]:
-    """Tell how regions were timed, and which are left out because they are compiled."""
+    """Say how regions were timed, and which are left out because they are compiled."""
     methods = []
     if context.regions.are_used:
         clock = "CUDA events" if context.device.type == "cuda" else "host clock"
@@ -295,224 +215,22 @@ def _region_methods(context: Context) -> dict[str, str]:
     return {"regions": "; ".join(methods)} if methods else {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Communication:
-    """An entry per step; empty where there was none.
-
-    is_hooked: it is of gradients that a hook of DDP gets.
-    """
-
-    is_hooked: bool = False
-    hooked_ms: tuple[float, ...] = ()
-    comm_ms: tuple[float, ...] = ()
-    tail_ms: tuple[float, ...] = ()
-    methods: Mapping[str, str] = field(default_factory=dict)
-
-
-def _communication(session: _Session, set_hook: SetHook) -> _Communication:
-    """Run steps whose buckets are timed, one after the other as the timed ones.
-
-    Ranks that are brought together before each step would differ by the jitter of their hosts.
-    """
-    marks = BucketMarks(session.context.device)
-    set_hook(marks.hook)
-    for _ in range(_WARMUP_STEPS):
-        session.workload.step()
-
-    def step() -> None:
-        session.workload.step()
-        marks.end_step()
-
-    hooked_ms = _block_ms(loop_step(step, session.extent.inner), session.extent.steps, session)
-    timed = marks.take()[-len(hooked_ms) * session.extent.inner :]
-    if not all(timed):
-        return _Communication(is_hooked=True, methods=dict.fromkeys(REDUCED, NO_BUCKETS))
-    return _Communication(
-        is_hooked=True,
-        hooked_ms=hooked_ms,
-        comm_ms=tuple(comm_ms(buckets) for buckets in timed),
-        tail_ms=tuple(tail_ms(buckets) for buckets in timed),
-        methods=REDUCED,
-    )
-
-
-def _local(session: _Session, communication: _Communication, one: Step) -> Breakdown:
-    """Time steps without communication, and the device's work for them."""
-    context, inner = session.context, session.extent.inner
-    with session.around():
-        for _ in range(_WARMUP_STEPS):
-            one()
-    local_step = loop_step(one, inner)
-    optimizer = OptimizerMarks(context.device)
-    if context.device.type == "cuda":
-        first = _first_pass(local_step, session)
-        typical_ms = statistics.median(chain(*first))
-        device_ms = time_queued_steps(
-            local_step, optimizer, inner * typical_ms, session.extent.steps, session.around
-        )
-        second = _same_again(local_step, first, session)
-    else:
-        with optimizer.watching():
-            step = optimizer.watched(local_step)
-            first = _first_pass(step, session)
-            second = _same_again(step, first, session)
-        device_ms = None
-    optimizer_ms = optimizer.median_ms()
-    return Breakdown(
-        local_ms=(*first, *second),
-        device_ms=None if device_ms is None else device_ms / inner,
-        optimizer_ms=None if optimizer_ms is None else optimizer_ms / inner,
-        hooked_ms=communication.hooked_ms,
-        comm_ms=communication.comm_ms,
-        tail_ms=communication.tail_ms,
-        methods={
-            **_local_methods(context, communication, queued=device_ms is not None),
-            **({} if optimizer_ms is not None else {"optimizer_ms": _NO_OPTIMIZER}),
-            **communication.methods,
-        },
-    )
-
-
-def _first_pass(step: Step, session: _Session) -> list[tuple[float, ...]]:
-    """Time a block of local steps, and more while a rank cannot be told from another one.
-
-    As many follow after the queued steps, for a host that is late now may not be later.
-    """
-    blocks = [_block_ms(step, _half(session.extent.steps), session)]
-    most = _half(session.extent.most_local_steps) if session.context.world_size > 1 else 0
-    done_ms = [*blocks[0]]
-    while len(done_ms) < most and on_any_rank(_is_unsure(done_ms), session.context.device):
-        blocks.append(_block_ms(step, _half(session.extent.steps), session))
-        done_ms.extend(blocks[-1])
-    return blocks
-
-
-def _same_again(
-    step: Step, blocks: Sequence[tuple[float, ...]], session: _Session
-) -> list[tuple[float, ...]]:
-    return [_block_ms(step, len(block), session) for block in blocks]
-
-
-def _half(steps: int) -> int:
-    return max(_LEAST_OF_A_BLOCK, -(-steps // 2))
-
-
-def _is_unsure(local_ms: Sequence[float]) -> bool:
-    """Whether two ranks like this one would have to differ by more than is worth half a mark.
-
-    Half, as they may differ by their blocks too.
-    """
-    three_errors = MARK_ERRORS * math.sqrt(2) * median_error(local_ms)
-    return three_errors > MARK_SHARE / 2 * statistics.median(local_ms)
-
-
-def _block_ms(step: Step, steps: int, session: _Session) -> tuple[float, ...]:
-    """Durations of `steps` samples in ms, each the mean of its inner steps.
-
-    The ranks start together. Two samples before are not timed: the device's queue is empty then.
-    """
-    align_ranks(session.context.device)
-    with session.around():
-        samples = session.timer.block(step, steps, session.context.parts, lead_in=_LEAD_IN_SAMPLES)
-    return tuple(ns / session.extent.inner / _NS_PER_MS for ns in samples.step_ns)
-
-
-def _local_methods(
-    context: Context, communication: _Communication, *, queued: bool
-) -> dict[str, str]:
-    local = "the step as it is"
-    if context.world_size > 1:
-        local = _NOOP if communication.is_hooked else _LOCAL_COPIES
-    if context.device.type != "cuda":
-        return {
-            "local_step_ms": local,
-            "compute_ms": "local step less data_ms and optimizer_ms",
-            "optimizer_ms": "host clock around Optimizer.step",
-            "host_gap_ms": _ON_CPU,
-        }
-    if not queued:
-        return {
-            "local_step_ms": local,
-            **dict.fromkeys(("compute_ms", "optimizer_ms", "host_gap_ms"), _TOO_SLOW),
-        }
-    return {
-        "local_step_ms": local,
-        "compute_ms": "device's time for the local step, queued beforehand, less optimizer_ms",
-        "optimizer_ms": "CUDA events around Optimizer.step, queued beforehand",
-        "host_gap_ms": "local step less the same step queued beforehand",
-    }
-
-
-def time_queued_steps(
-    step: Step,
-    optimizer: OptimizerMarks,
-    local_ms: float,
-    steps: int,
-    around: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> float | None:
-    """Median time in ms of a step on the GPU, the gaps left by a slow host taken out.
-
-    A host that is much faster than the device, whose step takes local_ms, leaves none. Otherwise
-    the device is held back before each step for longer than the host needs to issue it. None
-    on all ranks where that is longer than a second on one of them. All ranks must call it.
-
-    A step that waits for the device keeps the gap behind its wait, and one with more launches
-    than the driver queues (about 1000) some of its gaps.
-    """
-    device = torch.device("cuda")
-    with around():
-        issue_ms = _issue_ms(step)
-    # Not always: an idling device cools, and would then compute faster than in the timed steps.
-    hold_ms = 0.0 if issue_ms < _AHEAD_SHARE * local_ms else _HOLD_MARGIN * issue_ms
-    # Of all ranks: a step may communicate in its own way, so all run equally many.
-    (longest_ns,) = slowest_rank_ns([round(hold_ms * _NS_PER_MS)], device)
-    if longest_ns > _HOLD_AT_MOST_MS * _NS_PER_MS:
+def _time_by_host_clock(instrumented: _Instrumented) -> WallTimes | None:
+    """Time the plain step by the host's clock; None on a CPU, whose samples are by that clock."""
+    device, step = instrumented.context.device, instrumented.workload.step
+    if device.type != "cuda":
         return None
-    mark, spans = marker(device), []
-    step_apart = optimizer.watched(step)
-    with around(), optimizer.watching():
-        for _ in range(steps):
-            if hold_ms:
-                _hold_back(hold_ms)
-            start = mark()
-            step_apart()
-            spans.append((start, mark()))
-    torch.cuda.synchronize()
-    return statistics.median(milliseconds(start, end) for start, end in spans)
-
-
-def _issue_ms(step: Step) -> float:
-    """Median time in ms that the host needs to issue a step while the device is idle."""
-    wait = torch.cuda.synchronize
-    return time_by_wall_clock(step, _ISSUED_ALONE, wait).unsynced_ms
-
-
-def _hold_back(ms: float) -> None:
-    """Keep the device's stream busy for so long; the host goes on."""
-    _spin(round(ms * _cycles_per_ms()))
-
-
-@cache
-def _cycles_per_ms() -> float:
-    """How far the clock of torch's spin kernel counts in a millisecond, by running it."""
-    mark = marker(torch.device("cuda"))
-    # The first launch of a kernel loads it.
-    _spin(1)
-    start = mark()
-    _spin(_CALIBRATION_CYCLES)
-    end = mark()
-    torch.cuda.synchronize()
-    return _CALIBRATION_CYCLES / milliseconds(start, end)
-
-
-def _spin(cycles: int) -> None:
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    align_ranks(device)
+    for _ in range(_WARMUP_STEPS):
+        step()
+    steps = min(instrumented.extent.steps, _ISSUED_ALONE)
+    return time_by_wall_clock(step, steps, torch.cuda.synchronize)
 
 
 def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> WallTimes:
-    """Time steps one at a time, as a script does that has no events.
+    """Time steps one at a time, as a script does that has no events; medians in ms.
 
-    wait: for the device. It is idle before each step.
+    wait: waits for the device, which is idle before each step.
     """
     issued_ns, done_ns = [], []
     for _ in range(steps):
@@ -526,3 +244,277 @@ def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> Wall
         unsynced_ms=statistics.median(issued_ns) / _NS_PER_MS,
         synced_ms=statistics.median(done_ns) / _NS_PER_MS,
     )
+
+
+def _take_apart(instrumented: _Instrumented) -> Breakdown:
+    """Return the times of computing and communicating, with the methods of `ALL_COLUMNS`."""
+    if instrumented.context.world_size == 1:
+        return _time_local_steps(instrumented, instrumented.workload.step, _PLAIN_STEP)
+    if getattr(instrumented.workload, "message_bytes", None) is not None:
+        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _IS_COMMUNICATION))
+    return _take_apart_with_peers(instrumented)
+
+
+def _take_apart_with_peers(instrumented: _Instrumented) -> Breakdown:
+    """Time the communication of gradients, then the step without communication."""
+    workload, context = instrumented.workload, instrumented.context
+    set_hook = hook_setter(workload, context)
+    if isinstance(set_hook, str):
+        hooked, how = Breakdown(methods=_NOT_HOOKED), _LOCAL_COPIES
+    else:
+        hooked, how = _time_gradients(instrumented, set_hook), _NOOP
+    step = _StepWithoutPeers(workload)
+    traffic, copies_ms = _count_collectives(instrumented, step)
+    if not any_rank(bool(traffic or step.error), context.device):
+        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, f"unknown: {NO_COLLECTIVES}"))
+    if not isinstance(set_hook, str):
+        set_hook(noop_hook)
+    around = partial(replace_collectives, LocalCopies())
+    local = _time_local_steps(instrumented, step, how, around)
+    if any_rank(bool(step.error), context.device):
+        reason = f"unknown: without its peers the step failed: {step.error or 'on another rank'}"
+        methods = {**dict.fromkeys(ALL_COLUMNS, reason), **_COUNTED}
+        return Breakdown(copies_ms=copies_ms, traffic=traffic, methods=methods)
+    workload.step()
+    return replace(
+        local,
+        hooked_ms=hooked.hooked_ms,
+        comm_ms=hooked.comm_ms,
+        tail_ms=hooked.tail_ms,
+        copies_ms=copies_ms,
+        traffic=traffic,
+        methods={**local.methods, **hooked.methods, **_COUNTED},
+    )
+
+
+def hook_setter(workload: Workload, context: Context) -> SetHook | str:
+    """Return a function that registers a communication hook for gradients, or why there is none.
+
+    It is the workload's own `set_comm_hook`, else that of the models which the context wrapped.
+    """
+    own: SetHook | None = getattr(workload, "set_comm_hook", None)
+    return own or context.replicas.why_no_hook() or context.replicas.set_comm_hook
+
+
+def _time_gradients(instrumented: _Instrumented, set_hook: SetHook) -> Breakdown:
+    """Time the buckets of gradients in steps one after the other, as the timed ones.
+
+    Ranks that are brought together before each step would differ by the jitter of their hosts.
+    """
+    extent = instrumented.extent
+    marks = BucketMarks(instrumented.context.device)
+    set_hook(marks.hook)
+    for _ in range(_WARMUP_STEPS):
+        instrumented.workload.step()
+    step = instrumented.step_and(marks.end_step)
+    hooked_ms = instrumented.time_block(loop_step(step, extent.inner), extent.steps)
+    timed = marks.take()[-len(hooked_ms) * extent.inner :]
+    if not all(timed):
+        return Breakdown(methods=dict.fromkeys(REDUCED, NO_BUCKETS))
+    return Breakdown(
+        hooked_ms=tuple(hooked_ms),
+        comm_ms=tuple(comm_ms(buckets) for buckets in timed),
+        tail_ms=tuple(tail_ms(buckets) for buckets in timed),
+        methods=REDUCED,
+    )
+
+
+class _StepWithoutPeers:
+    """A step to be run while local copies take the place of its collectives.
+
+    It may fail on numbers that no step could go on with. Then it notes the error in `error` and
+    does nothing any more: the other ranks go on and must not wait for this one.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self.error = ""
+
+    def __call__(self) -> None:
+        if self.error:
+            return
+        try:
+            self._workload.step()
+        except Exception as error:
+            self.error = brief(error)
+
+
+def _count_collectives(
+    instrumented: _Instrumented, step: _StepWithoutPeers
+) -> tuple[tuple[Traffic, ...], float]:
+    """Run some steps with local copies; return what a step sends, and the ms that its copies take.
+
+    Nothing is sent where the step failed: it has not issued all its collectives.
+    """
+    device = instrumented.context.device
+    copies = WatchedCopies(device)
+    align_ranks(device)
+    with replace_collectives(copies):
+        began_ns = time.perf_counter_ns()
+        step()
+        copies.end_step()
+        issue_ms = (time.perf_counter_ns() - began_ns) / _NS_PER_MS
+        for _ in range(_half(instrumented.extent.steps)):
+            if device.type == "cuda":
+                # Else a copy would take as long as the host does to launch it.
+                _hold_back(min(_HOLD_MARGIN * issue_ms, _LONGEST_HOLD_MS))
+            step()
+            copies.end_step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    steps = copies.take()[1:]
+    traffic = () if step.error else add_up(steps[-1][0])
+    return traffic, statistics.median(ms for _, ms in steps)
+
+
+def _time_local_steps(
+    instrumented: _Instrumented, step: Step, how: str, around: Around = nullcontext
+) -> Breakdown:
+    """Time steps without communication, their optimizers, and the device's work for them.
+
+    how: what such a step is, for `methods`. around: entered for each block of steps; inside of it
+    the ranks must not communicate.
+    """
+    context, extent = instrumented.context, instrumented.extent
+    with around():
+        for _ in range(_WARMUP_STEPS):
+            step()
+    loop = loop_step(step, extent.inner)
+    optimizer = OptimizerMarks(context.device)
+    device_ms: float | None = None
+    if context.device.type == "cuda":
+        before = _time_until_known(instrumented, loop, around)
+        loop_ms = extent.inner * statistics.median(chain(*before))
+        device_ms = time_queued_steps(loop, optimizer, loop_ms, extent.steps, around)
+        after = [instrumented.time_block(loop, len(block), around) for block in before]
+    else:
+
+        def marked_loop() -> None:
+            loop()
+            optimizer.end_step()
+
+        with optimizer.watching():
+            before = _time_until_known(instrumented, marked_loop, around)
+            after = [instrumented.time_block(marked_loop, len(block), around) for block in before]
+    optimizer_ms = optimizer.median_ms()
+    methods = {
+        "local_step_ms": how,
+        **_local_methods(context.device, is_queued=device_ms is not None),
+    }
+    if optimizer_ms is None:
+        methods["optimizer_ms"] = _NO_OPTIMIZER
+    return Breakdown(
+        local_ms=tuple(map(tuple, (*before, *after))),
+        device_ms=None if device_ms is None else device_ms / extent.inner,
+        optimizer_ms=None if optimizer_ms is None else optimizer_ms / extent.inner,
+        methods=methods,
+    )
+
+
+def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -> list[list[float]]:
+    """Time blocks of local steps until each rank's step is known well enough, or most are run.
+
+    Two ranks must be told apart where they differ by half of what marks a slow one: half, as they
+    may differ by their blocks too. Alone one block is enough. As many steps follow after the
+    queued ones, for a host that is late now may not be later.
+    """
+    context, extent = instrumented.context, instrumented.extent
+    size = _half(extent.steps)
+    blocks = [instrumented.time_block(loop, size, around)]
+    most = _half(extent.most_local_steps) if context.world_size > 1 else 0
+
+    def is_unsure() -> bool:
+        done_ms = list(chain(*blocks))
+        difference_ms = MARK_ERRORS * math.sqrt(2) * median_error(done_ms)
+        return difference_ms > MARK_SHARE / 2 * statistics.median(done_ms)
+
+    while sum(map(len, blocks)) < most and any_rank(is_unsure(), context.device):
+        blocks.append(instrumented.time_block(loop, size, around))
+    return blocks
+
+
+def _half(steps: int) -> int:
+    return max(_SHORTEST_BLOCK, -(-steps // 2))
+
+
+def _local_methods(device: torch.device, *, is_queued: bool) -> dict[str, str]:
+    """Say how the parts of a local step are measured; is_queued: whether steps could be queued."""
+    if device.type != "cuda":
+        return {
+            "compute_ms": "local step less data_ms and optimizer_ms",
+            "optimizer_ms": "host clock around Optimizer.step",
+            "host_gap_ms": "none: on a CPU the host computes",
+        }
+    if not is_queued:
+        return dict.fromkeys(("compute_ms", "optimizer_ms", "host_gap_ms"), _TOO_SLOW)
+    return {
+        "compute_ms": "device's time for the local step, queued beforehand, less optimizer_ms",
+        "optimizer_ms": "CUDA events around Optimizer.step, queued beforehand",
+        "host_gap_ms": "local step less the same step queued beforehand",
+    }
+
+
+def time_queued_steps(
+    step: Step,
+    optimizer: OptimizerMarks,
+    local_ms: float,
+    steps: int,
+    around: Around = nullcontext,
+) -> float | None:
+    """Return the median time in ms of a step on the GPU, without the gaps left by a slow host.
+
+    A host that is much faster than the device, whose step takes local_ms, leaves none. Otherwise
+    the device is held back before each step for longer than the host needs to issue it. None
+    on all ranks where that is longer than a second on one of them. All ranks must call it.
+
+    optimizer: notes the optimizers of these steps.
+    A step that waits for the device keeps the gap behind its wait, and one with more launches
+    than the driver queues (about 1000) some of its gaps.
+    """
+    device = torch.device("cuda")
+    with around():
+        issue_ms = _issue_ms(step)
+    # Not always: an idling device cools, and would then compute faster than in the timed steps.
+    hold_ms = 0.0 if issue_ms < _AHEAD_SHARE * local_ms else _HOLD_MARGIN * issue_ms
+    # Of all ranks: a step may communicate in its own way, so all run equally many.
+    (longest_ns,) = max_over_ranks([round(hold_ms * _NS_PER_MS)], device)
+    if longest_ns > _LONGEST_HOLD_MS * _NS_PER_MS:
+        return None
+    mark, spans = make_marker(device), []
+    with around(), optimizer.watching():
+        for _ in range(steps):
+            if hold_ms:
+                _hold_back(hold_ms)
+            start = mark()
+            step()
+            spans.append((start, mark()))
+            optimizer.end_step()
+    torch.cuda.synchronize()
+    return statistics.median(elapsed_ms(start, end) for start, end in spans)
+
+
+def _issue_ms(step: Step) -> float:
+    """Return the median time in ms that the host needs to issue a step while the device is idle."""
+    return time_by_wall_clock(step, _ISSUED_ALONE, torch.cuda.synchronize).unsynced_ms
+
+
+def _hold_back(ms: float) -> None:
+    """Keep the current stream of the device busy for so many ms; the host goes on."""
+    _spin(round(ms * _cycles_per_ms()))
+
+
+@cache
+def _cycles_per_ms() -> float:
+    """Return the cycles that torch's spin kernel counts in a ms, by running it."""
+    mark = make_marker(torch.device("cuda"))
+    # The first launch of a kernel loads it.
+    _spin(1)
+    start = mark()
+    _spin(_CALIBRATION_CYCLES)
+    end = mark()
+    torch.cuda.synchronize()
+    return _CALIBRATION_CYCLES / elapsed_ms(start, end)
+
+
+def _spin(cycles: int) -> None:
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]

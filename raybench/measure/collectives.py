@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
 from torch.distributed import ProcessGroup, Work
 from torch.futures import Future
 
-from raybench.measure.marks import Mark, marker, milliseconds
+from raybench.measure.marks import Mark, elapsed_ms, make_marker
 from raybench.records import Traffic
 from raybench.workloads.communication.collective_operations import busbw_factor
 
@@ -182,7 +182,7 @@ class WatchedCopies(LocalCopies):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self._mark = marker(device)
+        self._mark = make_marker(device)
         self._steps: list[list[tuple[Collective, Mark, Mark]]] = [[]]
 
     def __call__(self, collective: Collective) -> Work:
@@ -204,7 +204,7 @@ class WatchedCopies(LocalCopies):
         """
         steps, self._steps = self._steps[:-1], self._steps[-1:]
         return [
-            ([one for one, *_ in step], sum(milliseconds(*marks) for _, *marks in step))
+            ([one for one, *_ in step], sum(elapsed_ms(*marks) for _, *marks in step))
             for step in steps
         ]
 

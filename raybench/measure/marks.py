@@ -1,58 +1,69 @@
-"""Moments inside a step: of collectives, optimizers and regions, on the device where it is one.
+"""Moments inside a step: of collectives, optimizers and regions, and times between them.
+
+A moment is a CUDA event on the current stream, on a CPU the host's clock. Nothing waits for the
+device while a step runs. Each class collects moments step by step: its `end_step` is called after
+each step, and its times are read when the device is done.
 
 Without `from __future__ import annotations`: DDP compares a hook's annotations with its classes.
 """
 
+import gc
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-from raybench.measure.timing import Step
 from raybench.records import RegionTime
+from raybench.workloads.replicas import COMPILED, count_compiled_frames
 
 # A CUDA event, or nanoseconds of `time.perf_counter_ns`.
 Mark = torch.cuda.Event | int
 
 
-def marker(device: torch.device) -> Callable[[], Mark]:
-    """Return what marks the moment: on a GPU, when the work queued on the stream so far is done."""
-    return _event if device.type == "cuda" else time.perf_counter_ns
+def make_marker(device: torch.device) -> Callable[[], Mark]:
+    """Return a function that marks the moment.
+
+    On a GPU that is when the device is done with the work queued on the current stream so far.
+    """
+    return _record_event if device.type == "cuda" else time.perf_counter_ns
 
 
-def milliseconds(start: Mark, end: Mark) -> float:
-    """From one mark to another of the same device; work up to `end` must be done."""
-    if isinstance(start, int) and isinstance(end, int):
-        return (end - start) / 1e6
-    assert isinstance(start, torch.cuda.Event)
-    assert isinstance(end, torch.cuda.Event)
-    elapsed_ms: float = start.elapsed_time(end)
-    return elapsed_ms
-
-
-def _event() -> torch.cuda.Event:
+def _record_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
-# When a bucket was ready and when it was reduced.
-Interval = tuple[float, float]
+def elapsed_ms(start: Mark, end: Mark) -> float:
+    """Return the ms between two marks of a device, which must be done with the work up to `end`."""
+    if isinstance(start, int) and isinstance(end, int):
+        return (end - start) / 1e6
+    assert isinstance(start, torch.cuda.Event)
+    assert isinstance(end, torch.cuda.Event)
+    between_ms: float = start.elapsed_time(end)
+    return between_ms
+
+
+# When a bucket of gradients was ready and when it was reduced, in ms since the first was ready.
+BucketTimes = tuple[float, float]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Bucket:
-    """ready: the gradients of the bucket are there. reduced: its collective is complete."""
+    """ready: its gradients are computed. reduced: its collective is complete."""
 
     ready: Mark
     work: dist.Work
@@ -63,13 +74,13 @@ class BucketMarks:
     """A communication hook that averages gradients as DDP does by itself, and takes the time."""
 
     def __init__(self, device: torch.device) -> None:
-        self._mark = marker(device)
+        self._mark = make_marker(device)
         self._steps: list[list[_Bucket]] = [[]]
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """To be registered with DDP; one call per bucket.
+        """Average a bucket; to be registered with DDP, which calls it once per bucket.
 
-        state: the process group of those that train together; any other value: of all.
+        state: the process group whose ranks train together; with any other value all ranks do.
         """
         gradients = bucket.buffer()
         group = state if isinstance(state, dist.ProcessGroup) else None
@@ -78,47 +89,45 @@ class BucketMarks:
         ready = self._mark()
         work = dist.all_reduce(gradients, group=group, async_op=True)
         assert work is not None
-        timed = _Bucket(ready=ready, work=work)
-        self._steps[-1].append(timed)
+        marked = _Bucket(ready=ready, work=work)
+        self._steps[-1].append(marked)
 
         def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             # On a GPU this runs on a stream that waits for the collective, before it is done.
-            timed.reduced = self._mark()
+            marked.reduced = self._mark()
             return future.value()[0]
 
         future: torch.futures.Future[torch.Tensor] = work.get_future().then(reduced)
         return future
 
     def end_step(self) -> None:
-        """Count what follows to the next step."""
+        """Count later buckets to the next step."""
         self._steps.append([])
 
-    def take(self) -> tuple[tuple[Interval, ...], ...]:
-        """Take the buckets of each step that has ended, in the order of their collectives.
+    def take(self) -> tuple[tuple[BucketTimes, ...], ...]:
+        """Return the buckets of each ended step, in the order of their collectives, and drop them.
 
-        In ms since the first of the step was ready. The steps must be complete.
+        A step in which DDP reduced nothing has none.
         """
         steps, self._steps = self._steps[:-1], self._steps[-1:]
-        return tuple(_intervals(buckets) for buckets in steps)
+        return tuple(tuple(_bucket_times(buckets)) for buckets in steps)
 
 
-def _intervals(buckets: Sequence[_Bucket]) -> tuple[Interval, ...]:
-    intervals = []
+def _bucket_times(buckets: Sequence[_Bucket]) -> Iterator[BucketTimes]:
     for bucket in buckets:
         # NCCL's process group keeps the gradients of a collective that nobody has waited for.
         bucket.work.wait()
         # DDP itself waits for what follows the mark.
         assert bucket.reduced is not None, "a step returned before its gradients were reduced"
-        ready_ms = milliseconds(buckets[0].ready, bucket.ready)
-        intervals.append((ready_ms, milliseconds(buckets[0].ready, bucket.reduced)))
-    return tuple(intervals)
+        first = buckets[0].ready
+        yield elapsed_ms(first, bucket.ready), elapsed_ms(first, bucket.reduced)
 
 
-def comm_ms(buckets: Sequence[Interval]) -> float:
-    """Add up the time in collectives.
+def comm_ms(buckets: Sequence[BucketTimes]) -> float:
+    """Add up the ms in which a collective of the step was at work.
 
-    They run one after the other: while a bucket that is ready waits for the one before it, the
-    time is that one's. Sum over buckets of reduced - max(ready, reduced of the bucket before).
+    Collectives run one after the other: while a bucket that is ready waits for the one before it,
+    the time is that one's. Sum over buckets of reduced - max(ready, reduced of the bucket before).
     """
     free_ms, total_ms = float("-inf"), 0.0
     for ready_ms, reduced_ms in buckets:
@@ -127,8 +136,8 @@ def comm_ms(buckets: Sequence[Interval]) -> float:
     return total_ms
 
 
-def tail_ms(buckets: Sequence[Interval]) -> float:
-    """Measure from the last gradient being ready to the end of the last collective.
+def tail_ms(buckets: Sequence[BucketTimes]) -> float:
+    """Return the ms from the last gradient being ready to the end of the last collective.
 
     Meanwhile the rank has nothing left to compute but the optimizer's step, which needs the result.
     """
@@ -136,19 +145,19 @@ def tail_ms(buckets: Sequence[Interval]) -> float:
 
 
 class OptimizerMarks:
-    """Times of `Optimizer.step`, whoever calls it, step by step."""
+    """Notes when `Optimizer.step` of any optimizer of torch.optim begins and ends."""
 
     def __init__(self, device: torch.device) -> None:
-        self._mark = marker(device)
+        self._mark = make_marker(device)
         self._started: list[Mark] = []
-        self._steps: list[list[tuple[Mark, Mark]]] = []
+        self._steps: list[list[tuple[Mark, Mark]]] = [[]]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside the `with` block every optimizer of torch.optim is timed."""
+        """Note the optimizers that step inside the `with` block."""
         handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
+            register_optimizer_step_pre_hook(lambda *_: self._started.append(self._mark())),
+            register_optimizer_step_post_hook(self._note),
         ]
         try:
             yield
@@ -156,74 +165,69 @@ class OptimizerMarks:
             for handle in handles:
                 handle.remove()
 
-    def watched(self, step: Step) -> Step:
-        """`step`, its optimizers' times kept apart from those of other steps."""
-
-        def step_apart() -> None:
-            self._steps.append([])
-            step()
-
-        return step_apart
-
-    def median_ms(self) -> float | None:
-        """Over the steps in which an optimizer stepped; None where none did."""
-        spent_ms = [sum(milliseconds(*span) for span in spans) for spans in self._steps if spans]
-        return statistics.median(spent_ms) if spent_ms else None
-
-    def _before(self, *_: object) -> None:
-        self._started.append(self._mark())
-
-    def _after(self, *_: object) -> None:
+    def _note(self, *_: object) -> None:
         self._steps[-1].append((self._started.pop(), self._mark()))
 
+    def end_step(self) -> None:
+        """Count later optimizers to the next step."""
+        self._steps.append([])
 
-# Name -> how long each of its blocks took in a step, in ms.
-Spans = Mapping[str, Sequence[float]]
+    def median_ms(self) -> float | None:
+        """Return the median of the optimizers' time in a step; None where no step had any.
+
+        Steps in which no optimizer stepped do not count.
+        """
+        spent_ms = [sum(elapsed_ms(*span) for span in spans) for spans in self._steps if spans]
+        return statistics.median(spent_ms) if spent_ms else None
+
+
+# Name of a region -> how long each of its blocks took in a step, in ms.
+RegionSpans = Mapping[str, Sequence[float]]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Span:
+class _RegionSpan:
     name: str
     start: Mark
     end: Mark | None = None
 
 
 class RegionMarks:
-    """Notes when each region begins and ends, step by step; nothing waits for the device."""
+    """Notes when each region of a step begins and ends."""
 
     def __init__(self, device: torch.device) -> None:
-        self._mark = marker(device)
-        self._steps: list[list[_Span]] = [[]]
+        self._mark = make_marker(device)
+        self._steps: list[list[_RegionSpan]] = [[]]
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:
-        """Time the `with` block."""
-        span = _Span(name=name, start=self._mark())
+        """Note the `with` block as one of region `name`."""
+        span = _RegionSpan(name=name, start=self._mark())
         self._steps[-1].append(span)
         yield
         span.end = self._mark()
 
     def end_step(self) -> None:
-        """Count what follows to the next step."""
+        """Count later regions to the next step."""
         self._steps.append([])
 
-    def take(self) -> list[Spans]:
-        """Return the regions of each ended step, whose work must be done."""
-        return [_by_name(spans) for spans in self._steps[:-1]]
+    def spans(self) -> list[RegionSpans]:
+        """Return the regions of each ended step."""
+        found: list[RegionSpans] = []
+        for step in self._steps[:-1]:
+            by_name: dict[str, list[float]] = defaultdict(list)
+            for span in step:
+                assert span.end is not None, "a step returned inside of a region"
+                by_name[span.name].append(elapsed_ms(span.start, span.end))
+            found.append(by_name)
+        return found
 
 
-def _by_name(spans: Sequence[_Span]) -> Spans:
-    found: dict[str, list[float]] = defaultdict(list)
-    for span in spans:
-        assert span.end is not None, "a step returned inside of a region"
-        found[span.name].append(milliseconds(span.start, span.end))
-    return found
+def region_times(steps: Sequence[RegionSpans], step_ms: float) -> tuple[RegionTime, ...]:
+    """Return the median of each region over the steps, in the order in which they were entered.
 
-
-def region_times(steps: Sequence[Spans], step_ms: float) -> tuple[RegionTime, ...]:
-    """Compute the median of each region over the steps; 0 ms counts where it was not entered.
-
-    step_ms: what such a step takes.
+    A step that did not enter a region counts with 0 ms. step_ms: the duration of such a step, of
+    which each region is a share.
     """
     names = dict.fromkeys(name for step in steps for name in step)
     return tuple(
@@ -235,3 +239,76 @@ def region_times(steps: Sequence[Spans], step_ms: float) -> tuple[RegionTime, ..
         )
         for name in names
     )
+
+
+_NO_DDP = "unknown: the script has no model in DistributedDataParallel, whose gradients have a hook"
+_OWN_HOOK = "unknown: the script has a communication hook of its own"
+_OWN_GROUP = "unknown: the script's DistributedDataParallel has a process group of its own"
+
+
+class ScriptMarks:
+    """Buckets and optimizers of a script's steps; it lives in the script's own process.
+
+    `raybench.workloads.scripts.child` makes it once the timed steps of the script are over.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._buckets = BucketMarks(device)
+        self._mark = make_marker(device)
+        self._models: list[DistributedDataParallel] = []
+        self._is_reduced = True
+        self._started: list[Mark] = []
+        self._spans: list[list[tuple[Mark, Mark]]] = [[]]
+        register_optimizer_step_pre_hook(lambda *_: self._started.append(self._mark()))
+
+    def hook_gradients(self) -> str:
+        """Look for models of DDP; return "", or why their gradients cannot be hooked.
+
+        DDP takes one hook in its life, so none is registered before all ranks can: `time_gradients`
+        does that.
+        """
+        self._models = [m for m in gc.get_objects() if type(m) is DistributedDataParallel]
+        if not self._models:
+            return _NO_DDP
+        if any(model._comm_hooks for model in self._models):
+            return _OWN_HOOK
+        if any(model.process_group is not dist.group.WORLD for model in self._models):
+            return _OWN_GROUP
+        return COMPILED if count_compiled_frames() else ""
+
+    def time_gradients(self) -> None:
+        """Have gradients reduced as DDP does by itself, and take the time."""
+        for model in self._models:
+            model.register_comm_hook(None, self._hook)
+
+    def keep_gradients(self) -> None:
+        """Have gradients reduced no more: each rank keeps its own."""
+        self._is_reduced = False
+
+    def end_optimizer(self) -> None:
+        """Note that the step of an optimizer has returned."""
+        if self._started:
+            self._spans[-1].append((self._started.pop(), self._mark()))
+
+    def end_step(self) -> None:
+        """Count later buckets and optimizers to the next step."""
+        self._buckets.end_step()
+        self._spans.append([])
+
+    def take(self, steps: int) -> dict[str, Any]:
+        """Return times of the last `steps` ended steps in ms, and drop all steps.
+
+        optimizer_ms has an entry per step, comm_ms and tail_ms one per step that reduced gradients.
+        """
+        spans, self._spans = self._spans[:-1][-steps:], self._spans[-1:]
+        buckets = self._buckets.take()[-steps:]
+        return {
+            "optimizer_ms": [sum(elapsed_ms(*span) for span in each) for each in spans],
+            "comm_ms": [comm_ms(each) for each in buckets if each],
+            "tail_ms": [tail_ms(each) for each in buckets if each],
+        }
+
+    def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        hook = self._buckets.hook if self._is_reduced else noop_hook
+        future: torch.futures.Future[torch.Tensor] = hook(None, bucket)
+        return future

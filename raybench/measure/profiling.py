@@ -1,39 +1,45 @@
-"""What `--profile` adds for chosen points: a trace of each rank, and times by module, by hooks.
+"""What profilers say of a step: the trace and the module times of `--profile`, attention kernels.
 
 A process in which torch.profiler has used CUPTI launches more slowly from then on
-(pytorch#144455): it is not fit for measuring any more.
+(pytorch#144455): after `profile` it is not fit for measuring any more. `attention_kernels` uses the
+profiler of the host alone, which leaves nothing behind.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import profiler_legacy
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, schedule
 from torch.utils._pytree import tree_map_only
 
 from raybench.measure.breakdown import hook_setter
-from raybench.measure.marks import Mark, marker, milliseconds
-from raybench.measure.timing import align_ranks
-from raybench.records import ModuleTime, Profile
+from raybench.measure.marks import Mark, elapsed_ms, make_marker
+from raybench.measure.ranks import align_ranks
+from raybench.measure.timers import Step
+from raybench.records import Breakdown, ModuleTime, Profile, Traffic
 from raybench.workloads.base import Context, Workload
 
 _WARMUP_STEPS = 2
 
 
 def profile(workload: Workload, context: Context, steps: int) -> Profile:
-    """Run `steps` steps with timed modules, if there is a `model`, and as many under the profiler.
+    """Run steps on all ranks, and return their trace and the times of the model's modules.
 
-    With the communication that the workload has by itself.
+    `steps` steps with timed modules, if the workload has a `model`, and as many under the profiler.
+    Gradients are reduced as the workload does by itself, without a hook.
     """
     set_hook = hook_setter(workload, context) if context.world_size > 1 else ""
     if not isinstance(set_hook, str):
@@ -50,7 +56,7 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
 
 
 def _trace(workload: Workload, context: Context, steps: int) -> bytes:
-    """Record the Chrome trace, compressed by gzip, of `steps` steps after one that is not in it."""
+    """Return the Chrome trace of steps, compressed by gzip; one more step runs before them."""
     activities = [ProfilerActivity.CPU]
     if context.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -67,36 +73,111 @@ def _trace(workload: Workload, context: Context, steps: int) -> bytes:
         return path.read_bytes()
 
 
+# (kind, ranks of the group) -> the ms of each call of a step, in their order.
+CallTimes = Mapping[tuple[str, int], tuple[float, ...]]
+TraceEvent = Mapping[str, Any]
+
+_CALL_METHOD = "NCCL's kernel of each call in the profile, minimum over ranks"
+# NCCL has one kernel for all_to_all, and for sends and receives that were issued together.
+_EXCHANGE = "exchange"
+# By the begin of torch's name of a collective (`_allgather_base`) and of NCCL's name of its kernel
+# (`AllGather_RING_LL`), without underscores and in small letters.
+_KINDS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "sendrecv": _EXCHANGE,
+}
+
+
+def with_call_times(breakdown: Breakdown, trace: bytes, steps: int, world_size: int) -> Breakdown:
+    """Return the breakdown with `call_ms` in its traffic, from NCCL's kernels in a profile.
+
+    trace: of so many equal steps, as `Profile.trace`. The same breakdown where the trace has no
+    kernel for any of its collectives, as on a CPU.
+    """
+    if not breakdown.traffic:
+        return breakdown
+    events: Sequence[TraceEvent] = json.loads(gzip.decompress(trace))["traceEvents"]
+    times = call_times(events, steps, world_size)
+    traffic = tuple(replace(one, call_ms=_times_of(one, times)) for one in breakdown.traffic)
+    if not any(one.call_ms for one in traffic):
+        return breakdown
+    methods = {**breakdown.methods, "comm_busbw_gb_s": _CALL_METHOD}
+    return replace(breakdown, traffic=traffic, methods=methods)
+
+
+def _times_of(sent: Traffic, times: CallTimes) -> tuple[float, ...]:
+    """Return the ms of each call, or of each group of calls that had one kernel.
+
+    Empty where the trace has another number of calls than were counted.
+    """
+    own = times.get((sent.kind, sent.ranks), ())
+    if own:
+        return own if len(own) == sent.calls else ()
+    groups = times.get((_EXCHANGE, sent.ranks), ())
+    return groups if groups and sent.calls % len(groups) == 0 else ()
+
+
+def call_times(events: Sequence[TraceEvent], steps: int, world_size: int) -> CallTimes:
+    """Return the time of each call of a step in ms, by kind of collective and size of group.
+
+    Medians over the steps; waits for peers are included. Kernels that remain of the step before
+    these come first in the trace, and are left out. world_size: the size of a group that the
+    trace does not tell.
+    """
+    kernels = [one for one in events if one.get("cat") == "kernel" and "nccl" in one["name"]]
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for kernel in sorted(kernels, key=lambda one: one["ts"]):
+        args = kernel.get("args", {})
+        name = args.get("Collective name") or kernel["name"].partition("_")[2]
+        plain = name.replace("_", "").lower()
+        kind = next((kind for start, kind in _KINDS.items() if plain.startswith(start)), _EXCHANGE)
+        found[kind, args.get("Group size", world_size)].append(kernel["dur"] / 1e3)
+    return {key: _medians(ms, len(ms) // steps) for key, ms in found.items() if len(ms) >= steps}
+
+
+def _medians(ms: Sequence[float], calls: int) -> tuple[float, ...]:
+    """Return the median of each call over the last steps that have all their calls."""
+    steps = zip(*[iter(ms[len(ms) % calls :])] * calls, strict=True)
+    return tuple(map(statistics.median, zip(*steps, strict=True)))
+
+
 def module_times(
     model: nn.Module, step: Callable[[], None], device: torch.device, steps: int
 ) -> tuple[ModuleTime, ...]:
-    """Medians over `steps` steps of the time in each module that ran, its children included.
+    """Return the time in each module that ran in every step, median over `steps` steps.
 
-    From hook to hook: on a GPU by CUDA events, with the gaps that the host leaves, which the hooks
-    make longer. Backward runs from the gradient of the module's output to that of its input, or
-    to its last parameter's where the input needs none. Recomputed activations count as forward. Of
-    a model that is compiled block by block the blocks are the smallest; one that is compiled whole
-    has no modules.
+    A module's time includes its children. It is taken from hook to hook: on a GPU by CUDA events,
+    with the gaps that the host leaves, which the hooks make longer. Backward runs from the gradient
+    of the module's output to that of its input, or to its last parameter's where the input needs
+    none. Recomputed activations count as forward. Of a model that is compiled block by block the
+    blocks are the smallest modules; one that is compiled whole has none.
     """
-    watch = _Watch(model, device)
-    taken = []
+    watch = _ModuleWatch(model, device)
+    steps_calls = []
     with watch.watching():
         for _ in range(steps):
             step()
-            taken.append(watch.take())
+            steps_calls.append(watch.take())
     if device.type == "cuda":
         torch.cuda.synchronize()
-    by_step = [_by_module(calls) for calls in taken]
     return tuple(
-        _module_time(name, module, [calls[module] for calls in by_step])
+        _module_time(name, module, [calls[module] for calls in steps_calls])
         for name, module in model.named_modules()
-        if all(module in calls for calls in by_step)
+        if all(module in calls for calls in steps_calls)
     )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Call:
-    """One pass through a module. The backward marks stay None where no gradient passed."""
+    """One pass through a module; the backward marks are None where no gradient passed.
+
+    ends_at_input: an input needs a gradient, so that backward ends there.
+    """
 
     module: nn.Module
     started: Mark
@@ -106,12 +187,12 @@ class _Call:
     ends_at_input: bool = False
 
 
-class _Watch:
-    """Hooks on every module that note when it is entered and left, forward and backward."""
+class _ModuleWatch:
+    """Hooks on every module that note when it begins and ends, forward and backward."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model = model
-        self._mark = marker(device)
+        self._mark = make_marker(device)
         self._calls: list[_Call] = []
         self._latest: dict[nn.Module, _Call] = {}
         self._owners: dict[Tensor, list[nn.Module]] = defaultdict(list)
@@ -121,14 +202,14 @@ class _Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside the `with` block calls are noted."""
+        """Note calls of modules inside the `with` block."""
         with ExitStack() as stack:
             for module in dict.fromkeys(_outside_compiled(self._model)):
                 if _is_compiled(module):
                     stack.enter_context(self._watching_compiled(module))
                     continue
-                stack.callback(module.register_forward_pre_hook(self._enter).remove)
-                stack.callback(module.register_forward_hook(self._leave).remove)
+                stack.callback(module.register_forward_pre_hook(self._begin_forward).remove)
+                stack.callback(module.register_forward_hook(self._end_forward).remove)
             for parameter in self._owners:
                 if parameter.requires_grad:
                     hook = parameter.register_post_accumulate_grad_hook(self._accumulate)  # type: ignore[no-untyped-call]
@@ -141,8 +222,8 @@ class _Watch:
         compiled: Any = module._compiled_call_impl
 
         def call(*inputs: Any, **named: Any) -> Any:
-            entered = self._enter(module, inputs)
-            return self._leave(module, inputs, compiled(*entered, **named))
+            hooked = self._begin_forward(module, inputs)
+            return self._end_forward(module, inputs, compiled(*hooked, **named))
 
         module._compiled_call_impl = call
         try:
@@ -150,12 +231,17 @@ class _Watch:
         finally:
             module._compiled_call_impl = compiled
 
-    def take(self) -> list[_Call]:
-        """Take the calls since the last time."""
+    def take(self) -> dict[nn.Module, list[_Call]]:
+        """Return the complete calls since the last call of this method, by module."""
         calls, self._calls, self._latest = self._calls, [], {}
-        return [call for call in calls if call.ended is not None]
+        found: dict[nn.Module, list[_Call]] = defaultdict(list)
+        for call in calls:
+            if call.ended is not None:
+                found[call.module].append(call)
+        return found
 
-    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _begin_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Note the begin of a call; return the inputs, whose gradients will end its backward."""
         # Of a model that is compiled whole, with its hooks: an event in compiled code is none.
         if torch.compiler.is_compiling():
             return inputs
@@ -163,29 +249,31 @@ class _Watch:
         self._calls.append(call)
         self._latest[module] = call
 
-        def left(_: Tensor) -> None:
+        def end_backward(_: Tensor) -> None:
             call.backward_ended = self._mark()
 
-        def watched(tensor: Tensor) -> Tensor:
+        def watch(tensor: Tensor) -> Tensor:
             call.ends_at_input |= tensor.requires_grad
-            return _with_hook(tensor, left)
+            return _with_hook(tensor, end_backward)
 
-        entered: tuple[Any, ...] = tree_map_only(Tensor, watched, inputs)
-        return entered
+        hooked: tuple[Any, ...] = tree_map_only(Tensor, watch, inputs)
+        return hooked
 
-    def _leave(self, module: nn.Module, _: object, outputs: Any) -> Any:
+    def _end_forward(self, module: nn.Module, _: object, outputs: Any) -> Any:
+        """Note the end of a call; return the outputs, whose gradients will begin its backward."""
         if torch.compiler.is_compiling():
             return outputs
         call = self._latest[module]
         call.ended = self._mark()
 
-        def entered(_: Tensor) -> None:
+        def begin_backward(_: Tensor) -> None:
             if call.backward_started is None:
                 call.backward_started = self._mark()
 
-        return tree_map_only(Tensor, lambda tensor: _with_hook(tensor, entered), outputs)
+        return tree_map_only(Tensor, lambda tensor: _with_hook(tensor, begin_backward), outputs)
 
     def _accumulate(self, parameter: Tensor) -> None:
+        """Note the end of backward so far in modules none of whose inputs needs a gradient."""
         mark = self._mark()
         for module in self._owners[parameter]:
             call = self._latest.get(module)
@@ -194,7 +282,7 @@ class _Watch:
 
 
 def _outside_compiled(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield a module and those in it, of what is compiled no more than its outermost."""
+    """Yield a module and its descendants, but none inside of a compiled one."""
     yield module
     if not _is_compiled(module):
         for child in module.children():
@@ -202,15 +290,15 @@ def _outside_compiled(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether `Module.compile` was called."""
+    """Return whether `Module.compile` was called."""
     return module._compiled_call_impl is not None
 
 
 def _with_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
-    """Make a view whose gradient calls the hook.
+    """Return a view of the tensor whose gradient calls the hook.
 
-    Of this use of the tensor alone, and free to be changed in place, which the views of
-    `register_full_backward_hook` are not.
+    The hook belongs to this use of the tensor alone. Unlike the views that
+    `register_full_backward_hook` makes, this one may be changed in place.
     """
     if not tensor.requires_grad:
         return tensor
@@ -219,19 +307,13 @@ def _with_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
     return view
 
 
-def _by_module(calls: list[_Call]) -> dict[nn.Module, list[_Call]]:
-    found: dict[nn.Module, list[_Call]] = defaultdict(list)
-    for call in calls:
-        found[call.module].append(call)
-    return found
-
-
-def _module_time(name: str, module: nn.Module, steps: list[list[_Call]]) -> ModuleTime:
-    forward_ms = [sum(_span_ms(call.started, call.ended) for call in calls) for calls in steps]
+def _module_time(name: str, module: nn.Module, steps: Sequence[Sequence[_Call]]) -> ModuleTime:
+    """Return the medians over the steps; backward over those steps in which it ran."""
+    forward_ms = [sum(_between_ms(call.started, call.ended) for call in calls) for calls in steps]
     backward_ms = [
-        sum(_span_ms(call.backward_started, call.backward_ended) for call in calls)
+        sum(_between_ms(call.backward_started, call.backward_ended) for call in calls)
         for calls in steps
-        if any(_has_backward(call) for call in calls)
+        if any(None not in (call.backward_started, call.backward_ended) for call in calls)
     ]
     return ModuleTime(
         name=name,
@@ -242,9 +324,38 @@ def _module_time(name: str, module: nn.Module, steps: list[list[_Call]]) -> Modu
     )
 
 
-def _has_backward(call: _Call) -> bool:
-    return call.backward_started is not None and call.backward_ended is not None
+def _between_ms(start: Mark | None, end: Mark | None) -> float:
+    return 0.0 if start is None or end is None else elapsed_ms(start, end)
 
 
-def _span_ms(start: Mark | None, end: Mark | None) -> float:
-    return 0.0 if start is None or end is None else milliseconds(start, end)
+_autograd: Any = torch._C._autograd  # much of it is missing from torch's types
+_OPERATORS = {
+    "flash": (
+        "aten::_flash_attention_forward",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+    ),
+    "efficient": (
+        "aten::_efficient_attention_forward",
+        "aten::_scaled_dot_product_efficient_attention",
+    ),
+    "cudnn": ("aten::_cudnn_attention_forward", "aten::_scaled_dot_product_cudnn_attention"),
+    "math": ("aten::_scaled_dot_product_attention_math",),
+}
+
+
+def attention_kernels(step: Step) -> tuple[str, ...]:
+    """Run a step, and return torch's attention kernels in it: flash, efficient, cudnn, math.
+
+    Torch chooses by device, shapes, mask and its own settings, so that the same job may run another
+    kernel elsewhere. Seen is what the step calls: also from compiled code, from operators of one's
+    own, and in the backward pass. Not seen is what is made of other operators: FlexAttention, and
+    `math` where torch.compile takes it apart. Empty where none was seen.
+    """
+    _autograd._enable_profiler_legacy(profiler_legacy.profile().config())  # type: ignore[no-untyped-call]
+    try:
+        step()
+    finally:
+        threads = _autograd._disable_profiler_legacy()
+    called = {event.name() for events in threads for event in events}
+    return tuple(kernel for kernel, names in _OPERATORS.items() if not called.isdisjoint(names))

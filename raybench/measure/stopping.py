@@ -1,6 +1,7 @@
-"""How many iterations to run next: the decisions that one rank takes between blocks. Pure.
+"""How many iterations to run next: the decisions that rank 0 takes between blocks. Pure.
 
 All durations are the point's step times over its ranks, `raybench.stats.summary.step_series`.
+docs/method.md has the reasons and what simulation says of the rules.
 """
 
 from __future__ import annotations
@@ -11,52 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raybench.job.model import Measure
-from raybench.stats.steady import LevelChange, level_change
-from raybench.stats.summary import median_interval, student_t
+from raybench.stats.summary import LevelChange, level_change, median_interval, student_t
 
-# Warm-up may not eat the whole budget: the samples are what is wanted.
-_WARMUP_SHARE = 0.5
-# Clocks that are not held back for so long are taken for free.
-_STILL_S = 0.3
-# Between looks at it warm-up grows by half: many looks would find a steady moment by chance.
-_WARMUP_GROWTH = 1.5
-_MIN_GROWTH, _MAX_GROWTH = 1.25, 2
 # In place of a number of samples: those timed so far were warm-up.
-AGAIN = -1
-# Fewer samples only where the budget ends.
-_ENOUGH = 30
-# A level that changes by more, and by so many standard errors, is still that of the warm-up. By
-# chance in 1 of 3 looks at noise of 1 %, which costs a second; a change that is missed costs more.
-_CHANGE, _LIKELY = 0.003, 1.0
-# Standard errors beyond which a change is no chance, so that it is held against a point.
-_PLAIN = 3.0
-# Of a budget too small for min_seconds and half of it as warm-up.
-_MIN_SHARE = 2 / 3
-# A time that is reached but for so much is reached: no block of a single step for the rest.
-_NEARLY = 0.97
-# Steps that are shorter than 1 ms go on warming up in the loops in which they are timed.
-_MAX_SINGLE_STEPS = 1000
-# The ranks meet between blocks, and a hang is noticed there.
-_MAX_BLOCK_S = 5.0
-_MIN_LOOP_NS, _MAX_LOOP = 1_000_000, 1000
-_MAX_GRAPH_LOOP = 100
-# After two steps the host is ahead of the device again; slow steps hide how it began.
-_LEAD_IN, _SLOW_NS = 2, 250_000_000
-_BREAKDOWN_SHARE = 0.1
-_MIN_BREAKDOWN_STEPS, _MAX_BREAKDOWN_STEPS = 3, 10
-# The pace of a host wanders within tenths of a second.
-_MAX_LOCAL_STEPS = 100
-# An instrumented step is run in about this many variants.
-_BREAKDOWN_VARIANTS = 4
+RESTART = -1
 _NS_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """What a repeat took so far, in nanoseconds, as the point's step time.
+class Progress:
+    """The step times of a repeat so far, in ns.
 
     warmup_ns: eager steps, the cold one first. drifted_ns: samples that turned out to be warm-up.
-    sample_ns: samples, means of `inner` steps each. is_graph: whether samples replay a CUDA graph.
+    sample_ns: timed samples. A sample is the mean of `inner` steps. is_graph: whether samples
+    replay a CUDA graph.
     """
 
     warmup_ns: Sequence[float]
@@ -67,205 +36,259 @@ class Course:
 
     @property
     def warm_s(self) -> float:
-        """How long the warm-up took so far, without the cold step."""
+        """Seconds of the warm-up so far, without the cold step."""
         return (sum(self.warmup_ns[1:]) + self.inner * sum(self.drifted_ns)) / _NS_PER_S
 
     @property
     def timed_s(self) -> float:
-        """Of the samples."""
+        """Seconds of the timed samples so far."""
         return self.inner * sum(self.sample_ns) / _NS_PER_S
 
     @property
     def expected_ns(self) -> Sequence[float]:
-        """Durations of what comes next, as far as they are known: of samples, else of steps."""
+        """What later samples are expected to take: earlier samples, else steps of the warm-up.
+
+        Empty where only the cold step was run.
+        """
         known_ns = self.sample_ns or self.drifted_ns or self.warmup_ns[1:]
         return [self.inner * ns for ns in known_ns]
 
-    @property
-    def before_ns(self) -> Sequence[float]:
-        """What preceded the samples and was measured as they are: not single steps before loops."""
-        is_alike = self.inner == 1 and not self.is_graph
-        return [*(self.warmup_ns[1:] if is_alike else ()), *self.drifted_ns]
-
     def level_change(self) -> LevelChange | None:
-        """Return the change of level over warm-up and samples; None where they are too few."""
-        return level_change([*self.before_ns, *self.sample_ns])
+        """Return the change of level over warm-up and samples; None where they are too few.
+
+        Warm-up steps count only where the samples are single eager steps too.
+        """
+        is_alike = self.inner == 1 and not self.is_graph
+        warmup_ns = self.warmup_ns[1:] if is_alike else ()
+        return level_change([*warmup_ns, *self.drifted_ns, *self.sample_ns])
 
 
 def load_decisions() -> None:
-    """Load scipy, which the first decision between two blocks needs; again it costs nothing."""
+    """Load scipy, so that the first decision between two blocks does not take the time for it."""
     student_t(1.0)
 
 
-def next_warmup(
-    step_ns: Sequence[float], settings: Measure, *, at_least: int = 1, is_limited: bool = False
-) -> int:
-    """Decide how many iterations the next block of warm-up has; 0 ends it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppingPolicy:
+    """Decides how long a point warms up, is timed and is taken apart.
 
-    step_ns: durations of the iterations so far. The first is cold (loading, compiling): it runs
-    alone, counts as one iteration and neither against the budget nor in what is steady.
-    at_least: iterations that are needed whatever the job and the budget say. is_limited: whether
-    heat or a fault held clocks back in the last block: then it goes on while the budget lasts.
+    settings: what the job asks for. The constants below them are the same for all jobs.
     """
-    done = len(step_ns)
-    if done == 0:
-        return 1
-    left_s = settings.max_seconds * _WARMUP_SHARE - sum(step_ns[1:]) / _NS_PER_S
-    needed = max(0, at_least - done)
-    missing = max(needed, _warmup_wanted(step_ns, settings) - done)
-    if is_limited and missing <= 0 and not (settings.warmup.is_fixed or settings.is_quick):
-        missing = max(1, _count_in(_STILL_S, step_ns[1:]))
-    return _limit(missing, step_ns[1:], left_s, at_least=needed)
 
+    settings: Measure
 
-def has_settled(course: Course, settings: Measure) -> bool | None:
-    """Whether the step time stayed where it is; None where too few steps tell nothing.
+    # Warm-up may not use more of the budget: the samples are what is wanted.
+    warmup_share: float = 0.5
+    # Between looks at it warm-up grows by half: many looks would find a steady moment by chance.
+    warmup_growth: float = 1.5
+    # Steps that are shorter than 1 ms go on warming up in the loops in which they are timed.
+    max_single_steps: int = 1000
+    # Clocks that are not held back for so long count as free.
+    unlimited_s: float = 0.3
 
-    It did not where its level changes by more than `target_ci` and than noise seldom does.
-    """
-    change = course.level_change()
-    return None if change is None else not change.exceeds(settings.target_ci, _PLAIN)
+    # A level that changes by more than this share, and by more than so many standard errors, is
+    # still that of the warm-up. Noise of 1 % does so in 1 of 3 looks, which costs a second; a
+    # change that is missed costs more.
+    warmup_change: float = 0.003
+    warmup_errors: float = 1.0
+    # Standard errors beyond which a change is not chance, so that the point is marked.
+    drift_errors: float = 3.0
 
+    # Fewer samples only where the budget ends.
+    enough_samples: int = 30
+    # Share of a budget that is too small for min_seconds and half of it as warm-up.
+    min_share: float = 2 / 3
+    # From this share on, a time or a count is reached: no block of a single step for the rest.
+    nearly: float = 0.97
+    # How much the number of samples grows between two looks at the interval.
+    min_growth: float = 1.25
+    max_growth: float = 2.0
+    # The ranks meet between blocks, and a hang is noticed there.
+    max_block_s: float = 5.0
 
-def next_timed(course: Course, settings: Measure) -> int:
-    """Decide how many samples the next timed block has; 0 ends the phase, which has one at least.
+    # Loops that are timed as one sample; a CUDA graph holds every kernel of all its steps.
+    min_loop_ns: int = 1_000_000
+    max_loop: int = 1000
+    max_graph_loop: int = 100
+    # After two steps the host is ahead of the device again; slow steps hide how it began.
+    lead_in_samples: int = 2
+    slow_ns: int = 250_000_000
 
-    AGAIN: the samples so far were warm-up, and timing begins anew.
-    """
-    done, left_s = len(course.sample_ns), settings.max_seconds - course.warm_s - course.timed_s
-    owed = _warmup_owed(course, settings)
-    if done and (done >= _NEARLY * owed if owed else _was_warmup(course, settings, left_s)):
-        return AGAIN
-    wanted = owed or _samples_wanted(course, settings)
-    # The budget never cuts what the job asks for at least.
-    at_least = max(0, settings.iterations.min - done)
-    return _limit(wanted - done, course.expected_ns, left_s, at_least=at_least)
+    # Share of the budget for instrumented steps, which run in about this many variants.
+    breakdown_share: float = 0.1
+    breakdown_variants: int = 4
+    min_breakdown_steps: int = 3
+    max_breakdown_steps: int = 10
+    # The pace of a host wanders within tenths of a second.
+    max_local_steps: int = 100
 
+    def next_warmup(
+        self, step_ns: Sequence[float], *, at_least: int = 1, is_limited: bool = False
+    ) -> int:
+        """Return how many iterations the next block of warm-up has; 0 ends it.
 
-def lead_in(course: Course) -> int:
-    """Untimed samples at the beginning of a block, when the queue of the device is empty."""
-    expected_ns = course.expected_ns or course.warmup_ns
-    return _LEAD_IN if statistics.median(expected_ns) <= _SLOW_NS else 0
+        step_ns: durations of the iterations so far. The first is cold (loading, compiling): it runs
+        alone, counts as one iteration, but neither against the budget nor in what is steady.
+        at_least: iterations that are needed whatever the job and the budget say. is_limited:
+        whether heat or a fault held clocks back in the last block: then warm-up goes on while the
+        budget lasts, unless the job fixes its length.
+        """
+        done = len(step_ns)
+        if done == 0:
+            return 1
+        settings = self.settings
+        left_s = settings.max_seconds * self.warmup_share - sum(step_ns[1:]) / _NS_PER_S
+        needed = max(0, at_least - done)
+        missing = max(needed, self._warmup_wanted(step_ns) - done)
+        if is_limited and missing <= 0 and not (settings.warmup.is_fixed or settings.is_quick):
+            missing = max(1, _count_in(self.unlimited_s, step_ns[1:]))
+        return self._limit(missing, step_ns[1:], left_s, at_least=needed)
 
+    def next_timed(self, progress: Progress) -> int:
+        """Return how many samples the next timed block has; 0 ends the phase.
 
-def inner_iterations(step_ns: Sequence[float], *, graph: bool) -> int:
-    """Choose the steps of one sample, so that it takes 1 ms, by the later half of `step_ns`.
+        RESTART: the samples so far were warm-up, and timing begins anew.
+        """
+        done = len(progress.sample_ns)
+        left_s = self.settings.max_seconds - progress.warm_s - progress.timed_s
+        owed = self._warmup_owed(progress)
+        if done and (done >= self.nearly * owed if owed else self._drifts(progress, left_s)):
+            return RESTART
+        wanted = owed or self._samples_wanted(progress)
+        # The budget never cuts what the job asks for at least.
+        at_least = max(0, self.settings.iterations.min - done)
+        return self._limit(wanted - done, progress.expected_ns, left_s, at_least=at_least)
 
-    At most 1000, and 100 in a CUDA graph, which holds every kernel of all of them.
-    """
-    settled = step_ns[(len(step_ns) + 1) // 2 :] or step_ns
-    typical_ns = max(1.0, statistics.median(settled))
-    most = _MAX_GRAPH_LOOP if graph else _MAX_LOOP
-    return min(most, math.ceil(_MIN_LOOP_NS / typical_ns))
+    def has_settled(self, progress: Progress) -> bool | None:
+        """Return whether the step time stayed at one level; None where the steps are too few.
 
+        False where the level changes by more than `target_ci`, and by more than chance explains.
+        """
+        change = progress.level_change()
+        if change is None:
+            return None
+        return not change.exceeds(self.settings.target_ci, self.drift_errors)
 
-def breakdown_steps(step_ns: Sequence[float], settings: Measure) -> int:
-    """Instrumented steps of each kind that cost at most about a tenth of the budget; 3 to 10."""
-    budget_ns = settings.max_seconds * _BREAKDOWN_SHARE * _NS_PER_S
-    fits = int(budget_ns / _BREAKDOWN_VARIANTS / max(1.0, statistics.median(step_ns)))
-    return min(_MAX_BREAKDOWN_STEPS, max(_MIN_BREAKDOWN_STEPS, fits))
+    def lead_in(self, progress: Progress) -> int:
+        """Return the untimed samples at the begin of a block, when the device's queue is empty."""
+        expected_ns = progress.expected_ns or progress.warmup_ns
+        return self.lead_in_samples if statistics.median(expected_ns) <= self.slow_ns else 0
 
+    def inner_iterations(self, step_ns: Sequence[float], *, graph: bool) -> int:
+        """Return how many steps make a sample of 1 ms, by the later half of `step_ns`.
 
-def most_local_steps(step_ns: Sequence[float], settings: Measure) -> int:
-    """Count the steps without communication that fit half of the breakdown's share of the budget.
+        At most 1000, and 100 in a CUDA graph.
+        """
+        settled = step_ns[(len(step_ns) + 1) // 2 :] or step_ns
+        typical_ns = max(1.0, statistics.median(settled))
+        most = self.max_graph_loop if graph else self.max_loop
+        return min(most, math.ceil(self.min_loop_ns / typical_ns))
 
-    At most 100, and as many as of the other kinds at least.
-    """
-    budget_ns = settings.max_seconds * _BREAKDOWN_SHARE * _NS_PER_S / 2
-    fits = int(budget_ns / max(1.0, statistics.median(step_ns)))
-    return max(breakdown_steps(step_ns, settings), min(_MAX_LOCAL_STEPS, fits))
+    def breakdown_steps(self, step_ns: Sequence[float]) -> int:
+        """Return how many instrumented steps of each kind cost a tenth of the budget; 3 to 10."""
+        budget_ns = self.settings.max_seconds * self.breakdown_share * _NS_PER_S
+        fits = int(budget_ns / self.breakdown_variants / max(1.0, statistics.median(step_ns)))
+        return min(self.max_breakdown_steps, max(self.min_breakdown_steps, fits))
 
+    def most_local_steps(self, step_ns: Sequence[float]) -> int:
+        """Return how many steps without communication cost half of the breakdown's budget.
 
-def _warmup_wanted(step_ns: Sequence[float], settings: Measure) -> int:
-    """Estimate the iterations of warm-up in all."""
-    span, done = settings.warmup, len(step_ns)
-    if done < span.min or span.is_fixed:
-        return span.min
-    least_s = _least_s(settings) * _WARMUP_SHARE
-    least = 1 + min(_MAX_SINGLE_STEPS, _count_in(least_s, step_ns[1:]))
-    if done < _NEARLY * least:
-        return least
-    if not _changes(level_change(step_ns[1:])):
-        return done
-    return min(max(span.max, least), max(done + 1, round(done * _WARMUP_GROWTH)))
+        At most 100, and as many as of the other kinds at least.
+        """
+        budget_ns = self.settings.max_seconds * self.breakdown_share * _NS_PER_S / 2
+        fits = int(budget_ns / max(1.0, statistics.median(step_ns)))
+        return max(self.breakdown_steps(step_ns), min(self.max_local_steps, fits))
 
+    def _warmup_wanted(self, step_ns: Sequence[float]) -> int:
+        """Estimate the iterations of the whole warm-up, the cold one included."""
+        span, done = self.settings.warmup, len(step_ns)
+        if done < span.min or span.is_fixed:
+            return span.min
+        least_s = self._least_s() * self.warmup_share
+        least = 1 + min(self.max_single_steps, _count_in(least_s, step_ns[1:]))
+        if done < self.nearly * least:
+            return least
+        if not self._is_warming(level_change(step_ns[1:])):
+            return done
+        return min(max(span.max, least), max(done + 1, round(done * self.warmup_growth)))
 
-def _warmup_owed(course: Course, settings: Measure) -> int:
-    """Count the samples that the warm-up still lacks; short steps go on in loops, once."""
-    owed_s = _least_s(settings) * _WARMUP_SHARE - course.warm_s
-    is_chosen = not settings.warmup.is_fixed and not course.drifted_ns
-    if not is_chosen or owed_s <= (1 - _NEARLY) * _least_s(settings):
-        return 0
-    return min(settings.iterations.max, _count_in(owed_s, course.expected_ns))
+    def _warmup_owed(self, progress: Progress) -> int:
+        """Return the samples that the warm-up still lacks; short steps warm up in loops, once."""
+        owed_s = self._least_s() * self.warmup_share - progress.warm_s
+        is_adaptive = not self.settings.warmup.is_fixed and not progress.drifted_ns
+        if not is_adaptive or owed_s <= (1 - self.nearly) * self._least_s():
+            return 0
+        return min(self.settings.iterations.max, _count_in(owed_s, progress.expected_ns))
 
+    def _is_warming(self, change: LevelChange | None) -> bool:
+        """Return whether a level seems to change still; an unknown change does not count."""
+        return change is not None and change.exceeds(self.warmup_change, self.warmup_errors)
 
-def _changes(change: LevelChange | None) -> bool:
-    """Whether a level seems to change still; what is not known is no reason to go on."""
-    return change is not None and change.exceeds(_CHANGE, _LIKELY)
+    def _drifts(self, progress: Progress, left_s: float) -> bool:
+        """Return whether the level changes still, and the time suffices to time anew.
 
+        Always False for quick runs and where the job fixes the number of iterations.
+        """
+        settings = self.settings
+        if settings.is_quick or settings.warmup.is_fixed or settings.iterations.is_fixed:
+            return False
+        is_enough = len(progress.sample_ns) >= self.nearly * self._least_samples(progress)
+        has_time = progress.timed_s <= left_s
+        return is_enough and has_time and self._is_warming(progress.level_change())
 
-def _was_warmup(course: Course, settings: Measure, left_s: float) -> bool:
-    """Whether the level changes still, and as much time is left to time anew."""
-    if settings.is_quick or settings.warmup.is_fixed or settings.iterations.is_fixed:
-        return False
-    is_enough = len(course.sample_ns) >= _NEARLY * _least_samples(course, settings)
-    return is_enough and course.timed_s <= left_s and _changes(course.level_change())
+    def _samples_wanted(self, progress: Progress) -> int:
+        """Estimate the samples in all: the error falls with the root of their count."""
+        span, done = self.settings.iterations, len(progress.sample_ns)
+        if span.is_fixed:
+            return span.min
+        least = self._least_samples(progress)
+        if done < span.min or done < self.nearly * least:
+            return least
+        shortfall = (_relative_half_width(progress.sample_ns) / self.settings.target_ci) ** 2
+        if not self.settings.is_quick and self._is_warming(progress.level_change()):
+            # More samples, as far as the budget goes, so that those that still change weigh little.
+            shortfall = max(shortfall, self.max_growth)
+        if shortfall <= 1:
+            return done
+        growth = min(max(shortfall, self.min_growth), self.max_growth)
+        return min(span.max, max(done + 1, round(done * growth)))
 
+    def _least_samples(self, progress: Progress) -> int:
+        """Return the samples that are taken before the interval is looked at."""
+        span = self.settings.iterations
+        in_time = _count_in(self._least_s(), progress.expected_ns)
+        return min(span.max, max(span.min, self.enough_samples, in_time))
 
-def _samples_wanted(course: Course, settings: Measure) -> int:
-    """Estimate the samples in all: the error falls with the root of their count."""
-    span, done = settings.iterations, len(course.sample_ns)
-    if span.is_fixed:
-        return span.min
-    least = _least_samples(course, settings)
-    if done < span.min or done < _NEARLY * least:
-        return least
-    shortfall = (_half_width(course.sample_ns) / settings.target_ci) ** 2
-    if not settings.is_quick and _changes(course.level_change()):
-        # What the budget leaves makes the part that still changes small.
-        shortfall = max(shortfall, _MAX_GROWTH)
-    if shortfall <= 1:
-        return done
-    growth = min(max(shortfall, _MIN_GROWTH), _MAX_GROWTH)
-    return min(span.max, max(done + 1, round(done * growth)))
+    def _least_s(self) -> float:
+        """Return the seconds that are timed at least; two thirds of a budget that is small."""
+        return min(self.settings.min_seconds, self.min_share * self.settings.max_seconds)
 
+    def _limit(
+        self, missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int
+    ) -> int:
+        """Return as many of the missing iterations as fit the budget and one block.
 
-def _least_samples(course: Course, settings: Measure) -> int:
-    """Count the samples below which no question is asked."""
-    span = settings.iterations
-    least = max(span.min, _ENOUGH, _count_in(_least_s(settings), course.expected_ns))
-    return min(span.max, least)
-
-
-def _least_s(settings: Measure) -> float:
-    """Seconds that are timed at least; a small budget leaves two thirds of itself."""
-    return min(settings.min_seconds, _MIN_SHARE * settings.max_seconds)
+        expected_ns: durations of earlier ones; while there are none, one is run to learn it.
+        """
+        if missing <= 0:
+            return 0
+        if not expected_ns:
+            return 1 if left_s > 0 else min(1, at_least)
+        iteration_s = max(1.0, statistics.median(expected_ns)) / _NS_PER_S
+        fits = max(at_least, int(left_s / iteration_s))
+        return min(missing, fits, max(1, int(self.max_block_s / iteration_s)))
 
 
 def _count_in(seconds: float, expected_ns: Sequence[float]) -> int:
-    """How many iterations fill so many seconds, by what such iterations took."""
+    """Return how many iterations fill so many seconds; 0 where no duration is known."""
     if not expected_ns:
         return 0
     return math.ceil(seconds * _NS_PER_S / max(1.0, statistics.fmean(expected_ns)))
 
 
-def _half_width(sample_ns: Sequence[float]) -> float:
-    """Half the interval of the median over the median; infinite where there is none."""
+def _relative_half_width(sample_ns: Sequence[float]) -> float:
+    """Return half the interval of the median over the median; infinite where there is none."""
     interval = median_interval([sample_ns])
     if interval is None:
         return float("inf")
     return (interval.high - interval.low) / 2 / statistics.median(sample_ns)
-
-
-def _limit(missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int) -> int:
-    """As many of the missing iterations as fit the budget, and one block.
-
-    expected_ns: what such iterations took so far; while nothing is known, one is run to learn it.
-    """
-    if missing <= 0:
-        return 0
-    if not expected_ns:
-        return 1 if left_s > 0 else min(1, at_least)
-    iteration_s = max(1.0, statistics.median(expected_ns)) / _NS_PER_S
-    fits = max(at_least, int(left_s / iteration_s))
-    return min(missing, fits, max(1, int(_MAX_BLOCK_S / iteration_s)))

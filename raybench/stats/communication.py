@@ -14,7 +14,7 @@ import numpy as np
 
 
 def wire_factor(world_size: int) -> float:
-    """Bytes over the links of a device for each byte that is reduced."""
+    """Return the bytes that cross the links of a device for each byte that is reduced."""
     return 2 * (world_size - 1) / world_size
 
 
@@ -22,7 +22,7 @@ def wire_factor(world_size: int) -> float:
 class ReduceTimes:
     """Measured all_reduces: world size -> (bytes, milliseconds), smallest first.
 
-    Raises ValueError where there is none of two devices or more.
+    Raises ValueError where there is no time, or one of fewer than two devices.
     """
 
     by_world: Mapping[int, Sequence[tuple[float, float]]]
@@ -33,7 +33,10 @@ class ReduceTimes:
 
     @classmethod
     def of(cls, measured: Iterable[tuple[int, float, float]]) -> ReduceTimes | None:
-        """Collect (world size, bytes, milliseconds); None where none is of two devices or more."""
+        """Collect (world size, bytes, milliseconds) of two devices or more; None without any.
+
+        Of two with the same size the last one counts.
+        """
         by_world: dict[int, dict[float, float]] = {}
         for world, size_bytes, time_ms in measured:
             if world >= 2:
@@ -44,15 +47,16 @@ class ReduceTimes:
 
     @property
     def largest_world(self) -> int:
-        """The most devices of which an all_reduce was measured."""
+        """The largest number of devices of which an all_reduce was measured."""
         return max(self.by_world)
 
     def time_ms(self, world_size: int, size_bytes: float) -> float:
-        """Milliseconds of one all_reduce.
+        """Return the milliseconds of one all_reduce.
 
-        Between measured sizes interpolated; beyond the largest by its bandwidth. Of more devices
-        than were measured: the smallest message waits for log2 n times as many steps, the rest goes
-        by `wire_factor`, at the busbw of the nearest measured world.
+        Between measured sizes they are interpolated; beyond the largest its bandwidth counts. For
+        more devices than were measured, the smallest message waits for log2 n times as many steps,
+        and the rest of the time grows with `wire_factor`, at the busbw of the nearest measured
+        world.
         """
         if world_size in self.by_world:
             return _interpolate(self.by_world[world_size], size_bytes)
@@ -81,17 +85,17 @@ class Link:
     latency_us: float
 
     def time_ms(self, world_size: int, nodes: int, size_bytes: float, messages: float) -> float:
-        """Milliseconds of `messages` all_reduces of `size_bytes` together."""
+        """Return the ms of `messages` all_reduces that have `size_bytes` together."""
         wire_ms = wire_factor(world_size) * size_bytes / self.bus_gb_s / 1e6
         return messages * self.latency_us / 1000 * math.log2(max(2, nodes)) + wire_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """What a step feels of its communication at the number of devices where it was measured.
+    """How much of its communication a step feels, on the number of devices where it was measured.
 
-    comm_ms: communication, hidden or not. exposed_ms: by what it makes the step longer.
-    hideable_ms: the computation that it can run beside. local_ms: the step without communication.
+    comm_ms: communication, hidden or not. exposed_ms: by how much it makes the step longer.
+    hideable_ms: the computation beside which it can run. local_ms: the step without communication.
     """
 
     comm_ms: float
@@ -101,19 +105,22 @@ class Exposure:
 
     @property
     def share(self) -> float:
-        """Exposed share; above 1 where communication slows the computation beside it too."""
+        """The exposed share; above 1 where communication slows the computation beside it too."""
         return max(0.0, self.exposed_ms) / self.comm_ms if self.comm_ms > 0 else 0.0
 
     def growth_ms(self, comm_ms: float) -> float:
-        """By how much the step grows when its communication takes this long instead.
+        """Return by how many ms the step grows when its communication takes `comm_ms` instead.
 
-        As long as it fits beside the computation, the share that is exposed stays; what does not
-        fit is exposed wholly.
+        As long as it fits beside the computation, the exposed share stays the same; communication
+        that does not fit is fully exposed.
         """
         return self._growth_ms(comm_ms, self.hideable_ms)
 
     def bounds_ms(self, comm_ms: float) -> tuple[float, float]:
-        """Bound `growth_ms`: all is hidden that the step can hide, or half of what is expected."""
+        """Return bounds of `growth_ms`.
+
+        The lower one hides all that the step can hide, the upper one half of what is expected.
+        """
         grown_ms = comm_ms - self.comm_ms
         if grown_ms <= 0:
             return max(1.0, self.share) * grown_ms, 0.0
@@ -130,9 +137,9 @@ class Exposure:
 
 
 def fit_growth(worlds: Sequence[int], exposed_ms: Sequence[float]) -> tuple[float, float]:
-    """Fit exposed = constant + slope x wire_factor to what was measured; neither is negative.
+    """Fit exposed = constant + slope x wire_factor; return (constant, slope), neither below 0.
 
-    Of one world the constant is 0.
+    With one world the constant is 0.
     """
     factors = np.array([wire_factor(world) for world in worlds])
     known = np.maximum(0.0, np.asarray(exposed_ms, dtype=np.float64))

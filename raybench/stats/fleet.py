@@ -1,8 +1,9 @@
-"""Which subjects of one test are slower than those alike. Pure.
+"""Which subjects of a health test are slower than their peers. Pure.
 
-What a subject took is held against the median of those alike in the same pass, never against one
-of them: device 0 may itself be the slow one. docs/health.md has the rule and what simulation says
-of it; `benchmarks/simulated_fleets.py` made the figures.
+A subject is a device, a link or a node; its peers are those of the same kind. Its time is compared
+with the median of its peers in the same pass, never with one of them: device 0 may itself be the
+slow one. docs/health.md has the rule and what simulation says of it;
+`benchmarks/simulated_fleets.py` made the figures.
 """
 
 from __future__ import annotations
@@ -16,39 +17,40 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-# With fewer alike nothing can be said of their spread.
+# Fewer peers have no spread that could be estimated.
 LEAST_ALIKE = 4
-# Slow is who takes longer by more than both of these.
+# A subject is slow that takes longer by more than both of these.
 SLOW_SHARE = 0.05
 SLOW_SIGMAS = 3.5
-# Bad is who takes longer than so many times the others' time.
+# A subject is bad that takes more than so many times as long as its peers.
 BAD_RATIO = 1.5
-# In about this share of healthy fleets one is called slow by chance.
+# The share of healthy fleets in which a subject is called slow by chance.
 FALSE_ALARMS = 0.005
-# Of few alike, slow is who takes longer than the fastest by more than both of these: a share, and
-# so many floors of the test.
+# Among few peers, a subject is slow that takes longer than the fastest by more than both of these:
+# a share, and so many floors of the test.
 _FEW_SHARE, _FEW_FLOORS = 0.1, 7
-# A part of a fleet that can be what the others are held against.
+# The smallest faster group with which the rest is compared: a share, and a number of subjects.
 _LEAST_SHARE, _LEAST_OF_A_GROUP = 0.1, 2
-# Standard deviation of normal values over their median absolute deviation, and how much of what n
-# values tell of their spread that deviation tells (P. J. Rousseeuw, C. Croux, J. Am. Stat. Assoc.
+# Standard deviation of normal values over their median absolute deviation, and the statistical
+# efficiency of the latter (P. J. Rousseeuw, C. Croux, J. Am. Stat. Assoc.
 # 88(424), 1993).
 _MAD_FACTOR, _MAD_EFFICIENCY = 1.4826, 0.37
-# The documented floor of a test counts as much as the spread of so many degrees of freedom: of
-# eight subjects the deviation alone is off by half.
+# The documented floor of a test weighs as much as a spread with so many degrees of freedom: with
+# eight subjects the estimate alone is off by half.
 _FLOOR_DEGREES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """How the subjects of one test stand to those alike; an entry a subject.
+    """The subjects of one test compared with their peers; arrays have an entry for each subject.
 
-    ratios: the time that it took to that of the others, median over passes; above 1 is slower, NaN
-    where no pass has a value. sigma: the spread of their values, as a share of the median.
+    ratios: its time over that of its peers, median over passes; above 1 is slower, NaN where no
+    pass has a value. sigma: the spread of the subjects' values, as a share of the median.
     limit: how much worse than the median is too much, as a share of it. is_beyond: whether it is
-    passed, by the median of the passes and in each of them. p_values: how seldom chance alone is
-    as slow; NaN as above.
-    is_reference: whom the others are held against: all, or the faster group of a divided fleet.
+    worse by more, in the median of the passes and in each of them. p_values: one-sided, NaN as
+    above.
+    is_reference: the subjects with which the others are compared: all, or the faster group of a
+    fleet that falls into two.
     """
 
     ratios: Floats
@@ -60,18 +62,18 @@ class Peers:
 
     @property
     def is_divided(self) -> bool:
-        """Whether the subjects fall into groups, so that their median is nobody's value."""
+        """Whether the subjects fall into two groups, so that their median says little."""
         return not bool(self.is_reference.all())
 
 
 def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
-    """Set each subject beside the median of those alike, pass by pass.
+    """Compare each subject with the median of its peers, pass by pass.
 
     values: [passes, subjects], NaN where a pass has none. is_time: whether less is better.
-    floor: the noise on a healthy device, as a share; no spread counts as less.
+    floor: the noise of a healthy device, as a share; a smaller spread counts as this.
 
-    Where a tenth of the subjects or more, and two at least, are faster than all the rest by more
-    than the limit, the rest is held against them, however few they are: much makes a device slower
+    Where at least a tenth of the subjects, and two, are faster than all the rest by more than the
+    limit, the rest is compared with them, however few they are: many things make a device slower
     than it can be, and nothing makes it faster.
     """
     shares = values / _median(values, axis=1)[:, None]
@@ -96,10 +98,10 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
 
 
 def find_slow(tests: Sequence[Peers]) -> list[Bools]:
-    """Find who is slow in each test: beyond its limit, and not by chance among so many.
+    """Return for each test which subjects are slow: beyond its limit, and not by chance.
 
-    Over all tests and subjects together by the rates of Benjamini and Hochberg (1995): where none
-    is slow, one is called so in at most FALSE_ALARMS of the fleets.
+    The false discovery rate is controlled over all tests and subjects together (Benjamini and
+    Hochberg 1995): where none is slow, one is called so in at most FALSE_ALARMS of the fleets.
     """
     from scipy.stats import false_discovery_control
 
@@ -120,13 +122,13 @@ def find_slow(tests: Sequence[Peers]) -> list[Bools]:
 def compare_few(
     values: Floats, *, is_time: bool, floor: float, bad_ratio: float = BAD_RATIO
 ) -> tuple[Floats, Bools]:
-    """Divide each subject's time by that of the fastest; also who is slow by that.
+    """Return each subject's time over that of the fastest, and which subjects are slow.
 
-    For fewer than `LEAST_ALIKE` subjects: the median of two is nobody's value, and there is no
-    spread but the floor. Slow is who takes longer by 10 %, and by seven floors, in the median of
-    the passes and, but for one floor, in each; who takes `bad_ratio` times as long is so anyhow,
-    and where that is more than the usual one, nobody else is. Other arguments as those of
-    `compare_peers`.
+    For fewer than `LEAST_ALIKE` subjects: the median of two is the value of neither, and there is
+    no spread but the floor. A subject is slow that takes longer by 10 %, and by seven floors, in
+    the median of the passes and, but for one floor, in each. One that takes `bad_ratio` times as
+    long always is; where `bad_ratio` is above the usual one, only such a subject is.
+    values, is_time, floor: as for `compare_peers`.
     """
     times = _as_times(values, is_time)
     typical = _median(times, axis=0)
@@ -143,13 +145,13 @@ def compare_few(
 
 
 def _as_times(values: Floats, is_time: bool) -> Floats:
-    """Make times of values that may be rates; nothing a second takes for ever."""
+    """Return times for values that are times or rates; a rate of 0 gives infinity."""
     with np.errstate(divide="ignore"):
         return values if is_time else np.asarray(1.0 / values)
 
 
 def _median(values: Floats, axis: int) -> Floats:
-    """Take the median; NaN without values, and without a warning of it."""
+    """Return the median without NaN; NaN where there is no value, without a warning of numpy."""
     is_unknown = np.isnan(values)
     if not is_unknown.any():
         return np.asarray(np.median(values, axis=axis))
@@ -159,9 +161,9 @@ def _median(values: Floats, axis: int) -> Floats:
 
 
 def _spread(values: Floats, floor: float) -> float:
-    """Estimate the standard deviation as a share of the median; `floor` at least.
+    """Return the standard deviation as a share of the median; `floor` at least.
 
-    By the median absolute deviation, drawn towards the floor where few values tell of it.
+    By the median absolute deviation, shrunk towards the floor where there are few values.
     """
     known = values[np.isfinite(values)]
     if not len(known):
@@ -174,9 +176,10 @@ def _spread(values: Floats, floor: float) -> float:
 
 
 def _fast_group(ratios: Floats, floor: float) -> Bools:
-    """Find the faster group of a divided fleet; all where it is one.
+    """Return the faster group of a fleet that falls into two; all where it does not.
 
-    The gap nearest to the fast end counts that is wider than the limit of the group before it.
+    They are divided at the first gap, from the fast end, that is wider than the limit of the group
+    before it.
     """
     order = np.argsort(ratios)  # NaN last
     known = ratios[order][: int(np.isfinite(ratios).sum())]
@@ -191,7 +194,7 @@ def _fast_group(ratios: Floats, floor: float) -> Bools:
 
 
 def _upper_tail(deviations: Floats) -> Floats:
-    """How seldom a normal value is as far above its mean, in standard deviations."""
+    """Return the one-sided p-values of deviations, given in standard deviations."""
     from scipy.special import ndtr
 
     return np.asarray(ndtr(-deviations))

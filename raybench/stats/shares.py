@@ -1,8 +1,8 @@
-"""Shares of a global batch for devices of different speed: who gets how much, and what it gives.
+"""Shares of a global batch for devices of different speed: how much each gets, and how fast it is.
 
 A step of `items` takes a device alone fixed_s + items / items_per_s, or what was measured of it.
-Devices that are to finish together get what each of them does until a moment tau: closed formula,
-with nothing for a device that would not have begun and no more than its memory holds (water
+Devices that are to finish together get what each of them does until a moment tau: a closed formula,
+with nothing for a device whose fixed seconds are longer, and no more than its memory holds (water
 filling). Pure.
 """
 
@@ -15,25 +15,78 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 
-# Of a step that was measured to be no longer than one of fewer items: it takes so much more.
+import numpy as np
+from numpy.typing import NDArray
+
+# A line through fewer points leaves nothing to judge it by.
+_LEAST_FOR_ERRORS = 3
+# A step that was measured to be no longer than one of fewer items counts as longer by this share.
 _LONGER = 1e-9
-# Shares are corrected until the devices' own steps differ by less, or so many times.
+# Shares are corrected until the devices' own steps differ by a smaller share, or so many times.
 _NEAR, _CORRECTIONS = 0.01, 3
-# Devices whose speeds lie nearer together than this are alike: none of them is left out.
+# Devices whose speeds differ by a smaller share are alike: none of them is left out.
 _ALIKE = 0.03
 
 Shares = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """intercept + slope * x, each with its standard error; 0 where that is unknown."""
+
+    intercept: float
+    slope: float
+    intercept_error: float
+    slope_error: float
+
+
+def fit_line(points: Sequence[tuple[float, float]]) -> Line:
+    """Fit a line by least squares of relative differences, with an intercept of 0 or more.
+
+    points: (x, y), both above 0. The errors are 0 below three points. Raises ValueError without
+    any point.
+    """
+    if not points:
+        raise ValueError("a line needs a point")
+    x, y = np.asarray(points, dtype=np.float64).T
+    # With an intercept, else without.
+    for columns in (np.stack([np.ones_like(x), x]), x[None]):
+        design = (columns / y).T
+        if len(x) < design.shape[1]:
+            continue
+        found, *_ = np.linalg.lstsq(design, np.ones_like(y), rcond=None)
+        if found[0] >= 0 and found[-1] > 0:
+            break
+    errors = _standard_errors(design, found)
+    has_intercept = len(found) == 2
+    return Line(
+        intercept=float(found[0]) if has_intercept else 0.0,
+        slope=float(found[-1]),
+        intercept_error=errors[0] if has_intercept else 0.0,
+        slope_error=errors[-1],
+    )
+
+
+def _standard_errors(design: NDArray[np.float64], found: NDArray[np.float64]) -> list[float]:
+    count, unknowns = design.shape
+    if count < _LEAST_FOR_ERRORS:
+        return [0.0] * unknowns
+    residuals = 1 - design @ found
+    variance = float(residuals @ residuals) / (count - unknowns)
+    covariance = variance * np.linalg.inv(design.T @ design)
+    return [float(error) for error in np.sqrt(np.diag(covariance))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpeed:
     """How long a step takes one device alone.
 
-    fixed_s: seconds of a step of no items. items_per_s: of further items.
+    fixed_s: seconds of a step of no items. items_per_s: rate of further items.
     most: items that its memory holds; None where there is no limit.
-    steps: measured ones, (items, seconds), by items. Between two of them a step takes what lies on
-    a straight line; below the first the line begins at fixed_s, beyond the last items_per_s counts.
+    steps: measured steps (items, seconds), sorted by items. Between two of them times are
+    interpolated; below the first the line begins at fixed_s, beyond the last items_per_s counts.
     Steps of GPUs grow by stairs, so that one line through all of them is right at none.
     """
 
@@ -43,30 +96,30 @@ class DeviceSpeed:
     steps: tuple[tuple[int, float], ...] = ()
 
     def step_s(self, items: int) -> float:
-        """Return the seconds of a step; 0 where the device has nothing to do."""
+        """Return the seconds of a step of so many items; 0 for no items."""
         if not items:
             return 0.0
-        place = bisect_right(self.knots, items, key=_items_at) - 1
+        place = bisect_right(self.knots, items, key=itemgetter(1)) - 1
         (begin_s, done), rate = self.knots[place], self.rates[place]
         return begin_s + (items - done) / rate
 
     def items_by(self, moment_s: float) -> float:
-        """Return how many items are done at a moment after the begin of the step."""
-        place = bisect_right(self.knots, moment_s, key=_seconds_at) - 1
+        """Return how many items are done this many seconds after the begin of a step."""
+        place = bisect_right(self.knots, moment_s, key=itemgetter(0)) - 1
         if place < 0:
             return 0.0
         begin_s, done = self.knots[place]
         return done + (moment_s - begin_s) * self.rates[place]
 
     def with_step(self, items: int, seconds: float) -> DeviceSpeed:
-        """Take in a measured step, in place of an earlier one of as many items."""
+        """Return the speed with one more measured step, in place of one with as many items."""
         return replace(self, steps=tuple(sorted({**dict(self.steps), items: seconds}.items())))
 
     @cached_property
     def knots(self) -> Sequence[tuple[float, int]]:
-        """(seconds, items) at which the rate changes, both rising; the first of no items.
+        """The (seconds, items) at which the rate changes, both rising; the first has no items.
 
-        A step that was measured to be shorter than one of fewer items counts as long as that.
+        A step that was measured to be shorter than one of fewer items counts as long as that one.
         """
         if not self.steps:
             return ((self.fixed_s, 0),)
@@ -85,27 +138,19 @@ class DeviceSpeed:
         return (*between, self.items_per_s)
 
 
-def _seconds_at(knot: tuple[float, int]) -> float:
-    return knot[0]
-
-
-def _items_at(knot: tuple[float, int]) -> int:
-    return knot[1]
-
-
 def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
-    """Share out the batch in units, equally as far as these allow; the first ones get the rest.
+    """Share out the batch equally in whole units; the first devices get the units that remain.
 
-    Raises ValueError where units do not make up the batch.
+    Raises ValueError where the batch is not a multiple of the unit.
     """
     each, more = divmod(_units(batch, unit), devices)
     return tuple(unit * (each + (place < more)) for place in range(devices))
 
 
 def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
-    """Tell which devices are the fast ones: those above the largest gap between two speeds.
+    """Return for each device whether it is above the largest gap between two speeds.
 
-    All of them, where no two neighbours in the order of speed differ by 3 %.
+    True for all where no two neighbours in the order of speed differ by more than 3 %.
     """
     ordered = sorted(set(speeds))
     gaps = [(fast / slow, fast) for slow, fast in pairwise(ordered)]
@@ -115,17 +160,21 @@ def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
 
 
 def fast_shares(are_fast: Sequence[bool], batch: int, unit: int = 1) -> Shares:
-    """Share out the batch equally among the fast devices. Raises ValueError as `equal_shares`."""
+    """Share out the batch equally among the fast devices; the others get 0.
+
+    Raises ValueError where the batch is not a multiple of the unit.
+    """
     of_fast = iter(equal_shares(sum(are_fast), batch, unit))
     return tuple(next(of_fast) if is_fast else 0 for is_fast in are_fast)
 
 
 def shares_by_speed(speeds: Sequence[DeviceSpeed], batch: int, unit: int = 1) -> Shares:
-    """Share out the batch so that the last device is done as early as can be.
+    """Share out the batch so that the last device finishes as early as possible.
 
-    Each gets the whole units that it does until they would all be done; every further unit goes
-    to the device that is done with it first, which no other choice betters.
-    Raises ValueError where units do not make up the batch, or the devices cannot hold it.
+    Each gets the whole units that it does until all would be done together; each unit that remains
+    goes to the device that finishes it first, which is optimal.
+    Raises ValueError where the batch is not a multiple of the unit, or the devices' memory cannot
+    hold it.
     """
     units, rooms = _units(batch, unit), [_room(speed, unit) for speed in speeds]
     if sum(rooms) < units:
@@ -145,11 +194,12 @@ def balance(
     unit: int,
     time_steps: Callable[[Shares], Sequence[float]],
 ) -> tuple[Shares, tuple[float, ...]]:
-    """Share out the batch by speed, time the steps, and correct the shares by what they take.
+    """Share out the batch by speed, time the steps, and correct the speeds and shares by them.
 
-    time_steps: measures the seconds of each device's own step, 0 where it has no share. Equal
-    shares, of which the speeds tell already, are among those to choose from.
-    Returns the shares with the shortest longest step, and the steps. Raises as `shares_by_speed`.
+    Returns the shares whose slowest device takes the shortest time, and the seconds of each
+    device's own step. Equal shares, with the steps that the speeds foretell, are candidates too.
+    time_steps: measures the seconds of each device's own step, 0 where it has no share.
+    Raises as `shares_by_speed`.
     """
     equal = equal_shares(len(speeds), batch, unit)
     found = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))} if _fits(speeds, equal) else {}
@@ -180,10 +230,11 @@ def crossover_batch(
     exchange_s: float,
     fast_exchange_s: float,
 ) -> float | None:
-    """Return the global batch above which all devices by speed beat the fast ones alone.
+    """Return the global batch above which all devices together beat the fast ones alone.
 
-    exchange_s, fast_exchange_s: what the exchange of all, and of the fast ones, adds to a step.
-    None where the fast ones are never beaten, or are all there are.
+    With shares by speed. None where the fast ones are never beaten, and where all are fast.
+    exchange_s, fast_exchange_s: the seconds that the exchange of gradients adds to a step, among
+    all devices and among the fast ones.
     """
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
     if len(fast) == len(speeds):
@@ -213,9 +264,10 @@ def _whole_units(speed: DeviceSpeed, tau_s: float, unit: int) -> int:
 
 
 def _finish_s(speeds: Sequence[DeviceSpeed], rooms: Sequence[float], batch: int) -> float:
-    """Find when all are done who begin after their fixed seconds and stop when they are full.
+    """Return the seconds after which the devices together have done the batch.
 
-    What is done by a moment grows in straight lines between those at which a rate changes.
+    Each begins after its fixed seconds and stops when its memory is full (rooms, in items). The
+    items done grow linearly between the moments at which the rate of a device changes.
     """
     turns = [
         turn for speed, room in zip(speeds, rooms, strict=True) for turn in _turns(speed, room)
@@ -231,7 +283,7 @@ def _finish_s(speeds: Sequence[DeviceSpeed], rooms: Sequence[float], batch: int)
 
 
 def _turns(speed: DeviceSpeed, room: float) -> Iterator[tuple[float, float]]:
-    """(seconds, change of the items a second) of a device until it is full."""
+    """Yield (seconds, change of the rate in items per second) of a device until it is full."""
     before = 0.0
     for (begin_s, done), rate in zip(speed.knots, speed.rates, strict=True):
         if done >= room:
@@ -249,7 +301,11 @@ def _settle(
     units: int,
     unit: int,
 ) -> None:
-    """Give out the units that are left, and take back those too many by rounding errors."""
+    """Change `shares`, in units, until they add up to `units`.
+
+    Units too many, by rounding errors, are taken from the slowest device; each unit that remains
+    goes to the device that finishes it first.
+    """
 
     def with_one_more_s(place: int) -> float:
         return speeds[place].step_s(unit * (shares[place] + 1))

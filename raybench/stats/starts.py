@@ -1,53 +1,52 @@
-"""How far starts of the same thing lie apart, for each of several points. Pure.
+"""How much the starts of a point differ, for each of several points. Pure.
 
 A start is one set of fresh processes: a round of a run for `raybench report`, a run for
 `raybench compare`. Both use the one model here. The logarithm of a point's time in a start is the
 level of its side, plus an effect of the start. The effect has its own variance at each point.
 
-Two or three starts of one point tell its variance badly. So it is drawn towards what all points
-show, by as much as the points are alike (G. K. Smyth, "Linear models and empirical Bayes methods
-for assessing differential expression in microarray experiments", Stat. Appl. Genet. Mol. Biol.
-3(1), 2004). Points of one start may all be moved by the same cause. Then they tell together hardly
-more than one of them, so the degrees of freedom that the other points add are limited to those of
-the points that are independent, and to those of the point itself.
+Two or three starts of one point estimate its variance poorly. So it is shrunk towards that of all
+points, the more so the more the points are alike (G. K. Smyth, "Linear models and empirical Bayes
+methods for assessing differential expression in microarray experiments", Stat. Appl. Genet. Mol.
+Biol. 3(1), 2004). Points of one start may all be moved by the same cause. Then together they say
+hardly more than one of them, so the degrees of freedom that the other points add are limited to
+those of the points that are independent, and to those of the point itself.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from raybench.stats.summary import student_t
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-
 # All other points together count at most as much as the point's own starts: else the interval of
-# one that is much noisier than the rest would be far too narrow.
+# a point that is much noisier than the rest would be far too narrow.
 _MOST_OTHERS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scatter:
-    """The standard deviation `sd` of one start of a point, with its degrees of freedom."""
+    """The standard deviation of the logarithms of a point's starts, with its degrees of freedom."""
 
     sd: float
     degrees: float
 
     def half_width(self, share: float, confidence: float = 0.95) -> float:
-        """Return half of the interval of a mean or a difference of means.
+        """Return half the width of the confidence interval of a mean, or of a difference of means.
 
         share: its variance over that of one start: 1 / n for the mean of n starts.
         """
         return student_t(self.degrees, confidence) * self.sd * math.sqrt(share)
 
     def p_value(self, size: float, share: float) -> float:
-        """Return the one-sided chance of a difference of `size` or more where there is none."""
+        """Return the one-sided p-value of a difference of `size`.
+
+        share: the variance of the difference over that of one start.
+        """
         from scipy.special import stdtr
 
         error = self.sd * math.sqrt(share)
@@ -61,12 +60,10 @@ def scatter(
 ) -> list[Scatter | None]:
     """Estimate the scatter of starts of each point; None where no side has two starts of it.
 
-    values: points x starts, logarithms of times or rates; NaN where a start lacks a point.
-    sides: the side that each start belongs to, all the same one by default. Starts of one side
-    are starts of the same thing; the level of a side may differ.
+    values: [points, starts], logarithms of times or rates; NaN where a start lacks a point.
+    sides: for each start the number of its side; None: one side. Starts of a side are starts of the
+    same thing; the levels of two sides may differ.
     """
-    import numpy as np
-
     of_start = np.zeros(values.shape[1], int) if sides is None else np.asarray(sides)
     rest = np.full(values.shape, np.nan)
     degrees = np.zeros(len(values))
@@ -86,9 +83,10 @@ def scatter(
 
 
 def _moderate(rest: NDArray[np.float64], degrees: NDArray[np.float64]) -> list[Scatter]:
-    """Draw the variance of each point towards that of all. rest: less the mean of each side."""
-    import numpy as np
+    """Shrink the variance of each point towards that of all points.
 
+    rest: [points, starts], the values less the mean of their side. degrees: of freedom, by point.
+    """
     variances = np.nansum(rest**2, axis=1) / degrees
     level, more = _fit_prior(variances, degrees)
     others = _independent_points(rest, variances, degrees) - 1
@@ -105,14 +103,12 @@ def _moderate(rest: NDArray[np.float64], degrees: NDArray[np.float64]) -> list[S
 def _independent_points(
     rest: NDArray[np.float64], variances: NDArray[np.float64], degrees: NDArray[np.float64]
 ) -> float:
-    """Count the independent points that would tell as much as these do together.
+    """Return how many independent points would say as much as these do together; 1 or more.
 
     The mean of n independent points has the n-th part of their variance. Where a start moves all
     points alike, the mean scatters as one point does. With d degrees of freedom the count is
     reduced by d / (d + 1): the mean of few starts often scatters less than it should.
     """
-    import numpy as np
-
     means = np.nansum(rest, axis=0) / np.maximum((~np.isnan(rest)).sum(axis=0), 1)
     most = float(degrees.max())
     of_mean = float(np.nansum(means**2)) / most
@@ -123,12 +119,11 @@ def _independent_points(
 
 
 def _fit_prior(variances: NDArray[np.float64], degrees: NDArray[np.float64]) -> tuple[float, float]:
-    """Fit the level of the points' variances, and how alike they are, in degrees of freedom.
+    """Return the common level of the points' variances, and its weight in degrees of freedom.
 
     By the mean and the variance of their logarithms: Smyth 2004, section 6.2. Infinite degrees
-    where the variances differ by no more than chance lets them.
+    where the variances differ by no more than chance explains; 0 for fewer than two points.
     """
-    import numpy as np
     from scipy.special import digamma, polygamma
 
     positive = variances > 0

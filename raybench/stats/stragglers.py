@@ -1,4 +1,4 @@
-"""Which rank is slower than the others by itself, from steps that wait for nobody. Pure.
+"""Which rank is slower than the others by itself, from steps without communication. Pure.
 
 The rule, its trials on GPUs and its simulation are in docs/method.md.
 """
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from statistics import NormalDist, fmean, median, stdev, variance
 
+import numpy as np
+
 from raybench.stats.summary import student_t
 
 # A rank's steps in blocks that lie apart in time, in ms.
@@ -19,11 +21,11 @@ Blocks = Sequence[Sequence[float]]
 # A rank is called slow where its excess is larger than both of these.
 MARK_SHARE = 0.02
 MARK_ERRORS = 3.0
-# A part of an excess that is all of it, as far as a sentence goes.
+# From this share on, a sentence may call a part of an excess all of it.
 NEARLY_ALL = 0.75
-# How seldom chance alone puts one of two ranks beyond three standard errors: 0.27 %.
+# The chance that noise alone puts one of two ranks beyond three standard errors: 0.27 %.
 _CHANCE = 2 * NormalDist().cdf(-MARK_ERRORS)
-# The same for hosts that differ by chance, where three errors would hide too much.
+# The same for hosts whose pace wanders, where three errors would hide too much.
 _CHANCE_OF_HOSTS = 0.01
 # Standard error of a median of normal samples over that of their mean: sqrt(pi / 2).
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
@@ -33,22 +35,22 @@ _FEW_STEPS = 6
 # Three steps, of which one may be a stall.
 _MOST_PARTS, _LEAST_OF_A_PART = 6, 3
 _WINDOWS, _LEAST_OF_A_WINDOW = 8, 4
-# Two seconds see a part of what wanders with a memory of one, and a step that waits for the latest
-# host wanders less than each host. By simulation, docs/method.md.
+# Two seconds of steps show only a part of a wander with a memory of one second, and a step that
+# waits for the latest host wanders less than each host. By simulation, docs/method.md.
 _UNSEEN = 1.3
 # Fewer ranks do not show how far ranks differ.
 _ENOUGH_RANKS = 6
-# One of so many ranks may be slow with the slowest one, as those of one host are. Normal values
-# without their largest eighth have a standard deviation that is smaller by the factor.
+# One in so many ranks may be slow together with the slowest one, as ranks of one host are. The
+# standard deviation of normal values without their largest eighth is smaller by the factor.
 _MAY_BE_SLOW, _TRUNCATED = 8, 1.22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """The slowest rank against the others, whether it stands out or not.
+    """The slowest rank compared with another one, whether it stands out or not.
 
-    rank: the one with the largest median. other: the one that has the lower median of the others'
-    medians. excess_ms: how much longer the slowest one's step is. error_ms: one standard error.
+    rank: the one with the largest median step. other: the one with the lower median of all other
+    medians. excess_ms: median of `rank` less that of `other`. error_ms: its standard error.
     """
 
     rank: int
@@ -58,14 +60,14 @@ class Straggler:
 
 
 def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
-    """Find the slowest rank by its own steps; None below two ranks, or where one has no steps.
+    """Compare the slowest rank with a typical one; None below two ranks, or where one has no steps.
 
-    ranks: the blocks of each rank, in rank order. The error is the largest of three:
-    that of two medians of independent steps, three of which are also enough for many ranks, as the
-    other one is in their middle and its error small;
-    that of two ranks whose pace wanders, by the scatter of up to six parts of the steps;
-    two thirds of what the excess is smaller in the part where it is smallest, so that a rank stands
-    out only if it does by half in every part.
+    ranks: the blocks of each rank, in rank order. The error is the largest of three: that of two
+    medians of independent steps, three of which are also enough for many ranks, as the other one is
+    in their middle and its error small; that of two ranks whose pace wanders, by the scatter of up
+    to six parts of the steps; two thirds of the amount by which the excess is smaller in the part
+    where it is smallest, so that a rank stands out only if half of its excess is there in every
+    part.
     """
     series = [list(chain(*blocks)) for blocks in ranks]
     if len(series) < 2 or not all(series):
@@ -89,7 +91,7 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
 
 
 def slowest_and_other(medians: Sequence[float]) -> tuple[int, int]:
-    """Find the rank of the largest value, and the one of the lower median of the others.
+    """Return the rank of the largest value, and the rank of the lower median of all other values.
 
     Raises ValueError for fewer than two values.
     """
@@ -101,25 +103,28 @@ def slowest_and_other(medians: Sequence[float]) -> tuple[int, int]:
 
 
 def stands_out(excess_ms: float, error_ms: float, step_ms: float) -> bool:
-    """Whether a rank with this excess is slow: by more than 2 % of the step and three errors.
+    """Return whether the excess of a rank is more than 2 % of the step and three errors.
 
-    excess_ms: as far as the timed steps bear it out, see `borne_out_ms`.
+    excess_ms: reduced by `borne_out_ms`.
     """
     return excess_ms > max(MARK_SHARE * step_ms, MARK_ERRORS * error_ms)
 
 
 def borne_out_ms(excess_ms: float, exposed_ms: float | None) -> float:
-    """Reduce an excess by what the slowest rank's own step is longer than the whole timed one.
+    """Return the part of an excess that the timed steps confirm.
 
-    exposed_ms: the timed step less the slowest rank's own; None where it is not known.
+    Where the slowest rank's own step is longer than a whole timed step, the difference is taken
+    off.
+    exposed_ms: the timed step less the slowest rank's own; None, where it is unknown, takes off
+    nothing.
     """
     return excess_ms + min(0.0, exposed_ms or 0.0)
 
 
 def median_error(steps: Sequence[float]) -> float:
-    """Estimate the standard error of the median of steps, by their median absolute deviation.
+    """Return the standard error of the median of steps, by their median absolute deviation.
 
-    Of fewer than six steps by their standard deviation where it is larger: most may be alike by
+    For fewer than six steps by their standard deviation where it is larger: most may be alike by
     chance.
     """
     middle = median(steps)
@@ -133,10 +138,10 @@ def median_error(steps: Sequence[float]) -> float:
 
 
 def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
-    """Estimate what a step costs more because now one and now another rank is late.
+    """Return the ms that a step takes longer because now one and now another rank is late.
 
-    Median over steps of the maximum over ranks, less the largest of the ranks' medians, in ms.
-    None as for `find_straggler`, and where the ranks have not run equally many steps.
+    Median over steps of the maximum over ranks, less the largest of the ranks' medians. None below
+    two ranks, where one has no steps, and where the ranks have not run equally many.
     """
     series = [[ms for block in blocks for ms in block] for blocks in ranks]
     counts = {len(steps) for steps in series}
@@ -148,12 +153,12 @@ def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
 
 
 def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[float]]) -> float:
-    """Estimate by how much the slowest host is late by chance; a third of it, in ms.
+    """Return a third of the ms by which chance alone may make the slowest host late.
 
-    The pace of a host wanders within a second, by more than its few local steps show. Six ranks or
-    more show by their own steps how far they differ: the slowest has to stand out of the others,
-    without their slowest eighth, by Student's t for their number (F. E. Grubbs, "Procedures for
-    detecting outlying observations in samples", Technometrics 11(1), 1969).
+    Three of these errors mark a host. Its pace wanders within a second, by more than its few local
+    steps show. Six ranks or more show by their own steps how far they differ: the slowest has to
+    stand out of the others, without their slowest eighth, by Student's t for their number (F. E.
+    Grubbs, "Procedures for detecting outlying observations in samples", Technometrics 11(1), 1969).
     Fewer ranks do not, so the medians of up to eight parts of the timed steps are taken, which last
     longer, with a larger t for more ranks.
     step_series_ms: the point's step time in each iteration, a sequence for each repeat.
@@ -169,9 +174,9 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
 
 
 def _pace_scatter(steps: Sequence[float], confidence: float) -> float:
-    """Estimate the error of two paces that wander as this one does; 0 below 32 steps.
+    """Return the standard error of the difference of two paces that wander as this one does.
 
-    From the variance of the medians of parts, less what independent steps would give them.
+    0 below 32 steps. From the variance of the medians of parts, less that of independent steps.
     """
     if len(steps) < _WINDOWS * _LEAST_OF_A_WINDOW:
         return 0.0
@@ -183,23 +188,24 @@ def _pace_scatter(steps: Sequence[float], confidence: float) -> float:
 
 
 def _wandering_ms(by_part: Sequence[Sequence[float]]) -> float:
-    """Estimate the error of the difference of two ranks whose pace wanders, in ms.
+    """Return the standard error of the difference of two ranks whose pace wanders, in ms.
 
-    A host is slower for tenths of a second and faster again, each on its own: neighbouring steps
-    agree better than they ought to. Larger for few parts by Student's t; 0 below three.
+    by_part: [ranks, parts], medians. A host is slower for tenths of a second and faster again, each
+    on
+    its own: neighbouring steps are more alike than independent ones. Larger for few parts by
+    Student's t; 0 below three.
     """
-    import numpy as np  # statistics.variance takes 0.1 ms a rank, and `import raybench` no numpy
-
     parts = len(by_part[0])
     if parts < 3:
         return 0.0
-    # The median over ranks, so that one stall among many ranks does not hide a slow one.
+    # numpy: statistics.variance takes 0.1 ms a rank. The median over ranks, so that one stall among
+    # many ranks does not hide a slow one.
     typical = float(np.median(np.var(by_part, axis=1, ddof=1)))
     reach = student_t(len(by_part) * (parts - 1), 1 - _CHANCE)
     return reach / MARK_ERRORS * math.sqrt(2 * typical / parts)
 
 
 def _separate(steps: Sequence[float], parts: int) -> list[Sequence[float]]:
-    """Consecutive parts of nearly equal length."""
+    """Cut the steps into consecutive parts of nearly equal length."""
     ends = [len(steps) * part // parts for part in range(parts + 1)]
     return [steps[start:end] for start, end in pairwise(ends)]

@@ -1,8 +1,8 @@
-"""Statistics of step times: how sure a median is when neighbouring samples are alike. Pure.
+"""Statistics of step times: medians over ranks, their intervals, and changes of level. Pure.
 
-Step times drift with clocks and temperature, so neighbours resemble each other and n samples tell
-less than n independent ones. The interval of the median is therefore taken from the medians of
-batches of neighbours.
+Step times drift with clocks and temperature, so neighbours resemble each other and n samples say
+less than n independent ones. The interval of the median and the change of level are therefore
+taken from the medians of batches of neighbours.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import ArrayLike, NDArray
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+# scipy is imported where it is needed: `raybench sweep` starts sooner.
 
 # Below this an interval would say more about the method than about the samples.
 MIN_SAMPLES = 5
@@ -24,6 +24,10 @@ _BATCHES_GROW, _MOST_BATCHES = 0.4, 20
 _CONFIDENCE = 0.965
 # Ranks in lockstep take equally long for a step; their medians differ by noise alone.
 _LOCKSTEP = 0.01
+# With fewer steps a change of level cannot be told from noise.
+MIN_LEVEL_STEPS = 25
+# Batches of a third of the steps. Shorter ones than 4 steps would resemble their neighbours.
+_MOST_LEVEL_BATCHES, _SHORTEST_BATCH = 10, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,10 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Location and spread of samples, in their unit; std has n - 1 below, 0 for one sample."""
+    """Location and spread of samples, in their unit.
+
+    std is the sample standard deviation (n - 1), and 0 for one sample.
+    """
 
     mean: float
     p50: float
@@ -49,9 +56,7 @@ class Summary:
 
 
 def summarize(samples: ArrayLike) -> Summary:
-    """Summary of at least one sample; percentiles are interpolated. Raises ValueError if empty."""
-    import numpy as np
-
+    """Return the summary; percentiles are interpolated. Raises ValueError without samples."""
     values = np.asarray(samples, dtype=np.float64)
     if values.size == 0:
         raise ValueError("a summary needs at least one sample")
@@ -69,33 +74,30 @@ def summarize(samples: ArrayLike) -> Summary:
 
 
 def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
-    """95 % interval of the median of all samples, in their unit.
+    """Return the 95 % interval of the median of all samples, in their unit.
 
-    None below MIN_SAMPLES samples, and where a step took no time.
+    None below MIN_SAMPLES samples, and where a sample is 0 or negative.
     repeats: the samples of each repeat, in the order in which they were taken.
     Student's t over the logarithms of the medians of batches: the method of batch means (A. M.
     Law, "Simulation modeling and analysis", 2015, section 9.5.3). Neighbours within a batch may
-    resemble each other. Of several repeats each is a batch.
+    resemble each other. With several repeats each is a batch.
     """
-    import numpy as np
-
     series = [np.asarray(samples, dtype=np.float64) for samples in repeats]
     values = np.concatenate(series)
     if values.size < MIN_SAMPLES or values.min() <= 0:
         return None
     count = min(_MOST_BATCHES, max(2, round(values.size**_BATCHES_GROW)))
-    medians = [np.median(s) for s in series] if len(series) > 1 else batch_medians(values, count)
+    medians = [np.median(s) for s in series] if len(series) > 1 else _batch_medians(values, count)
     logs = np.log(medians)
     error = float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    reach = math.exp(student_t(len(logs) - 1, _CONFIDENCE) * error)
+    ratio = math.exp(student_t(len(logs) - 1, _CONFIDENCE) * error)
     median = float(np.median(values))
-    return Interval(low=median / reach, high=median * reach)
+    # A ratio instead of a difference keeps the lower end above zero.
+    return Interval(low=median / ratio, high=median * ratio)
 
 
-def batch_medians(samples: ArrayLike, count: int) -> NDArray[np.float64]:
-    """Medians of `count` equally long batches; the first samples are left out where some remain."""
-    import numpy as np
-
+def _batch_medians(samples: ArrayLike, count: int) -> NDArray[np.float64]:
+    """Return the medians of `count` equally long batches, without the first samples that remain."""
     series = np.asarray(samples, dtype=np.float64)
     length = len(series) // count
     medians: NDArray[np.float64] = np.median(
@@ -104,77 +106,103 @@ def batch_medians(samples: ArrayLike, count: int) -> NDArray[np.float64]:
     return medians
 
 
-def autocorrelation(repeats: Sequence[ArrayLike]) -> float | None:
-    """Lag-1 autocorrelation of the ranks of the samples within each repeat, pooled over repeats.
+def student_t(degrees: float, confidence: float = 0.95) -> float:
+    """Return the two-sided quantile of Student's t: the half width of its central interval."""
+    from scipy.special import stdtrit
 
-    Ranks (Spearman) instead of values: one outlier would hide what the others have in common.
-    None below MIN_SAMPLES samples and where all samples are equal.
+    return float(stdtrit(degrees, (1 + confidence) / 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelChange:
+    """How much the level of a series changes, relative to its median.
+
+    size: three times the difference of the last two thirds, which is what a straight drift changes
+    from the first step to the last. error: the standard error of `size`, with `degrees` degrees of
+    freedom, from the scatter of batch medians within the two thirds.
     """
-    import numpy as np
 
-    ranks = [center_ranks(np.asarray(samples, dtype=np.float64)) for samples in repeats]
+    size: float
+    error: float
+    degrees: int
+
+    def exceeds(self, least: float, errors: float) -> bool:
+        """Return whether the change is larger than `least` and than so many standard errors.
+
+        `errors` counts errors that are known well; for Student's t the equally likely multiple is
+        taken. 3: noise does it in 1 of 370 series.
+        """
+        from scipy.special import ndtr, stdtrit
+
+        multiple = float(stdtrit(self.degrees, ndtr(errors)))
+        return abs(self.size) > max(least, multiple * self.error)
+
+
+def level_change(step_ns: Sequence[float]) -> LevelChange | None:
+    """Compare the last third of a series of step times with the third before it.
+
+    None below MIN_LEVEL_STEPS steps. This one question ends a warm-up, makes timing begin anew, and
+    marks a point as unsteady.
+    """
+    if len(step_ns) < MIN_LEVEL_STEPS:
+        return None
+    third = len(step_ns) // 3
+    count = min(_MOST_LEVEL_BATCHES, third // _SHORTEST_BATCH)
+    earlier, later = (
+        _batch_medians(part, count) for part in (step_ns[-2 * third : -third], step_ns[-third:])
+    )
+    level = float(np.median(step_ns[-2 * third :])) or 1.0
+    variance = float(earlier.var(ddof=1) + later.var(ddof=1)) / count
+    return LevelChange(
+        size=3 * float(later.mean() - earlier.mean()) / level,
+        error=3 * math.sqrt(variance) / level,
+        degrees=2 * (count - 1),
+    )
+
+
+def autocorrelation(repeats: Sequence[ArrayLike]) -> float | None:
+    """Return the lag-1 autocorrelation of the samples' ranks within each repeat, pooled.
+
+    None below MIN_SAMPLES samples and where all samples are equal. Ranks (Spearman) instead of
+    values: one outlier would hide what the others have in common.
+    """
+    ranks = [_centered_ranks(np.asarray(samples, dtype=np.float64)) for samples in repeats]
     variance = sum(float(r @ r) for r in ranks)
     if sum(len(r) for r in ranks) < MIN_SAMPLES or variance == 0:
         return None
     return sum(float(r[1:] @ r[:-1]) for r in ranks) / variance
 
 
-def center_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks less their mean; equal values share the mean of their ranks."""
-    import numpy as np
-
+def _centered_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the ranks less their mean; equal values share the mean of their ranks."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[places]
     return ranks - (len(values) + 1) / 2
 
 
-def student_t(degrees: float, confidence: float = 0.95) -> float:
-    """How far Student's t reaches to either side with this confidence."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, (1 + confidence) / 2))
-
-
 def repeat_std(repeats: Sequence[Sequence[float]]) -> float | None:
-    """Compute the standard deviation of the repeats' medians; None for fewer than two."""
-    import numpy as np
-
+    """Return the standard deviation of the repeats' medians; None for fewer than two repeats."""
     if len(repeats) < 2:
         return None
     return float(np.std([np.median(samples) for samples in repeats], ddof=1))
 
 
-def median_of_smallest(ranks: Sequence[Sequence[float]]) -> float | None:
-    """Median over steps of the minimum over ranks; None where a rank has none."""
-    import numpy as np
-
-    return float(np.median(_by_rank(ranks).min(axis=0))) if all(ranks) else None
-
-
-def median_above_smallest(ranks: Sequence[Sequence[float]]) -> list[float]:
-    """For each rank the median over steps of its value less the minimum over ranks."""
-    import numpy as np
-
-    values = _by_rank(ranks)
-    return [float(median) for median in np.median(values - values.min(axis=0), axis=1)]
+# In all functions below `ranks` has a sequence of samples for each rank, equally long; they raise
+# ValueError where the lengths differ, which is a bug of ours.
 
 
 def step_time(ranks: Sequence[ArrayLike]) -> float:
-    """Compute a point's step time, in the unit of the samples: the median of `step_series`."""
-    import numpy as np
-
+    """Return the step time of a point, in the unit of the samples: the median of `step_series`."""
     return float(np.median(step_series(ranks)))
 
 
 def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Compute the point's time of each iteration, from ranks x iterations; a sequence per rank.
+    """Return the point's time of each iteration.
 
-    In lockstep, where the ranks' medians agree within 1 %, the median over the ranks: each rank
-    sees the same steps, and where it sees their ends jitters. Else those of the rank with the
-    largest median. The maximum over ranks of each iteration would add the jitter of the ranks.
+    In lockstep, where the ranks' medians agree within 1 %, that is the median over the ranks: each
+    rank sees the same steps, and where it sees their ends jitters. Else the times of the rank with
+    the largest median. The maximum over ranks of each iteration would add the jitter of the ranks.
     """
-    import numpy as np
-
     values = _by_rank(ranks)
     medians = np.median(values, axis=1)
     in_lockstep = bool(np.ptp(medians) <= _LOCKSTEP * medians.max())
@@ -185,22 +213,29 @@ def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
 
 
 def per_iteration_max(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Step time of each iteration: the maximum over ranks. One sequence per rank, equally long."""
+    """Return the maximum over ranks of each iteration."""
     maxima: NDArray[np.float64] = _by_rank(ranks).max(axis=0)
     return maxima
 
 
 def median_skew(ranks: Sequence[ArrayLike]) -> float:
-    """Median over iterations of the slowest rank's time less the fastest one's."""
-    import numpy as np
-
+    """Return the median over iterations of the slowest rank's time less the fastest one's."""
     return float(np.median(np.ptp(_by_rank(ranks), axis=0)))
 
 
-def _by_rank(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Ranks x iterations. Raises ValueError when the counts differ, which is our bug."""
-    import numpy as np
+def median_of_smallest(ranks: Sequence[Sequence[float]]) -> float | None:
+    """Return the median over steps of the minimum over ranks; None where a rank has no steps."""
+    return float(np.median(_by_rank(ranks).min(axis=0))) if all(ranks) else None
 
+
+def median_above_smallest(ranks: Sequence[Sequence[float]]) -> list[float]:
+    """Return for each rank the median over steps of its value less the minimum over ranks."""
+    values = _by_rank(ranks)
+    return [float(median) for median in np.median(values - values.min(axis=0), axis=1)]
+
+
+def _by_rank(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
+    """Return an array of [ranks, iterations]."""
     counts = sorted({np.size(samples) for samples in ranks})
     if len(counts) != 1:
         raise ValueError(f"ranks must have equally many samples, got {counts}")

@@ -20,7 +20,7 @@ import torch.distributed.nn.functional
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from raybench.errors import UsageError
-from raybench.measure.timing import align_ranks, on_any_rank
+from raybench.measure.ranks import align_ranks, any_rank
 from raybench.records import Group, RankInfo, Task
 from raybench.worker.nccl_file import NcclFile
 
@@ -84,7 +84,7 @@ class ProcessGroup:
         """
         if self._is_nccl and self._group is not None:
             for _ in range(_FREE_TRIES):  # counted, not timed: no rank may stop before another
-                if not on_any_rank(is_held(), self._device):
+                if not any_rank(is_held(), self._device):
                     return
                 time.sleep(_FREE_WAIT_S)
 

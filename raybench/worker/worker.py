@@ -25,8 +25,8 @@ from raybench.job import registry
 from raybench.job.point import SCRIPT, Point, Precision, Scalar
 from raybench.measure import phases
 from raybench.measure.flops import Counted, step_flops, tflops_sustained
-from raybench.measure.shares import Sharing, UnevenStep
 from raybench.measure.stopping import load_decisions
+from raybench.measure.uneven import Sharing, UnevenStep
 from raybench.records import (
     Answer,
     Cause,

@@ -9,7 +9,7 @@ import torch
 from raybench.errors import UsageError
 from raybench.job.model import Measure
 from raybench.measure.phases import measure
-from raybench.measure.timing import TRIAL_REPLAYS
+from raybench.measure.streams import TRIAL_REPLAYS
 from raybench.workloads.training.mlp import Mlp
 from tests.gpu.gpus import make_context
 

@@ -135,7 +135,7 @@ def test_a_full_disk_is_a_warning(fact):
 def trap(name: str, value: str) -> Check | None:
     """The check of a variable that all devices of a node have, if there is one."""
     chosen = facts(*(healthy(rank, environment={name: value}) for rank in range(2)))
-    return next((check for check in variables.traps(chosen) if check.name == name), None)
+    return next((check for check in variables.costly_variables(chosen) if check.name == name), None)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_harmless_value_is_not(name, value):
 
 def test_how_bad_a_variable_is_depends_on_the_devices():
     def verdict_of(name: str, **changes: Any) -> str:
-        (check,) = variables.traps(
+        (check,) = variables.costly_variables(
             facts(
                 *(healthy(r, environment={name: "1"}, node_id=f"n{r}", **changes) for r in (0, 1))
             )
@@ -203,7 +203,7 @@ def test_a_variable_that_one_worker_has_is_told_with_its_owner():
     alike = variables.differences(chosen)
     assert alike.verdict is Verdict.WARN
     assert "NCCL_P2P_DISABLE is not set on alpha cuda:0, 1 on alpha cuda:1" in alike.found
-    [found] = variables.traps(chosen)
+    [found] = variables.costly_variables(chosen)
     assert found.found.startswith("1 on alpha cuda:1: ")
     # That which raybench chose for each node is none.
     chosen = facts(*(healthy(r, environment={"GLOO_SOCKET_IFNAME": f"eth{r}"}) for r in range(2)))

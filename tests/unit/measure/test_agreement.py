@@ -11,7 +11,7 @@ from forked import gloo, run_ranks
 
 from raybench.job.model import Measure
 from raybench.measure.phases import measure
-from raybench.measure.timing import all_ranks_ns, as_rank_0_says, slowest_rank_ns
+from raybench.measure.ranks import broadcast_from_rank_0, gather_durations, max_over_ranks
 from raybench.records import Measurement
 
 pytestmark = pytest.mark.alone
@@ -35,9 +35,9 @@ class Lagging:
 def run_rank(rank: int, folder: str) -> tuple[list[int], int, Measurement]:
     context = make_context(rank, 2)
     with gloo(rank, 2, f"{folder}/store"):
-        slowest = slowest_rank_ns([5, 9] if rank == 0 else [7, 3], CPU)
-        assert all_ranks_ns([5, rank], CPU) == [[5, 0], [5, 1]]
-        decision = as_rank_0_says(lambda: 40 + rank, CPU)
+        slowest = max_over_ranks([5, 9] if rank == 0 else [7, 3], CPU)
+        assert gather_durations([5, rank], CPU) == [[5, 0], [5, 1]]
+        decision = broadcast_from_rank_0(lambda: 40 + rank, CPU)
         settings = Measure(target_ci=0.5, min_seconds=0.2, breakdown=False)
         done = measure(lambda: Lagging(rank), context, settings)
     return slowest, decision, done

@@ -8,7 +8,7 @@ from torch import library
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from raybench.measure.phases import attention_kernels
+from raybench.measure.profiling import attention_kernels
 
 TOKENS = torch.ones(1, 2, 8, 16, requires_grad=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from statistics import median
+from itertools import chain
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from raybench.measure import breakdown
 from raybench.measure.breakdown import Extent, break_down, time_by_wall_clock
 from raybench.measure.marks import OptimizerMarks, comm_ms, tail_ms
-from raybench.measure.timing import make_timer
+from raybench.measure.timers import make_timer
 
 CPU = torch.device("cpu")
 ALONE = make_context()
@@ -65,7 +65,7 @@ def test_one_rank_on_a_cpu_has_a_local_step_and_an_optimizer():
     assert found.optimizer_ms is not None
     # Not how much longer: the machine may be busy.
     assert found.optimizer_ms >= 4
-    assert median(found.local_ms[0]) >= found.optimizer_ms + 2
+    assert min(chain(*found.local_ms)) >= 6
     assert found.device_ms is None
     assert found.comm_ms == found.tail_ms == ()
     assert "CPU" in found.methods["host_gap_ms"]
@@ -86,7 +86,8 @@ def test_optimizers_of_one_step_are_added_up_and_skipped_steps_do_not_count():
 
     with marks.watching():
         for step in (twice, no_step, twice):
-            marks.watched(step)()
+            step()
+            marks.end_step()
     spent_ms = marks.median_ms()
     assert spent_ms is not None
     assert spent_ms >= 8
@@ -108,7 +109,7 @@ def spins(monkeypatch):
     """A device as fast as the host, whose spin kernel counts 1000 cycles in a millisecond."""
     asked: list[int] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(breakdown, "marker", lambda _: time.perf_counter_ns)
+    monkeypatch.setattr(breakdown, "make_marker", lambda _: time.perf_counter_ns)
     monkeypatch.setattr(breakdown, "_cycles_per_ms", lambda: 1000.0)
     monkeypatch.setattr(breakdown, "_spin", asked.append)
     return asked
@@ -139,6 +140,6 @@ def test_the_device_is_not_held_back_where_the_host_is_ahead(spins):
 
 def test_no_rank_runs_queued_steps_where_another_cannot(spins, monkeypatch):
     monkeypatch.setattr(breakdown, "_issue_ms", lambda _: 600.0)
-    monkeypatch.setattr(breakdown, "slowest_rank_ns", lambda _, device: [1_100_000_000])
+    monkeypatch.setattr(breakdown, "max_over_ranks", lambda _, device: [1_100_000_000])
     assert breakdown.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
     assert spins == []

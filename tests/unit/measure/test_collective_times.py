@@ -6,7 +6,7 @@ import gzip
 import json
 from typing import Any
 
-from raybench.measure.collective_times import Event, call_times, with_call_times
+from raybench.measure.profiling import TraceEvent, call_times, with_call_times
 from raybench.records import Breakdown, Traffic
 
 # As torch writes them: the collective and its group, and NCCL's name alone.
@@ -14,9 +14,9 @@ NAMED = {"Collective name": "_allgather_base", "Group size": 2}
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def trace(*kernels: tuple[str, float], **args: Any) -> list[Event]:
+def trace(*kernels: tuple[str, float], **args: Any) -> list[TraceEvent]:
     """Name and ms of each kernel, one after the other; what else a trace holds, besides."""
-    events: list[Event] = [
+    events: list[TraceEvent] = [
         {"ph": "X", "cat": "kernel", "name": "nvjet_sm90", "ts": 0, "dur": 10.0},
         {"ph": "X", "cat": "cpu_op", "name": "nccl:all_reduce", "ts": 0, "dur": 10.0},
         {"ph": "M", "name": "process_name"},

@@ -10,7 +10,7 @@ import torch
 from collective_steps import CPU, context_of
 from torch import nn
 
-from raybench.measure.peak_parts import compose_peak, peak_parts
+from raybench.measure.memory import peak_parts, watch_peak
 
 BEGIN, PEAK = 1000, 5000
 PARAMETERS = 4 * 4 * 4
@@ -29,7 +29,7 @@ class Allocator:
     def peak(self) -> int:
         return self.most
 
-    def forget(self) -> None:
+    def reset_peak(self) -> None:
         self.most = self.now
 
 
@@ -58,7 +58,7 @@ class Trains:
 def test_gradients_are_those_that_are_there_when_memory_is_largest(where, gradients):
     allocator = Allocator()
     trains = Trains(allocator, where)
-    found = compose_peak(trains, CPU, allocator)
+    found = watch_peak(trains, CPU, allocator)
     assert found is not None
     assert (found.parameters_bytes, found.optimizer_bytes) == (PARAMETERS, STATE)
     assert found.gradients_bytes == gradients
@@ -87,7 +87,7 @@ def test_a_model_is_found_where_a_workload_holds_it(hold):
 
         def step(self) -> None: ...
 
-    found = compose_peak(Infers(), CPU, Allocator())
+    found = watch_peak(Infers(), CPU, Allocator())
     assert found is not None
     assert (found.parameters_bytes, found.optimizer_bytes) == (PARAMETERS, 0)
 
@@ -96,5 +96,5 @@ def test_without_a_model_or_on_a_cpu_nothing_is_told():
     class Bare:
         def step(self) -> None: ...
 
-    assert compose_peak(Bare(), CPU, Allocator()) is None
+    assert watch_peak(Bare(), CPU, Allocator()) is None
     assert "CPU" in str(peak_parts(Trains(Allocator(), "forward"), context_of(0)))

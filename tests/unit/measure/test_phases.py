@@ -40,7 +40,7 @@ class Paced:
 @pytest.fixture
 def clock(monkeypatch):
     now_ns = [0]
-    for clock in ("time.perf_counter_ns", "raybench.measure.timing.perf_counter_ns"):
+    for clock in ("time.perf_counter_ns", "raybench.measure.timers.perf_counter_ns"):
         monkeypatch.setattr(clock, lambda: now_ns[0])
     return now_ns
 
@@ -322,9 +322,9 @@ def test_the_peak_memory_is_of_what_follows_the_warm_up(clock, monkeypatch):
     done: list[str] = []
 
     class Watched(phases.PeakMemory):
-        def forget(self) -> None:
+        def restart(self) -> None:
             done.append("forget")
-            super().forget()
+            super().restart()
 
     class Stepping(Paced):
         def step(self) -> None:

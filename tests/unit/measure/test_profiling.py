@@ -40,7 +40,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def _still_clock(monkeypatch):
     # A busy machine would make any sleep longer.
-    monkeypatch.setattr(profiling, "marker", lambda _: lambda: Clock.now_ns)
+    monkeypatch.setattr(profiling, "make_marker", lambda _: lambda: Clock.now_ns)
 
 
 class _Sleep(torch.autograd.Function):

@@ -19,7 +19,7 @@ from raybench.measure import marks as moments
 from raybench.measure import phases
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.marks import Mark, RegionMarks, region_times
-from raybench.measure.timing import make_timer
+from raybench.measure.timers import make_timer
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
@@ -79,7 +79,7 @@ def marks(monkeypatch):
         made.append(len(made))
         return len(made) * 1_000_000
 
-    monkeypatch.setattr(moments, "marker", lambda device: mark)
+    monkeypatch.setattr(moments, "make_marker", lambda device: mark)
     return made
 
 
@@ -128,7 +128,7 @@ def test_times_of_one_name_add_up_and_outer_regions_contain_inner_ones(marks):
 
     for times in (1, 2, 0):
         step(times)
-    outer, inner = region_times(timed.take(), step_ms=10.0)
+    outer, inner = region_times(timed.spans(), step_ms=10.0)
     # A mark is 1 ms: each inner region takes one, and makes the outer one two longer.
     assert (outer.name, outer.calls, outer.ms, outer.share) == ("outer", 1, 3.0, 0.3)
     assert (inner.name, inner.calls, inner.ms) == ("inner", 2, 1.0)

@@ -12,8 +12,7 @@ from forked import gloo, run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Point, Scalar, SlowBy
-from raybench.measure.probes import Idle, StepMaker
-from raybench.measure.shares import Sharing, UnevenStep
+from raybench.measure.uneven import Idle, Sharing, StepMaker, UnevenStep
 from raybench.records import RankShare
 from raybench.workloads.base import Context, Workload
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.simulations.looks import NOISES, Cell, Look, autoregressive, looks
 from raybench.job.model import Measure, Span
-from raybench.measure.stopping import (
-    AGAIN,
-    Course,
-    breakdown_steps,
-    has_settled,
-    inner_iterations,
-    lead_in,
-    next_timed,
-    next_warmup,
-)
+from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
 from raybench.stats.summary import median_interval
 
 MS = 1_000_000
 S = 1000 * MS
+
+
+def policy(**settings: Any) -> StoppingPolicy:
+    return StoppingPolicy(settings=Measure(**settings))
 
 
 @pytest.mark.parametrize(
@@ -37,23 +33,23 @@ S = 1000 * MS
     ],
 )
 def test_a_fixed_warm_up_is_done_within_half_the_budget(done_ns, expected, why):
-    assert next_warmup(done_ns, Measure(warmup=10, max_seconds=8.0)) == expected, why
+    assert policy(warmup=10, max_seconds=8.0).next_warmup(done_ns) == expected, why
 
 
 def test_a_warm_up_that_a_cuda_graph_needs_is_done_whatever_job_and_budget_say():
-    settings = Measure(warmup=2, max_seconds=0.001)
-    assert next_warmup([S], settings, at_least=12) == 1
-    assert next_warmup([S, MS], settings, at_least=12) == 10
-    assert next_warmup([S] * 12, settings, at_least=12) == 0
+    chosen = policy(warmup=2, max_seconds=0.001)
+    assert chosen.next_warmup([S], at_least=12) == 1
+    assert chosen.next_warmup([S, MS], at_least=12) == 10
+    assert chosen.next_warmup([S] * 12, at_least=12) == 0
 
 
 def test_an_adaptive_warm_up_ends_when_steady_and_else_grows_to_its_maximum():
-    settings = Measure(warmup=Span(min=20, max=60), min_seconds=0.0, max_seconds=1000.0)
+    chosen = policy(warmup=Span(min=20, max=60), min_seconds=0.0, max_seconds=1000.0)
     climbing = [S] + [MS + 20_000 * i for i in range(100)]
-    assert next_warmup([S] + [MS] * 29, settings) == 0
-    assert next_warmup(climbing[:30], settings) == 15
-    assert next_warmup(climbing[:50], settings) == 10
-    assert next_warmup(climbing[:60], settings) == 0
+    assert chosen.next_warmup([S] + [MS] * 29) == 0
+    assert chosen.next_warmup(climbing[:30]) == 15
+    assert chosen.next_warmup(climbing[:50]) == 10
+    assert chosen.next_warmup(climbing[:60]) == 0
 
 
 @pytest.mark.parametrize(
@@ -69,13 +65,13 @@ def test_an_adaptive_warm_up_ends_when_steady_and_else_grows_to_its_maximum():
 )
 def test_a_warm_up_lasts_half_of_the_least_seconds(step_ns, settings, needed, why):
     done = [S]
-    while more := next_warmup(done, settings):
+    while more := StoppingPolicy(settings=settings).next_warmup(done):
         done += [step_ns] * more
     assert needed <= len(done) <= 1.5 * needed, why
 
 
-def course(sample_ns=(), warmup_ns=(S,), **changes) -> Course:
-    return Course(sample_ns=sample_ns, warmup_ns=warmup_ns, **changes)
+def course(sample_ns=(), warmup_ns=(S,), **changes) -> Progress:
+    return Progress(sample_ns=sample_ns, warmup_ns=warmup_ns, **changes)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +89,8 @@ def course(sample_ns=(), warmup_ns=(S,), **changes) -> Course:
 def test_a_fixed_count_of_samples_is_what_is_missing_and_fits(
     done, iterations, step_ns, max_seconds, expected, why
 ):
-    settings = Measure(warmup=2, iterations=iterations, max_seconds=max_seconds)
-    assert next_timed(course([step_ns] * done, [S, step_ns]), settings) == expected, why
+    chosen = policy(warmup=2, iterations=iterations, max_seconds=max_seconds)
+    assert chosen.next_timed(course([step_ns] * done, [S, step_ns])) == expected, why
 
 
 WARM = [S] + [10 * MS] * 100
@@ -106,17 +102,17 @@ def noisy(count: int, sd: float, step_ns: int = 10 * MS) -> list[int]:
 
 
 def test_at_least_two_seconds_are_timed():
-    assert next_timed(course([], WARM), Measure()) == 200
-    assert next_timed(course([10 * MS] * 100, WARM), Measure()) == 100
-    assert next_timed(course([10 * MS] * 199, WARM), Measure()) == 0, "no block for the last 1 %"
-    assert next_timed(course([10 * MS] * 200, WARM), Measure()) == 0
+    assert policy().next_timed(course([], WARM)) == 200
+    assert policy().next_timed(course([10 * MS] * 100, WARM)) == 100
+    assert policy().next_timed(course([10 * MS] * 199, WARM)) == 0, "no block for the last 1 %"
+    assert policy().next_timed(course([10 * MS] * 200, WARM)) == 0
     longer = [S] + [10 * MS] * 150
-    assert next_timed(course([10 * MS] * 200, longer), Measure(min_seconds=3.0)) == 100
-    settings = Measure(max_seconds=1.5)  # of which two thirds are left to the samples
-    assert next_timed(course([], [S] + [10 * MS] * 50), settings) == 100
-    assert next_timed(course([10 * MS] * 100, [S] + [10 * MS] * 50), settings) == 0
-    settings = Measure(warmup=1, iterations=Span(min=5, max=1000), max_seconds=1.0)
-    assert next_timed(course([MS] * 10, inner=50), settings) == 10, "loops count against the budget"
+    assert policy(min_seconds=3.0).next_timed(course([10 * MS] * 200, longer)) == 100
+    chosen = policy(max_seconds=1.5)  # of which two thirds are left to the samples
+    assert chosen.next_timed(course([], [S] + [10 * MS] * 50)) == 100
+    assert chosen.next_timed(course([10 * MS] * 100, [S] + [10 * MS] * 50)) == 0
+    chosen = policy(warmup=1, iterations=Span(min=5, max=1000), max_seconds=1.0)
+    assert chosen.next_timed(course([MS] * 10, inner=50)) == 10, "loops count against the budget"
 
 
 @pytest.mark.parametrize(
@@ -130,49 +126,49 @@ def test_at_least_two_seconds_are_timed():
 )
 def test_slow_steps_are_timed_thirty_times_or_as_often_as_the_budget_allows(step_s, expected, why):
     step_ns, warm, timed = int(step_s * S), [], []
-    while more := next_warmup(warm, Measure()):
+    while more := policy().next_warmup(warm):
         warm += [step_ns] * more
-    while more := next_timed(course(timed, warm), Measure()):
+    while more := policy().next_timed(course(timed, warm)):
         timed += [step_ns] * more
     assert len(timed) == expected, why
 
 
 def test_samples_are_added_until_the_median_is_known_within_the_target():
-    settings = Measure(target_ci=0.01, max_seconds=1000.0)
-    assert next_timed(course(noisy(200, 0.001), WARM), settings) == 0
-    assert next_timed(course(noisy(200, 0.3), WARM), settings) == 200, "no more than as many again"
-    assert next_timed(course(noisy(9900, 0.9), WARM), settings) == 100, "no more than the maximum"
+    chosen = policy(target_ci=0.01, max_seconds=1000.0)
+    assert chosen.next_timed(course(noisy(200, 0.001), WARM)) == 0
+    assert chosen.next_timed(course(noisy(200, 0.3), WARM)) == 200, "no more than as many again"
+    assert chosen.next_timed(course(noisy(9900, 0.9), WARM)) == 100, "no more than the maximum"
 
 
 def test_a_quick_look_ends_when_the_median_is_known_within_the_target():
-    settings = Measure(min_seconds=0.0, target_ci=0.01, max_seconds=1000.0)
-    assert next_timed(course([], [S] + [MS] * 9), settings) == 30
-    assert next_timed(course(noisy(30, 0.001)), settings) == 0
-    assert next_timed(course(noisy(30, 0.3)), settings) == 30, "no more than twice as many in all"
+    chosen = policy(min_seconds=0.0, target_ci=0.01, max_seconds=1000.0)
+    assert chosen.next_timed(course([], [S] + [MS] * 9)) == 30
+    assert chosen.next_timed(course(noisy(30, 0.001))) == 0
+    assert chosen.next_timed(course(noisy(30, 0.3))) == 30, "no more than twice as many in all"
     samples = noisy(100, 0.05)
     interval = median_interval([samples])
     assert interval is not None
     half = (interval.high - interval.low) / 2 / float(np.median(samples))
-    asked = settings.model_copy(update={"target_ci": half / 1.3})
-    assert next_timed(course(samples), asked) == 69
+    asked = chosen.settings.model_copy(update={"target_ci": half / 1.3})
+    assert StoppingPolicy(settings=asked).next_timed(course(samples)) == 69
 
 
 def test_samples_that_drift_were_warm_up_and_timing_begins_anew():
     sinking = [10 * MS * (1 - 0.02 * i / 200) for i in range(200)]
-    assert next_timed(course(sinking, WARM), Measure()) == AGAIN
+    assert policy().next_timed(course(sinking, WARM)) == RESTART
     anew = course([], WARM, drifted_ns=sinking)
-    assert next_timed(anew, Measure()) > 0
+    assert policy().next_timed(anew) > 0
     assert anew.warm_s == pytest.approx(1 + sum(sinking) / 1e9)
-    assert next_timed(course(sinking, WARM), Measure(max_seconds=4.0)) != AGAIN, "no time is left"
-    assert next_timed(course(sinking, WARM), Measure(warmup=100)) != AGAIN, "the job fixes it"
-    assert next_timed(course(sinking, WARM), Measure(min_seconds=0.0)) != AGAIN, "a quick look"
+    assert policy(max_seconds=4.0).next_timed(course(sinking, WARM)) != RESTART, "no time is left"
+    assert policy(warmup=100).next_timed(course(sinking, WARM)) != RESTART, "the job fixes it"
+    assert policy(min_seconds=0.0).next_timed(course(sinking, WARM)) != RESTART, "a quick look"
 
 
 def test_a_drift_shows_against_the_end_of_the_warm_up_too():
     warm = [S, *(1.01 * x for x in noisy(200, 0.002))]
-    assert next_timed(course(noisy(200, 0.002), warm), Measure()) == AGAIN
+    assert policy().next_timed(course(noisy(200, 0.002), warm)) == RESTART
     for other in ({"inner": 2}, {"is_graph": True}):
-        assert next_timed(course(noisy(200, 0.002), warm, **other), Measure()) != AGAIN, (
+        assert policy().next_timed(course(noisy(200, 0.002), warm, **other)) != RESTART, (
             "single steps tell nothing of loops and graphs"
         )
 
@@ -180,18 +176,18 @@ def test_a_drift_shows_against_the_end_of_the_warm_up_too():
 def test_what_warm_up_lacks_in_time_is_done_in_loops():
     short = [S] + [100_000] * 1000
     owing = course([], short, inner=10)
-    assert next_timed(owing, Measure()) == 900
-    assert next_timed(course([100_000] * 900, short, inner=10), Measure()) == AGAIN
-    assert next_timed(course([], short, inner=10, drifted_ns=[100_000] * 900), Measure()) == 2000
+    assert policy().next_timed(owing) == 900
+    assert policy().next_timed(course([100_000] * 900, short, inner=10)) == RESTART
+    assert policy().next_timed(course([], short, inner=10, drifted_ns=[100_000] * 900)) == 2000
 
 
 def test_a_step_time_has_settled_where_its_level_changes_no_more():
-    settings = Measure()
-    assert has_settled(course(noisy(200, 0.001), WARM), settings) is True
+    chosen = policy()
+    assert chosen.has_settled(course(noisy(200, 0.001), WARM)) is True
     drifting = course([10 * MS * (1 + i / 5000) for i in range(200)], WARM)
-    assert has_settled(drifting, settings) is False
-    assert has_settled(drifting, Measure(target_ci=0.1)) is True, "as much as the job cares for"
-    assert has_settled(course([S] * 4, [S] * 5), settings) is None, "nobody can tell by eight steps"
+    assert chosen.has_settled(drifting) is False
+    assert policy(target_ci=0.1).has_settled(drifting) is True, "as much as the job cares for"
+    assert chosen.has_settled(course([S] * 4, [S] * 5)) is None, "nobody can tell by eight steps"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +201,7 @@ def test_a_step_time_has_settled_where_its_level_changes_no_more():
     ],
 )
 def test_two_steps_lead_into_a_block_unless_they_are_slow(known, steps):
-    assert lead_in(known) == steps
+    assert policy().lead_in(known) == steps
 
 
 @pytest.mark.parametrize(
@@ -215,13 +211,13 @@ def test_two_steps_lead_into_a_block_unless_they_are_slow(known, steps):
 )  # fmt: skip
 def test_short_steps_are_timed_in_loops_of_a_millisecond(step_ns, graph, expected):
     slow_start = [S] + [5 * MS] * 5
-    assert inner_iterations(slow_start + [step_ns] * 10, graph=graph) == expected
-    assert inner_iterations([step_ns], graph=graph) == expected
+    assert policy().inner_iterations(slow_start + [step_ns] * 10, graph=graph) == expected
+    assert policy().inner_iterations([step_ns], graph=graph) == expected
 
 
 @pytest.mark.parametrize(("step_ns", "steps"), [(MS, 10), (100 * MS, 5), (10 * S, 3)])
 def test_a_breakdown_costs_about_a_tenth_of_the_budget(step_ns, steps):
-    assert breakdown_steps([step_ns] * 3, Measure(max_seconds=20.0)) == steps
+    assert policy(max_seconds=20.0).breakdown_steps([step_ns] * 3) == steps
 
 
 def look(name: str, step_s: float, runs: int = 60) -> list[Look]:

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from raybench.measure.timing import (
+from raybench.measure.timers import (
     HostTimer,
     join_blocks,
     loop_step,
@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     wound = Clock()
-    for name in ("time.perf_counter_ns", "raybench.measure.timing.perf_counter_ns"):
+    for name in ("time.perf_counter_ns", "raybench.measure.timers.perf_counter_ns"):
         monkeypatch.setattr(name, lambda: wound.now_ns)
     return wound
 
@@ -38,13 +38,13 @@ def test_each_iteration_has_its_own_duration_and_start(clock):
     durations = iter([5, 7, 11])
     timer = HostTimer()
     clock.spend(100)
-    samples = timer.block(lambda: clock.spend(next(durations)), 3, PartTimes())
+    samples = timer.time_block(lambda: clock.spend(next(durations)), 3, PartTimes())
     assert samples.step_ns == (5, 7, 11)
     assert samples.start_ns == (100, 105, 112)
     assert samples.host_ns == samples.step_ns
     # A second block goes on from the same origin.
     clock.spend(1_000)
-    assert timer.block(lambda: clock.spend(10), 1, PartTimes()).start_ns == (1_123,)
+    assert timer.time_block(lambda: clock.spend(10), 1, PartTimes()).start_ns == (1_123,)
 
 
 def test_untimed_steps_lead_into_a_block(clock):
@@ -55,7 +55,7 @@ def test_untimed_steps_lead_into_a_block(clock):
         with parts.part("data"):
             clock.spend(next(durations))
 
-    samples = HostTimer().block(step, 2, parts, lead_in=2)
+    samples = HostTimer().time_block(step, 2, parts, lead_in=2)
     assert samples.step_ns == (7, 11)
     assert samples.start_ns == (170, 177)
     assert samples.part_ns == {"data": (7, 11)}
@@ -74,7 +74,7 @@ def test_the_parts_of_each_iteration_are_kept_apart(clock):
                 clock.spend(wait)
         clock.spend(10)
 
-    samples = HostTimer().block(step, 3, parts)
+    samples = HostTimer().time_block(step, 3, parts)
     assert samples.part_ns == {"data": (3, 0, 4)}
     assert samples.step_ns == (13, 10, 14)
 
@@ -100,7 +100,7 @@ def test_a_loop_of_steps_is_one_sample_and_its_mean_is_kept(clock):
             clock.spend(3)
         clock.spend(7)
 
-    samples = per_step(HostTimer().block(loop_step(step, 4), 2, parts), 4)
+    samples = per_step(HostTimer().time_block(loop_step(step, 4), 2, parts), 4)
     assert samples.step_ns == (10, 10)
     assert samples.host_ns == (10, 10)
     assert samples.part_ns == {"data": (3, 3)}

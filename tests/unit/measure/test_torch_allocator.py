@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raybench.measure.phases import AllocatorCalls, PeakMemory
+from raybench.measure.memory import AllocatorCalls, PeakMemory
 
 
 class Allocator:
@@ -33,11 +33,12 @@ def test_what_only_warm_ups_and_checks_allocate_counts_as_reserved_alone(monkeyp
     memory, peak = Allocator(monkeypatch), PeakMemory(torch.device("cuda", 0))
     for timed in (6, 5):  # two repeats
         memory.use(8, 2)
-        peak.forget()
+        peak.restart()
         memory.use(timed)
         with peak.paused():
             memory.use(9, 2)
-        peak.read()
+        with peak.paused():
+            pass
     assert (peak.allocated_bytes, peak.reserved_bytes) == (6, 9)
 
 
@@ -56,7 +57,8 @@ def test_calls_of_the_allocator_are_those_inside_the_blocks(monkeypatch):
 def test_a_cpu_has_neither():
     peak, calls = PeakMemory(torch.device("cpu")), AllocatorCalls(torch.device("cpu"))
     with calls.counting():
-        peak.forget()
-        peak.read()
+        peak.restart()
+        with peak.paused():
+            pass
     assert (peak.allocated_bytes, peak.reserved_bytes) == (None, None)
     assert (calls.retries, calls.device_allocs) == (None, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raybench.stats.lines import fit_line
+from raybench.stats.shares import fit_line
 
 
 def test_a_line_is_found_with_its_errors():

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.stats.lines import fit_line
 from raybench.stats.shares import (
     DeviceSpeed,
     balance,
@@ -17,6 +16,7 @@ from raybench.stats.shares import (
     equal_shares,
     fast_devices,
     fast_shares,
+    fit_line,
     shares_by_speed,
 )
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from noise import autocorrelated, with_outliers
 
-from raybench.stats.steady import MIN_STEPS, level_change
+from raybench.stats.summary import MIN_LEVEL_STEPS, level_change
 
 
 def marked(step_ns, least=0.01):
@@ -23,8 +23,8 @@ def rows(count, phi, sd, runs=300):
 
 
 def test_below_25_steps_nobody_can_tell():
-    assert level_change([1.0] * (MIN_STEPS - 1)) is None
-    assert marked([1.0] * MIN_STEPS) is False
+    assert level_change([1.0] * (MIN_LEVEL_STEPS - 1)) is None
+    assert marked([1.0] * MIN_LEVEL_STEPS) is False
 
 
 @given(st.floats(-0.05, 0.05), st.floats(1e-3, 1e9), st.integers(40, 400))

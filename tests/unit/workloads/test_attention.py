@@ -7,7 +7,7 @@ import torch
 import torch.compiler.config
 from torch.nn import functional
 
-from raybench.measure.phases import attention_kernels
+from raybench.measure.profiling import attention_kernels
 from raybench.worker.state import settings
 from raybench.workloads.attention import KernelOrAuto, use_kernel
 

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from raybench.job.point import Precision
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.marks import BucketMarks
-from raybench.measure.timing import make_timer
+from raybench.measure.timers import make_timer
 from raybench.records import Breakdown
 from raybench.workloads.base import Context
 from raybench.workloads.training.mlp import Mlp

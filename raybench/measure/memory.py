@@ -1,0 +1,292 @@
+"""Memory of a GPU as torch's allocator counts it: peaks of the timed steps, and their parts.
+
+What the peak is made of comes from two untimed steps that are watched. The allocator says how much
+there is; parameters, gradients and optimizer states are found in the objects of the workload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from inspect import getclosurevars
+from types import FunctionType, MethodType
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from raybench.records import PeakParts
+from raybench.workloads.base import Context, Workload
+
+FROM_GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
+_ON_CPU = "none: torch does not count the memory of a CPU"
+_NO_MODEL = "unknown: neither an optimizer of torch.optim nor a module was found"
+# A workload holds few objects; a data set that it holds is not searched to its end.
+_MOST_OBJECTS = 10_000
+# Packages whose objects hold no modules.
+_SKIPPED_PACKAGES = frozenset({"builtins", "numpy", "torch"})
+
+
+class AllocatorCalls:
+    """Counts what torch's allocator had to do in the timed blocks; both are None on a CPU.
+
+    retries: allocations that failed until cached memory was given back. device_allocs: calls of
+    cudaMalloc. Both stop the device, and a step in a steady state needs neither.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        is_counted = device.type == "cuda"
+        self.retries: int | None = 0 if is_counted else None
+        self.device_allocs: int | None = 0 if is_counted else None
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Add the calls inside the `with` block to both counts."""
+        before = self._read()
+        yield
+        after = self._read()
+        if before is not None and after is not None:
+            self.retries = (self.retries or 0) + after[0] - before[0]
+            self.device_allocs = (self.device_allocs or 0) + after[1] - before[1]
+
+    def _read(self) -> tuple[int, int] | None:
+        if self._device.type != "cuda":
+            return None
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        return stats["num_alloc_retries"], stats["num_device_alloc"]
+
+
+class PeakMemory:
+    """Peak memory of torch's allocator in bytes; both peaks are None on a CPU.
+
+    allocated_bytes: of the steps between `restart` and `paused`. reserved_bytes: of all the time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.allocated_bytes: int | None = None
+        self.reserved_bytes: int | None = None
+        self._reset()
+
+    def restart(self) -> None:
+        """Leave out what was allocated since the last call; to be called after a warm-up.
+
+        DDP makes its buckets anew in the second step. NCCL keeps the first ones until its watchdog,
+        which looks ten times a second, has seen the end of what used them: gradients count twice
+        for some steps, more or fewer of them from start to start.
+        """
+        self._read_reserved()
+        self._reset()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take in the peak until now, and leave out what is allocated inside the `with` block.
+
+        Memory that is still allocated at its end counts from then on.
+        """
+        self._read_reserved()
+        if self._device.type == "cuda":
+            allocated = torch.cuda.max_memory_allocated(self._device)
+            self.allocated_bytes = max(allocated, self.allocated_bytes or 0)
+        yield
+        self._reset()
+
+    def _read_reserved(self) -> None:
+        if self._device.type == "cuda":
+            reserved = torch.cuda.max_memory_reserved(self._device)
+            self.reserved_bytes = max(reserved, self.reserved_bytes or 0)
+
+    def _reset(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+
+class Allocator(Protocol):
+    """Counts the memory of a device, in bytes."""
+
+    def allocated(self) -> int:
+        """Return what is allocated now."""
+
+    def peak(self) -> int:
+        """Return the most that was allocated since `reset_peak`."""
+
+    def reset_peak(self) -> None:
+        """Begin a new peak at what is allocated now."""
+
+
+class _CudaAllocator:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def allocated(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+
+def peak_parts(workload: Workload, context: Context) -> PeakParts | str:
+    """Run two steps, and return what the peak of the second is made of.
+
+    A sentence that says why it is not known: on a CPU, for a CUDA graph, without a model.
+    """
+    if context.device.type != "cuda":
+        return _ON_CPU
+    if context.cuda_graph:
+        return FROM_GRAPH
+    return watch_peak(workload, context.device, _CudaAllocator(context.device)) or _NO_MODEL
+
+
+def watch_peak(workload: Workload, device: torch.device, allocator: Allocator) -> PeakParts | None:
+    """Run two steps, and return what the peak of the second is made of.
+
+    None where the workload holds neither a module nor a tensor that an optimizer steps.
+    """
+    optimizers: dict[torch.optim.Optimizer, None] = {}
+    with _before_optimizer_steps(lambda optimizer: optimizers.setdefault(optimizer)):
+        workload.step()
+    modules = _find_modules(workload)
+    weights = [*_parameters(optimizers, modules), *(b for m in modules for b in m.buffers())]
+    if not weights:
+        return None
+    allocator.reset_peak()
+    begin, gradients = allocator.allocated(), _GradientsAtPeak(weights, device, allocator)
+    gradients_before = gradients.now_bytes
+    with gradients.watching():
+        workload.step()
+    gradients.look()
+    parameters = _storage_bytes(weights, device)
+    states = _storage_bytes(
+        (
+            value
+            for optimizer in optimizers
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        ),
+        device,
+    )
+    return PeakParts(
+        parameters_bytes=parameters,
+        gradients_bytes=gradients.peak_bytes,
+        optimizer_bytes=states,
+        activations_bytes=max(
+            0, allocator.peak() - begin - (gradients.peak_bytes - gradients_before)
+        ),
+        other_bytes=max(0, begin - parameters - states - gradients_before),
+    )
+
+
+class _GradientsAtPeak:
+    """Finds how many bytes of gradients there were when the memory of a step was largest.
+
+    It looks whenever a gradient is complete, and before an optimizer steps. A new peak since the
+    last look was reached with the gradients of the last look.
+    """
+
+    def __init__(self, weights: Iterable[Tensor], device: torch.device, allocator: Allocator):
+        self._device, self._allocator = device, allocator
+        self._trained = [tensor for tensor in weights if tensor.requires_grad]
+        self._largest = 0
+        self.now_bytes = self.peak_bytes = self._count()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for parameter in self._trained:
+                handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _: self.look()
+                )
+                hooks.callback(handle.remove)
+            hooks.enter_context(_before_optimizer_steps(lambda _: self.look()))
+            yield
+
+    def look(self) -> None:
+        """Where there is a new peak, take the gradients of the last look as those of the peak."""
+        largest = self._allocator.peak()
+        if largest > self._largest:
+            self._largest, self.peak_bytes = largest, self.now_bytes
+        self.now_bytes = self._count()
+
+    def _count(self) -> int:
+        gradients = (tensor.grad for tensor in self._trained if tensor.grad is not None)
+        return _storage_bytes(gradients, self._device)
+
+
+@contextmanager
+def _before_optimizer_steps(call: Callable[[torch.optim.Optimizer], object]) -> Iterator[None]:
+    """Inside the `with` block, call this with each optimizer of torch.optim before it steps."""
+
+    def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        call(optimizer)
+
+    handle = register_optimizer_step_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _find_modules(workload: Workload) -> list[nn.Module]:
+    """Return the modules that a workload holds, also in collections, objects and closures.
+
+    Modules inside a found module are not listed. The search ends after 10,000 objects.
+    """
+    found, seen, waiting = [], set[int](), list[object]([workload])
+    while waiting and len(seen) < _MOST_OBJECTS:
+        candidate = waiting.pop()
+        if id(candidate) in seen:
+            continue
+        seen.add(id(candidate))
+        if isinstance(candidate, nn.Module):
+            found.append(candidate)
+        else:
+            waiting.extend(_members(candidate))
+    return found
+
+
+def _members(holder: object) -> Iterable[object]:
+    """Return the objects that this one holds; none where its class is of torch or numpy."""
+    match holder:
+        case list() | tuple():
+            return holder
+        case dict():
+            return holder.values()
+        case partial():
+            return (holder.func, *holder.args, *holder.keywords.values())
+        case MethodType():
+            return (holder.__self__,)
+        case FunctionType():
+            return getclosurevars(holder).nonlocals.values()
+    if type(holder).__module__.partition(".")[0] in _SKIPPED_PACKAGES:
+        return ()
+    slots = getattr(type(holder), "__slots__", ())
+    attributes = vars(holder).values() if hasattr(holder, "__dict__") else ()
+    return [*attributes, *(getattr(holder, name, None) for name in slots)]
+
+
+def _parameters(
+    optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[nn.Module]
+) -> list[Tensor]:
+    """Return the parameters of optimizers and modules, each once."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    stepped = (parameter for group in groups for parameter in group["params"])
+    held = (parameter for module in modules for parameter in module.parameters())
+    return list(dict.fromkeys([*stepped, *held]))
+
+
+def _storage_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
+    """Add up the storages on the device, each once; of a DTensor this rank's shard."""
+    sizes = {}
+    for tensor in tensors:
+        own = getattr(tensor, "_local_tensor", tensor)
+        if own.device == device:
+            storage = own.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())

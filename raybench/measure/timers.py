@@ -1,0 +1,195 @@
+"""Durations of iterations: by CUDA events on a GPU, by the host's monotonic clock on a CPU.
+
+Iterations are timed in blocks. Inside a block nothing synchronises: on a GPU one event is
+recorded between consecutive iterations, so the durations of a block add up to its whole time,
+and the only synchronisation is at its end.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+
+# Bound now: a workload that replaces the clock in `time` does not time itself with it.
+from time import perf_counter_ns
+from typing import Protocol
+
+import torch
+
+from raybench.records import Samples
+from raybench.workloads.base import PartTimes
+
+Step = Callable[[], None]
+
+_NS_PER_MS = 1_000_000
+
+
+class Timer(Protocol):
+    """Times blocks of iterations on one rank."""
+
+    def time_block(
+        self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
+    ) -> Samples:
+        """Run `step` `iterations` times, and return how long each took.
+
+        Durations are in ns, starts in ns since the timer was made.
+        parts: where the step notes the host time of its parts; emptied at the begin.
+        lead_in: untimed iterations before the first, so that the device has work queued when the
+        clock starts: iterations that find the queue empty take longer than all later ones.
+        """
+
+
+class HostTimer:
+    """A Timer by the host's clock: right where a step is done when it returns."""
+
+    def __init__(self) -> None:
+        self._origin_ns = perf_counter_ns()
+
+    def time_block(
+        self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
+    ) -> Samples:
+        """As Timer.time_block."""
+        marks_ns, part_ns = _run_block(step, iterations, parts, lambda: None, lead_in)
+        step_ns = _differences(marks_ns)
+        return Samples(
+            start_ns=tuple(mark - self._origin_ns for mark in marks_ns[:-1]),
+            step_ns=step_ns,
+            host_ns=step_ns,
+            part_ns=part_ns,
+        )
+
+
+class CudaEventTimer:
+    """A Timer by CUDA events between iterations on the current stream, read after the block.
+
+    The resolution of an event is about 0.5 us (cuEventElapsedTime in the CUDA driver API).
+    """
+
+    def __init__(self) -> None:
+        self._origin_ns = perf_counter_ns()
+
+    def time_block(
+        self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
+    ) -> Samples:
+        """As Timer.time_block; waits for the device at the end."""
+        events = [
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(iterations + 1)
+        ]
+        unrecorded = iter(events)
+        stream = torch.cuda.current_stream()
+        marks_ns, part_ns = _run_block(
+            step, iterations, parts, lambda: next(unrecorded).record(stream), lead_in
+        )
+        torch.cuda.synchronize()
+        offset_ns = marks_ns[0] - self._origin_ns
+        since_first_ns = [round(events[0].elapsed_time(event) * _NS_PER_MS) for event in events]
+        return Samples(
+            start_ns=tuple(offset_ns + since_ns for since_ns in since_first_ns[:-1]),
+            step_ns=tuple(
+                round(event.elapsed_time(following) * _NS_PER_MS)
+                for event, following in pairwise(events)
+            ),
+            host_ns=_differences(marks_ns),
+            part_ns=part_ns,
+        )
+
+
+def make_timer(device: torch.device) -> Timer:
+    """Return a CudaEventTimer for a CUDA device, else a HostTimer."""
+    return CudaEventTimer() if device.type == "cuda" else HostTimer()
+
+
+def _run_block(
+    step: Step, iterations: int, parts: PartTimes, mark: Callable[[], None], lead_in: int
+) -> tuple[list[int], dict[str, tuple[int, ...]]]:
+    """Run the hot loop.
+
+    Returns the host's clock before each iteration and after the last, and the host time of each
+    part in each iteration, all in ns. mark: called at the same moments.
+    """
+    for _ in range(lead_in):
+        step()
+    marks_ns = [0] * (iterations + 1)
+    spent_ns: list[dict[str, int]] = [{}] * iterations
+    clock, take = perf_counter_ns, parts.take
+    take()
+    for iteration in range(iterations):
+        marks_ns[iteration] = clock()
+        mark()
+        step()
+        spent_ns[iteration] = take()
+    marks_ns[iterations] = clock()
+    mark()
+    names = sorted({name for iteration_ns in spent_ns for name in iteration_ns})
+    return marks_ns, {name: tuple(one.get(name, 0) for one in spent_ns) for name in names}
+
+
+def _differences(marks_ns: list[int]) -> tuple[int, ...]:
+    return tuple(end - start for start, end in pairwise(marks_ns))
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collect garbage now, and keep Python's collector off inside the `with` block.
+
+    Afterwards it is on only if it was on before.
+    """
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def loop_step(step: Step, inner: int) -> Step:
+    """Return a step that runs `inner` steps, for steps too short to be timed alone."""
+    if inner == 1:
+        return step
+
+    def loop() -> None:
+        for _ in range(inner):
+            step()
+
+    return loop
+
+
+def per_step(samples: Samples, inner: int) -> Samples:
+    """Divide the durations of loops of `inner` steps by `inner`; starts stay where they are."""
+
+    def divided(ns: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(round(value / inner) for value in ns)
+
+    return replace(
+        samples,
+        step_ns=divided(samples.step_ns),
+        host_ns=divided(samples.host_ns),
+        part_ns={name: divided(ns) for name, ns in samples.part_ns.items()},
+    )
+
+
+def join_blocks(blocks: Sequence[Samples]) -> Samples:
+    """Concatenate blocks of samples.
+
+    A part that a block lacks took 0 ns in it. `throttled` is empty unless all blocks have it.
+    """
+    names = {name for block in blocks for name in block.part_ns}
+    is_known = all(block.throttled for block in blocks)
+    return Samples(
+        start_ns=tuple(ns for block in blocks for ns in block.start_ns),
+        step_ns=tuple(ns for block in blocks for ns in block.step_ns),
+        host_ns=tuple(ns for block in blocks for ns in block.host_ns),
+        part_ns={
+            name: tuple(
+                ns for block in blocks for ns in block.part_ns.get(name, (0,) * len(block.step_ns))
+            )
+            for name in sorted(names)
+        },
+        throttled=tuple(mark for block in blocks for mark in block.throttled) if is_known else (),
+    )

@@ -1,0 +1,479 @@
+"""Uneven steps: devices are probed alone, and each rank gets its share of the samples of a step.
+
+A probe is the step itself at several sizes, without communication, on all ranks at the same time.
+Slow devices that are emulated are probed with and without emulation, so that the factor is known.
+All ranks gather the same figures and work out the same shares (`raybench.stats.shares`). Shares by
+speed are then measured, each rank's own step alone, and corrected by how long the ranks would wait
+for the last one.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+
+from raybench.errors import UsageError
+from raybench.job.point import (
+    BY_ACCUMULATION,
+    BY_SPEED,
+    EQUAL,
+    FAST,
+    Point,
+    Precision,
+    Scalar,
+    SlowBy,
+)
+from raybench.measure.ranks import align_ranks, gather_objects, max_over_ranks
+from raybench.measure.streams import workload_stream
+from raybench.measure.timers import make_timer
+from raybench.records import RankShare
+from raybench.stats.shares import (
+    DeviceSpeed,
+    Shares,
+    balance,
+    crossover_batch,
+    equal_shares,
+    fast_devices,
+    fast_shares,
+    fit_line,
+)
+from raybench.workloads.base import Context, PartTimes, Workload
+from raybench.workloads.replicas import Replicas
+
+Parameters = Mapping[str, Scalar]
+BuildWorkload = Callable[[Context, Parameters], Workload]
+
+# Sizes of the probe's steps, over an equal share.
+_SIZES = (0.5, 1.0, 1.5, 2.0)
+_TRIAL_STEPS = 2
+_WARMUP_NS, _TIMED_NS = 100_000_000, 150_000_000
+_FEWEST_STEPS, _MOST_STEPS = 3, 200
+# Batches are multiples of a power of two, up to this share of an equal batch: on an H200 a step of
+# 1025 rows takes 19 % longer than one of 1024 (tf32, mlp).
+_GRAIN = 1 / 64
+# Of the device's memory: what a share may take by the line through the probe's peaks.
+_MEMORY_SHARE = 0.9
+# A larger difference of gradients is no rounding. In lower precisions than fp32 it is larger: loss
+# weights are rounded to the format of the losses.
+_GRADIENT_TOLERANCE = {Precision.FP32: 1e-4}
+_LOOSE_GRADIENT_TOLERANCE = 0.03
+_NS_PER_S = 1e9
+_MS_PER_S = 1e3
+
+
+class Idle(Workload):
+    """In the place of a workload on a rank that has no share of the step."""
+
+    items_per_step = 0
+
+    def step(self) -> None:
+        """Do nothing."""
+
+    def set_comm_hook(self, hook: object) -> None:
+        """Do nothing: there are no gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenStep:
+    """A rank's part of an uneven step.
+
+    context, params: what its workload is built with. shares: samples of each rank.
+    """
+
+    context: Context
+    params: Parameters
+    shares: Shares
+    share: RankShare
+    warnings: tuple[str, ...]
+
+    def build(self, make: BuildWorkload) -> Workload:
+        """Build the workload; an `Idle` on a rank without a share."""
+        return make(self.context, self.params) if self.share.items else Idle()
+
+
+class Sharing:
+    """Shares out the steps of a worker's points, and remembers the probes of its groups."""
+
+    def __init__(self) -> None:
+        self._group_probes: dict[object, GroupProbe] = {}
+
+    def share_out(
+        self, make: BuildWorkload, context: Context, point: Point, group: object
+    ) -> UnevenStep:
+        """Return this rank's part of the step; all ranks of the point must call it.
+
+        The devices are probed first, unless they were for a point with the same steps.
+        group: identifies the group of ranks; another group has other devices.
+        Raises UsageError where the step cannot be shared out as the point asks.
+        """
+        maker = StepMaker(make=make, context=_slowed(context), point=point)
+        execution = {**point.execution, "shares": point.shares == BY_ACCUMULATION}
+        step = (point.workload, *point.params.items(), point.batch_size, *execution.values())
+        key = (group, *step)
+        if key not in self._group_probes:
+            self._group_probes[key] = maker.probe_group()
+        return _share_out(maker, self._group_probes[key])
+
+
+def _slowed(context: Context) -> Context:
+    """Return the context, with emulation where the point wants this rank slow (the last ranks).
+
+    Raises UsageError for `slow_by: sms` without CUDA.
+    """
+    if context.slow_ratio == 1 or context.rank < context.world_size - context.slow_count:
+        return context
+    if context.slow_by is SlowBy.COMPUTE:
+        return replace(context, extra_work=1 / context.slow_ratio - 1)
+    if context.device.type != "cuda":
+        raise UsageError("slow_by: sms needs CUDA devices; take slow_by: compute")
+    device = torch.cuda.get_device_properties(context.device)
+    return replace(context, sms=max(1, round(context.slow_ratio * device.multi_processor_count)))
+
+
+def _share_out(maker: StepMaker, group_probe: GroupProbe) -> UnevenStep:
+    rank = maker.context.rank
+    shares, own_s = _choose_shares(maker, group_probe)
+    context, params = maker.context_among(shares), maker.size(shares[rank])[1]
+    with maker.build(context, params, shares[rank]) as workload:
+        error = gather_objects(_gradient_error(workload))[shares.index(max(shares))]
+        has_batch_norm = _has_batch_norm(workload)
+    exchange_s = group_probe.exchange_s if all(shares) else group_probe.fast_exchange_s
+    probe = group_probe.probes[rank]
+    share = RankShare(
+        items=shares[rank],
+        own_ms=own_s[rank] * _MS_PER_S if shares[rank] else None,
+        fixed_ms=probe.speed.fixed_s * _MS_PER_S,
+        fixed_ms_error=probe.fixed_s_error * _MS_PER_S,
+        items_per_s=probe.speed.items_per_s,
+        items_per_s_error=probe.items_per_s_error,
+        slow_ratio=probe.slow_ratio,
+        exchange_ms=exchange_s * _MS_PER_S,
+        predicted_step_ms=(max(own_s) + exchange_s) * _MS_PER_S,
+        crossover_batch=crossover_batch(
+            group_probe.speeds,
+            group_probe.are_fast,
+            exchange_s=group_probe.exchange_s,
+            fast_exchange_s=group_probe.fast_exchange_s,
+        ),
+        gradient_error=error,
+    )
+    warnings = tuple(_warnings(maker, share, has_batch_norm=has_batch_norm))
+    return UnevenStep(context=context, params=params, shares=shares, share=share, warnings=warnings)
+
+
+def _choose_shares(maker: StepMaker, group_probe: GroupProbe) -> tuple[Shares, tuple[float, ...]]:
+    """Return the samples of each rank, and the measured seconds of each rank's own step.
+
+    Raises UsageError where shares by speed are not possible.
+    """
+
+    def time_each_alone(shares: Shares) -> tuple[float, ...]:
+        return tuple(gather_objects(maker.time_alone(shares[maker.context.rank])))
+
+    kind, batch = maker.point.shares, maker.equal_items * len(group_probe.probes)
+    if kind in (BY_SPEED, BY_ACCUMULATION):
+        try:
+            return balance(group_probe.speeds, batch, maker.unit, time_each_alone)
+        except ValueError as error:
+            raise UsageError(f"shares: {kind}: {error}") from error
+    if kind == EQUAL:
+        shares = equal_shares(len(group_probe.probes), batch, maker.unit)
+    elif kind == FAST:
+        shares = fast_shares(group_probe.are_fast, batch, maker.unit)
+    else:
+        shares = tuple(map(int, kind.split("/")))
+    return shares, time_each_alone(shares)
+
+
+def has_other_gradients(error: float | None, precision: Precision) -> bool:
+    """Return whether gradients differ from those of one process by more than rounding does.
+
+    error: their relative difference; None, where it is not known, gives False.
+    """
+    most = _GRADIENT_TOLERANCE.get(precision, _LOOSE_GRADIENT_TOLERANCE)
+    return error is not None and error > most
+
+
+def _gradient_error(workload: Workload) -> float | None:
+    check = getattr(workload, "gradient_error", None)
+    return None if check is None else float(check())
+
+
+def _has_batch_norm(workload: Workload) -> bool:
+    model = getattr(workload, "model", None)
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    return any(isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm) for m in modules)
+
+
+def _warnings(maker: StepMaker, share: RankShare, *, has_batch_norm: bool) -> Iterator[str]:
+    point = maker.point
+    if share.slow_ratio is not None:
+        by = "extra compute" if point.slow_by is SlowBy.COMPUTE else f"{maker.context.sms} SMs"
+        yield (
+            f"rank {maker.context.rank} emulates a slower device by {by}: {point.slow_ratio:g} of "
+            f"its own speed asked, {share.slow_ratio:.3f} measured"
+        )
+    if has_batch_norm:
+        yield (
+            "BatchNorm's statistics are those of each rank's own samples: with shares of different "
+            "size the gradients are not those of one process; take SyncBatchNorm or GroupNorm"
+        )
+    if has_other_gradients(share.gradient_error, point.precision) and not has_batch_norm:
+        yield (
+            f"the gradients differ from those of one process by {share.gradient_error:.1%}: is the "
+            "loss multiplied by context.loss_weight?"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What a rank found of its own device.
+
+    speed: by steps of several sizes, with a line through them; both errors are its standard errors.
+    equal_s: seconds of a step of an equal share, without emulation. slow_ratio: the speed that
+    emulation leaves the device, as a share of its own; None without emulation.
+    """
+
+    speed: DeviceSpeed
+    fixed_s_error: float
+    items_per_s_error: float
+    equal_s: float
+    slow_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupProbe:
+    """What the ranks of a group found of their devices, in rank order.
+
+    exchange_s, fast_exchange_s: the seconds that the exchange of gradients adds to a step, among
+    all ranks and among the fast ones, by steps of equal shares on devices that are not slowed.
+    """
+
+    probes: tuple[Probe, ...]
+    are_fast: tuple[bool, ...]
+    exchange_s: float
+    fast_exchange_s: float
+
+    @property
+    def speeds(self) -> tuple[DeviceSpeed, ...]:
+        """The speed of each device."""
+        return tuple(probe.speed for probe in self.probes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TimedStep:
+    """peak_bytes: of torch's allocator while the step was timed; 0 on a CPU."""
+
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMaker:
+    """Builds and times the step of a point with other sizes than its equal share.
+
+    make: builds the workload. context: of this rank among all, with the emulation that it is to
+    have.
+    """
+
+    make: BuildWorkload
+    context: Context
+    point: Point
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether this rank emulates a slower device."""
+        return self.context != self._context_at_full_speed
+
+    @property
+    def _context_at_full_speed(self) -> Context:
+        return replace(self.context, extra_work=0.0, sms=None)
+
+    @property
+    def equal_items(self) -> int:
+        """Samples of a step on each rank with equal shares."""
+        return (self.point.batch_size or 1) * self.point.grad_accumulation
+
+    @property
+    def unit(self) -> int:
+        """Samples by which the shares of two ranks can differ.
+
+        A pass through the batch for shares by accumulation, else the largest power of two that
+        divides the batch and is at most a 64th of it.
+        """
+        batch_size = self.point.batch_size or 1
+        if self.point.shares == BY_ACCUMULATION:
+            return batch_size
+        grain = 1
+        while 2 * grain <= _GRAIN * batch_size and batch_size % (2 * grain) == 0:
+            grain *= 2
+        return self.point.grad_accumulation * grain
+
+    def size(self, items: int) -> tuple[int, Parameters]:
+        """Return batch size and parameters of a step of so many samples."""
+        params = self.point.params
+        if self.point.shares != BY_ACCUMULATION:
+            return items // self.point.grad_accumulation, params
+        return self.unit, {**params, "grad_accumulation": items // self.unit}
+
+    @contextmanager
+    def build(self, context: Context, params: Parameters, items: int) -> Iterator[Workload]:
+        """Build the workload, an `Idle` without items, and close it after the `with` block."""
+        with workload_stream(context):
+            workload = self.make(context, params) if items else Idle()
+            try:
+                yield workload
+            finally:
+                getattr(workload, "close", lambda: None)()
+                context.replicas.forget()
+                del workload
+                gc.collect()
+
+    def context_among(self, shares: Sequence[int]) -> Context:
+        """Return the context of this rank among those with a share; all ranks must call it.
+
+        Where some have none, it makes a process group of the others. A rank without a share gets
+        the world size of that group, and no emulation.
+        """
+        ranks = [rank for rank, items in enumerate(shares) if items]
+        group = dist.new_group(ranks) if 1 < len(ranks) < len(shares) else None
+        rank = self.context.rank
+        if not shares[rank]:
+            return replace(self._context_at_full_speed, world_size=len(ranks))
+        return replace(
+            self.context,
+            batch_size=self.size(shares[rank])[0],
+            rank=ranks.index(rank),
+            world_size=len(ranks),
+            process_group=group,
+            loss_weight=len(ranks) * shares[rank] / sum(shares),
+        )
+
+    def time_alone(self, items: int) -> float:
+        """Return the seconds of a step of this rank without communication; 0 without items."""
+        return self._time_alone(items, self.context).seconds if items else 0.0
+
+    def probe_group(self) -> GroupProbe:
+        """Probe all devices and the exchange of gradients; all ranks must call it."""
+        probes = gather_objects(self._probe())
+        everybody = (True,) * len(probes)
+        if self.point.slow_ratio == 1:
+            # By steps of an equal share, which are known better than lines.
+            are_fast = fast_devices([1 / probe.equal_s for probe in probes])
+        else:
+            first_slow = len(probes) - self.point.slow_count
+            are_fast = tuple(rank < first_slow for rank in range(len(probes)))
+        equal_s = [probe.equal_s for probe in probes]
+        exchange_s = self._time_exchange(everybody, equal_s)
+        return GroupProbe(
+            probes=tuple(probes),
+            are_fast=are_fast,
+            exchange_s=exchange_s,
+            fast_exchange_s=(
+                exchange_s if are_fast == everybody else self._time_exchange(are_fast, equal_s)
+            ),
+        )
+
+    def _probe(self) -> Probe:
+        """Time steps of several sizes on this rank alone, with its emulation and without.
+
+        Sizes that do not fit the memory are left out. Raises torch.OutOfMemoryError where an equal
+        share does not fit.
+        """
+        full_speed: dict[int, _TimedStep] = {}
+        found: dict[int, _TimedStep] = {}
+        units = self.equal_items // self.unit
+        for count in sorted({max(1, round(size * units)) for size in _SIZES}):
+            items = count * self.unit
+            try:
+                # In turn, so that a device that warms up does so in both.
+                step = self._time_alone(items, self._context_at_full_speed)
+                found[items] = self._time_alone(items, self.context) if self.is_slow else step
+                full_speed[items] = step
+            except torch.OutOfMemoryError:
+                if items <= self.equal_items:
+                    raise
+                break
+        line = fit_line([(items, step.seconds) for items, step in found.items()])
+        ratios = [step.seconds / found[items].seconds for items, step in full_speed.items()]
+        return Probe(
+            speed=DeviceSpeed(
+                fixed_s=line.intercept,
+                items_per_s=1 / line.slope,
+                most=self._most_items(found),
+                steps=tuple((items, step.seconds) for items, step in found.items()),
+            ),
+            fixed_s_error=line.intercept_error,
+            items_per_s_error=line.slope_error / line.slope**2,
+            equal_s=full_speed[self.equal_items].seconds,
+            slow_ratio=statistics.median(ratios) if self.is_slow else None,
+        )
+
+    def _most_items(self, steps: Mapping[int, _TimedStep]) -> int | None:
+        """Estimate how many samples the device's memory holds, by a line through the peaks.
+
+        None on a CPU, which has no memory of its own, and with a single step.
+        """
+        if self.context.device.type != "cuda" or len(steps) < 2:
+            return None
+        line = fit_line([(items, step.peak_bytes) for items, step in steps.items()])
+        total = torch.cuda.get_device_properties(self.context.device).total_memory
+        return max(0, int((_MEMORY_SHARE * total - line.intercept) / line.slope))
+
+    def _time_alone(self, items: int, context: Context) -> _TimedStep:
+        batch_size, params = self.size(items)
+        alone = replace(context, batch_size=batch_size, rank=0, world_size=1)
+        return self._time(alone, params, items)
+
+    def _time(self, context: Context, params: Parameters, items: int) -> _TimedStep:
+        context = replace(context, replicas=Replicas(), parts=PartTimes())
+        on_gpu = context.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(context.device)
+        with self.build(context, params, items) as workload:
+            seconds = _step_s(workload, context)
+            peak_bytes = torch.cuda.max_memory_allocated(context.device) if on_gpu else 0
+        return _TimedStep(seconds=seconds, peak_bytes=peak_bytes)
+
+    def _time_exchange(self, members: Sequence[bool], equal_s: Sequence[float]) -> float:
+        """Return the seconds that communication adds to a step of equal shares at full speed.
+
+        members: the ranks that take part; fewer than two exchange nothing. equal_s: such a step of
+        each rank alone.
+        """
+        if sum(members) < 2:
+            return 0.0
+        shares = [self.equal_items * is_member for is_member in members]
+        context = replace(self.context_among(shares), extra_work=0.0, sms=None)
+        items = shares[self.context.rank]
+        found = self._time(context, self.size(self.equal_items)[1], items).seconds
+        alone = [s for s, is_member in zip(equal_s, members, strict=True) if is_member]
+        return max(0.0, float(max(gather_objects(found if items else 0.0))) - max(alone))
+
+
+def _step_s(workload: Workload, context: Context) -> float:
+    """Return the median of steps in seconds, after others that warm up."""
+    timer, is_alone = make_timer(context.device), context.world_size == 1
+
+    def block_ns(steps: int) -> float:
+        if not is_alone:
+            align_ranks(context.device)
+        samples = timer.time_block(workload.step, steps, context.parts, lead_in=1)
+        return statistics.median(samples.step_ns)
+
+    def steps_in(budget_ns: int, step_ns: float) -> int:
+        # Ranks that communicate run equally many.
+        own_ns = [round(step_ns)]
+        (longest_ns,) = own_ns if is_alone else max_over_ranks(own_ns, context.device)
+        return min(_MOST_STEPS, max(_FEWEST_STEPS, budget_ns // max(1, longest_ns)))
+
+    trial_ns = block_ns(_TRIAL_STEPS)
+    warm_ns = block_ns(steps_in(_WARMUP_NS, trial_ns))
+    return block_ns(steps_in(_TIMED_NS, warm_ns)) / _NS_PER_S
