@@ -43,7 +43,7 @@ from raybench.analysis.compare import POINT_COLUMNS, compare
 from raybench.cli import raybench
 from raybench.job.model import Measure
 from raybench.results import rows
-from raybench.results.schema import schema
+from raybench.results.tables import schema
 from raybench.results.writer import RunStore
 
 STARTS = (0.005, 0.015, 0.03)

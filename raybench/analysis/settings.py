@@ -29,8 +29,10 @@ class HasSettings(Protocol):
         ...
 
 
-def setting(row: HasSettings, name: str) -> Any:
+def setting(row: Any, name: str) -> Any:
     """Return the value of a setting: a field, or the text of a parameter; None without it."""
+    if isinstance(row, dict):  # until reports have typed rows
+        return row["params"].get(name) if name not in row else row[name]
     return getattr(row, name) if name in _fields_of(row) else row.params.get(name)
 
 
@@ -39,9 +41,9 @@ def _fields_of(row: Any) -> Collection[str]:
     return names
 
 
-def batch_column(row: HasSettings) -> str | None:
+def batch_column(row: Any) -> str | None:
     """Return the name of the batch size that the job fixed; None where the workload takes none."""
-    return _BATCH.get(row.scaling or "")
+    return _BATCH.get(row["scaling"] if isinstance(row, dict) else row.scaling)
 
 
 def setting_order(value: Any) -> tuple[int, float, str]:
@@ -63,13 +65,13 @@ def number_of(value: Any) -> float | None:
         return None
 
 
-def is_numeric(rows: Sequence[HasSettings], name: str) -> bool:
+def is_numeric(rows: Sequence[Any], name: str) -> bool:
     """Whether a setting is a number in all rows."""
     return all(number_of(setting(row, name)) is not None for row in rows)
 
 
 def varying(
-    rows: Sequence[HasSettings],
+    rows: Sequence[Any],
     but: Collection[str] = (),
     *,
     always: Collection[str] = (),

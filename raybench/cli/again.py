@@ -70,5 +70,5 @@ def _unclear(root: Path, base: str, run_id: str) -> set[str]:
     from raybench.analysis.history import THRESHOLD
     from raybench.cli.compare import load_comparison
 
-    frame = load_comparison(root, base, run_id, THRESHOLD).frame
-    return {str(point_id) for point_id in frame.loc[frame["verdict"] == UNCLEAR, "point_id"]}
+    points = load_comparison(root, base, run_id, THRESHOLD).points
+    return {point.point_id for point in points if point.verdict == UNCLEAR}

@@ -42,15 +42,19 @@ def _steps(
 ) -> list[PointSteps]:
     """Read the samples of these points one after the other: a run's may not fit into memory."""
     from raybench.analysis.rounds import Trials
+    from raybench.analysis.rows import point_rows
     from raybench.analysis.step_times import SAMPLE_COLUMNS
     from raybench.report.charts.steps import PointSteps, columns_of_a_map
     from raybench.results import reader
 
     mapped = {row["point_id"] for row in by_rank}
     rows = list({row["point_id"]: row for row in (*spread, *by_rank)}.values())
-    trials, columns = Trials(reader.load(root, "points", run_id)), columns_of_a_map(by_rank)
+    trials, columns = (
+        Trials(point_rows(reader.load(root, "points", run_id))),
+        columns_of_a_map(by_rank),
+    )
     rounds = [[*trials.rounds(row).values()] for row in rows]
-    attempts = [(str(one["point_id"]), int(one["attempt"])) for made in rounds for one in made]
+    attempts = [(one.point_id, one.attempt) for made in rounds for one in made]
     read = reader.samples_of_each(root, run_id, attempts, SAMPLE_COLUMNS)
     return [
         PointSteps.of_rounds(

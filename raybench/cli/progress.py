@@ -13,12 +13,13 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from raybench.analysis.rows import MAIN_RATES
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
 from raybench.records import Record, Status
 from raybench.report import formatting, plain_text
-from raybench.results.metrics import MAIN_RATES
-from raybench.results.point_metrics import mean_step_ms, rates, typical_step_ms
+from raybench.results.metrics.steps import mean_step_ms, typical_step_ms
+from raybench.results.point_metrics import rates
 from raybench.sweep.listener import Progress
 from raybench.sweep.loop import (
     Event,

@@ -18,10 +18,9 @@ from raybench.report import formatting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pandas as pd
-
     from raybench.report.summary import Summary
     from raybench.report.text.points import PointDetails
+    from raybench.results.point_row import PointRow
     from raybench.results.run import Run
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
@@ -106,6 +105,7 @@ def print_report(results: Path, run_id: str, kind: str) -> None:
 
 def load_summary(results: Path, run: str) -> Summary:
     """Format the report of the run that `run` means. Raises ResultsError when there is none."""
+    from raybench.analysis.rows import point_rows
     from raybench.report.summary import summarize
     from raybench.results import reader
 
@@ -114,7 +114,7 @@ def load_summary(results: Path, run: str) -> Summary:
     devices, points, regions = (
         reader.load(root, table, run_id) for table in ("devices", "points", "regions")
     )
-    return summarize(found, devices, points, regions)
+    return summarize(found, devices, point_rows(points), regions)
 
 
 def _format(summary: Summary, kind: str, *, colored: bool) -> str:
@@ -273,25 +273,27 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
 
 def _show_points(results: Path, run_id: str, _: str, as_json: bool) -> str:
     from raybench.analysis.rounds import latest_trials
+    from raybench.analysis.rows import point_rows
     from raybench.report.export import as_json as json_report
     from raybench.report.text.points import format_points
     from raybench.results import reader
 
-    points = latest_trials(reader.load(results, "points", run_id))
-    points["busy_pct"] = _busy(results, run_id, points)
+    rows = latest_trials(point_rows(reader.load(results, "points", run_id)))
+    busy_pct = _busy(results, run_id, rows)
     if as_json:
-        return json_report.format_object(run_id=run_id, points=json_report.records(points))
-    return format_points(points, width=width(), color=color())
+        points = [
+            {**vars(row), "busy_pct": share} for row, share in zip(rows, busy_pct, strict=True)
+        ]
+        return json_report.format_object(run_id=run_id, points=points)
+    return format_points(rows, busy_pct, width=width(), color=color())
 
 
-def _busy(results: Path, run_id: str, points: pd.DataFrame) -> list[float | None]:
+def _busy(results: Path, run_id: str, rows: Sequence[PointRow]) -> list[float | None]:
     """Find how busy the devices were, point by point: all samples may not fit into memory."""
-    from raybench.analysis.rounds import records
     from raybench.analysis.step_times import BUSY_COLUMNS, busy_pct
     from raybench.results import reader
 
-    rows = records(points)
-    attempts = [(str(row["point_id"]), int(row["attempt"])) for row in rows]
+    attempts = [(row.point_id, row.attempt) for row in rows]
     telemetry = reader.load(results, "telemetry", run_id)
     samples = reader.samples_of_each(results, run_id, attempts, BUSY_COLUMNS)
     return [busy_pct(telemetry, of_point, row) for of_point, row in zip(samples, rows, strict=True)]
@@ -309,6 +311,7 @@ def _show_point(results: Path, run_id: str, prefix: str, as_json: bool) -> str:
 
 
 def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
+    from raybench.analysis.rows import point_rows, typed_rows
     from raybench.analysis.step_times import (
         device_states,
         rank_steps,
@@ -316,17 +319,19 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
         slowest_regions,
         step_times,
     )
-    from raybench.report.export.as_json import records
     from raybench.report.text.points import PointDetails
     from raybench.results import reader
+    from raybench.results.tables import RegionRow
 
-    points = reader.load(results, "points", run_id)
-    ids = list(dict.fromkeys(points["point_id"]))
+    points = point_rows(reader.load(results, "points", run_id))
+    ids = list(dict.fromkeys(row.point_id for row in points))
     point_id = reader.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
-    attempts = records(points[points["point_id"] == point_id].sort_values("attempt"))
+    attempts = sorted(
+        (row for row in points if row.point_id == point_id), key=lambda row: row.attempt
+    )
     row = attempts[-1]
     samples, modules, regions = (
-        reader.load_attempt(results, table, run_id, point_id, row["attempt"])
+        reader.load_attempt(results, table, run_id, point_id, row.attempt)
         for table in ("samples", "modules", "regions")
     )
     telemetry = reader.load(results, "telemetry", run_id)
@@ -334,10 +339,10 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
         row=row,
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
-        regions=slowest_regions(regions),
-        states=device_states(telemetry, row["started_at"], row["duration_s"]),
+        regions=slowest_regions(typed_rows(regions, RegionRow)),
+        states=device_states(telemetry, row.started_at, row.duration_s),
         wrote_logs=bool(reader.logs(results, run_id, point_id)),
-        traces=[str(path) for path in reader.traces(results, run_id, point_id, row["attempt"])],
+        traces=[str(path) for path in reader.traces(results, run_id, point_id, row.attempt)],
         attempts=attempts,
         steps_ms=step_times(samples),
     )

@@ -12,7 +12,7 @@ from raybench.report import plain_text
 from raybench.report.export import csv
 from raybench.report.export.as_json import format_object
 from raybench.report.export.junit import add_properties
-from raybench.results import rows
+from raybench.results.columns import to_row
 
 
 def format_json(report: HealthReport) -> str:
@@ -44,14 +44,14 @@ def format_json(report: HealthReport) -> str:
         ],
         advice=report.advice,
         notes=report.notes,
-        findings=[rows.finding_row(report.run.run_id, one) for one in report.findings],
-        links=[rows.link_row(report.run.run_id, one) for one in report.links],
+        findings=[{"run_id": report.run.run_id, **to_row(one)} for one in report.findings],
+        links=[{"run_id": report.run.run_id, **to_row(one)} for one in report.links],
     )
 
 
 def export_csv(report: HealthReport) -> str:
     """Write a line per test and subject: the columns of the table `health`; UTF-8."""
-    found = [rows.finding_row(report.run.run_id, one) for one in report.findings]
+    found = [{"run_id": report.run.run_id, **to_row(one)} for one in report.findings]
     return csv.write(list(found[0]) if found else [], found)
 
 

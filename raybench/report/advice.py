@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from raybench.analysis.scaling import ScaledRow, scaled_rows
+from raybench.analysis.rows import ScaledRow
 from raybench.job.point import BY_SPEED, FAST
 from raybench.report import formatting
 from raybench.report.summary import Summary
 from raybench.report.uneven import fleet_name, verdict
-from raybench.results.quality import is_slowed_by_one_rank
+from raybench.results.metrics.parts import is_slowed_by_one_rank
 from raybench.stats.shares import fast_devices
 
 # Less is not worth a change.
@@ -33,7 +33,7 @@ class Advice:
 
 def advise_run(summary: Summary) -> list[Advice]:
     """Advise from the points of a run; empty where nothing follows from them."""
-    rows = scaled_rows(summary.scaling)
+    rows = summary.scaling
     measured = sum(row["status"] == "ok" for row in rows)
     of_fleets = (
         Advice(

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from raybench.analysis.compare import (
     FALSE_VERDICTS,
@@ -18,7 +17,7 @@ from raybench.analysis.compare import (
     SAME,
     SLOWER,
     UNCLEAR,
-    compared_points,
+    ComparedPoint,
 )
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.point_changes import PointChange
@@ -28,7 +27,7 @@ from raybench.report.document import Line, Table
 from raybench.report.point_settings import point_names, setting_columns
 from raybench.results.run import Run
 
-Row = Mapping[str, Any]
+Row = ComparedPoint
 
 _ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
 _NAMES = (*EXECUTION, "world_size")
@@ -52,7 +51,7 @@ class Comparison:
     """Two sides, compared.
 
     base, new: the runs of each side, the newest last. words: how the user named them.
-    frame: as `raybench.analysis.compare.compare` gives it. changes: of the environment, from the
+    points: as `raybench.analysis.compare.compare` gives them. changes: of the environment, from the
     newest of `base` to the newest of `new`. beside: point_id -> what else changed there, between
     these two. left_out: runs with a side's tag that were not compared.
     """
@@ -61,7 +60,7 @@ class Comparison:
     new: Sequence[Run]
     words: tuple[str, str]
     threshold: float
-    frame: pd.DataFrame
+    points: Sequence[ComparedPoint]
     changes: Sequence[Change]
     beside: Mapping[str, Sequence[PointChange]]
     left_out: Sequence[LeftOut] = ()
@@ -69,7 +68,7 @@ class Comparison:
     @cached_property
     def rows(self) -> list[Row]:
         """One for each point: what got worse first, and what changed most of it first."""
-        return sorted(compared_points(self.frame), key=_urgency)
+        return sorted(self.points, key=_urgency)
 
     @cached_property
     def compared(self) -> list[Row]:

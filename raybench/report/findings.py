@@ -13,10 +13,11 @@ from typing import Any
 
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.rounds import LARGEST_DRIFT, Trials
+from raybench.analysis.scaling import BestSettings
 from raybench.analysis.settings import setting, setting_order, varying
 from raybench.report import formatting
 from raybench.report.plain_text import span
-from raybench.results.quality import is_slowed_by_one_rank
+from raybench.results.metrics.parts import is_slowed_by_one_rank
 from raybench.sweep.batch_search import is_found
 from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
@@ -32,7 +33,7 @@ CAUSES = {
 # Less than this share of a step in every point is not worth a line.
 _LEAST_SHARE = 0.01
 
-Row = Mapping[str, Any]
+Row = Any
 
 
 def findings(
@@ -150,33 +151,30 @@ def clocks(row: Row) -> str:
 BEST_TITLE = "Best precision and batch size"
 
 
-def bests(best: Sequence[Row], rows: Sequence[Row], ranks: str) -> tuple[tuple[str, str], ...]:
+def bests(best: Sequence[BestSettings], ranks: str) -> tuple[tuple[str, str], ...]:
     """List (what is sought on the most ranks, the settings that have the most of it).
 
     best: rows of `raybench.analysis.scaling`.
     """
-    most = max((one["world_size"] for one in best), default=0)
-    by_id = {row["point_id"]: row for row in rows}
-    chosen = [one for one in best if one["world_size"] == most]
-    apart = varying([by_id[one["point_id"]] for one in chosen], ("precision", "batch"))
+    most = max((one.row.world_size for one in best), default=0)
+    chosen = [one for one in best if one.row.world_size == most]
+    apart = varying([one.row for one in chosen], ("precision", "batch"))
     found = []
     for one in chosen:
-        where = formatting.settings_words(by_id[one["point_id"]], apart, ranks)
-        criterion = formatting.ranks_words(one["world_size"], ranks)
-        found.append((criterion + (f" with {where}" if where else ""), _choice(one, by_id)))
+        where = formatting.settings_words(one.row, apart, ranks)
+        criterion = formatting.ranks_words(one.row.world_size, ranks)
+        found.append((criterion + (f" with {where}" if where else ""), _choice(one)))
     return tuple(found)
 
 
-def _choice(one: Row, by_id: Mapping[str, Row]) -> str:
-    unit = {"throughput": "samples/s", "samples_per_joule": "samples/s per watt"}[one["by"]]
-    best = by_id[one["point_id"]]
-    text = f"{_precision_and_batch(best)}: {formatting.number(one['value'])} {unit}"
-    if formatting.has_value(best["stable"]) and not best["stable"]:
+def _choice(one: BestSettings) -> str:
+    unit = {"throughput": "samples/s", "samples_per_joule": "samples/s per watt"}[one.by]
+    text = f"{_precision_and_batch(one.row)}: {formatting.number(one.value)} {unit}"
+    if one.row.stable is False:
         text += " (unsteady)"
-    if not formatting.has_value(one["rival_point_id"]):
+    if one.rival is None:
         return text
-    rival = by_id[one["rival_point_id"]]
-    return f"{text}; {_precision_and_batch(rival)} may be as good"
+    return f"{text}; {_precision_and_batch(one.rival)} may be as good"
 
 
 def _precision_and_batch(row: Row) -> str:

@@ -26,9 +26,9 @@ from raybench.report.findings import (
 )
 from raybench.report.plain_text import span
 from raybench.report.tables import marks
-from raybench.results.quality import is_slowed_by_one_rank
+from raybench.results.metrics.parts import is_slowed_by_one_rank
 
-Row = Mapping[str, Any]
+Row = Any
 
 SIZE = "size_bytes"
 # A burst that is faster by less is no other figure.
@@ -107,7 +107,7 @@ def unsure(row: Row) -> str:
 
 def _where(row: Row, names: Sequence[str], ranks: str = "") -> str:
     """Name the settings of a point, and what makes its number doubtful."""
-    found = marks(dict(row))
+    found = marks(row)
     doubts = [_DOUBTS[mark] for mark in found]
     if row["is_base_unsteady"] and "u" not in found:
         doubts.append("against an unsteady point")

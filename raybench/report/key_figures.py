@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from raybench.report.headline import (
 )
 from raybench.report.summary import Summary
 
-Row = Mapping[str, Any]
+Row = Any
 
 _REACHED = "achieved_tflops_per_device"
 _MOST = 4

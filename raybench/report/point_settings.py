@@ -6,13 +6,13 @@ of a health check, differ in most of them: they have one column of those that ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from raybench.analysis.settings import setting, varying
 from raybench.report import formatting
 
-Row = Mapping[str, Any]
+Row = Any
 
 
 def setting_columns(rows: Sequence[Row]) -> dict[str, list[str]]:

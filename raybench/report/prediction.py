@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, Network, Prediction
 from raybench.analysis.settings import setting, varying
@@ -74,7 +74,7 @@ class Forecast:
     @property
     def table(self) -> Table:
         """Make the table: a line for each point and number of devices."""
-        rows = [{**one.measured, "world_size": one.world_size} for one in self.predictions]
+        rows = [replace(one.measured, world_size=one.world_size) for one in self.predictions]
         names = varying(rows, always=("precision", "world_size"), params_first=True)
         headings = tuple(formatting.heading(name) for name in names)
         return Table(

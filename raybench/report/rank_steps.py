@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from raybench.analysis.ranks import (
     MOST_RANKS,
@@ -15,8 +14,9 @@ from raybench.analysis.ranks import (
 )
 from raybench.analysis.settings import varying
 from raybench.report import formatting
+from raybench.results.point_row import PointRow
 
-Row = Mapping[str, Any]
+Row = PointRow
 
 # By its clock alone scripts usually time.
 FIRST_RANK = "0*"

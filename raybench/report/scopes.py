@@ -18,7 +18,7 @@ from raybench.report.document import MARK_COLUMN, Table
 from raybench.report.findings import CAUSES, has_causes
 from raybench.report.tables import COLD, Layout, marks, without_repeats
 
-Row = Mapping[str, Any]
+Row = Any
 
 SCOPE = "scope"
 TITLE = "Module beside end to end"
@@ -76,7 +76,7 @@ def _table(rows: Sequence[Row], layout: Layout) -> Table:
     columns = {
         COLD: [_time(row["first_step_ms"]) for row in ordered],
         "warm": [_time(row["step_ms_p50"]) for row in ordered],
-        MARK_COLUMN: [marks(dict(row)) for row in ordered],
+        MARK_COLUMN: [marks(row) for row in ordered],
         "cold gain": [formatting.ratio(_cold_gain(row, bases)) for row in ordered],
         "warm gain": [formatting.ratio(row["speed_up"]) for row in ordered],
         "comm": [_share(row, "comm_exposed_ms") for row in ordered],

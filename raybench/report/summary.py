@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from raybench.analysis.rounds import Trials, latest_trials, records, without_controls
-from raybench.analysis.scaling import best_settings, scaled_rows, scaling
+from raybench.analysis.rounds import Trials, latest_trials, without_controls
+from raybench.analysis.rows import ScaledRow, typed_rows
+from raybench.analysis.scaling import best_settings, scaling
 from raybench.analysis.settings import OPTIONAL, batch_column
 from raybench.analysis.step_times import regions_by_point
-from raybench.analysis.typed_rows import point_rows
 from raybench.analysis.uneven import Fleet, fleets
 from raybench.job.point import RUN_SETTINGS
 from raybench.records import Cause, TrialKey, by_point
@@ -41,9 +41,11 @@ from raybench.report.scopes import TITLE, scope_findings, scope_tables
 from raybench.report.tables import Layout, explain, make_tables, rank_tables, region_tables
 from raybench.report.uneven import uneven_lead, uneven_listings, uneven_tables
 from raybench.report.what_ran import kernels_of
+from raybench.results.point_row import PointRow
 from raybench.results.run import Run
+from raybench.results.tables import RegionRow
 
-Row = Mapping[str, Any]
+Row = Any
 
 _OVER_FP32 = {"precision": "fp32"}
 
@@ -70,7 +72,7 @@ class Summary:
     regions: of the step of each point, by its id; region_tables: the same to be read.
     plus_minus: a sentence, what ± holds over.
     more_rounds: what further rounds would cost and give; None where the run has enough.
-    scaling: the frame that the tables show, for pictures and machines.
+    scaling: the rows that the tables show, for pictures and machines.
     """
 
     run: Run
@@ -100,7 +102,7 @@ class Summary:
     warnings: tuple[MessageGroup, ...]
     plus_minus: str
     more_rounds: MoreRounds | None
-    scaling: pd.DataFrame
+    scaling: Sequence[ScaledRow]
 
     @property
     def sections(self) -> list[Listing]:
@@ -164,38 +166,39 @@ class Summary:
 def summarize(
     run: Run,
     devices: pd.DataFrame,
-    points: pd.DataFrame,
+    points: Sequence[PointRow],
     regions: pd.DataFrame | None = None,
 ) -> Summary:
     """Make the report of one run: its rows of `devices` and `points`, as `load` gives them.
 
     regions: its rows of that table.
     """
-    frame = scaling(points, run.baseline)
-    rows, trials = scaled_rows(frame), Trials(points)
-    attempts = point_rows(without_controls(latest_trials(points)))
+    rows, trials = scaling(points, run.baseline), Trials(points)
+    attempts = without_controls(latest_trials(points))
     ranks = ranks_word(rows if devices.empty else [{"device_type": devices["kind"].iloc[0]}])
     layout = _layout(run, rows, ranks)
-    of_points = {} if regions is None or regions.empty else regions_by_point(regions)
+    of_points = (
+        {} if regions is None or regions.empty else regions_by_point(typed_rows(regions, RegionRow))
+    )
     uneven = fleets(rows)
     largest = largest_batches(rows)
     lead = uneven_lead(uneven, ranks) or headline(rows, run.baseline, ranks, largest)
     if lead and not largest and has_one_start(rows):
         lead += f"; {ONE_START}"
     rounds = max((row["rounds"] for row in rows), default=1)
-    over_fp32 = () if dict(run.baseline) == _OVER_FP32 else scaled_rows(scaling(points, _OVER_FP32))
+    over_fp32 = () if dict(run.baseline) == _OVER_FP32 else scaling(points, _OVER_FP32)
     return Summary(
         run=run,
         machine=_machine(run, devices, rows),
         versions=_versions(run, devices),
-        lost_nodes=lost_nodes(zip(points["error_type"], points["error_host"], strict=True)),
+        lost_nodes=lost_nodes((row.error_type, row.error_host) for row in points),
         shared=layout.shared,
         counts=formatting.counts(run, _statuses(attempts))
         + (f"; {rounds} rounds" if rounds > 1 else ""),
         lead=lead,
         findings=findings(rows, run.baseline, ranks),
         losses=losses(rows, run.baseline, ranks),
-        best=bests(best_settings(frame), rows, ranks),
+        best=bests(best_settings(rows), ranks),
         precision=findings(over_fp32, _OVER_FP32, ranks),
         largest_batches=largest,
         ranks=ranks,
@@ -214,7 +217,7 @@ def summarize(
         warnings=group_messages([*drift_warnings(trials, ranks), *_warnings(rows)]),
         plus_minus=meaning_of_plus_minus(rows),
         more_rounds=more_rounds(rows, trials),
-        scaling=frame,
+        scaling=rows,
     )
 
 
@@ -260,7 +263,10 @@ def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
         (int(r["node_count"]) for r in rows if formatting.has_value(r["node_count"])), default=0
     )
     nodes = _node_count(devices, most)
-    text = formatting.machine(records(devices), nodes)
+    text = formatting.machine(
+        [{str(name): value for name, value in row.items()} for row in devices.to_dict("records")],
+        nodes,
+    )
     if 0 < most < nodes:
         text += f", at most {plain_text.counted(most, 'node')} in a point"
     if run.only_devices:

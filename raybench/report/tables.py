@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import Any
 
+from raybench.analysis import rows as metrics
+from raybench.analysis.rows import PARTS, RATES, SCALING, workload_metrics
 from raybench.analysis.settings import (
     EXECUTION,
     OPTIONAL,
@@ -28,11 +30,10 @@ from raybench.report.document import MARK_COLUMN, Table
 from raybench.report.rank_steps import COLUMNS as RANK_COLUMNS
 from raybench.report.rank_steps import MEANING as RANKS_MEAN
 from raybench.report.rank_steps import rank_lines
-from raybench.results import metrics
-from raybench.results.metrics import PARTS, RATES, SCALING, workload_metrics
-from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
+from raybench.results.metrics.parts import is_slowed_by_one_rank
+from raybench.results.metrics.steps import is_imprecise
 
-Row = Mapping[str, Any]
+Row = Any
 _Column = tuple[str, Callable[[Row], str]]
 
 _SETTINGS = (*EXECUTION, "batch", "world_size")

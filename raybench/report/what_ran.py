@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from raybench.analysis.settings import setting, setting_order
@@ -12,7 +12,7 @@ from raybench.workloads.training.layout import layout_defaults
 from raybench.workloads.training.model_sizes import LLAMA_PRESETS, parameter_count
 from raybench.workloads.training.trained import ddp_defaults
 
-Row = Mapping[str, Any]
+Row = Any
 
 _MODELS = {
     "mlp": "MLP",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from raybench.job.point import RUN_SETTINGS, setting_text
 from raybench.records import Measurement, RankMetrics, RankShare, Record, Status
@@ -87,7 +87,7 @@ class PointColumns(AttemptKey):
     world_size: Annotated[int, setting_column("world_size")] = 1
     node_count: Annotated[int | None, Column("", "nodes used")] = None
     precision: Annotated[str, setting_column("precision")] = "fp32"
-    scaling: Annotated[str | None, Column("", "weak or strong")] = None
+    scaling: Annotated[Literal["weak", "strong"] | None, Column("", "weak or strong")] = None
     cuda_graph: Annotated[bool, setting_column("cuda_graph")] = False
     shares: Annotated[str, setting_column("shares")] = "equal"
     slow_ratio: Annotated[float, setting_column("slow_ratio")] = 1.0

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from raybench.analysis.scaling import scaled_rows
 from raybench.report import formatting
 from raybench.report.charts.bars import products_figure, times_figure
 from raybench.report.charts.batch import memory_figure, throughput_figure
@@ -20,7 +19,7 @@ from raybench.report.summary import Summary
 
 def rows_of(summary: Summary) -> list[Row]:
     """List the latest attempt at each point, with what was derived."""
-    return [*scaled_rows(summary.scaling)]
+    return [*summary.scaling]
 
 
 def rows_laid_over(summary: Summary, against: Summary | None) -> list[Row]:
@@ -46,7 +45,7 @@ def main_figure(rows: Sequence[Row], summary: Summary, devices: pd.DataFrame) ->
 
 def why_none(summary: Summary) -> str:
     """Why there is no picture, for the user."""
-    if not len(summary.scaling):
+    if not summary.scaling:
         return "no point of this run has been finished yet"
-    ended = dict.fromkeys(formatting.STATUS_WORDS[status] for status in summary.scaling["status"])
+    ended = dict.fromkeys(formatting.STATUS_WORDS[row.status] for row in summary.scaling)
     return f"no point of this run was measured ({', '.join(ended)})"

@@ -13,7 +13,7 @@ from raybench.report.charts.series import Row, in_order, is_other, telling_setti
 from raybench.report.findings import CAUSES
 from raybench.report.summary import Summary
 from raybench.report.tables import has_no_breakdown
-from raybench.results.quality import is_slowed_by_one_rank
+from raybench.results.metrics.parts import is_slowed_by_one_rank
 
 # What a rank that stands out takes longer than the others: no column, it is in other parts.
 _SLOWER = "slower_ms"

@@ -10,7 +10,7 @@ from raybench.analysis.settings import OPTIONAL, batch_column, setting, setting_
 from raybench.report import formatting, plain_text
 from raybench.report.charts.figure import MOST_LINES, MOST_PANELS
 
-Row = Mapping[str, Any]
+Row = Any
 
 # Up to so many lines are told apart in one panel.
 _LINES_OF_A_LONE_PANEL = 4

@@ -12,11 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from raybench.analysis import rounds
 from raybench.report.summary import Summary
 from raybench.report.text.points import PointDetails
 from raybench.results.run import Run
-from raybench.results.schema import SCHEMA_VERSION, TABLES, units
+from raybench.results.tables import SCHEMA_VERSION, TABLES, units
 
 _INTEGERS = {
     column.name for columns in TABLES.values() for column in columns if column.kind == "int64"
@@ -35,13 +34,13 @@ def format_report(summary: Summary) -> str:
         machine=summary.machine,
         lead=summary.lead,
         lost_nodes=list(summary.lost_nodes),
-        points=records(summary.scaling),
+        points=[vars(row) for row in summary.scaling],
         largest_batches=[asdict(one) for one in summary.largest_batches],
         failures=[asdict(group) for group in summary.failures],
         warnings=[asdict(group) for group in summary.warnings],
         plus_minus=summary.plus_minus,
         more_rounds=asdict(summary.more_rounds) if summary.more_rounds else None,
-        regions=summary.regions,
+        regions={key: list(map(vars, found)) for key, found in summary.regions.items()},
     )
 
 
@@ -56,13 +55,13 @@ def format_point(point: PointDetails) -> str:
     With its ranks, modules and regions, the states of devices, and its traces.
     """
     return format_object(
-        point=point.row,
+        point=vars(point.row),
         ranks=records(point.ranks),
         modules=records(point.modules),
-        regions=records(point.regions),
+        regions=list(map(vars, point.regions)),
         devices=records(point.states),
         traces=list(point.traces),
-        attempts=list(point.attempts),
+        attempts=list(map(vars, point.attempts)),
     )
 
 
@@ -79,18 +78,18 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """
     return [
         {
-            name: int(value)
+            str(name): int(value)
             if name in _INTEGERS and isinstance(value, float) and value == value
             else value
             for name, value in row.items()
         }
-        for row in rounds.records(frame)
+        for row in frame.to_dict("records")
     ]
 
 
-def plain_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """As `records`, of values that JSON can hold: null is None, times are ISO 8601."""
-    return [_jsonable(row) for row in records(frame)]
+def plain_rows(rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Make one object per dataclass, of values that JSON can hold: times are ISO 8601."""
+    return [_jsonable(vars(row)) for row in rows]
 
 
 def _jsonable(value: Any) -> Any:
@@ -118,5 +117,5 @@ def export_json(summary: Summary, devices: pd.DataFrame) -> str:
         run=asdict(summary.run),
         devices=records(devices),
         units=units("points"),
-        points=records(summary.scaling),
+        points=[vars(row) for row in summary.scaling],
     )

@@ -7,8 +7,10 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
+from raybench.analysis.rows import ScaledRow
 from raybench.report import plain_text
 from raybench.report.export.rows import point_rows
 from raybench.report.summary import Summary
@@ -36,7 +38,7 @@ def export_csv(summary: Summary) -> str:
         row | {f"{one}.{name}": value for one in _MAPS for name, value in (row[one] or {}).items()}
         for row in point_rows(summary)
     ]
-    names = [str(name) for name in summary.scaling.columns if name not in (*_MAPS, _HEADINGS)]
+    names = [field.name for field in fields(ScaledRow) if field.name not in (*_MAPS, _HEADINGS)]
     more = sorted({name for row in rows for name in row if name.startswith(_PREFIXES)})
     return write([*names, *more], rows)
 

@@ -15,7 +15,7 @@ from raybench.report import formatting, plain_text
 from raybench.report.export.rows import facts_of_run, figures, is_failure, point_name, point_rows
 from raybench.report.summary import Summary
 
-Row = Mapping[str, Any]
+Row = Any
 
 
 def export_junit(summary: Summary) -> str:

@@ -6,7 +6,6 @@ One MLflow run for the run, and below it one for each point.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -23,7 +22,7 @@ from raybench.report.export.rows import (
 )
 from raybench.report.summary import Summary
 
-Row = Mapping[str, Any]
+Row = Any
 
 _RUN_TAG = "raybench.run_id"
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from raybench.analysis.settings import EXECUTION, OPTIONAL, batch_column, setting
 from raybench.job.point import RUN_SETTINGS
 from raybench.records import FAILURES
 from raybench.report import formatting, plain_text
-from raybench.report.export.as_json import plain_records
+from raybench.report.export.as_json import plain_rows
 from raybench.report.summary import Summary
 
-Row = Mapping[str, Any]
+Row = Any
 
 # Numbers that say which point it is, not what was measured.
 _NOT_FIGURES = {
@@ -32,7 +31,7 @@ _NOT_FIGURES = {
 
 def point_rows(summary: Summary) -> list[dict[str, Any]]:
     """List the latest attempt at each point, with what the report derives, as JSON can hold it."""
-    return plain_records(summary.scaling)
+    return plain_rows(summary.scaling)
 
 
 def settings(row: Row) -> dict[str, str]:

@@ -6,7 +6,6 @@ One W&B run for each point, all of them in a group that has the run's id.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from raybench.errors import UsageError
@@ -14,7 +13,7 @@ from raybench.report import plain_text
 from raybench.report.export.rows import figures, is_failure, point_name, point_rows, settings
 from raybench.report.summary import Summary
 
-Row = Mapping[str, Any]
+Row = Any
 
 # The machine that exports is not the one that was measured.
 _QUIET = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from raybench.analysis.rows import RATES, SCALING, value_of, workload_metrics
 from raybench.analysis.settings import is_numeric, setting, varying
 from raybench.records.metric import Metric
 from raybench.report import formatting, plain_text
@@ -13,7 +14,6 @@ from raybench.report.charts.series import Row, in_order, is_other
 from raybench.report.document import MARK_COLUMN
 from raybench.report.summary import Summary
 from raybench.report.tables import STEP_MEANING, marks, meaning
-from raybench.results.metrics import RATES, SCALING, value_of, workload_metrics
 
 # Of the columns that only this table has, or has with more than their value.
 _MEANINGS = {
@@ -77,7 +77,7 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Poi
     kept = [(title, cells) for title, cells in measured if any(cell.text for cell in cells)]
     settings = [(name, [_setting(row, name) for row in own]) for name in (*words, *numbers)]
     cells = zip(*(cells for _, cells in [*settings, *kept]), strict=True)
-    found = {letter for row in own for letter in marks(dict(row))}
+    found = {letter for row in own for letter in marks(row)}
     titles = [title for title, _ in kept]
     return PointTable(
         columns=[
@@ -174,7 +174,7 @@ def _change(other: Row | None, row: Row) -> Cell:
 
 
 def _marks(row: Row) -> Cell:
-    found = marks(dict(row))
+    found = marks(row)
     return Cell(text=found, hint="; ".join(formatting.MARKS[mark] for mark in found))
 
 

@@ -77,7 +77,7 @@ def format_json(comparison: Comparison) -> str:
     not), changes, verdicts, points (all columns of `raybench.analysis.compare.compare`, and what
     else changed there).
     """
-    points = as_json.records(comparison.frame)
+    points = [vars(point) for point in comparison.points]
     for row in points:
         row["beside"] = [asdict(one) for one in comparison.beside.get(row["point_id"], ())]
     return as_json.format_object(

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import pandas as pd
 from rich.console import RenderableType
 
 from raybench.analysis.environment_changes import Change
-from raybench.analysis.history import history_rows
+from raybench.analysis.history import HistoryRow
 from raybench.analysis.settings import setting, varying
 from raybench.report import formatting, plain_text
 from raybench.report.comparison import before_and_now, percent
 from raybench.report.plain_text import counted
 from raybench.report.text.terminal import SETTING_CHARS, WIDTH, Column, grid, line, pairs, render
 
-Row = Mapping[str, Any]
+Row = HistoryRow
 # (point_id, run_id of the run with the step) -> what changed in its environment.
 Causes = Mapping[tuple[str, str], Sequence[Change]]
 
@@ -31,13 +29,13 @@ _MOST_POINTS = 40
 
 
 def format_history(
-    frame: pd.DataFrame, causes: Causes, *, width: int = WIDTH, color: bool = False
+    rows: Sequence[HistoryRow], causes: Causes, *, width: int = WIDTH, color: bool = False
 ) -> str:
     """Points with steps first; of one point alone, all its runs.
 
-    frame: as `raybench.analysis.history.history` gives it, with one row or more.
+    rows: as `raybench.analysis.history.history` gives them, with one row or more.
     """
-    series = _series(frame)
+    series = _series(rows)
     parts: list[RenderableType] = [line(_headline(series), "bold")]
     if len(series) == 1:
         parts += [line(""), line(_bars(series[0])), line(""), _runs(series[0])]
@@ -82,10 +80,10 @@ def sparkline(times: Sequence[float]) -> str:
     return "".join(_BARS[place] for place in places)
 
 
-def _series(frame: pd.DataFrame) -> list[list[Row]]:
+def _series(rows: Sequence[HistoryRow]) -> list[list[Row]]:
     """Group the rows of each point on each machine, in order of time; those with steps first."""
     found: dict[tuple[str, int], list[Row]] = {}
-    for row in history_rows(frame):
+    for row in rows:
         found.setdefault((row["point_id"], row["machine"]), []).append(row)
     return sorted(found.values(), key=lambda rows: not any(map(_is_step, rows)))
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
-from raybench.analysis.rounds import records
+from raybench.analysis.rows import BY_NAME, MAIN_RATES, value_of, workload_metrics
+from raybench.analysis.step_times import SlowestRegion
 from raybench.records.metric import Metric
 from raybench.report import formatting, plain_text
 from raybench.report.point_settings import setting_columns
@@ -29,9 +30,9 @@ from raybench.report.text.terminal import (
     render,
     whole,
 )
-from raybench.results.metrics import BY_NAME, MAIN_RATES, value_of, workload_metrics
+from raybench.results.point_row import PointRow
 
-Row = Mapping[str, Any]
+Row = PointRow
 
 _REASON_CHARS = 80
 _LEAST_REASON_CHARS = 24
@@ -61,18 +62,23 @@ class PointDetails:
     traces: Sequence[str]
     wrote_logs: bool = False
     attempts: Sequence[Row] = ()
-    regions: pd.DataFrame = field(default_factory=pd.DataFrame)
+    regions: Sequence[SlowestRegion] = ()
     steps_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
 
-def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = False) -> str:
+def format_points(
+    rows: Sequence[PointRow],
+    busy_pct: Sequence[float | None],
+    *,
+    width: int = WIDTH,
+    color: bool = False,
+) -> str:
     """List the points of one run: the settings that vary among them, and what was measured.
 
-    points: rows of the table, with `busy_pct` as `raybench.analysis.step_times` finds it.
+    busy_pct: of each point, as `raybench.analysis.step_times.busy_pct` finds it.
     """
-    if points.empty:
+    if not rows:
         return render([line("No point has been finished yet.")], width, color)
-    rows = records(points)
     found = [m for m in MAIN_RATES if any(formatting.has_value(row[m.name]) for row in rows)]
     rates = [*found, *workload_metrics(rows)]
     unit = formatting.unit_of(rows)
@@ -97,10 +103,7 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
     }
     # How much of the time the least busy device of the point ran a kernel.
     extras[Column("busy", side="right")] = [
-        formatting.percent(share / 100)
-        if formatting.has_value(share := row.get("busy_pct", math.nan))
-        else ""
-        for row in rows
+        "" if share is None else formatting.percent(share / 100) for share in busy_pct
     ]
     known = {column: cells for column, cells in extras.items() if any(cells)}
     reasons = [_reason(row) for row in rows]
@@ -180,7 +183,10 @@ def format_point(
     }
     shown = ((name, _value(value, units.get(name, ""))) for name, value in row.items())
     facts = [(name, text) for name, text in shown if text and name not in _APART]
-    facts += [(m.title, formatting.metric(m, value_of(row, m))) for m in workload_metrics([row])]
+    facts += [
+        (m.title, formatting.metric(m, value_of(point.row, m)))
+        for m in workload_metrics([point.row])
+    ]
     parts: list[RenderableType] = [pairs(facts)]
     for block in (_detail(point.row["error_detail"]), _attempts(point.attempts)):
         parts += [line(""), *block] if block else []
@@ -248,7 +254,7 @@ def _value(value: Any, unit: str) -> str:
     """Write a cell and its unit; empty for null and for what is empty."""
     if isinstance(value, Mapping):
         return formatting.settings({name: _in_few_digits(one) for name, one in value.items()})
-    if isinstance(value, list | np.ndarray):
+    if isinstance(value, list | tuple):
         return "; ".join(plain_text.plain(_in_few_digits(item)) for item in value)
     if not formatting.has_value(value):
         return ""
@@ -290,8 +296,8 @@ def _rank_parts(row: Row) -> list[RenderableType]:
     return [line(title, "bold"), grid(columns, rows), *map(line, legend)]
 
 
-def _regions(regions: pd.DataFrame) -> list[RenderableType]:
-    if regions.empty:
+def _regions(regions: Sequence[SlowestRegion]) -> list[RenderableType]:
+    if not regions:
         return []
     columns = [
         Column("region", folds_to=_MODULE_CHARS),
@@ -304,7 +310,7 @@ def _regions(regions: pd.DataFrame) -> list[RenderableType]:
             formatting.part_ms(row["region_ms"]),
             formatting.percent(row["share_pct"] / 100),
         ]
-        for row in regions.to_dict("records")
+        for row in regions
     ]
     return [line("Regions of the step, after the timed steps", "bold"), grid(columns, rows)]
 
@@ -326,7 +332,7 @@ def _states(states: pd.DataFrame) -> list[RenderableType]:
             *(_span(row[f"{name}_min"], row[f"{name}_max"]) for name in heads),
             ", ".join(row["throttle_reasons"]),
         ]
-        for row in records(states)
+        for row in states.to_dict("records")
     ]
     columns = [
         Column("device"),
@@ -359,7 +365,7 @@ def _modules(modules: pd.DataFrame) -> list[RenderableType]:
             str(row["calls"]),
             *(formatting.part_ms(row[name]) for name in ("forward_ms", "backward_ms")),
         ]
-        for row in records(modules.head(_MOST_MODULES))
+        for row in modules.head(_MOST_MODULES).to_dict("records")
     ]
     more = len(modules) - len(rows)
     hidden = f"; {more} more are in the table `modules`" if more > 0 else ""

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.point_changes import PointChange, point_changes, with_clocks
-from raybench.results.quality import BREAKDOWN
+from raybench.results.metrics.parts import BREAKDOWN
 
 START = pd.Timestamp("2026-11-21 10:00:00.000001", tz="UTC")
 

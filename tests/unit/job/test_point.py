@@ -10,8 +10,8 @@ from builders import make_measure, make_point, make_record
 
 from raybench.job import registry
 from raybench.job.point import EXECUTION, OPTIONAL, RUN_SETTINGS, Precision, SlowBy
-from raybench.results.rows import point_row
-from raybench.results.schema import TABLES
+from raybench.results.point_row import point_row
+from raybench.results.tables import TABLES
 from raybench.workloads.base import Context
 
 # Values that are not the defaults.

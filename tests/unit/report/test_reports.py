@@ -18,11 +18,11 @@ from builders import (
     make_measurement,
     make_point,
     make_record,
+    make_rows,
     make_run,
     make_samples,
     make_summary,
     make_sweep,
-    points_table,
     unscaled_point,
 )
 
@@ -34,9 +34,9 @@ from raybench.report.summary import group_messages, summarize
 from raybench.report.text import markdown, runs, terminal
 from raybench.report.text.points import PointDetails, format_point, format_points
 from raybench.report.what_ran import what_ran
-from raybench.results import rows
+from raybench.results.columns import to_row
 from raybench.results.run import RunStatus
-from raybench.results.schema import SCHEMA_VERSION, units
+from raybench.results.tables import SCHEMA_VERSION, units
 
 MS = 1_000_000
 
@@ -46,12 +46,12 @@ def explanation(summary):
 
 
 def test_the_settings_of_a_point_stand_on_the_first_line_of_its_regions():
-    points = points_table(make_sweep()[:4:2])
+    points = make_rows(make_sweep()[:4:2])
     regions = pd.DataFrame(
-        {"point_id": one, "attempt": 1, "region": name, "calls": 1} | {"region_ms": 1.0}
-        for one in points["point_id"]
+        {"run_id": "r", "point_id": row.point_id, "attempt": 1, "region": name, "region_ms": 1.0}
+        for row in points
         for name in ("a", "b")
-    ).assign(share_pct=50.0)
+    ).assign(rank=0, calls=1, share_pct=50.0)
     [table] = summarize(make_run(), pd.DataFrame(), points, regions=regions).region_tables
     assert [row[-4:-2] for row in table.rows] == [("1", "a"), ("", "b"), ("2", "a"), ("", "b")]
 
@@ -235,7 +235,7 @@ def test_a_run_without_points_is_reported():
     summary = make_summary([], device_count=0)
     assert "No point has been finished yet." in terminal.format_report(summary)
     assert "No point has been finished yet." in markdown.format_report(summary)
-    assert format_points(points_table([])) == "No point has been finished yet.\n"
+    assert format_points([], []) == "No point has been finished yet.\n"
     assert json.loads(as_json.format_report(summary))["points"] == []
     assert summary.machine == "private Ray on this host, 4 GPUs"
 
@@ -247,30 +247,33 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column():
     def spoilt(value):
         if isinstance(value, dict):
             return {key + evil: spoilt(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [spoilt(item) for item in value]
+        if isinstance(value, tuple | list):
+            return tuple(spoilt(item) for item in value)
         return value + evil if isinstance(value, str) else value
 
-    points = points_table([*make_sweep(), lost_on("beta", 8), make_record(neighbours=("a",))])
-    for name in set(points) - {"status", "scaling", "precision"}:
-        points[name] = points[name].map(spoilt)
-    device = {name: spoilt(value) for name, value in rows.device_row("r", make_device()).items()}
+    points = make_rows([*make_sweep(), lost_on("beta", 8), make_record(neighbours=("a",))])
+    kept = {"status", "scaling", "precision"}
+    points = [
+        replace(row, **{name: spoilt(v) for name, v in vars(row).items() if name not in kept})
+        for row in points
+    ]
+    device = {name: spoilt(value) for name, value in to_row(make_device()).items()}
     run = make_run(
         job_name=evil, cluster=evil, versions={evil: evil}, baseline={"world_size": 1, evil: evil}
     )
-    region = {"point_id": points["point_id"].iloc[0], "attempt": 1, "region": evil, "calls": 1}
-    regions = pd.DataFrame([region | {"region_ms": 1.0, "share_pct": 50.0}])
+    region = {"run_id": "r", "point_id": points[0].point_id, "attempt": 1, "region": evil}
+    times = {"rank": 0, "calls": 1, "region_ms": 1.0, "share_pct": 50.0}
+    regions = pd.DataFrame([region | times])
     summary = summarize(run, pd.DataFrame([device]), points, regions=regions)
     assert summary.region_tables
-    content = as_json.records(points)
     details = PointDetails(
-        row=content[-2],
+        row=points[-2],
         ranks=pd.DataFrame(),
         modules=pd.DataFrame(),
-        regions=regions,
+        regions=summary.regions[points[0].point_id],
         states=pd.DataFrame(),
         traces=[evil],
-        attempts=content[-2:],
+        attempts=points[-2:],
     )
     texts = (
         terminal.format_report(summary),
@@ -278,7 +281,7 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column():
         as_json.format_report(summary),
         as_json.format_point(details),
         format_point(details, units("points")),
-        format_points(points),
+        format_points(points, [None] * len(points)),
         runs.format_runs([replace(run, run_id=evil)], {}),
     )
     for text in texts:

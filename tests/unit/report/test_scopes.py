@@ -10,9 +10,10 @@ from builders import (
     make_failed,
     make_point,
     make_record,
+    make_rows,
     make_run,
     make_summary,
-    points_table,
+    with_values,
 )
 
 from raybench.records import Breakdown
@@ -128,9 +129,9 @@ def test_nothing_is_said_where_scopes_do_not_differ():
 
 
 def test_what_clocks_under_the_power_cap_are_of_a_speed_up_stands_beside_it():
-    frame = points_table(pipeline()[:2]).assign(sm_clock_mhz_p50=[1815.0, 1965.0], throttled=True)
-    frame["throttle_reasons"] = [["power_cap"], ["power_cap"]]
-    found = summarize(make_run("run-a"), pd.DataFrame(), frame)
+    capped = make_rows(pipeline()[:2], throttled=True, throttle_reasons=("power_cap",))
+    points = with_values(capped, sm_clock_mhz_p50=[1815.0, 1965.0])
+    found = summarize(make_run("run-a"), pd.DataFrame(), points)
     assert "times the samples/s of 1 GPU, of which clocks 1.08, 62.5% efficiency" in found.lead
     assert "of which clocks 1.08, 62.5% efficiency" in found.findings[0][1]
     assert any("SM clocks are 1.08 times those" in one.text for one in found.warnings)

@@ -7,13 +7,13 @@ import sys
 import pandas as pd
 import pytest
 from builders import make_measure, make_measurement, make_point, make_record, make_run
+from raybench.results.point_metrics import compute_metrics
 
 import raybench
 from raybench import Metric
 from raybench.cluster.local import this_process
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
-from raybench.results.point_metrics import compute_metrics
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
@@ -121,7 +121,7 @@ def test_what_a_step_does_on_all_ranks_is_related_to_the_step_of_the_point():
 
 def test_the_rounds_of_a_point_have_its_mean(tmp_path):
     from raybench.analysis.rounds import mean_of_rounds
-    from raybench.results.rows import point_row
+    from raybench.results.point_row import point_row
 
     rows = [
         point_row("run-a", record, make_measure()) | {"round": number, "attempt": number}

@@ -23,7 +23,7 @@ from raybench.records import DeviceSample
 from raybench.results import reader
 from raybench.results.compaction import compact_run
 from raybench.results.run import RunStatus
-from raybench.results.schema import TABLES
+from raybench.results.tables import TABLES
 from raybench.results.writer import RunStore, clear_leftovers, hold_run, replace_part
 
 RUN = "run-a"

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from builders import make_device, make_measurement, make_point, make_record, make_samples
+from raybench.results.point_metrics import compute_metrics
 
 from raybench.job.point import Precision
 from raybench.records import Breakdown, Record, Repetition, WallTimes
 from raybench.results import point_metrics as module
-from raybench.results.point_metrics import compute_metrics, mean_step_ms
+from raybench.results.metrics.steps import mean_step_ms
 from raybench.stats.stragglers import MARK_ERRORS
 
 MS = 1_000_000

@@ -13,19 +13,15 @@ from builders import (
     make_point,
     make_record,
 )
+from raybench.results.rows import device_row
 
 from raybench.records import Breakdown
 from raybench.records.environment import usable_cores
 from raybench.report import formatting
-from raybench.results.quality import (
-    BREAKDOWN,
-    crowding,
-    half_interval,
-    is_imprecise,
-    is_slowed_by_one_rank,
-    why_no_breakdown,
-)
-from raybench.results.rows import device_row, point_row
+from raybench.results.metrics.conditions import crowding
+from raybench.results.metrics.parts import BREAKDOWN, is_slowed_by_one_rank, why_no_breakdown
+from raybench.results.metrics.steps import half_interval, is_imprecise
+from raybench.results.point_row import point_row
 
 NAN = float("nan")
 

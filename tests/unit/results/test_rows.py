@@ -17,7 +17,7 @@ from builders import (
 
 from raybench.records import Breakdown, PeakParts, Repetition, Status, Traffic
 from raybench.results import rows
-from raybench.results.schema import TABLES
+from raybench.results.tables import TABLES
 
 MS = 1_000_000
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from raybench.results.schema import SCHEMA_VERSION, TABLES, schema, units
+from raybench.results.tables import SCHEMA_VERSION, TABLES, schema, units
 
 POINTS = """\
 run_id point_id attempt status error_type error_message workload params backend

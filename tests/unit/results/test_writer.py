@@ -23,16 +23,16 @@ from builders import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from raybench.results.point_metrics import compute_metrics
 
 import raybench
 from raybench.analysis import frames
 from raybench.errors import ResultsError
 from raybench.records import ModuleTime, Profile, Status
 from raybench.results import reader
-from raybench.results.point_metrics import compute_metrics
 from raybench.results.reader import find_run, load, load_attempt, read_runs, read_table
 from raybench.results.run import RunStatus
-from raybench.results.schema import TABLES, schema
+from raybench.results.tables import TABLES, schema
 from raybench.results.writer import RunStore, check_writable, hold_run
 
 

@@ -11,8 +11,8 @@ from raybench.cluster.local import LocalCluster
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 from raybench.records import Cause, Status
-from raybench.results.rows import point_row
-from raybench.results.schema import TABLES
+from raybench.results.point_row import point_row
+from raybench.results.tables import TABLES
 from raybench.sweep.loop import sweep
 from raybench.sweep.rounds import Rounds
 
