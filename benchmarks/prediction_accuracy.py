@@ -36,7 +36,7 @@ from raybench.analysis.rounds import mean_of_rounds, records
 from raybench.results import reader
 from raybench.results.folder import run_ids
 from raybench.stats.communication import Link, ReduceTimes, wire_factor
-from raybench.workloads.training.model_sizes import parameter_count
+from raybench.workloads.base import parameter_count
 
 EXAMPLES = REPOSITORY / "results" / "examples"
 # Trains 1,025 parameters: its steps of a millisecond wait for Python, not for the GPU.

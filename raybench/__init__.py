@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from raybench.job.memory import MemoryParts
     from raybench.records.metric import Metric
     from raybench.workloads.base import Context, Workload, WrongResultError
-    from raybench.workloads.training.trained import DdpOptions
+    from raybench.workloads.replicas import DdpOptions
 
 __all__ = [
     "Answer",
@@ -47,7 +47,7 @@ _HOMES = {
     "raybench.job.memory": ("MemoryParts",),
     "raybench.records.metric": ("Metric",),
     "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
-    "raybench.workloads.training.trained": ("DdpOptions",),
+    "raybench.workloads.replicas": ("DdpOptions",),
     # For the parameters of a workload.
     "pydantic": ("Field", "NonNegativeInt", "PositiveFloat", "PositiveInt"),
 }

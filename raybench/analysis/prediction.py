@@ -28,7 +28,7 @@ from raybench.results.metrics.steps import WIDEST_INTERVAL, half_interval, is_im
 from raybench.results.point_row import PointRow
 from raybench.stats.communication import Exposure, Link, ReduceTimes, fit_growth, wire_factor
 from raybench.stats.summary import student_t
-from raybench.workloads.training.model_sizes import parameter_count
+from raybench.workloads.base import parameter_count
 
 # What 27 of 28 committed points that the GPU bounds were missed by at most when 4 H200s of one node
 # were predicted from 1 and 2, by benchmarks/prediction_accuracy.py. Other models, machines and

@@ -70,6 +70,10 @@ def is_numeric(rows: Sequence[Any], name: str) -> bool:
     return all(number_of(setting(row, name)) is not None for row in rows)
 
 
+def _has_batch(row: Any) -> bool:
+    return "batch" in row if isinstance(row, dict) else "batch" in _fields_of(row)
+
+
 def varying(
     rows: Sequence[Any],
     but: Collection[str] = (),
@@ -84,11 +88,11 @@ def varying(
     Rows of `points`, which have no `batch`, differ in the column of it: where all of them scale
     weakly, in the batch per device, else in the global one.
     """
-    params = dict.fromkeys(name for row in rows for name in row.params)
-    is_weak = all(row.scaling == "weak" for row in rows)
+    params = dict.fromkeys(name for row in rows for name in setting(row, "params"))
+    is_weak = all(setting(row, "scaling") == "weak" for row in rows)
     stored = "batch_size" if is_weak else "global_batch_size"
     fixed = [
-        stored if name == "batch" and rows and not hasattr(rows[0], "batch") else name
+        stored if name == "batch" and rows and not _has_batch(rows[0]) else name
         for name in SETTINGS
     ]
     names = [fixed[0], *params, *fixed[1:]] if params_first else [*fixed, *params]

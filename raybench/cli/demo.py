@@ -11,7 +11,7 @@ from raybench.cli.output import color, make_console, say, width, write_file, wri
 from raybench.errors import NothingFitsError
 from raybench.job.catalog import Template, template
 from raybench.results.run import Run, RunStatus
-from raybench.sweep.commands import command
+from raybench.sweep.messages import command
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -153,12 +153,12 @@ def format_health_comparison(comparison: HealthComparison, kind: str) -> str:
 def draw_health(report: HealthReport, path: Path) -> None:
     """Draw the pairs, or the devices where there are no pairs, as SVG or PNG."""
     from raybench.health.charts import health_figures
-    from raybench.report.charts.poster import draw_poster
+    from raybench.report.charts.grammar import draw_figure
 
     figures = health_figures(report)
     if not figures:
         raise UsageError("--chart: there is nothing to draw: nothing was compared")
-    drawn = draw_poster(figures[0], path.suffix.lower().removeprefix("."), below=report.machine)
+    drawn = draw_figure(figures[0], path.suffix.lower().removeprefix("."), below=report.machine)
     write_file(path, drawn)
 
 

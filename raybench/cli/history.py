@@ -202,7 +202,7 @@ def _shown(row: HistoryRow) -> dict[str, Any]:
 
 
 def _draw(rows: Sequence[HistoryRow], path: Path) -> None:
+    from raybench.report.charts.grammar import draw_figure
     from raybench.report.charts.history import history_figure
-    from raybench.report.charts.poster import draw_poster
 
-    write_file(path, draw_poster(history_figure(rows), path.suffix.lower().removeprefix(".")))
+    write_file(path, draw_figure(history_figure(rows), path.suffix.lower().removeprefix(".")))

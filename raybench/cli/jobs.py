@@ -20,7 +20,7 @@ from raybench.cli.output import (
     write_result,
 )
 from raybench.report.plain_text import printable
-from raybench.sweep.commands import command, program
+from raybench.sweep.messages import command, program
 
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 
@@ -51,24 +51,27 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
     raybench init --list
     raybench init --template ddp_linear
     """
+    from raybench.cli.sweep_job import name_after
     from raybench.errors import UsageError
+    from raybench.job.catalog import starter, template
 
     if is_list:
         if file or name:
             raise UsageError("--list: lists the jobs; give neither FILE nor --template")
         write_result(_list_of_templates())
         return
-    if name is None:
-        file = file or Path("job.yaml")
-        text = files("raybench").joinpath("job_template.yaml").read_text(encoding="utf-8")
-    else:
-        from raybench.job.catalog import template
-
-        file = file or Path(f"{name}.yaml")
-        text = template(name).text_for(file)
-    _write_job(file, text)
-    told = printable(f"{file}: written; look at its points with: {command('plan', str(file))}")
-    write_result(f"{told}\n")
+    job = starter() if name is None else template(name)
+    file = file or Path(f"{job.name}.yaml")
+    if os.path.lexists(file):
+        raise UsageError(f"{file}: exists already; give another name, or remove it")
+    write_file(file, job.text_for(file, name_after(file, job.name)).encode())
+    # Its first line tells an editor that the schema lies beside it.
+    schema = file.parent / "job.schema.json"
+    if is_new := not schema.exists():
+        write_file(schema, files("raybench").joinpath("job.schema.json").read_bytes())
+    told = f"{file}: written{f', with {schema} for editors' if is_new else ''}"
+    told += f"; look at its points with: {command('plan', str(file))}"
+    write_result(f"{printable(told)}\n")
 
 
 def _list_of_templates() -> str:
@@ -78,15 +81,6 @@ def _list_of_templates() -> str:
     table = table_text(["job", "devices", "what it asks"], rows)
     take = command("init", "--template", "NAME")
     return f"{table}\nTake one: {take}\nWithout GPUs, cut it down by the command in its comment.\n"
-
-
-def _write_job(file: Path, text: str) -> None:
-    """Write a new file. Raises UsageError where there is one, ResultsError where none can be."""
-    from raybench.errors import UsageError
-
-    if os.path.lexists(file):
-        raise UsageError(f"{file}: exists already; give another name, or remove it")
-    write_file(file, text.encode())
 
 
 @click.command("workloads")

@@ -34,7 +34,8 @@ overrides_option = click.option(
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override a job setting; may be repeated.",
+    help="Override a job setting; may be repeated. baseline.precision=fp32 sets one key beside "
+    "those of the file, 'baseline={precision: fp32}' takes their place.",
 )
 text_format_option = click.option(
     "--format",

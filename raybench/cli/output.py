@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from raybench.job.plan import Plan
     from raybench.job.point import Point
-    from raybench.sweep.listener import Progress
+    from raybench.sweep.messages import Progress
 
 COLUMNS_OF_TABLES = 80
 _STDERR = 2

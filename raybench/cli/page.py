@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raybench.report.charts.series import Row
-    from raybench.report.charts.steps import PointSteps
+    from raybench.report.charts.data import RankTimes, Row
     from raybench.report.summary import Summary
 
 
@@ -17,48 +15,41 @@ def format_page(root: Path, summary: Summary, against: Summary | None = None) ->
 
     against: the run that it is laid over.
     """
-    from raybench.report.charts.figures import rows_of
-    from raybench.report.charts.steps import heat_points, spread_points
+    from raybench.report.charts.data import ChartData, rows_of
+    from raybench.report.charts.rank_times import heat_points
     from raybench.report.charts.telemetry import TELEMETRY_COLUMNS
     from raybench.report.html import page
     from raybench.results import reader
 
     run_id = summary.run.run_id
-    rows = rows_of(summary)
     telemetry = reader.read_table(root, "telemetry", run_id, TELEMETRY_COLUMNS)
     return page.format_page(
-        page.PageData(
+        ChartData(
             summary=summary,
             devices=reader.load(root, "devices", run_id),
             telemetry=telemetry.to_pandas(),
-            steps=_steps(root, run_id, spread_points(rows), heat_points(rows)),
+            rank_times=_rank_times(root, run_id, heat_points(rows_of(summary))),
             against=against,
         )
     )
 
 
-def _steps(
-    root: Path, run_id: str, spread: Sequence[Row], by_rank: Sequence[Row]
-) -> list[PointSteps]:
+def _rank_times(root: Path, run_id: str, rows: list[Row]) -> list[RankTimes]:
     """Read the samples of these points one after the other: a run's may not fit into memory."""
     from raybench.analysis.rounds import Trials
     from raybench.analysis.rows import point_rows
-    from raybench.analysis.step_times import SAMPLE_COLUMNS
-    from raybench.report.charts.steps import PointSteps, columns_of_a_map
+    from raybench.analysis.step_times import SAMPLE_COLUMNS, join_rounds, rank_by_iteration
+    from raybench.report.charts.data import RankTimes
+    from raybench.report.charts.rank_times import columns_of_a_map
     from raybench.results import reader
 
-    mapped = {row["point_id"] for row in by_rank}
-    rows = list({row["point_id"]: row for row in (*spread, *by_rank)}.values())
-    trials, columns = (
-        Trials(point_rows(reader.load(root, "points", run_id))),
-        columns_of_a_map(by_rank),
-    )
+    trials = Trials(point_rows(reader.load(root, "points", run_id)))
+    columns = columns_of_a_map(rows)
     rounds = [[*trials.rounds(row).values()] for row in rows]
     attempts = [(one.point_id, one.attempt) for made in rounds for one in made]
     read = reader.samples_of_each(root, run_id, attempts, SAMPLE_COLUMNS)
     return [
-        PointSteps.of_rounds(
-            row, [next(read) for _ in made], columns if row["point_id"] in mapped else None
-        )
+        RankTimes(row=row, times_ms=rank_by_iteration(join_rounds(samples), columns))
         for row, made in zip(rows, rounds, strict=True)
+        if (samples := [next(read) for _ in made])
     ]

@@ -69,7 +69,8 @@ def print_plan(
 
     devices, nodes: for the estimate of the time. device_bytes: memory of a device.
     """
-    for warning in plan.warnings:
+    missing = job.missing_module
+    for warning in (*([job.explain(missing)] if missing else []), *plan.warnings):
         click.echo(printable(f"{warning} (warning)"), err=True)
     makespans = _makespans(job, plan, devices, nodes)
     if as_json:
@@ -138,7 +139,7 @@ def _makespans(job: Job, plan: Plan, devices: int | None, nodes: int) -> _Makesp
     Raises UsageError for nodes that cannot be equal.
     """
     from raybench.errors import UsageError
-    from raybench.sweep.makespan import imagine_devices, makespan_s
+    from raybench.sweep.scheduler import imagine_devices, makespan_s
 
     devices = devices or _devices_needed(plan)
     if devices % nodes:

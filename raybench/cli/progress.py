@@ -18,9 +18,8 @@ from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
 from raybench.records import Record, Status
 from raybench.report import formatting, plain_text
+from raybench.results.metrics.rates import rate_columns
 from raybench.results.metrics.steps import mean_step_ms, typical_step_ms
-from raybench.results.point_metrics import rates
-from raybench.sweep.listener import Progress
 from raybench.sweep.loop import (
     Event,
     PointAdded,
@@ -29,6 +28,7 @@ from raybench.sweep.loop import (
     PointStarted,
     RoundStarted,
 )
+from raybench.sweep.messages import Progress
 
 _STYLES = {Status.OK: "green", Status.SKIPPED: "yellow"}
 _REASON_CHARS = 300
@@ -220,9 +220,9 @@ def _reason(record: Record) -> str:
 
 def _outcome(record: Record) -> str:
     """Show the step time as the report will have it, and what it comes to."""
-    reached = rates(record, mean_step_ms(record))
-    known = [metric for metric in MAIN_RATES if reached[metric.name] is not None]
-    rate = formatting.rate(known[0], reached[known[0].name]) if known else ""
+    reached = rate_columns(record, mean_step_ms(record))
+    known = [(m, value) for m in MAIN_RATES if (value := getattr(reached, m.name)) is not None]
+    rate = formatting.rate(*known[0]) if known else ""
     return f"{formatting.duration(typical_step_ms(record)):>9}  {rate}".rstrip()
 
 

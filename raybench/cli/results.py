@@ -145,15 +145,15 @@ def _page(results: Path, run: str, summary: Summary, against: str | None) -> str
 
 
 def _draw(results: Path, run: str, summary: Summary, path: Path) -> None:
-    from raybench.report.charts.figures import why_none
-    from raybench.report.charts.poster import picture
+    from raybench.report.charts.data import ChartData
+    from raybench.report.charts.registry import draw_main_figure, why_no_figure
     from raybench.results import reader
 
     root, run_id = reader.find_run(results, run)
-    devices = reader.load(root, "devices", run_id)
-    drawn = picture(summary, devices, path.suffix.lower().removeprefix("."))
+    data = ChartData(summary=summary, devices=reader.load(root, "devices", run_id))
+    drawn = draw_main_figure(data, path.suffix.lower().removeprefix("."))
     if drawn is None:
-        raise UsageError(f"--chart: there is nothing to draw: {why_none(summary)}")
+        raise UsageError(f"--chart: there is nothing to draw: {why_no_figure(summary)}")
     write_file(path, drawn)
 
 
@@ -175,7 +175,7 @@ def list_command(
     """List the runs in the results, the newest last."""
     from raybench.results import reader
     from raybench.results.folder import no_runs, run_ids
-    from raybench.sweep.commands import name_program
+    from raybench.sweep.messages import name_program
 
     if last and is_all:
         raise UsageError("--last and --all: give one of them")
@@ -250,7 +250,10 @@ def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_j
 
 
 def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
-    """Print what ranks wrote. Raises ResultsError where they wrote nothing."""
+    """Return what ranks wrote, as text or JSON.
+
+    Raises ResultsError where they wrote nothing and text is asked for.
+    """
     from raybench.report.text.runs import format_logs
     from raybench.results import reader
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,10 +22,10 @@ from raybench.cli.options import (
     shared_option,
     wait_option,
 )
-from raybench.cli.script_job import ScriptGiven, load_script_job
+from raybench.cli.sweep_job import ScriptGiven, load_script_job, plan_again
 from raybench.errors import UsageError
 from raybench.results.run import RunStatus
-from raybench.sweep.commands import command
+from raybench.sweep.messages import command
 
 if TYPE_CHECKING:
     from raybench.job.model import Job
@@ -99,7 +99,12 @@ class Asked:
     def script_given(self) -> ScriptGiven | None:
         """What the options say of a script; None without --script. Raises UsageError."""
         if self.script is not None:
-            return ScriptGiven(self.script, self.job, self.world_sizes, self.items_per_step)
+            return ScriptGiven(
+                path=self.script,
+                arguments=self.job,
+                world_sizes=self.world_sizes,
+                items_per_step=self.items_per_step,
+            )
         if self.world_sizes != "1" or self.items_per_step:
             raise UsageError("--world-size and --items-per-step: go with --script; a job has them")
         return None
@@ -154,7 +159,8 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     "resumed",
     metavar="RUN",
     shell_complete=complete_run,
-    help="Continue RUN of the output folder: run its unfinished and lost points.",
+    help="Continue RUN of the output folder, with its own --set: run its unfinished and lost "
+    "points.",
 )
 @click.option(
     "--retry-failed", is_flag=True, help="With --resume: also run the failed points again."
@@ -208,7 +214,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     raybench sweep --script train.py --world-size 1,2,4 -- --batch-size 64
     raybench sweep jobs/ddp_scaling.yaml --address auto --tag driver=580.159
     raybench sweep jobs/ddp_scaling.yaml --device cpu --set matrix.world_size=1,2
-    raybench sweep jobs/ddp_scaling.yaml --resume latest
+    raybench sweep jobs/ddp_scaling.yaml --resume latest --set measure.rounds=3
     raybench sweep --again latest --only unclear
     raybench sweep jobs/ddp_scaling.yaml --profile "world_size == 4"
 
@@ -218,7 +224,6 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     3 no cluster or none that fits, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
-    from raybench.cli.again import overrides_of
     from raybench.cli.plans import print_plan
     from raybench.results.writer import check_writable
     from raybench.sweep.run_state import start_run
@@ -234,6 +239,8 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     if asked.dry_run:
         print_plan(job, plan, asked.as_json)
         return
+    if missing := job.missing_module:
+        raise job.error([missing])
     _check_kept(asked.output)
     check_writable(asked.output)
     start = start_run(
@@ -243,7 +250,8 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
         argv=(
             "raybench",
             *sys.argv[1:],
-            *(overrides_of(asked.output, asked.again) if asked.again else ()),
+            # The job file alone would not tell what was set in the run.
+            *(f"--set={one}" for one in _overrides_of(asked.output, asked.again)),
         ),
         tags=asked.tags,
         resume_command=lambda run_id: _resume_command(ctx, asked, run_id, asked.output),
@@ -295,29 +303,50 @@ def _load_asked(ctx: click.Context, asked: Asked) -> tuple[Job, Plan]:
 
     Raises UsageError.
     """
-    from raybench.cli.again import plan_again
     from raybench.cli.plans import load_plan, select
     from raybench.job.plan import make_plan
 
     expression = asked.expression if asked.resumed is None else None
+    # A run goes on with its own settings, and with others beside them or in place of them.
+    overrides = (*_overrides_of(asked.output, asked.resumed), *asked.overrides)
     script = asked.script_given
     if script is not None:
         if asked.again or asked.only or asked.against:
             raise UsageError("--again, --only and --against: do not go with --script")
-        job = load_script_job(script, asked.overrides)
+        job = load_script_job(script, overrides)
         return job, select(make_plan(job), expression)
     if asked.again is None:
         if asked.only or asked.against:
             raise UsageError("--only and --against: go with --again RUN only")
         if asked.job_file is None:
             raise click.MissingParameter(ctx=ctx, param_hint="'JOB'", param_type="argument")
-        return load_plan(asked.job_file, asked.overrides, expression)
+        return load_plan(asked.job_file, overrides, expression)
     if asked.job_file is not None or asked.resumed or asked.overrides:
         raise UsageError("--again RUN: has its job; give no JOB, --set or --resume")
     if asked.against and not asked.only:
         raise UsageError("--against BASE: goes with --only unclear")
     job, plan = plan_again(asked.output, asked.again, asked.only, asked.against)
     return job, select(plan, expression)
+
+
+def _overrides_of(output: Path, run: str | None) -> list[str]:
+    """Return the `--set` values of a run; none without one. Raises ResultsError for no such run."""
+    if run is None:
+        return []
+    from raybench.job.source import overrides_in
+    from raybench.results import reader
+
+    root, run_id = reader.find_run(output, run)
+    return overrides_in(reader.read_run(root, run_id).argv)
+
+
+def _with_overrides(argv: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
+    """Add the `--set` values that a command lacks, in front of the arguments of a script."""
+    from raybench.job.source import overrides_in
+
+    new = [f"--set={one}" for one in overrides if one not in overrides_in(argv)]
+    end = argv.index("--") if "--" in argv else len(argv)
+    return (*argv[:end], *new, *argv[end:])
 
 
 def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTarget) -> int:
@@ -352,6 +381,8 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
             retry_failed=asked.retry_failed,
             tags=asked.tags,
         )
+        argv = _with_overrides(run.argv, asked.overrides)
+        start = replace(start, run=replace(start.run, argv=argv))
         if asked.dry_run:
             if not start.todo:
                 say(make_console(), nothing_left(start))

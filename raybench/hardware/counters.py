@@ -1,4 +1,4 @@
-"""The device's own counters: energy, and for how long its clocks were limited."""
+"""Counters of a device: energy, and the time for which its clocks were limited."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from raybench.hardware import nvml
 
 _NS_PER_S = 1e9
 _MJ_PER_J = 1e3
-# Below this share of the time, limits are those of a ramp-up and not of the measurement.
+# Limits for a smaller share of the time belong to a ramp-up, not to the measurement.
 _LIMITED_SHARE = 0.02
-# What follows a limit waits until it has not acted for so long, and no longer than that.
-_STILL_S, _LONGEST_WAIT_S, _LOOK_S = 0.3, 3.0, 0.05
-# By which heat or a fault holds the clocks back, and not the work itself.
+# After a limit, wait until none has acted for so long, but not longer than the second figure; the
+# counters are read each time the third has passed.
+_UNLIMITED_S, _LONGEST_WAIT_S, _LOOK_S = 0.3, 3.0, 0.05
+# Limits by heat or by a fault, not by the work itself.
 _HEAT_OR_FAULT = frozenset({"thermal_sw", "thermal_hw", "power_brake"})
 # NVML's power is an average over windows of up to a second, and on A100 and H100 only a quarter
 # of the time is sampled (arXiv 2312.02741): the energy of a short block is mostly its neighbours'.
@@ -29,9 +30,9 @@ _SHORTEST_ENERGY_S = 2.0
 class Reading:
     """Counters at one moment.
 
-    time_s: of a monotonic clock. energy_j: since the driver was loaded.
-    limited_s: time for which clocks were limited since then, by reason; empty where the device
-    counts none of them.
+    time_s: of a monotonic clock. energy_j: used since the driver was loaded; None where unknown.
+    limited_s: seconds for which clocks were limited since then, by reason; empty where the device
+    counts none.
     """
 
     time_s: float
@@ -40,10 +41,10 @@ class Reading:
 
 
 class Counters(Protocol):
-    """Reads the counters of one device; None where there are none."""
+    """Reads the counters of one device."""
 
     def read(self) -> Reading | None:
-        """Read all counters at once."""
+        """Read all counters at once; None where the device has none."""
 
 
 class _NoCounters:
@@ -65,7 +66,7 @@ class _NvmlCounters:
 
 
 def open_counters(device: torch.device) -> Counters:
-    """Open the counters of `device`; of a CPU, or without NVML, ones that read None."""
+    """Return the counters of a device; those of a CPU, or without NVML, read None."""
     if device.type != "cuda":
         return _NoCounters()
     # torch has no prefix, NVML has one.
@@ -91,28 +92,27 @@ def _limits_s(handle: Any) -> dict[str, float]:
 def wait_until_unlimited(
     counters: Counters, since: Reading | None, at_most_s: float = _LONGEST_WAIT_S
 ) -> None:
-    """Wait until no limit of the clocks has acted for 0.3 s, 3 s at most.
+    """Wait until no limit of the clocks has acted for 0.3 s; 3 s at most.
 
-    What ran before must not slow down what is measured now. since: an earlier reading, from which
-    on the time counts; where devices have stood idle for longer, there is nothing to wait for.
-    at_most_s: of what is worth waiting for: another program may use up the device's power.
+    Limits of the work before must not slow down what is measured next.
+    since: an earlier reading, from which on time without a limit counts; None: do not wait.
+    at_most_s: a shorter limit of the wait: another program may use up the device's power.
     """
     deadline_s = time.monotonic() + min(at_most_s, _LONGEST_WAIT_S)
-    last, still_since_s = since, since.time_s if since else 0.0
+    last, unlimited_since_s = since, since.time_s if since else 0.0
     while last is not None and (now := counters.read()) is not None and now.limited_s:
         if now.limited_s != last.limited_s:
-            still_since_s = now.time_s
-        if now.time_s - still_since_s >= _STILL_S or time.monotonic() >= deadline_s:
+            unlimited_since_s = now.time_s
+        if now.time_s - unlimited_since_s >= _UNLIMITED_S or time.monotonic() >= deadline_s:
             return
         last = now
         time.sleep(_LOOK_S)
 
 
 def throttle_reasons(before: Reading | None, after: Reading | None) -> tuple[str, ...]:
-    """Why the clocks were limited for more than 2 % of the time between two readings.
+    """Return why the clocks were limited for more than 2 % of the time between two readings.
 
-    Empty also where that is not known. Idling and clocks that an administrator set are no
-    throttling and are not counted.
+    Empty also where a reading is None. Idling and clocks that an administrator set do not count.
     """
     if before is None or after is None:
         return ()
@@ -125,12 +125,12 @@ def throttle_reasons(before: Reading | None, after: Reading | None) -> tuple[str
 
 
 def is_held_back(before: Reading | None, after: Reading | None) -> bool:
-    """Whether heat or a fault limited the clocks between two readings."""
+    """Return whether heat or a fault limited the clocks between two readings; False if unknown."""
     return not _HEAT_OR_FAULT.isdisjoint(throttle_reasons(before, after))
 
 
 def energy_j(before: Reading | None, after: Reading | None) -> float | None:
-    """Energy used between two readings; None where they are less than 2 s apart."""
+    """Return the energy in J used between two readings; None if unknown or less than 2 s apart."""
     if before is None or after is None or before.energy_j is None or after.energy_j is None:
         return None
     if after.time_s - before.time_s < _SHORTEST_ENERGY_S:

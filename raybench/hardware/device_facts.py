@@ -1,7 +1,7 @@
 """State and error counters of the devices of one node, from NVML and the kernel's log.
 
-Asked before and after a check, not while something is timed: it takes some hundred questions a
-device. No root is needed for what NVML answers; what it does not, is None.
+To be read before and after a health check, not while something is timed: it takes some hundred
+calls of NVML a device. A fact that NVML does not tell is None; the kernel's log may need root.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from raybench.hardware import nvml
 from raybench.records import Device
 from raybench.records.device_facts import DeviceFacts, NvLink
 
-# The GPU's numbers of domain, bus and device, and that of the error.
+# PCI domain, bus and device of the GPU, and the number of the error.
 _XID_LINE = re.compile(rb"NVRM: Xid \(PCI:([0-9a-f]+):([0-9a-f]+):([0-9a-f]+)[^)]*\): (\d+)", re.I)
 _RECORD_BYTES = 8192
-# What a burst of errors may leave to be read at once.
+# A burst of errors may leave so many events to be read at once.
 _MOST_EVENTS = 1000
 
 _FABRIC_STATES = {
@@ -31,13 +31,13 @@ _FABRIC_STATES = {
     pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "in progress",
     pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: "completed",
 }
-# Of two bits each, in the mask of the fabric's health: 1 is true, 2 false, 0 not supported.
+# Two bits each in the mask of the fabric's health: 1 is true, 2 false, 0 not supported.
 _FABRIC_FAULTS = {
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW: "degraded bandwidth",
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY: "an unhealthy route",
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY: "access timeouts",
 }
-# Up to Hopper the driver counts by call, later by field.
+# The driver has a call for each counter up to Hopper, and a field later.
 _LINK_ERRORS = {
     "crc": (pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT, pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC),
     "replay": (pynvml.NVML_NVLINK_ERROR_DL_REPLAY, pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY),
@@ -48,14 +48,14 @@ _RETIREMENTS = (
     pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
 )
 
-
-_Logged = Mapping[tuple[int, ...], Sequence[int]]
+# PCI address (domain, bus, device) -> numbers of the errors in the kernel's log.
+_LoggedXids = Mapping[tuple[int, ...], Sequence[int]]
 
 
 class FactReader:
-    """Reads devices of this node, and watches each for errors of the driver from its first reading.
+    """Reads the devices of this node, and watches each for driver errors from its first reading on.
 
-    kernel_log: as the kernel offers it to those who may read it.
+    kernel_log: the log as the kernel offers it to those who may read it.
     """
 
     def __init__(self, kernel_log: Path = Path("/dev/kmsg")) -> None:
@@ -63,11 +63,11 @@ class FactReader:
         self._watches: dict[str, _XidWatch] = {}
 
     def read(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Read all that is known of these devices now; of a CPU nothing is."""
+        """Return the facts of each device now; those of a CPU, or without NVML, are empty."""
         logged = kernel_xids(self._kernel_log)
         return tuple(self._read_device(device, logged) for device in devices)
 
-    def _read_device(self, device: Device, logged: _Logged | None) -> DeviceFacts:
+    def _read_device(self, device: Device, logged: _LoggedXids | None) -> DeviceFacts:
         now = datetime.now(UTC)
         handle = nvml.device(device.uuid) if device.kind == "cuda" else None
         if handle is None:
@@ -79,7 +79,7 @@ class FactReader:
         return DeviceFacts(
             device=device,
             read_at=now,
-            kernel_xids=_logged_of(nvml.pci_address(handle), logged),
+            kernel_xids=_logged_at(nvml.pci_address(handle), logged),
             new_xids=watch.read(),
             xids_watched_since=watch.since,
             **_memory_facts(handle),
@@ -89,7 +89,7 @@ class FactReader:
 
 
 class _XidWatch:
-    """The errors of the driver on one device since `since`; None where it tells no events."""
+    """The driver errors of one device since `since`, as NVML reports them by events."""
 
     def __init__(self, handle: Any, since: datetime) -> None:
         self.since = since
@@ -104,6 +104,7 @@ class _XidWatch:
                 self._events = None
 
     def read(self) -> tuple[int, ...] | None:
+        """Return the numbers of all errors since `since`; None where they are unknown."""
         if self._events is None:
             return None
         for _ in range(_MOST_EVENTS):
@@ -115,9 +116,9 @@ class _XidWatch:
 
 
 def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
-    """Read the errors of the driver in the kernel's log, by PCI domain, bus and device.
+    """Return the driver errors in the kernel's log, by PCI domain, bus and device.
 
-    None where it may not be read.
+    None where the log may not be read.
     """
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
@@ -136,12 +137,14 @@ def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
     return found
 
 
-def _logged_of(address: tuple[int, ...] | None, logged: _Logged | None) -> tuple[int, ...] | None:
+def _logged_at(
+    address: tuple[int, ...] | None, logged: _LoggedXids | None
+) -> tuple[int, ...] | None:
     return None if address is None or logged is None else tuple(logged.get(address, ()))
 
 
 def _records(descriptor: int) -> Iterable[bytes]:
-    """Yield what there is now; a record that the kernel drops meanwhile is left out."""
+    """Yield the records that the log has now; one that the kernel dropped meanwhile is skipped."""
     while True:
         try:
             record = os.read(descriptor, _RECORD_BYTES)

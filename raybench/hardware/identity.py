@@ -1,4 +1,4 @@
-"""What a worker can say of its device and its process: identity, versions, settings.
+"""Identity of a worker's device and process: names, versions, settings, links.
 
 A device is named by its UUID: NVML ignores CUDA_VISIBLE_DEVICES and orders devices by PCI bus,
 torch's order depends on the environment, and only the UUID is the same for both.
@@ -24,7 +24,7 @@ from raybench.records.environment import package_versions, usable_cores, variabl
 
 
 def describe_device(device: torch.device, index: int, *, node_id: str, address: str) -> Device:
-    """Everything known of the device that this process is to use; index: on its node."""
+    """Return the facts of the device of this process. index: its number on its node."""
     facts: dict[str, Any] = {
         "node_id": node_id,
         "host": socket.gethostname(),
@@ -66,7 +66,7 @@ def _cuda_versions() -> dict[str, str]:
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
-    """Read what NVML knows of the device; what it does not support is left out."""
+    """Return what NVML knows of the device, by field of Device; unknown facts are left out."""
     handle = nvml.device(uuid)
     if handle is None:
         return {}
@@ -114,16 +114,16 @@ def _mig_mode(handle: Any) -> bool | None:
 def _pcie_link(
     handle: Any, generation: Callable[[Any], int], width: Callable[[Any], int]
 ) -> str | None:
-    """As in "gen5 x16". An idle link may have stepped down."""
+    """Return for example "gen5 x16"; None if unknown. An idle link may have stepped down."""
     answers = nvml.ask(generation, handle), nvml.ask(width, handle)
     return None if None in answers else "gen{} x{}".format(*answers)
 
 
 def _other_processes(handle: Any) -> int | None:
-    """How many processes beside this one have memory on the device.
+    """Return how many processes beside this one have memory on the device.
 
-    None where NVML may not say, and where it does not name this process, which has a context
-    there: then its list is not that of the whole host.
+    None where NVML may not say, and where its list lacks this process, which has a context there:
+    then the list is not that of the whole host.
     """
     kinds = (
         pynvml.nvmlDeviceGetComputeRunningProcesses,
@@ -134,7 +134,7 @@ def _other_processes(handle: Any) -> int | None:
 
 
 def _topology(handle: Any) -> str:
-    """How this device reaches the others of its node, as `nvidia-smi topo -m` names it."""
+    """Return how this device reaches the others of its node, as `nvidia-smi topo -m` names it."""
     names = {
         pynvml.NVML_TOPOLOGY_INTERNAL: "board",
         pynvml.NVML_TOPOLOGY_SINGLE: "PIX",

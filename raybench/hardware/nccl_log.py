@@ -1,4 +1,4 @@
-"""What NCCL's own log lines say of the way that bytes go between ranks. Pure: text in, values out.
+"""NCCL's own log lines parsed: the routes between ranks, and the algorithms it chose. Pure.
 
 The lines are those of the subsystems INIT, NET, P2P, SHM and TUNING, as NCCL 2.18 to 2.30 write
 them. A plug-in is a network by its own name: that for EFA calls itself AWS Libfabric, later
@@ -34,8 +34,8 @@ _WARNING = re.compile(r"NCCL WARN (.+)")
 class Route:
     """The way from one rank to another. kind: P2P, SHM, NET or another word of NCCL.
 
-    detail: how, as in CUMEM or IPC of P2P. network: Socket, IB or that of a plug-in; device: which
-    of its devices. gpu_direct: the adapter reads and writes the GPU's memory itself.
+    detail: such as CUMEM or IPC of P2P. network: Socket, IB or the name of a plug-in; device: the
+    number of its device. gpu_direct: the adapter reads and writes the GPU's memory itself.
     """
 
     sender: int
@@ -51,8 +51,8 @@ class Route:
 class NcclLog:
     """What the log of one rank says.
 
-    interfaces: of sockets, by number, with the address. adapters: of InfiniBand, each with IB or
-    RoCE. has_nvls: the switch reduces; None: unknown.
+    interfaces: name and address of those for sockets, by number. adapters: name of each InfiniBand
+    adapter, and IB or RoCE. has_nvls: the switch reduces; None: unknown.
     """
 
     version: str = ""
@@ -64,7 +64,7 @@ class NcclLog:
 
 
 def parse(lines: Iterable[str]) -> NcclLog:
-    """Read the lines of one rank; those that say nothing of transports are left out."""
+    """Parse the lines of one rank; lines that say nothing of transports are ignored."""
     kept = [line for line in lines if "NCCL" in line]
     text = "\n".join(kept)
     version = _VERSION.search(text)
@@ -79,7 +79,7 @@ def parse(lines: Iterable[str]) -> NcclLog:
 
 
 def choices(lines: Iterable[str]) -> Iterator[str]:
-    """Yield what NCCL ran for each collective: `AllReduce 4096 B: RING LL, 2 channels`."""
+    """Yield what NCCL ran for each collective, as `AllReduce 4096 B: RING LL, 2 channels`."""
     for found in filter(None, map(_CHOICE.search, lines)):
         channels = int(found["high"]) - int(found["low"]) + 1
         yield (
@@ -89,7 +89,7 @@ def choices(lines: Iterable[str]) -> Iterator[str]:
 
 
 def describe(route: Route, log: NcclLog) -> str:
-    """Write a route in words: `P2P/CUMEM`, `NET/IB mlx5_0 (RoCE), GPUDirect`."""
+    """Return a route in words: `P2P/CUMEM`, `NET/IB mlx5_0 (RoCE), GPUDirect`."""
     if route.kind != "NET":
         return "/".join(filter(None, (route.kind, route.detail)))
     direct = ", GPUDirect" if route.gpu_direct else ""
@@ -97,7 +97,7 @@ def describe(route: Route, log: NcclLog) -> str:
 
 
 def _device(route: Route, log: NcclLog) -> str:
-    """Name the interface or the adapter of a route."""
+    """Return the interface or the adapter of a route in words; "" where it is unknown."""
     if (place := route_interface(route, log)) is not None:
         return f" on {place[0]} ({place[1]})"
     if route.network == "IB" and route.device is not None and route.device < len(log.adapters):
@@ -107,7 +107,7 @@ def _device(route: Route, log: NcclLog) -> str:
 
 
 def route_interface(route: Route, log: NcclLog) -> tuple[str, str] | None:
-    """Find the interface of a route by sockets, and its address; None for another."""
+    """Return name and address of the interface of a route by sockets; None for any other route."""
     if route.network != "Socket" or route.device is None or route.device >= len(log.interfaces):
         return None
     return log.interfaces[route.device]
@@ -134,13 +134,13 @@ def _route(sender: int, receiver: int, way: str) -> Route:
 
 
 def _listed(lead: str, each: re.Pattern[str], lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Find the devices that a line lists, in their order."""
+    """Return the devices in the first line that contains `lead`, in their order."""
     line = next((line for line in lines if lead in line), "")
     return tuple((found[-2], found[-1]) for found in each.findall(line))
 
 
 def _has_nvls(text: str) -> bool | None:
-    """Whether it is used: supported by the devices, and given channels."""
+    """Return whether NVLS is used: supported by the devices, and given channels. None: unknown."""
     supported, channels = _NVLS.search(text), _NVLS_CHANNELS.search(text)
     if supported is None and channels is None:
         return None

@@ -1,6 +1,6 @@
-"""NVML as this package asks it: by UUID, and an answer or None, never an exception.
+"""Calls of NVML: devices by UUID, and an answer or None, never an exception.
 
-NVML is opened once per process and stays open: its driver calls are what costs, not its handle.
+NVML is opened once per process and stays open: its driver calls are expensive, its handle is not.
 A device, a driver or a container that cannot answer one question may answer the others.
 """
 
@@ -29,9 +29,8 @@ _REASON_OF_BIT = {
     pynvml.nvmlClocksEventReasonDisplayClockSetting: "display_clocks",
 }
 # The same reasons where NVML counts the time, in nanoseconds since the driver was loaded.
-# Low utilization and the clocks that an administrator set are counted too, but not read: they
-# tell that there was little to do, or what the device was told to run at, not that it was
-# held back.
+# Low utilization and the clocks that an administrator set are counted too, but not read: then
+# there was little to do, or the device ran at the clocks that it was told; it was not held back.
 LIMITED_NS_FIELDS = {
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP: "power_cap",
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SYNC_BOOST: "sync_boost",
@@ -39,8 +38,8 @@ LIMITED_NS_FIELDS = {
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN: "thermal_hw",
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN: "power_brake",
 }
-# Older drivers have these only. Thermal limits of hardware and software are one here, and what
-# triggers them most is the software's.
+# Older drivers have these only. Thermal limits of hardware and software are one here; most are the
+# software's.
 LIMITED_NS_POLICIES = {
     pynvml.NVML_PERF_POLICY_POWER: "power_cap",
     pynvml.NVML_PERF_POLICY_SYNC_BOOST: "sync_boost",
@@ -62,21 +61,22 @@ _MEMBER_OF_TYPE = {
 
 
 def device(uuid: str) -> Any | None:
-    """Find the handle of the device; None where there is no NVML, or it does not know the UUID."""
+    """Return the handle of a device; None without NVML, and where it does not know the UUID."""
     return ask(pynvml.nvmlDeviceGetHandleByUUID, uuid) if _is_open() else None
 
 
 def devices() -> list[Any]:
-    """List the handles of all devices of this node."""
+    """Return the handles of all devices of this node; empty without NVML."""
     count = (ask(pynvml.nvmlDeviceGetCount) or 0) if _is_open() else 0
     handles = [ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
     return [handle for handle in handles if handle is not None]
 
 
 def uuid_of(index: int) -> str | None:
-    """Find the UUID of the device that CUDA counts so, by PCI bus; None where NVML does not tell.
+    """Return the UUID of the CUDA device with this index; None where NVML does not tell.
 
-    Without CUDA: a device that is bad may hang who asks it.
+    By CUDA_VISIBLE_DEVICES and the order of the PCI bus. Without CUDA: a device that is bad may
+    hang a process that asks it.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     entry = visible.split(",")[index].strip() if visible else str(index)
@@ -96,7 +96,7 @@ def _is_open() -> bool:
 
 
 def ask(question: Callable[..., Any], *arguments: Any, **named: Any) -> Any | None:
-    """Ask NVML; None where it does not support the question or refuses it."""
+    """Return the answer of a function of NVML; None where it raises NVMLError."""
     try:
         return question(*arguments, **named)
     except pynvml.NVMLError:
@@ -104,7 +104,7 @@ def ask(question: Callable[..., Any], *arguments: Any, **named: Any) -> Any | No
 
 
 def field_values(handle: Any, fields: Sequence[Field]) -> dict[Field, int | float]:
-    """Read the fields that have a value, in one call."""
+    """Return the values of fields, read in one call; fields without a value are left out."""
     answers = ask(pynvml.nvmlDeviceGetFieldValues, handle, list(fields)) or ()
     return {
         field: getattr(answer.value, _MEMBER_OF_TYPE[answer.valueType])
@@ -114,7 +114,7 @@ def field_values(handle: Any, fields: Sequence[Field]) -> dict[Field, int | floa
 
 
 def throttle_reasons(handle: Any) -> tuple[str, ...]:
-    """Why clocks are limited now; a reason that has no name yet by its bit, as in "0x800"."""
+    """Return why clocks are limited now; a reason without a name by its bit, such as "0x800"."""
     bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:
         # The name before driver 535.
@@ -125,7 +125,7 @@ def throttle_reasons(handle: Any) -> tuple[str, ...]:
 
 
 def temperature_c(handle: Any) -> float | None:
-    """Read the GPU's temperature in degrees Celsius."""
+    """Return the GPU's temperature in degrees Celsius; None where it is unknown."""
     sensor = pynvml.NVML_TEMPERATURE_GPU
     answer = ask(pynvml.nvmlDeviceGetTemperatureV, handle, sensor)
     if answer is None:
@@ -135,25 +135,25 @@ def temperature_c(handle: Any) -> float | None:
 
 
 def watts(question: Callable[..., Any], handle: Any) -> float | None:
-    """Ask a question about power, which NVML answers in milliwatts."""
+    """Return the answer to a question about power, which NVML gives in milliwatts, in watts."""
     answer = ask(question, handle)
     return None if answer is None else answer / 1000
 
 
 def ecc_errors(handle: Any) -> int | None:
-    """Uncorrected memory errors since the driver was loaded; None without ECC."""
+    """Return the uncorrected memory errors since the driver was loaded; None without ECC."""
     kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     return ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
 
 
 def memory(handle: Any) -> Any | None:
-    """Read the memory in bytes: total, reserved by the driver, used and free."""
-    # The second version tells what the driver reserves for itself from what is used.
+    """Return the memory in bytes as `total`, `reserved` by the driver, `used` and `free`."""
+    # The second version counts what the driver reserves for itself apart.
     return ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
 
 
 def pci_address(handle: Any) -> tuple[int, int, int] | None:
-    """Read domain, bus and device, by which the kernel names a GPU in its log."""
+    """Return PCI domain, bus and device, by which the kernel names a GPU in its log."""
     pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     if pci is None:
         return None
@@ -162,9 +162,9 @@ def pci_address(handle: Any) -> tuple[int, int, int] | None:
 
 
 def numa_node(handle: Any) -> int | None:
-    """Find the one memory node that is nearest; None where several are.
+    """Return the nearest memory node; None where several are near, or it is unknown.
 
-    Not nvmlDeviceGetNumaNodeId: that is the node which the memory of a Grace Hopper GPU itself is.
+    Not nvmlDeviceGetNumaNodeId: that is the node of a Grace Hopper GPU's own memory.
     """
     words = ask(
         pynvml.nvmlDeviceGetMemoryAffinity, handle, _NODE_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE
@@ -174,7 +174,7 @@ def numa_node(handle: Any) -> int | None:
 
 
 def nvlink_states(handle: Any) -> dict[int, bool]:
-    """Read whether each NVLink of the device is up; empty where it has none."""
+    """Return whether each NVLink of the device is up, by number; empty where it has none."""
     answers = {
         link: ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
@@ -183,5 +183,5 @@ def nvlink_states(handle: Any) -> dict[int, bool]:
 
 
 def text(answer: str | bytes | None) -> str | None:
-    """Turn an answer of any version of the bindings into text."""
+    """Return an answer as text: some versions of the bindings give bytes."""
     return answer.decode() if isinstance(answer, bytes) else answer

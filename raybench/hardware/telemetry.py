@@ -1,7 +1,7 @@
-"""What NVML says of the devices of one node while points run, once a second; clocks more often.
+"""Samples of a node's devices while points run: once a second; clocks ten times.
 
-A process of its own samples: not one of a worker, where a thread would compete with the steps for
-the interpreter.
+A process of its own samples them: in a worker a thread would compete with the steps for the
+interpreter.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pynvml
 from raybench.hardware import nvml
 from raybench.records import Device, DeviceSample, SpanNs
 
-# When the SM clock was read, by the host's monotonic clock in ns, and what it was in MHz.
-Clock = tuple[int, int]
+# When the SM clock was read, by the host's monotonic clock in ns, and the clock in MHz.
+ClockReading = tuple[int, int]
 
 _NS_PER_S = 1e9
 _BYTES_PER_KIB = 1024
 # A reading of the clock takes some 30 us.
 _CLOCK_PERIOD_S = 0.1
-# Half an hour of them.
+# Half an hour of readings.
 _MOST_CLOCKS = 18_000
 # NVML's scope for the sum over all links.
 _ALL_LINKS = 0xFFFFFFFF
@@ -35,9 +35,10 @@ _NVLINK_RX = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS)
 
 
 class Sampler:
-    """Samples devices of this node in a thread. Devices that NVML does not know give nothing.
+    """Samples devices of this node in a thread; devices that NVML does not know are left out.
 
-    period_s: of all that is sampled; of the SM clock it is 0.1 s at most.
+    period_s: between two samples. The SM clock is read each 0.1 s, or each period if that is
+    shorter.
     """
 
     def __init__(self, devices: Sequence[Device], period_s: float = 1.0) -> None:
@@ -45,27 +46,27 @@ class Sampler:
         self._devices = [(device, handle) for device, handle in asked if handle is not None]
         self._period_s = period_s
         self._samples: deque[DeviceSample] = deque()
-        self._clocks: dict[str, deque[Clock]] = {
+        self._clocks: dict[str, deque[ClockReading]] = {
             device.uuid: deque(maxlen=_MOST_CLOCKS) for device, _ in self._devices
         }
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 
     def start(self) -> None:
-        """Begin to sample; without devices there is nothing to do."""
+        """Start the thread, if there are devices."""
         if self._devices:
             self._thread.start()
 
     def drain(self) -> tuple[DeviceSample, ...]:
-        """Take the samples since the last call, oldest first."""
+        """Return the samples since the last call, oldest first, and drop them."""
         return tuple(self._samples.popleft() for _ in range(len(self._samples)))
 
     def sm_clocks_mhz(self, uuid: str, spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
-        """Return the readings of the device's SM clock in these spans, as `clocks_within`."""
+        """Return `clocks_within` of the readings of a device's SM clock."""
         return clocks_within(list(self._clocks.get(uuid, ())), spans_ns)
 
     def stop(self) -> None:
-        """End the thread; what it sampled can still be drained."""
+        """Stop the thread and wait for its end; its samples can still be drained."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -82,11 +83,12 @@ class Sampler:
                 self._samples.extend(_sample(device, handle) for device, handle in self._devices)
 
 
-def clocks_within(clocks: Sequence[Clock], spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
-    """Choose the readings in these spans of time; in MHz, oldest first.
+def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
+    """Return the readings in these spans of time; in MHz, oldest first.
 
-    Where all spans are so short that none was taken in them, that which is nearest, 0.1 s away at
-    most: the device did the same work just before and afterwards. Empty where there is none.
+    Where all spans are so short that they contain none, the reading that is nearest to the last
+    span, if it is at most 0.1 s away: the device did the same work just before and afterwards. Else
+    empty.
     """
     within = [mhz for at_ns, mhz in clocks if any(begin <= at_ns <= end for begin, end in spans_ns)]
     if within or not spans_ns:
@@ -98,7 +100,7 @@ def clocks_within(clocks: Sequence[Clock], spans_ns: Sequence[SpanNs]) -> tuple[
 
 
 def memory_in_use_bytes() -> dict[str, int]:
-    """Read what is in use of each GPU of this node, by UUID; empty without NVML."""
+    """Return the memory in use on each GPU of this node, by UUID; empty without NVML."""
     read = [
         (nvml.ask(pynvml.nvmlDeviceGetUUID, handle), nvml.memory(handle))
         for handle in nvml.devices()
@@ -107,9 +109,9 @@ def memory_in_use_bytes() -> dict[str, int]:
 
 
 def process_ids(uuid: str) -> set[int]:
-    """List the processes that have a context on the GPU; empty where NVML does not say.
+    """Return the processes that have a context on the GPU; empty where NVML does not say.
 
-    Asked between points: it may hold up the work of others for a moment.
+    To be called between points: it may hold up the work of other processes for a moment.
     """
     handle = nvml.device(uuid)
     kinds = (
@@ -122,9 +124,9 @@ def process_ids(uuid: str) -> set[int]:
 
 
 def _sample(device: Device, handle: Any) -> DeviceSample:
-    """One reading of about ten cheap questions.
+    """Return one sample of a device, from about ten cheap calls.
 
-    Not asked, because they are slow or hold up other processes' work: PCIe throughput (NVML
+    Left out, because they are slow or hold up other processes' work: PCIe throughput (NVML
     measures it while it blocks), running processes, fans.
     """
     use = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)

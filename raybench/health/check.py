@@ -30,7 +30,7 @@ from raybench.records.environment import usable_cores
 from raybench.records.health import Finding, Link, Stage, Verdict
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
-from raybench.sweep.listener import Listener
+from raybench.sweep.messages import Listener
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunTarget, start_run
 from raybench.sweep.runner import run_sweep
@@ -216,7 +216,7 @@ class Examiner:
         if probe.test.reads == "pairs" or probe.test.stage == "host-links":
             self._of_links.append((record, probe))
 
-    def further(self, number: int) -> Sequence[Point]:
+    def further_round(self, number: int) -> Sequence[Point]:
         """As PointSource. Device facts are read once more when nothing is left to run."""
         if again := self._passes_without_lost():
             return [probe.point for probe in again]

@@ -18,14 +18,15 @@ from raybench.results.columns import to_row
 def format_json(report: HealthReport) -> str:
     """Write what a check says.
 
-    Members: run, machine, verdict, headline, exit_code, cases (what is wrong, the worst first, with
-    what to do), advice (on the set), notes (what is not known), findings (the table `health`),
-    links (the table `links`).
+    Members: run, machine, verdict, lamp, headline, exit_code, cases (what is wrong, the worst
+    first, with what to do), advice (on the set), notes (what is not known), findings (the table
+    `health`), links (the table `links`).
     """
     return format_object(
         run=asdict(report.run),
         machine=report.machine,
         verdict=report.verdict,
+        lamp=report.lamp,
         headline=report.headline,
         exit_code=report.exit_code,
         cases=[

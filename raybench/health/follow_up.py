@@ -14,7 +14,8 @@ from statistics import median
 from raybench.health.readings import Reading
 from raybench.health.suite import Fleet, Probe
 from raybench.records.health import Finding
-from raybench.workloads.communication.pairings import Pair, groups_text, pairs_text
+from raybench.workloads.communication.collective import groups_text
+from raybench.workloads.communication.pairs import Pair, pairs_text
 
 # A collective over devices reaches more than this share of the bandwidth of their pairs.
 _PROMISED_SHARE = 0.4

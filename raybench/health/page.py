@@ -8,7 +8,7 @@ from raybench.health.charts import health_figures
 from raybench.health.report import HealthReport
 from raybench.health.tables import blocks
 from raybench.report import formatting, plain_text
-from raybench.report.charts.figure import Table
+from raybench.report.charts.grammar import Table
 from raybench.report.document import Line, Listing
 from raybench.report.document import Table as TextTable
 from raybench.report.html.page import device_table, render

@@ -13,7 +13,8 @@ from raybench.health.suite import COMM_TEST, WAIT_TEST, Fleet, HealthTest, Probe
 from raybench.records import Measurement, Record, Status
 from raybench.records.health import Link, Subject
 from raybench.stats.summary import median_above_smallest
-from raybench.workloads.communication.pairings import Pair, pairs_of_turn, parse_groups, parse_pairs
+from raybench.workloads.communication.collective import parse_groups
+from raybench.workloads.communication.pairs import Pair, pairs_of_turn, parse_pairs
 
 _GIB = 2**30
 _WRONG_ERROR = "WrongResultError"

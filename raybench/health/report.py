@@ -167,9 +167,13 @@ class HealthReport:
             return "green"
         return "red" if self.verdict is Verdict.BAD else "amber"
 
-    @cached_property
+    @property
     def headline(self) -> str:
-        """Return the verdict in a sentence."""
+        """Return the lamp and the verdict in a sentence: `Red: 1 of 4 GPUs is bad: a GPU 3`."""
+        return f"{self.lamp.capitalize()}: {self._sentence}"
+
+    @cached_property
+    def _sentence(self) -> str:
         parts = list(self._unhealthy_words())
         if not parts:
             if not self.findings and self.run.status is not RunStatus.OK:

@@ -29,6 +29,8 @@ _STAGES = {
 }
 # More devices than this have no matrix and no column each.
 MOST_IN_A_MATRIX = 8
+# Fewer have a line of text.
+_LEAST_IN_A_MATRIX = 3
 _MOST_OUTLIERS = 20
 _COPY, _HOST_KINDS = "copy", ("h2d", "d2h")
 # An amount, which is neither right nor wrong.
@@ -191,13 +193,15 @@ def _matrices(report: HealthReport) -> Iterator[Table | Line]:
             }
             if not values:
                 continue
-            title = f"Pairs: {kind} of {formatting.size(message_bytes)}, {unit}"
+            title = f"Pairs: {kind} of {formatting.size(message_bytes)}"
             names = ends_of(links)
             marks = marks_of_links(report, kind, unit)
-            if len(names) <= MOST_IN_A_MATRIX:
-                yield _matrix(title, names, values, marks)
+            if len(names) < _LEAST_IN_A_MATRIX:
+                yield _pair_in_words(title, unit, names, values, marks)
+            elif len(names) <= MOST_IN_A_MATRIX:
+                yield _matrix(f"{title}, {unit}", names, values, marks)
             else:
-                yield _summary_of_pairs(title, values)
+                yield _summary_of_pairs(f"{title}, {unit}", values)
 
 
 def ends_of(links: Iterable[Link]) -> dict[str, str]:
@@ -236,6 +240,22 @@ def _matrix(
         kind=title,
         texts=frozenset({"from / to"}),
     )
+
+
+def _pair_in_words(
+    title: str,
+    unit: str,
+    names: Mapping[str, str],
+    values: Mapping[tuple[str, str], float],
+    marks: Mapping[tuple[str, str], str],
+) -> Line:
+    """Return both directions of the only pair in a line."""
+    short = dict(zip(names, short_names(list(names.values())), strict=True))
+    words = []
+    for (start, end), value in values.items():
+        marked = f"{marks.get((start, end), '')} {figure(value)} {unit}".strip()
+        words.append(f"{marked} from {short[start]} to {short[end]}")
+    return Line(text=f"{title}: {', '.join(words)}.", is_apart=True)
 
 
 def _summary_of_pairs(title: str, values: Mapping[tuple[str, str], float]) -> Line:

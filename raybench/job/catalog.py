@@ -6,6 +6,7 @@ workload is in paragraphs; the last one is the command for a machine without GPU
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from raybench.job.model import Job, job_from_text
 from raybench.job.plan import make_plan
 from raybench.job.problems import did_you_mean, quote
 
+_NAME = re.compile(r"^name: \w+", re.MULTILINE)
 _SCHEMA = re.compile(r"(?<=\$schema=)\S+")
 # The command in a comment, with the lines that it goes on in.
 _COMMAND = re.compile(r"^#   raybench sweep \S+(.*(?:\n#     .*)*)", re.MULTILINE)
@@ -57,12 +59,18 @@ class Template:
         """Load the job. Raises JobError where overrides do not fit it."""
         return job_from_text(f"{self.name}.yaml", self.text, overrides)
 
-    def text_for(self, path: Path) -> str:
-        """Write the file for `path`: its command names that, and the schema lies beside it."""
+    def text_for(self, path: Path, name: str) -> str:
+        """Return the text of a file at `path`, whose job has this name.
+
+        Its command names the path, and its schema is job.schema.json beside it.
+        """
         text = _SCHEMA.sub("job.schema.json", self.text, count=1)
+        # In quotes where YAML would take it for a number or for true.
+        is_plain = name[0].isalpha() and name.lower() not in ("true", "false", "null")
+        text = _NAME.sub(f"name: {name if is_plain else json.dumps(name)}", text, count=1)
         # It stands in a comment, which a line feed would end.
-        name = shlex.quote(str(path)) if str(path).isprintable() else f"{self.name}.yaml"
-        return text.replace(f"jobs/{self.name}.yaml", name)
+        here = shlex.quote(str(path)) if str(path).isprintable() else f"{self.name}.yaml"
+        return text.replace(f"jobs/{self.name}.yaml", here)
 
 
 def templates() -> list[Template]:
@@ -73,6 +81,12 @@ def templates() -> list[Template]:
         Template(entry.name.removesuffix(".yaml"), entry.read_text(encoding="utf-8"))
         for entry in sorted(found, key=lambda entry: entry.name)
     ]
+
+
+def starter() -> Template:
+    """Return the annotated job to start from, which is not one of `templates`."""
+    file = files("raybench").joinpath("job_template.yaml")
+    return Template("job", file.read_text(encoding="utf-8"))
 
 
 def template(name: str) -> Template:

@@ -87,7 +87,7 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
 
 
 def say_unknown(what: str, given: object, known: Iterable[str]) -> str:
-    """`unknown axis 'x'`, with the nearest known name, or else all that are known."""
+    """Return `unknown axis 'x'` with the nearest known name, or else the first 16 known ones."""
     names = list(known)
     hint = did_you_mean(given, names)
     if not hint and names:

@@ -43,14 +43,14 @@ BUILTIN: Mapping[str, str] = {
     "dit": "raybench.workloads.dit.workload:Dit",
     "gemm": "raybench.workloads.compute.kernels:Gemm",
     "grouped_collective": "raybench.workloads.communication.collective:GroupedCollective",
-    "host_copy": "raybench.workloads.compute.host_copy:HostCopy",
-    "launch": "raybench.workloads.compute.launch:Launch",
+    "host_copy": "raybench.workloads.compute.memory:HostCopy",
+    "launch": "raybench.workloads.compute.kernels:Launch",
     "linear": "raybench.workloads.training.linear:Linear",
     "memory": "raybench.workloads.compute.memory:Memory",
     "mlp": "raybench.workloads.training.mlp:Mlp",
     "pairs": "raybench.workloads.communication.pairs:Pairs",
     "resnet50": "raybench.workloads.training.resnet50:ResNet",
-    "same_bits": "raybench.workloads.compute.same_bits:SameBits",
+    "same_bits": "raybench.workloads.compute.kernels:SameBits",
     "script": "raybench.workloads.scripts.script:Script",
     "smoke": "raybench.workloads.training.smoke:Smoke",
     "transformer": "raybench.workloads.training.transformer:Transformer",
@@ -191,74 +191,8 @@ def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
-def parameters(workload_class: type) -> tuple[Setting, ...]:
-    """Read the parameters that the class declares: the keyword-only arguments of its `__init__`.
-
-    Raises UsageError when they are not declared so that a job file could give them.
-    """
-    with _one_line("the class of the workload"):
-        return tuple(_parameters(workload_class))
-
-
-def _parameters(workload_class: type) -> Iterator[Setting]:
-    name = workload_class.__name__
-    init = inspect.unwrap(workload_class.__init__)  # type: ignore[misc]
-    signature = inspect.signature(init)
-    positional = [
-        parameter.name
-        for parameter in signature.parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    if len(positional) != 2:
-        raise UsageError(
-            f"{name}.__init__ must be declared as __init__(self, context, *, parameters...), "
-            f"given ({', '.join(positional)})"
-        )
-    declared = [
-        p for p in signature.parameters.values() if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
-    ]
-    # Only these: the type of `context` may be imported for type checkers alone.
-    notes = {p.name: p.annotation for p in declared if p.annotation is not p.empty}
-    try:
-        hints = typing.get_type_hints(
-            SimpleNamespace(__annotations__=notes),
-            globalns=getattr(init, "__globals__", {}),
-            include_extras=True,
-        )
-    except Exception as error:
-        # Annotations are the user's code too: an undefined name, a failing expression.
-        raise UsageError(f"{name}.__init__ has a type that cannot be read: {error}") from error
-    for parameter in declared:
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            yield _parameter(name, parameter, hints)
-        else:
-            yield from _unpack(name, parameter.name, hints.get(parameter.name))
-
-
-def _unpack(class_name: str, name: str, annotation: Any) -> Iterator[Setting]:
-    """Read the parameters that `**name: Unpack[SomeTypedDict]` stands for."""
-    (options,) = typing.get_args(annotation) or (None,)
-    if not typing.is_typeddict(options):
-        raise UsageError(
-            f"{class_name}.__init__: **{name} must be declared as Unpack[...] of a TypedDict, "
-            "as in **ddp: Unpack[raybench.DdpOptions]"
-        )
-    hints = typing.get_type_hints(options, include_extras=True)
-    for option, hint in hints.items():
-        notes = getattr(hint, "__metadata__", ())
-        (default, *_) = [n.default for n in notes if isinstance(n, FieldInfo)] or [
-            PydanticUndefined
-        ]
-        parameter = inspect.Parameter(
-            option,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if default is PydanticUndefined else default,
-        )
-        yield _parameter(class_name, parameter, hints)
-
-
 def settings(workload_class: type) -> dict[str, Setting]:
-    """Read all settings of a point of this workload, by name; those that mean something to it.
+    """Return the settings that a point of this workload can have, by name.
 
     Raises UsageError as `parameters`.
     """
@@ -270,113 +204,103 @@ def settings(workload_class: type) -> dict[str, Setting]:
     return {setting.name: setting for setting in (*run_settings, *parameters(workload_class))}
 
 
-def shares_work(workload_class: type) -> bool:
-    """Whether the ranks of a point finish the same items together."""
-    return bool(getattr(workload_class, "shares_work", False))
-
-
-def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
-    """How many ranks of a point with these settings finish the same items together.
-
-    Raises UsageError, in one line, when the class cannot be asked.
-    """
-    if shares_work(workload_class):
-        return int(settings["world_size"])
-    ask = getattr(workload_class, "ranks_per_item", None)
-    if ask is None:
-        return 1
-    with _one_line("ranks_per_item() of the workload"):
-        return int(ask(settings))
-
-
-def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
-    """Why the class refuses a point with these settings, in its own words; None where it does not.
-
-    Raises UsageError, in one line, when it cannot be asked.
-    """
-    is_float8 = settings.get("precision") == Precision.FLOAT8
-    if is_float8 and not getattr(workload_class, "takes_float8", False):
-        return f"precision float8 is not for {workload_class.__name__}; transformer takes it"
-    ask = getattr(workload_class, "why_not", None)
-    if ask is None:
-        return None
-    with _one_line("why_not() of the workload"):
-        return ask(settings) or None
-
-
-def estimate_memory(workload_class: type, settings: Mapping[str, Scalar]) -> object:
-    """Return what the class estimates of the memory of a point; None where it does not.
-
-    Raises UsageError, in one line, when it cannot be asked.
-    """
-    ask = getattr(workload_class, "estimate_memory", None)
-    if ask is None:
-        return None
-    with _one_line("estimate_memory() of the workload"):
-        return ask(settings)
-
-
 def run_setting(name: str) -> Setting:
-    """Make a setting that does not depend on the workload: one of `point.RUN_SETTINGS`."""
+    """Return a setting that does not depend on the workload: one of `point.RUN_SETTINGS`."""
     declared = RUN_SETTINGS[name]
-    return _setting(
-        name,
-        declared.annotation,
-        declared.default,
-        is_required=False,
-        description=declared.about.text,
-    )
+    return _setting(name, declared.annotation, declared.default, declared.about.text)
 
 
-def free_setting(name: str) -> Setting:
-    """Make a setting that a text of the job names, of any type that a table holds."""
-    return _setting(name, Scalar, None, is_required=False, description="")
+def free_setting(name: str, annotation: Any) -> Setting:
+    """Return a setting that the job names itself: in a text, or as an environment variable."""
+    return _setting(name, annotation, None, "")
 
 
-def text_setting(name: str) -> Setting:
-    """Make the setting of an environment variable."""
-    return _setting(name, str, None, is_required=False, description="")
+def parameters(workload_class: type) -> tuple[Setting, ...]:
+    """Return the parameters that a class declares: the keyword-only arguments of its `__init__`.
+
+    Raises UsageError, in one line, for parameters that no job file could give.
+    """
+    with _one_line("the class of the workload"):
+        where = f"{workload_class.__name__}.__init__"
+        return tuple(_parameter(where, *declared) for declared in _declared(where, workload_class))
 
 
-def _parameter(class_name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> Setting:
-    where = f"{class_name}.__init__: parameter {parameter.name}"
-    if parameter.name in RESERVED:
-        raise UsageError(f"{where} has a name that is raybench's own; choose another")
-    if parameter.name not in hints:
-        raise UsageError(f"{where} has no type; declare one, as in {parameter.name}: int = 1")
-    annotation = hints[parameter.name]
-    description = _description(annotation)
-    if parameter.name == "grad_accumulation":
-        # Its meaning is fixed by global_batch_size, so its range is too.
-        annotation = Size
-    is_required = parameter.default is parameter.empty
-    default = None if is_required else parameter.default
-    try:
-        setting = _setting(
-            parameter.name,
-            annotation,
-            default,
-            is_required=is_required,
-            description=description,
+# Name, type with its notes (None: not given), default (PydanticUndefined: none) of a parameter.
+_Declared = tuple[str, Any, Any]
+
+
+def _declared(where: str, workload_class: type) -> Iterator[_Declared]:
+    init = inspect.unwrap(workload_class.__init__)  # type: ignore[misc]
+    found = list(inspect.signature(init).parameters.values())
+    positional = [
+        one.name for one in found if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(positional) != 2:
+        raise UsageError(
+            f"{where} must be declared as __init__(self, context, *, parameters...), "
+            f"given ({', '.join(positional)})"
         )
+    named = [one for one in found if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
+    # Only these: the type of `context` may be imported for type checkers alone.
+    notes = {one.name: one.annotation for one in named if one.annotation is not one.empty}
+    try:
+        hints = typing.get_type_hints(
+            SimpleNamespace(__annotations__=notes),
+            globalns=getattr(init, "__globals__", {}),
+            include_extras=True,
+        )
+    except Exception as error:
+        # Annotations are the user's code too: an undefined name, a failing expression.
+        raise UsageError(f"{where} has a type that cannot be read: {error}") from error
+    for one in named:
+        if one.kind is one.VAR_KEYWORD:
+            yield from _unpack(where, one.name, hints.get(one.name))
+        else:
+            default = PydanticUndefined if one.default is one.empty else one.default
+            yield one.name, hints.get(one.name), default
+
+
+def _unpack(where: str, name: str, annotation: Any) -> Iterator[_Declared]:
+    """Yield the parameters that `**name: Unpack[SomeTypedDict]` stands for."""
+    (options,) = typing.get_args(annotation) or (None,)
+    if not typing.is_typeddict(options):
+        raise UsageError(
+            f"{where}: **{name} must be declared as Unpack[...] of a TypedDict, "
+            "as in **ddp: Unpack[raybench.DdpOptions]"
+        )
+    for option, hint in typing.get_type_hints(options, include_extras=True).items():
+        yield option, hint, FieldInfo.from_annotation(hint).default
+
+
+def _parameter(where: str, name: str, annotation: Any, default: Any) -> Setting:
+    where = f"{where}: parameter {name}"
+    if name in RESERVED:
+        raise UsageError(f"{where} has a name that is raybench's own; choose another")
+    if annotation is None:
+        raise UsageError(f"{where} has no type; declare one, as in {name}: int = 1")
+    try:
+        description = _description(annotation)
+        # The meaning of grad_accumulation is fixed by global_batch_size, so its range is too.
+        kind = Size if name == "grad_accumulation" else annotation
+        setting = _setting(name, kind, default, description)
     except (PydanticUserError, UsageError, TypeError) as error:
         raise UsageError(f"{where} must be an int, float, bool, str or Literal") from error
-    if default is not None and (complaint := setting.complaint(default)):
+    if setting.default is not None and (complaint := setting.complaint(setting.default)):
         raise UsageError(f"{where} has a default that is not allowed: {complaint}")
     return setting
 
 
-def _setting(
-    name: str, annotation: Any, default: Scalar | None, *, is_required: bool, description: str
-) -> Setting:
+def _setting(name: str, annotation: Any, default: Any, description: str) -> Setting:
+    """Make a setting. Raises UsageError or an error of pydantic for a type of no single value."""
     adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=_ADAPTER_CONFIG)
     words = _type_in_words(adapter.json_schema())
     if words is None:
         raise UsageError("not a scalar type")
+    is_required = default is PydanticUndefined
     return Setting(
         name=name,
         type=words,
-        default=default,
+        default=None if is_required else default,
         is_required=is_required,
         description=description,
         adapter=adapter,
@@ -389,6 +313,49 @@ def _description(annotation: Any) -> str:
         if text:
             return " ".join(text.split())
     return ""
+
+
+def shares_work(workload_class: type) -> bool:
+    """Whether the ranks of a point finish the same items together."""
+    return bool(getattr(workload_class, "shares_work", False))
+
+
+def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
+    """Return how many ranks of a point with these settings finish the same items together.
+
+    Raises UsageError, in one line, when the class method of this name raises.
+    """
+    if shares_work(workload_class):
+        return int(settings["world_size"])
+    return int(_ask(workload_class, "ranks_per_item", settings) or 1)
+
+
+def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
+    """Return why the class refuses a point with these settings; None where it does not.
+
+    Raises UsageError, in one line, when the class method of this name raises.
+    """
+    is_float8 = settings.get("precision") == Precision.FLOAT8
+    if is_float8 and not getattr(workload_class, "takes_float8", False):
+        return f"precision float8 is not for {workload_class.__name__}; transformer takes it"
+    return _ask(workload_class, "why_not", settings) or None
+
+
+def estimate_memory(workload_class: type, settings: Mapping[str, Scalar]) -> object:
+    """Return what the class estimates of the memory of a point; None where it does not.
+
+    Raises UsageError, in one line, when the class method of this name raises.
+    """
+    return _ask(workload_class, "estimate_memory", settings)
+
+
+def _ask(workload_class: type, method: str, settings: Mapping[str, Scalar]) -> Any:
+    """Call an optional class method of a workload; None without it."""
+    ask = getattr(workload_class, method, None)
+    if ask is None:
+        return None
+    with _one_line(f"{method}() of the workload"):
+        return ask(settings)
 
 
 _SCALAR_TYPES = ("integer", "number", "boolean", "string", "null")

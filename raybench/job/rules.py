@@ -27,7 +27,7 @@ from raybench.job.point import (
     setting_text,
 )
 from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
-from raybench.job.registry import Setting
+from raybench.job.registry import Setting, free_setting
 
 if TYPE_CHECKING:
     from raybench.job.model import Job
@@ -383,7 +383,7 @@ def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], li
     if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
         settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}
     problems = [*_check_variables(job, settings), *_check_file(job)]
-    variables = {name: registry.text_setting(name) for name in job.env if name not in settings}
+    variables = {name: free_setting(name, str) for name in job.env if name not in settings}
     own: dict[str, Setting] = {}
     known = {*settings, *variables}
     for path, text in _templates(job, workload_class):
@@ -393,7 +393,7 @@ def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], li
         except ValueError as error:
             problems.append(Problem(path=path, message=f"{error}, given {quote(text)}"))
             continue
-        own |= {name: registry.free_setting(name) for name in names if name in given - known}
+        own |= {name: free_setting(name, Scalar) for name in names if name in given - known}
         for name in names:
             if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
                 message = f"names {{{name}}}, but the job gives no batch size; "

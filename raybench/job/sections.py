@@ -271,7 +271,7 @@ class Measure(Section):
 
     @property
     def of_a_later_round(self) -> Measure:
-        """The parts of the step are those of the first round; they take as long as the step."""
+        """This section for a later round, without a breakdown: the first round has made it."""
         return self.model_copy(update={"breakdown": False})
 
     @property

@@ -250,7 +250,7 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
     """Return the times of computing and communicating, with the methods of `ALL_COLUMNS`."""
     if instrumented.context.world_size == 1:
         return _time_local_steps(instrumented, instrumented.workload.step, _PLAIN_STEP)
-    if getattr(instrumented.workload, "message_bytes", None) is not None:
+    if instrumented.workload.message_bytes is not None:
         return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _IS_COMMUNICATION))
     return _take_apart_with_peers(instrumented)
 
@@ -292,7 +292,7 @@ def hook_setter(workload: Workload, context: Context) -> SetHook | str:
 
     It is the workload's own `set_comm_hook`, else that of the models which the context wrapped.
     """
-    own: SetHook | None = getattr(workload, "set_comm_hook", None)
+    own: SetHook | None = workload.set_comm_hook
     return own or context.replicas.why_no_hook() or context.replicas.set_comm_hook
 
 

@@ -1,8 +1,8 @@
-"""The collectives of a step, whoever issues them: counted, and replaced by local copies.
+"""The collectives of a step, from whatever code: counted, and replaced by local copies.
 
-What `torch.distributed` sends goes through operators `c10d::…` of torch's dispatcher: its
-functions, functional collectives, DistributedDataParallel, FSDP, DTensor, compiled code. Their
-kernels are replaced for a while, and nothing is asked of who calls them.
+All that `torch.distributed` sends goes through operators `c10d::…` of torch's dispatcher: its
+functions, functional collectives, DistributedDataParallel, FSDP, DTensor, compiled code. The
+kernels of these operators are replaced for a while; the calling code stays as it is.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torch.futures import Future
 
 from raybench.measure.marks import Mark, elapsed_ms, make_marker
 from raybench.records import Traffic
-from raybench.workloads.communication.collective_operations import busbw_factor
+from raybench.workloads.communication.collective import busbw_factor
 
 _KEYS = ("CPU", "CUDA")
-# Above any usual eps of a norm, and as small as embeddings are.
+# Scale of random numbers: above any usual eps of a norm, and as small as embeddings are.
 _ADDED_SCALE = 0.02
-# What is larger are gradients that FSDP shares out, which go to the optimizer alone.
+# Larger outputs are gradients that FSDP shares out, which only the optimizer reads.
 _MOST_ADDED_BYTES = 2**27
-# Where to write, and what; None: what only another rank has.
+# An output and its source; None where only another rank has the data.
 Copy = tuple[Tensor, Tensor | None]
 
 
@@ -38,8 +38,9 @@ Copy = tuple[Tensor, Tensor | None]
 class Collective:
     """One call on one rank.
 
-    kind: as torch names it. ranks: of its group.
-    message_bytes: as nccl-tests counts them. copies: what it writes, from what this rank has.
+    kind: torch's name, such as all_reduce. ranks: size of its group. message_bytes: as nccl-tests
+    counts them. copies: the outputs, each with the data of this rank that a local copy writes to
+    it.
     """
 
     kind: str
@@ -49,7 +50,7 @@ class Collective:
 
 
 def add_up(collectives: Sequence[Collective]) -> tuple[Traffic, ...]:
-    """Add up the collectives of a step by kind and size of group, in the order of the first."""
+    """Return the traffic of a step by kind and size of group, in the order of the first call."""
     keys = dict.fromkeys((one.kind, one.ranks) for one in collectives)
     return tuple(
         Traffic(
@@ -63,16 +64,16 @@ def add_up(collectives: Sequence[Collective]) -> tuple[Traffic, ...]:
     )
 
 
-# Makes the result of a collective on this rank alone.
+# Takes the place of a collective, and writes its outputs on this rank alone.
 Handler = Callable[[Collective], Work]
 
 
 @contextmanager
 def replace_collectives(handler: Handler) -> Iterator[None]:
-    """Let the handler take the place of all collectives of the process inside the `with` block.
+    """Call the handler in place of all collectives of the process inside the `with` block.
 
-    No real one may be issued meanwhile: to call torch's own kernels from Python would hold the
-    lock of its interpreter, for which threads of gloo and NCCL wait while they hold others.
+    The handler must not issue real ones: to call torch's own kernels from Python would hold the
+    interpreter's lock, for which threads of gloo and NCCL wait while they hold others.
     """
     with torch.library._scoped_library("c10d", "IMPL") as library, _groups_of_calls():
         with warnings.catch_warnings():
@@ -84,6 +85,7 @@ def replace_collectives(handler: Handler) -> Iterator[None]:
 
 
 def _replace(library: torch.library.Library, name: str, handler: Handler) -> None:
+    """Register a kernel for operator `name` that calls the handler, on each device that has one."""
     schema = getattr(torch.ops.c10d, name).default._schema
     names, results = [one.name for one in schema.arguments], len(schema.returns)
 
@@ -100,9 +102,9 @@ def _replace(library: torch.library.Library, name: str, handler: Handler) -> Non
 
 @contextmanager
 def _groups_of_calls() -> Iterator[None]:
-    """Hide from NCCL the calls that it would issue as one: it gets none of them.
+    """Do nothing at begin and end of calls that NCCL would issue as one: it gets none of them.
 
-    Python tells the group itself of their beginning and end, past the dispatcher.
+    Python tells the process group itself of begin and end, past the dispatcher.
     """
     patched: Any = ProcessGroup
     # Not by the class, which gives functions that are bound to nothing.
@@ -116,7 +118,7 @@ def _groups_of_calls() -> Iterator[None]:
 
 
 def _complete_work(outputs: Sequence[Tensor]) -> Work:
-    """Make the work of a collective whose outputs are written on the current stream already."""
+    """Return the work of a collective whose outputs are already written on the current stream."""
     devices = {tensor.device for tensor in outputs if tensor.is_cuda}
     future: Future[list[Tensor]] = Future(devices=list(devices))
     future.set_result(list(outputs))
@@ -125,25 +127,25 @@ def _complete_work(outputs: Sequence[Tensor]) -> Work:
 
 
 class LocalCopies:
-    """A handler: each collective becomes copies of what its rank has, on the stream that asks.
+    """A handler that copies the data of this rank to the outputs, on the current stream.
 
-    So outputs are written, and what is computed of them later is computed of numbers as before. An
-    all_reduce and a broadcast leave what is there. What only another rank has is random, the same
+    So outputs are written, and later operators compute with ordinary numbers. An all_reduce and a
+    broadcast leave their tensors as they are. Data that only another rank has is random, the same
     each time; integers are 0.
 
-    A reduce_scatter of activations also adds random numbers for what the others have. A token that
-    only another rank embeds would be zeros here in all layers, and its gradient through norms of
-    zeros overflows: a device that multiplies NaN draws less power, and its clocks rise.
+    A reduce_scatter of activations also adds random numbers in place of the other ranks' data. A
+    token that only another rank embeds would be zeros here in all layers, and its gradient through
+    norms of zeros overflows: a device that multiplies NaN draws less power, and its clocks rise.
     """
 
     def __init__(self) -> None:
-        self._made_up: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
+        self._drawn: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
 
     def __call__(self, collective: Collective) -> Work:
-        """Write the outputs of a collective."""
+        """Write the outputs of a collective, and return a work that is complete."""
         with torch.no_grad():
             for output, source in collective.copies:
-                self._fill(output, self._make_up(output) if source is None else source)
+                self._fill(output, self._random(output) if source is None else source)
                 if collective.kind == "reduce_scatter":
                     self._add_others(output)
         return _complete_work([output for output, _ in collective.copies])
@@ -152,7 +154,7 @@ class LocalCopies:
         """Copy the source, cut or repeated where the output has another size."""
         if output.data_ptr() == source.data_ptr() or not output.numel() or not source.numel():
             return
-        # As collectives do, past autograd: what it has saved does not count as modified.
+        # As collectives do, past autograd: tensors that it has saved do not count as modified.
         written = output.data
         if written.numel() == source.numel():
             written.copy_(source.view_as(written))
@@ -164,21 +166,22 @@ class LocalCopies:
         # Torch adds no numbers of 8 bits.
         is_added = output.dtype.is_floating_point and output.dtype.itemsize > 1
         if is_added and 0 < output.nbytes <= _MOST_ADDED_BYTES:
-            output.data.add_(self._make_up(output), alpha=_ADDED_SCALE)
+            output.data.add_(self._random(output), alpha=_ADDED_SCALE)
 
-    def _make_up(self, output: Tensor) -> Tensor:
+    def _random(self, output: Tensor) -> Tensor:
+        """Return random numbers like the output, the same each time; 0 for integers."""
         key = (output.shape, output.dtype, output.device)
-        if key not in self._made_up:
+        if key not in self._drawn:
             is_real = output.dtype.is_floating_point or output.dtype.is_complex
             # Torch draws no random numbers of 8 bits.
-            drawn = torch.float32 if is_real and output.dtype.itemsize == 1 else output.dtype
-            made_up = torch.zeros(output.shape, dtype=drawn, device=output.device)
-            self._made_up[key] = (made_up.normal_() if is_real else made_up).to(output.dtype)
-        return self._made_up[key]
+            dtype = torch.float32 if is_real and output.dtype.itemsize == 1 else output.dtype
+            numbers = torch.zeros(output.shape, dtype=dtype, device=output.device)
+            self._drawn[key] = (numbers.normal_() if is_real else numbers).to(output.dtype)
+        return self._drawn[key]
 
 
 class WatchedCopies(LocalCopies):
-    """The same, and which collectives they stand for, and how long they take."""
+    """LocalCopies that note which collectives they replace, and how long the copies take."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -186,21 +189,21 @@ class WatchedCopies(LocalCopies):
         self._steps: list[list[tuple[Collective, Mark, Mark]]] = [[]]
 
     def __call__(self, collective: Collective) -> Work:
-        """Write the outputs of a collective between two marks."""
+        """As LocalCopies, between two marks."""
         start = self._mark()
         work = super().__call__(collective)
-        # Without its tensors, whose memory is the step's.
+        # Without its tensors, whose memory the step needs back.
         self._steps[-1].append((replace(collective, copies=()), start, self._mark()))
         return work
 
     def end_step(self) -> None:
-        """Count what follows to the next step."""
+        """Count later collectives to the next step."""
         self._steps.append([])
 
     def take(self) -> list[tuple[list[Collective], float]]:
-        """Take the collectives of each step that has ended, and the time of its copies in ms.
+        """Return the collectives of each ended step and the ms of its copies, and drop them.
 
-        The work must be done.
+        The device must be done with the steps.
         """
         steps, self._steps = self._steps[:-1], self._steps[-1:]
         return [
@@ -209,67 +212,55 @@ class WatchedCopies(LocalCopies):
         ]
 
 
-# What a collective does: its kind, the bytes of its message, and its copies.
+# Kind, message bytes and copies of a collective.
 _Effect = tuple[str, int, Sequence[Copy]]
-_Given = Mapping[str, Any]
+# The arguments of an operator by name.
+_Arguments = Mapping[str, Any]
 
 
-def _read_collective(name: str, given: _Given) -> Collective:
-    """given: the operator's arguments by name."""
+def _read_collective(operator: str, given: _Arguments) -> Collective:
+    """Return the collective that a call of an operator stands for."""
     group = ProcessGroup.unbox(given["process_group"])
     ranks, rank = group.size(), group.rank()
-    kind, message_bytes, copies = _READ[name](given, ranks, rank)
-    return Collective(
-        kind=kind,
-        ranks=ranks,
-        message_bytes=message_bytes,
-        copies=copies,
-    )
+    kind, message_bytes, copies = _READ[operator](given, ranks, rank)
+    return Collective(kind=kind, ranks=ranks, message_bytes=message_bytes, copies=copies)
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def _in_place(kind: str, tensors: str = "tensors") -> Callable[[_Given, int, int], _Effect]:
-    """Read a collective whose output lies where its input does: this rank's own numbers stay."""
+def _in_place(kind: str) -> Callable[[_Arguments, int, int], _Effect]:
+    """Return a reader of a collective whose outputs are its inputs."""
 
-    def read(given: _Given, ranks: int, rank: int) -> _Effect:
-        buffers = given[tensors]
-        return kind, _bytes(buffers), [(buffer, buffer) for buffer in buffers]
+    def read(given: _Arguments, ranks: int, rank: int) -> _Effect:
+        tensors = given["tensors"]
+        return kind, _bytes(tensors), [(tensor, tensor) for tensor in tensors]
 
     return read
 
 
-def _into_each(outputs: Sequence[Tensor], own: Tensor) -> list[Copy]:
-    return [(output, own) for output in outputs]
-
-
-def _all_gather_lists(given: _Given, ranks: int, rank: int) -> _Effect:
+def _all_gather_lists(given: _Arguments, ranks: int, rank: int) -> _Effect:
     lists = list(zip(given["output_tensors"], given["input_tensors"], strict=True))
-    message_bytes = sum(_bytes(outputs) for outputs, _ in lists)
-    return (
-        "all_gather",
-        message_bytes,
-        [c for outputs, own in lists for c in _into_each(outputs, own)],
-    )
+    copies = [(output, own) for outputs, own in lists for output in outputs]
+    return "all_gather", sum(_bytes(outputs) for outputs, _ in lists), copies
 
 
-def _all_gather_transposed(given: _Given, ranks: int, rank: int) -> _Effect:
-    """Read one whose lists are by rank and not by tensor."""
+def _all_gather_transposed(given: _Arguments, ranks: int, rank: int) -> _Effect:
+    """Read an all_gather whose output lists are by rank and not by tensor."""
     lists = [*zip(*given["output_lists"], strict=True)]
     given = {"output_tensors": lists, "input_tensors": given["input_list"]}
     return _all_gather_lists(given, ranks, rank)
 
 
 def _all_gather_parts(pairs: Sequence[tuple[Tensor, Tensor]], ranks: int) -> _Effect:
-    """Read one into tensors that have room for the input of each rank."""
-    copies = [c for whole, own in pairs for c in _into_each(_parts(whole, ranks), own)]
+    """Read an all_gather of pairs (output for the inputs of all ranks, own input)."""
+    copies = [(part, own) for whole, own in pairs for part in _parts(whole, ranks)]
     return "all_gather", _bytes([whole for whole, _ in pairs]), copies
 
 
 def _reduce_scatter_parts(pairs: Sequence[tuple[Tensor, Tensor]], ranks: int, rank: int) -> _Effect:
-    """Read one of tensors that hold the output of each rank."""
+    """Read a reduce_scatter of pairs (own output, input for the outputs of all ranks)."""
     copies = [(own, _parts(whole, ranks)[rank]) for own, whole in pairs]
     return "reduce_scatter", _bytes([whole for _, whole in pairs]), copies
 
@@ -278,44 +269,44 @@ def _parts(whole: Tensor, ranks: int) -> Sequence[Tensor]:
     return whole.reshape(-1).chunk(ranks)
 
 
-def _reduce_scatter_lists(given: _Given, ranks: int, rank: int) -> _Effect:
+def _reduce_scatter_lists(given: _Arguments, ranks: int, rank: int) -> _Effect:
     lists = list(zip(given["output_tensors"], given["input_tensors"], strict=True))
     copies = [(own, inputs[rank]) for own, inputs in lists]
     return "reduce_scatter", sum(_bytes(inputs) for _, inputs in lists), copies
 
 
-def _all_to_all_lists(given: _Given, ranks: int, rank: int) -> _Effect:
+def _all_to_all_lists(given: _Arguments, ranks: int, rank: int) -> _Effect:
     outputs, inputs = given["output_tensors"], given["input_tensors"]
     return "all_to_all", _bytes(inputs), list(zip(outputs, inputs, strict=True))
 
 
-def _gather(given: _Given, ranks: int, rank: int) -> _Effect:
+def _gather(given: _Arguments, ranks: int, rank: int) -> _Effect:
     own = given["input_tensors"]
     copies = [(out, own[0]) for outputs in given["output_tensors"] for out in outputs]
     return "gather", ranks * _bytes(own), copies
 
 
-def _scatter(given: _Given, ranks: int, rank: int) -> _Effect:
+def _scatter(given: _Arguments, ranks: int, rank: int) -> _Effect:
     own, lists = given["output_tensors"], given["input_tensors"]
     sources = [inputs[rank] for inputs in lists] or [None] * len(own)
     return "scatter", ranks * _bytes(own), list(zip(own, sources, strict=True))
 
 
-def _send(given: _Given, ranks: int, rank: int) -> _Effect:
+def _send(given: _Arguments, ranks: int, rank: int) -> _Effect:
     return "send", _bytes(given["tensors"]), []
 
 
-def _receive(given: _Given, ranks: int, rank: int) -> _Effect:
+def _receive(given: _Arguments, ranks: int, rank: int) -> _Effect:
     tensors = given["tensors"]
     return "recv", _bytes(tensors), [(tensor, None) for tensor in tensors]
 
 
-def _barrier(given: _Given, ranks: int, rank: int) -> _Effect:
+def _barrier(given: _Arguments, ranks: int, rank: int) -> _Effect:
     return "barrier", 0, []
 
 
-# By operator of torch's dispatcher.
-_READ: Mapping[str, Callable[[_Given, int, int], _Effect]] = {
+# The reader of each operator `c10d::…`, called with (arguments, ranks, rank).
+_READ: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
     "allreduce_": _in_place("all_reduce"),
     "allreduce_coalesced_": _in_place("all_reduce"),
     "broadcast_": _in_place("broadcast"),

@@ -1,4 +1,4 @@
-"""Floating-point operations: of one step, counted on meta tensors, and what a device sustains.
+"""Floating-point operations of a step, counted on meta tensors, and the rate a device sustains.
 
 Counted are matrix products, convolutions and attention, forward and backward, as torch executes
 them; a multiply-add is two operations. Not counted: element-wise work, normalisation, embeddings.
@@ -35,24 +35,23 @@ _METHOD = "matrix products, convolutions and attention of one step, counted on m
 _REMEDY = "set flops_per_step in the class to tell it"
 # A model of 12 billion parameters takes 2 s.
 _LIMIT_S = 30.0
-# Of the matrix products that are timed.
+# Rows and columns of the matrices whose products are timed.
 _SIZE = 8192
 _FLOP_PER_PRODUCT = 2.0 * _SIZE**3
 _WARMUPS = 3
-# The power limit of an H200 has brought the rate to its level after 0.15 s (bf16: 783 TFLOP/s in
-# the first 30 ms, 670 from then on), so that a step that lasts is compared with what lasts.
+# On an H200 the power limit lowers the rate within 0.15 s (bf16: 783 TFLOP/s in the first 30 ms,
+# 670 later). Steps run for seconds, so they are compared with the later rate.
 _SETTLE_MS, _MEASURE_MS = 200.0, 200.0
 _FEWEST_PRODUCTS = 3
 _MS_PER_S = 1e3
 _FLOP_PER_TFLOP = 1e12
-# float8: of the result.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """flops: of one step of one rank; None where they cannot be counted.
+    """The floating-point operations of one step of one rank; None where they cannot be counted.
 
-    method: how they were counted, or why not.
+    method: how they were counted, or why they could not be.
     """
 
     flops: float | None
@@ -60,11 +59,12 @@ class Counted:
 
 
 def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Context) -> Counted:
-    """Count the operations of one step of a workload with these parameters; never raise.
+    """Count the operations of one step of a workload with these parameters; raises nothing.
 
     The workload is built once more, on the meta device and for one rank, and does one step. Where
-    ranks share their work, each does its part of those operations. The code is the user's: call
-    this on every rank alike, for it may communicate all the same.
+    ranks share their work, the operations are divided by their number. All ranks must call it: the
+    code is the user's and may communicate all the same. Random numbers and modes of torch stay as
+    they were.
     """
     on_meta = replace(
         context,
@@ -78,7 +78,7 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
         regions=Regions(),
     )
     try:
-        with _no_trace(context.device):
+        with _restored_afterwards(context.device):
             flops = _count(workload_class, params, on_meta)
     except Exception as error:
         return Counted(flops=None, method=f"not counted: {_why_not(error)}; {_REMEDY}")
@@ -89,7 +89,7 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
 
 
 def _why_not(error: Exception) -> str:
-    """Why a step could not be counted, in the words of who wrote the workload."""
+    """Return the reason in a sentence without a full stop, for the author of the workload."""
     if isinstance(error, (_TooLongError, UsageError)):
         return message_of(error)
     if isinstance(error, (RuntimeError, NotImplementedError)) and mentions(error, "meta"):
@@ -110,12 +110,12 @@ def _count(workload_class: type, params: Mapping[str, Scalar], context: Context)
             with counter:
                 workload.step()
         finally:
-            getattr(workload, "close", lambda: None)()
+            workload.close()
     return counter.get_total_flops()
 
 
 class _TooLongError(TimeoutError):
-    """The step took longer on meta tensors than counting is worth."""
+    """The step takes too long on meta tensors to be counted."""
 
 
 class _Deadline(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -133,14 +133,17 @@ class _Deadline(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def _no_trace(device: torch.device) -> Iterator[None]:
-    """Leave the random numbers and the modes of this process as they were."""
+def _restored_afterwards(device: torch.device) -> Iterator[None]:
+    """Restore random number generators, default device and default dtype after the `with` block.
+
+    Inside gradients are enabled, and warnings are ignored. device: the one whose generator counts.
+    """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     default_device, default_dtype = torch.get_default_device(), torch.get_default_dtype()
     devices = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices), torch.enable_grad(), warnings.catch_warnings():
-            # What torch warns of here says nothing of the step that is measured.
+            # A warning of torch here would not be about the step that is measured.
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -155,11 +158,12 @@ def _no_trace(device: torch.device) -> Iterator[None]:
 def tflops_sustained(
     device: torch.device, precisions: Sequence[Precision]
 ) -> dict[Precision, float | None]:
-    """TFLOP/s of products of two 8192 x 8192 matrices under the power limit, by precision.
+    """Return the TFLOP/s of products of two 8192 x 8192 matrices under the power limit.
 
-    Each is the median over 0.2 s after 0.2 s of the same. None on a CPU and where the device's
-    memory does not suffice. The switches of the last precision stay set. It takes 0.4 GB (fp16,
-    bf16) or 0.8 GB of device memory, which it gives back; torch's counters of peak memory see it.
+    Each is the median over 0.2 s, after 0.2 s of warm-up. None on a CPU and where the device's
+    memory does not suffice. Side effects: the switches of the last precision stay set, and 0.4 GB
+    (fp16, bf16) or 0.8 GB of device memory are used and given back, which torch's counters of peak
+    memory see.
     """
     return {precision: _tflops(device, precision) for precision in precisions}
 
@@ -172,7 +176,7 @@ def _tflops(device: torch.device, precision: Precision) -> float | None:
         times_ms = _product_times_ms(_make_product(device, precision))
     except torch.OutOfMemoryError:
         times_ms = []
-    # Not sooner: while it is handled, an error holds the frames that hold the matrices.
+    # Not in the handler: there the error still holds the frames that hold the matrices.
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     if not times_ms:
@@ -181,7 +185,10 @@ def _tflops(device: torch.device, precision: Precision) -> float | None:
 
 
 def _make_product(device: torch.device, precision: Precision) -> Callable[[], object]:
-    """Zeros would be 10 to 15 % faster: flipping no bits costs no power. So, random numbers."""
+    """Return a function that multiplies two matrices of random numbers.
+
+    Zeros would be 10 to 15 % faster: flipping no bits costs no power.
+    """
     generator = torch.Generator(device).manual_seed(0)
     dtype: torch.dtype = getattr(torch, precision.dtype)
     left, right = (
@@ -197,6 +204,7 @@ def _make_product(device: torch.device, precision: Precision) -> Callable[[], ob
 
 
 def _product_times_ms(product: Callable[[], object]) -> list[float]:
+    """Return the ms of each product in 0.2 s, at least of three, after as many that settle."""
     product_ms = _time_ms(product, _WARMUPS)[-1]
     settling, measured = (
         max(_FEWEST_PRODUCTS, math.ceil(phase_ms / product_ms))

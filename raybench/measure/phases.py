@@ -63,7 +63,7 @@ from raybench.records.metric import Metric
 from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.replicas import count_compiled_frames
-from raybench.workloads.scripts.running_script import RunningScript
+from raybench.workloads.scripts.script import RunningScript
 
 T = TypeVar("T")
 # Runs a step, and describes what NCCL ran for its collectives.
@@ -185,17 +185,16 @@ def measure(
 
 @contextmanager
 def _closing(workload: Workload) -> Iterator[Workload]:
-    """Call the workload's `close`, if it has one; its error does not hide an earlier one."""
-    close = getattr(workload, "close", lambda: None)
+    """Call the workload's `close` at the end; its error does not hide an earlier one."""
     try:
         yield workload
     except BaseException as error:
         try:
-            close()
+            workload.close()
         except Exception as second:
             add_note(error, f"close() then raised {brief(second)}")
         raise
-    close()
+    workload.close()
 
 
 def _repeat(workload: Workload, run: _PointRun) -> None:
@@ -358,14 +357,14 @@ def _check(workload: Workload, run: _PointRun) -> None:
     if isinstance(run.memory, ScriptTimer):
         return  # a script has no check
     with run.memory.paused():
-        getattr(workload, "check", lambda: None)()
+        workload.check()
 
 
 def _sizes(workload: Workload, context: Context) -> dict[str, Any]:
     """Return the attributes that declare what a step finishes, moves and computes, by name."""
     owner = f"workload {type(workload).__name__}"
     found: dict[str, Any] = {
-        name: check_declared(owner, name, getattr(workload, name, None)) for name in DECLARED
+        name: check_declared(owner, name, getattr(workload, name)) for name in DECLARED
     }
     if shares_work(type(workload)) and found["items_per_step"] is not None:
         # This rank's part of what all finish together.
@@ -378,7 +377,7 @@ def _own_metrics(workload: Workload) -> dict[Metric, float]:
 
     A class may use the name `metrics` for something else: entries that are no Metric are ignored.
     """
-    owner, declared = f"workload {type(workload).__name__}", getattr(type(workload), "metrics", ())
+    owner, declared = f"workload {type(workload).__name__}", type(workload).metrics
     metrics = declared if isinstance(declared, tuple | list) else (declared,)
     values = {
         metric: getattr(workload, metric.name, None)
@@ -396,7 +395,7 @@ def _compare_gradients(workload: Workload, run: _PointRun) -> None:
     """Where the job asks for it, compare a step's gradients with those of one process."""
     if not run.settings.check_gradients:
         return
-    compare = getattr(workload, "gradient_error", None)
+    compare = workload.gradient_error
     if compare is None:
         name = type(workload).__name__
         run.warnings.append(f"check_gradients: workload {name} cannot compare its gradients")

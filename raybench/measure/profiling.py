@@ -47,7 +47,7 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
     for _ in range(_WARMUP_STEPS):
         workload.step()
     align_ranks(context.device)
-    model = getattr(workload, "model", None)
+    model = workload.model
     if isinstance(model, DistributedDataParallel):
         model = model.module  # whose modules have the same names on one rank and on many
     modules = module_times(model, workload.step, context.device, steps) if model is not None else ()

@@ -18,7 +18,7 @@ from raybench.measure.timers import Step, join_blocks
 from raybench.records import Breakdown, Cause, Failure, Repetition, Samples
 from raybench.workloads.base import Context, PartTimes
 from raybench.workloads.scripts.process import ScriptEndedError, ScriptFailedError, ScriptProcess
-from raybench.workloads.scripts.running_script import RunningScript
+from raybench.workloads.scripts.script import RunningScript
 
 # Loaded in the script's process alone, where its ScriptMarks takes the time of parts.
 _MARKS_MODULE = "raybench.measure.marks"

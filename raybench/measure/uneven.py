@@ -202,12 +202,12 @@ def has_other_gradients(error: float | None, precision: Precision) -> bool:
 
 
 def _gradient_error(workload: Workload) -> float | None:
-    check = getattr(workload, "gradient_error", None)
+    check = workload.gradient_error
     return None if check is None else float(check())
 
 
 def _has_batch_norm(workload: Workload) -> bool:
-    model = getattr(workload, "model", None)
+    model = workload.model
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
     return any(isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm) for m in modules)
 
@@ -331,7 +331,7 @@ class StepMaker:
             try:
                 yield workload
             finally:
-                getattr(workload, "close", lambda: None)()
+                workload.close()
                 context.replicas.forget()
                 del workload
                 gc.collect()

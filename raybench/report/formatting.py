@@ -80,9 +80,9 @@ def has_entries(value: Any) -> bool:
     return not isinstance(value, str) and hasattr(value, "__len__") and len(value) > 0
 
 
-def number(value: float, digits: int = 4) -> str:
+def number(value: float | None, digits: int = 4) -> str:
     """Significant digits, thousands apart: 1,234 12.34 0.001234 3.11e-08."""
-    if not has_value(value):
+    if value is None or not has_value(value):
         return ""
     if value == 0:
         return "0"
@@ -152,36 +152,36 @@ def half_width(share: float) -> str:
     return f"±{share:.{1 if share >= 0.01 else 2}%}"
 
 
-def part(value_ms: float, unit: Unit) -> str:
+def part(value_ms: float | None, unit: Unit) -> str:
     """Write a part of a step: three digits, and no more than three decimals."""
-    if not has_value(value_ms):
+    if value_ms is None or not has_value(value_ms):
         return ""
     value = value_ms * unit.per_ms
     return f"{value:.3f}" if 0 < value < 1 else number(value, digits=3)
 
 
-def part_ms(value: float, step_ms: float = 1.0) -> str:
+def part_ms(value: float | None, step_ms: float = 1.0) -> str:
     """Write a part of a step: three digits, at most three decimals unless the step is short."""
     if is_short(step_ms):
         return number(value, digits=3)
     return part(value, MILLISECONDS)
 
 
-def ratio(value: float) -> str:
+def ratio(value: float | None) -> str:
     """Write a speed-up; of a tiny one, two digits."""
-    if not has_value(value):
+    if value is None or not has_value(value):
         return ""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-def percent(value: float) -> str:
+def percent(value: float | None) -> str:
     """Write a share as a percentage."""
     return f"{value:.1%}" if has_value(value) else ""
 
 
-def gib(value: float) -> str:
+def gib(value: float | None) -> str:
     """Bytes in GiB."""
-    return f"{value / _GIB:.2f}" if has_value(value) else ""
+    return "" if value is None or not has_value(value) else f"{value / _GIB:.2f}"
 
 
 def choices(texts: Sequence[str]) -> str:

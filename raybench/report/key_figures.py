@@ -9,7 +9,6 @@ from typing import Any
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.settings import OPTIONAL, setting_order, varying
 from raybench.report import formatting, plain_text
-from raybench.report.charts.bars import peak_tflops
 from raybench.report.findings import CAUSES, batch_label, rows_compared, with_most_ranks
 from raybench.report.headline import (
     bandwidths,
@@ -199,6 +198,11 @@ def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[K
     return found
 
 
+def _peak_tflops(row: Row) -> float | None:
+    known = formatting.has_value(row["mfu_pct"]) and row["mfu_pct"]
+    return float(row[_REACHED] / (row["mfu_pct"] / 100)) if known else None
+
+
 def _operations(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
     """Find the most of each precision, the fastest first."""
     known = [row for row in measured if formatting.has_value(row[_REACHED])]
@@ -213,7 +217,7 @@ def _operations(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
             counts=f"TFLOP/s in {plain_text.plain(row['precision'])} at most"
             + (
                 f", {row[_REACHED] / peak:.1%} of the datasheet"
-                if (peak := peak_tflops(row))
+                if (peak := _peak_tflops(row))
                 else ""
             ),
             where=formatting.settings_words(row, varying(known, ("precision",)), ranks),

@@ -11,7 +11,7 @@ import pandas as pd
 from raybench.report.document import Block, Line
 from raybench.report.formatting import sentence
 from raybench.report.summary import Summary
-from raybench.sweep.commands import command
+from raybench.sweep.messages import command
 
 NOTE = (
     "Short looks at small models, cut to the machine: what they say of it is measured, and no more "

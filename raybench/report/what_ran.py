@@ -8,22 +8,12 @@ from typing import Any
 from raybench.analysis.settings import setting, setting_order
 from raybench.job.point import setting_text
 from raybench.report import formatting, plain_text
+from raybench.workloads.base import builtin_class, parameter_count
+from raybench.workloads.replicas import ddp_defaults
 from raybench.workloads.training.layout import layout_defaults
-from raybench.workloads.training.model_sizes import LLAMA_PRESETS, parameter_count
-from raybench.workloads.training.trained import ddp_defaults
 
 Row = Any
 
-_MODELS = {
-    "mlp": "MLP",
-    "transformer": "transformer",
-    "dit": "Diffusion transformer",
-    "linear": "Linear layer",
-    "resnet50": "Residual network",
-    "collective": "Collectives",
-    "gemm": "Matrix products",
-    "memory": "Memory kernels",
-}
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 # Said with words of their own, or of no interest where they are as torch has them.
 _OWN_WORDS = ("hidden", "layers", "preset", "optimizer", "seq_len", "operation", "size_bytes")
@@ -81,14 +71,10 @@ def kernels_of(row: Row) -> tuple[str, ...]:
 
 
 def _model(row: Row) -> str:
-    params, workload = row["params"], str(row["workload"])
-    name = _MODELS.get(workload, plain_text.plain(workload))
-    if workload == "mlp":
-        return f"{name} of {params['layers']} layers, {int(params['hidden']):,} wide"
-    if workload == "transformer":
-        shape = "Llama" if params.get("preset") in LLAMA_PRESETS else "GPT-2"
-        return f"{shape} shaped {name}, {int(params['seq_len']):,} tokens a sequence"
-    return name
+    workload = str(row["workload"])
+    built_in = builtin_class(workload)
+    name = built_in.describe(row["params"]) if built_in else ""
+    return name or plain_text.plain(workload)
 
 
 def _parameters(row: Row) -> str:

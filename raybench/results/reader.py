@@ -287,10 +287,9 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     run = _read_stored_run(root, run.run_id)
     if run.status is not RunStatus.RUNNING:
         return run
-    # Its last sign of life.
-    folder = root / "points" / run.run_id
-    written = [path.stat().st_mtime for path in folder.glob("[!.]*.parquet")]
-    ended = datetime.fromtimestamp(max(written), UTC) if written else run.started_at
+    # Its last sign of life. Not the time of its files, which a copy of them changes.
+    starts = read_table(root, "points", run.run_id, ["started_at"]).column("started_at")
+    ended = max(starts.drop_null().to_pylist(), default=run.started_at)
     statuses = by_point({key: status for key, (_, status) in _last(root, run.run_id).items()})
     finished_at = max(ended, run.started_at)
     if run.paused_s:

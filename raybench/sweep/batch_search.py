@@ -1,4 +1,4 @@
-"""`batch_size: auto`: which batch size comes next, until the largest that fits is known. Pure.
+"""`batch_size: auto`: which batch size comes next, until the largest that fits is known.
 
 Each series of the plan is searched by itself: the batch is doubled until memory runs out or `max`
 is reached, then bisected between the largest that fits and the smallest that does not, until they
@@ -65,7 +65,7 @@ def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
 
 
 def is_found(fits: int, ran_out: int) -> bool:
-    """Whether the largest batch that fits and the smallest that does not are near enough."""
+    """Return whether the largest batch that fits is within 1 % of the smallest that does not."""
     return ran_out - fits <= max(1, int(_RESOLUTION * fits))
 
 
@@ -89,10 +89,10 @@ def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
 
 
 def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
-    """Add to the plan of a run that goes on the points that its searches have added, at its end.
+    """Return the plan of a resumed run, with the points that its searches added, at the end.
 
-    statuses: point_id -> how the latest attempt ended, of the points that have a row, in their
-    order. The batch that a search wants next is added too.
+    statuses: how the latest attempt at each point ended that has a row, by id, in the order of the
+    rows. The batch that a search wants next is added too.
     """
     if plan.batch_search is None:
         return plan
@@ -103,11 +103,11 @@ def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
 
 
 def _probes(search: BatchSearch, first: Point, statuses: Mapping[str, Status]) -> Iterator[Point]:
-    """List what a search has added to its first point, and what it wants next."""
+    """Yield the points that a search has added to its first one, and the one it wants next."""
     most = _most(search, first)
     outcomes: dict[int, Status] = {}
-    # What became of a point may have changed when it was tried again. Its search went on because
-    # it was ok or ran out of memory.
+    # The status of a point may have changed when it was tried again. Its search went on because
+    # the point was ok or ran out of memory.
     taken: dict[int, Status] = {}
     step: Step = search.start
     while isinstance(step, int):
@@ -126,7 +126,7 @@ def _probes(search: BatchSearch, first: Point, statuses: Mapping[str, Status]) -
 
 
 def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
-    """Find the largest batch that fits of each series, where one is known.
+    """Return the point with the largest batch that fits of each series, where one is known.
 
     outcomes: point_id -> how the point ended.
     """
@@ -149,7 +149,7 @@ def _probe(search: BatchSearch, first: Point, outcomes: Mapping[str, Status]) ->
 
 @dataclass(slots=True, kw_only=True)
 class _Series:
-    """One search so far. asked: the batch sizes of its points, run or not."""
+    """The search of one series. asked: the batch sizes of its points, whether run or not."""
 
     first: Point
     most: int
@@ -158,10 +158,7 @@ class _Series:
 
 
 class BatchSearches:
-    """The searches of a run: called with each record, it gives the points that follow from it.
-
-    Without a search in the plan nothing follows.
-    """
+    """The searches of all series of a run; without a search in the plan nothing follows."""
 
     def __init__(self, plan: Plan, statuses: Mapping[str, Status]) -> None:
         """plan: of `with_probes`. statuses: by point_id, of its points that are not tried again."""
@@ -177,14 +174,14 @@ class BatchSearches:
             if (status := statuses.get(point.point_id)) is not None:
                 series.outcomes[batch] = status
 
-    def __call__(self, record: Record) -> tuple[Point, ...]:
-        """Return the further points to run, now that this one has ended: one at most."""
+    def follow_ups(self, record: Record) -> tuple[Point, ...]:
+        """Note how a point ended; return the point to run next in its series, at most one."""
         if self._search is None:
             return ()
         series = self._series_of(self._search, record.point)
         series.outcomes[_batch(record.point)] = record.status
         if series.asked - series.outcomes.keys():
-            # Points that are tried again wait: what follows is known when they have ended.
+            # Points of the series that are tried again have to end first.
             return ()
         step = next_batch(self._search.start, series.most, series.outcomes)
         if not isinstance(step, int):
@@ -193,7 +190,7 @@ class BatchSearches:
         return (_with_batch(record.point, step),)
 
     def endings(self) -> Iterator[str]:
-        """Say of each search that ended without its batch why it did, in a line."""
+        """Yield a line for each search that ended without its batch, with the reason."""
         if self._search is None:
             return
         for series in self._series.values():
@@ -215,7 +212,7 @@ def _batch(point: Point) -> int:
 
 
 def _share(point: Point) -> int:
-    """Batches per optimizer step: ranks that share their items have the same one."""
+    """Return batches per optimizer step; ranks that share their items have the same batch."""
     assert point.global_batch_size is not None
     return point.global_batch_size // _batch(point)
 

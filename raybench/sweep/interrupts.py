@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Self
 
 from raybench.errors import ClusterError
-from raybench.sweep.listener import Listener
+from raybench.sweep.messages import Listener
 
 _TICK_S = 0.25
 _NOTICE_S = 1.5  # Ray looks for signals once a second while it waits

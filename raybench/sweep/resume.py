@@ -21,7 +21,7 @@ from raybench.results import reader
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.batch_search import with_probes
-from raybench.sweep.loop import Before
+from raybench.sweep.loop import EarlierSweeps
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import DeviceKey, RunState, device_key, finish_run
 from raybench.sweep.scheduler import is_kept
@@ -30,9 +30,9 @@ _MOST_DIFFERENCES = 5
 
 
 def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
-    """Find the results folder and the run that `text` means, as `raybench report` takes it.
+    """Return the results folder and the run that `text` names, as `raybench report` does.
 
-    Raises ResultsError when there is none, UsageError when `job` means something else by now.
+    Raises ResultsError when there is no such run, UsageError when `job` is not the job of the run.
     """
     root, run_id = reader.find_run(output, text)
     run = reader.read_run(root, run_id)
@@ -45,7 +45,10 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
 
 
 def check_code(run: Run, code: Code) -> str | None:
-    """Raise UsageError when the program is another by now; warn where nobody can tell."""
+    """Raise UsageError when the code is not that of the run.
+
+    Return a warning where the run does not say of which code it is, None otherwise.
+    """
     if run.raybench_sha256 is None:
         return (
             f"run {run.run_id} does not tell of which code its points are, so it cannot be checked "
@@ -60,7 +63,7 @@ def check_code(run: Run, code: Code) -> str | None:
 
 
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
-    """Add to the plan of the job the points that a search for batch sizes has added to the run."""
+    """Return the plan of the job with the points that a search for batch sizes added to the run."""
     latest = reader.latest(root, run_id)
     first = {key.point_id: one.status for key, one in latest.items() if key.round == 1}
     return with_probes(plan, first)
@@ -77,7 +80,10 @@ def resume_run(
     retry_failed: bool,
     tags: Mapping[str, str],
 ) -> RunState:
-    """Find what is left of a run, of the points `chosen`. It must be held: its rows are read."""
+    """Return the run with what is left of its points `chosen`.
+
+    The run must be held (`hold_run`), because its rows are read.
+    """
     latest = reader.latest(root, run.run_id)
     devices = _devices(root, run.run_id)
     # A run that was filtered has more points when it goes on without the filter.
@@ -94,7 +100,7 @@ def resume_run(
         ),
         rounds=replace(rounds, seed=run.seed or 0),
         ended={key: one.status for key, one in latest.items()},
-        before=_before(latest, chosen, retry_failed=retry_failed),
+        earlier=_earlier(latest, chosen, retry_failed=retry_failed),
         code=code,
         devices=frozenset(devices),
         models=frozenset(devices.values()),
@@ -103,39 +109,38 @@ def resume_run(
     )
 
 
-def _before(
+def _earlier(
     latest: Mapping[TrialKey, Latest], chosen: Collection[str], *, retry_failed: bool
-) -> Before:
-
-    made: dict[str, int] = {}
+) -> EarlierSweeps:
+    attempts: dict[str, int] = {}
     for key, one in latest.items():
-        made[key.point_id] = max(one.attempt, made.get(key.point_id, 0))
+        attempts[key.point_id] = max(one.attempt, attempts.get(key.point_id, 0))
     kept = {
         key: one.status
         for key, one in latest.items()
         if is_kept(one.status, retry_failed=retry_failed)
     }
-    return Before(kept=kept, made=made, chosen=chosen)
+    return EarlierSweeps(kept=kept, attempts=attempts, chosen=chosen)
 
 
 def _pause_s(run: Run) -> float:
-    """Compute for how long nothing was swept of a run that goes on now.
+    """Return for how many seconds no sweep worked on a run that goes on now, in all pauses.
 
-    A killed driver's last sign of life ends its sweep. Of one that another host may still drive
-    nobody knows.
+    `finished_at` of a run whose driver was killed is its last sign of life. Without it the pause
+    counts as none: another host may still work on the run.
     """
     ended_at = run.finished_at or datetime.now(UTC)
     return (run.paused_s or 0.0) + max(0.0, (datetime.now(UTC) - ended_at).total_seconds())
 
 
 def devices_of_run(run: Run) -> DeviceList | None:
-    """Return the devices that the run kept to; None where it could use all."""
+    """Return the devices that the run was told to use; None where it could use all."""
     names = run.only_devices
     return DeviceList(names=names, source=f"--devices of {run.run_id}") if names else None
 
 
 def nothing_left(start: RunState) -> str:
-    """Say that the run has nothing left to do, and what could be tried again."""
+    """Return the message that nothing is left to do, and what could be tried again."""
     text = f"run {start.run.run_id}: nothing to do"
     if any(status.is_failure for status in start.ended.values()):
         text += "; the points that failed: --retry-failed"
@@ -143,7 +148,10 @@ def nothing_left(start: RunState) -> str:
 
 
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
-    """Return the run as its rows have it; write it, where a driver that died has not."""
+    """Return a run that has nothing left, with the counts and the status of its rows.
+
+    It is written where a driver that died has not done so.
+    """
     stored = reader.read_run(root, start.run.run_id)
     ended = finish_run(stored, start.plan, start.ended)
     is_whole = len(by_point(start.ended)) == stored.points_total
@@ -154,14 +162,14 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
 
 
 def _devices(root: Path, run_id: str) -> dict[DeviceKey, str]:
-    """Read the devices that the run has rows of, each with its name."""
+    """Return the names of the devices that the run has rows of, by key."""
     names = ["kind", "uuid", "host", "index"]
     table = reader.read_table(root, "devices", run_id).select([*names, "name"])
     return {device_key(*(row[name] for name in names)): row["name"] for row in table.to_pylist()}
 
 
 def _difference(run: Run, job: Job) -> str:
-    """Name the settings that differ, where the run tells enough of its job."""
+    """Return in words which settings differ, where the job of the run can be loaded."""
     before = job_of_run(run)
     if before is None:
         return "its --set overrides, or what this version of raybench takes as defaults, differ"
@@ -191,7 +199,7 @@ def _few(differences: Sequence[str]) -> str:
 
 
 def job_of_run(run: Run) -> Job | None:
-    """Load the job as the run had it, from its text and command; None where these do not tell."""
+    """Return the job of a run, from its text and command; None where these give another one."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.yaml"
         path.write_text(run.job_text, encoding="utf-8")
@@ -203,7 +211,7 @@ def job_of_run(run: Run) -> Job | None:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """List the settings in nested mappings, by dotted key."""
+    """Yield the settings in nested mappings, each with its dotted key."""
     if not isinstance(value, dict):
         yield path, value
         return

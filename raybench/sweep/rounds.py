@@ -1,4 +1,4 @@
-"""Rounds: the whole plan several times, as a rule each time in fresh workers. Pure.
+"""Rounds: the whole plan several times, usually each time in fresh workers.
 
 An interval from the samples of one start says nothing of other starts, so a point is started
 several times (A. Georges, D. Buytaert, L. Eeckhout, "Statistically rigorous Java performance
@@ -21,7 +21,7 @@ from raybench.records import Status, TrialKey
 from raybench.sweep.batch_search import largest_found
 from raybench.sweep.scheduler import Attempt, smaller_batches_first
 
-# With so many, speed-ups of GPU-bound points are known to half a percent: docs/method.md.
+# With so many rounds, speed-ups of GPU-bound points are known to half a percent: docs/method.md.
 WORTHWHILE = 3
 # Between two rounds the processes of all workers are replaced: 4.5 s for two on H200s.
 BETWEEN_ROUNDS_S = 5.0
@@ -31,9 +31,9 @@ BETWEEN_ROUNDS_S = 5.0
 class Rounds:
     """The trials of a run, round by round.
 
-    seed: of the order in each block; None keeps the order of the plan. has_controls: only where
-    one point runs at a time do the points between two trials of one point tell of a stretch of
-    time. in_fresh_workers: whether each round but the first replaces the processes of all workers.
+    seed: of the order of the points in each block; None keeps the order of the plan. has_controls:
+    whether a control ends each block; it says something only where one point runs at a time.
+    in_fresh_workers: whether each round but the first replaces the processes of all workers.
     """
 
     plan: Plan
@@ -48,7 +48,7 @@ class Rounds:
         return self.count * (len(self.plan.points) + len(_blocks(self.plan.points)))
 
     def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
-        """List the trials of a round, in the order in which they are to be run.
+        """Return the trials of a round, in the order in which they are to be run.
 
         number: of the round, from 1. ended: how trials ended so far. A point that failed or was
         skipped in an earlier round is left out. Where batch sizes are searched, the first round
@@ -86,9 +86,10 @@ class Rounds:
         return [point for point in points if point.point_id not in stopped]
 
     def _in_order(self, number: int, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
-        """Shuffle the blocks of a round, and run them from last to first in every other round.
+        """Return the blocks of a round, the trials inside each shuffled.
 
-        Without a seed they stay as they are.
+        In rounds of even number the blocks themselves run from last to first. Without a seed all
+        keep the order of the plan.
         """
         blocks: dict[int, list[Attempt]] = {size: [] for size in _blocks(self.plan.points)}
         for attempt in attempts:
@@ -102,9 +103,9 @@ class Rounds:
         return ordered if number % 2 else ordered[::-1]
 
     def _control(self, points: Sequence[Point], number: int) -> Point | None:
-        """Choose the baseline point that is measured again; None where there is none.
+        """Return the baseline point to be measured again as a control; None without controls.
 
-        The largest batch in a precision but fp16: its step waits least for the host, so it
+        The largest batch in a precision other than fp16: its step waits least for the host, so it
         scatters least.
         """
         baseline = self.plan.baseline.items()
@@ -120,7 +121,7 @@ def _blocks(points: Sequence[Point]) -> list[int]:
 
 
 def _controls(control: Point | None, block: Sequence[Attempt], index: int) -> list[Attempt]:
-    """Make the control at the end of a block, if there is one."""
+    """Return the control at the end of a block, as a list of one or none."""
     if control is None:
         return []
     of, number = block[0].point.world_size, block[0].round

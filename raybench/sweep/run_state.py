@@ -1,4 +1,4 @@
-"""A run: how it begins, what a sweep is to do of it, what is written and said of it."""
+"""A run: how it begins, what is left of it for a sweep, and what a sweep writes and says of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from raybench.cluster import Cluster
 from raybench.errors import ClusterError, ResultsError
 from raybench.job.plan import Plan
-from raybench.job.point import SCRIPT, Point
+from raybench.job.point import SCRIPT
 from raybench.job.registry import module_of
 from raybench.job.rules import script_path
 from raybench.records import Device, Record, Status, TrialKey, by_point
@@ -29,9 +29,8 @@ from raybench.records.environment import (
 from raybench.results.reader import count_points
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
-from raybench.sweep.commands import command
-from raybench.sweep.listener import Listener
-from raybench.sweep.loop import Before, RoundStarted
+from raybench.sweep.loop import EarlierSweeps, RoundStarted
+from raybench.sweep.messages import Listener, command
 from raybench.sweep.rounds import Rounds
 
 if TYPE_CHECKING:
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTarget:
-    """Where a run is carried out, where its tables go, and the point_ids to profile.
+    """Where a run is carried out, and where its tables go.
 
-    wait_s: how long the cluster may take to get the devices that the biggest point needs, and other
-    sweeps to let go of theirs. shared: measure beside other sweeps.
-    only: the devices to use; all where there is none.
+    profiled: ids of the points to profile. wait_s: how long to wait for the devices that the
+    biggest point needs, and for other sweeps to end. shared: measure beside other sweeps.
+    only: the devices to use; None for all.
     """
 
     address: str
@@ -57,7 +56,7 @@ class RunTarget:
 
     @property
     def is_on_cpus(self) -> bool:
-        """Whether a private Ray would surely be one of CPU workers."""
+        """Whether a private Ray would have CPU workers for sure."""
         has_gpus = any(Path("/dev").glob("nvidia[0-9]*"))
         return self.device == "cpu" or (self.device == "auto" and not has_gpus)
 
@@ -66,25 +65,27 @@ DeviceKey = tuple[str, str, int]
 
 
 def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
-    """Return what a device keeps over the sweeps of a run; a CPU's uuid names a process."""
+    """Return a key that a device keeps over all sweeps of a run.
+
+    The uuid of a CPU worker names a process, so its host and index are used.
+    """
     return (kind, uuid, 0) if kind == "cuda" else (kind, host, index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A run and what is to be done of it.
+    """A run, and what is left of it for a sweep.
 
-    rounds: of the whole run. ended: how the trials ended that have a row already. before: which of
-    them are kept, and what is to be run.
-    code: what the workers must load. devices: those that the run has rows of, by `device_key`.
-    models: the names of these.
-    resume_command: what the user types to go on with it.
+    rounds: of the whole run. ended: how the trials ended that have a row already. earlier: which of
+    these are kept, and what is to be run. code: source files that the workers must have.
+    devices: keys of the devices that have rows. models: their names. resume_command: what the user
+    types to go on with the run.
     """
 
     run: Run
     rounds: Rounds
     ended: Mapping[TrialKey, Status] = field(default_factory=dict)
-    before: Before
+    earlier: EarlierSweeps
     code: Code | None = None
     devices: frozenset[DeviceKey] = frozenset()
     models: frozenset[str] = frozenset()
@@ -93,15 +94,15 @@ class RunState:
 
     @property
     def plan(self) -> Plan:
-        """Of the whole run."""
+        """The plan of the whole run."""
         return self.rounds.plan
 
     @property
     def todo(self) -> tuple[TrialKey, ...]:
         """The trials that are to be run, as far as they are known."""
-        kept = self.before.kept
+        kept = self.earlier.kept
         rounds = (self.rounds.attempts(n, kept) for n in range(1, self.rounds.count + 1))
-        return tuple(attempt.key for attempts in rounds for attempt in self.before.left(attempts))
+        return tuple(attempt.key for attempts in rounds for attempt in self.earlier.left(attempts))
 
     @property
     def left(self) -> Plan:
@@ -111,21 +112,15 @@ class RunState:
         return replace(self.plan, points=tuple(points))
 
     @property
-    def ran_out(self) -> list[Point]:
-        """Points that ran out of memory before, and are not run again."""
-        kept = by_point(self.before.kept)
-        return [point for point in self.plan.points if kept.get(point.point_id) is Status.OOM]
-
-    @property
     def searched(self) -> dict[str, Status]:
-        """point_id -> status in the first round, of the points that are not run again there."""
-        return {k.point_id: status for k, status in self.before.kept.items() if k.round == 1}
+        """How points ended in the first round, by id, of those that are not run again there."""
+        return {k.point_id: status for k, status in self.earlier.kept.items() if k.round == 1}
 
 
 def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
-    """Give the run its counts and the status that follows from its points, as `count_points`.
+    """Return the run with the counts of its points and the status that follows from them.
 
-    Where batch sizes are searched, a batch that runs out of memory is an answer and no failure.
+    Where batch sizes are searched, a batch that runs out of memory is no failure.
     """
     statuses = by_point(ended)
     run = count_points(run, statuses)
@@ -136,7 +131,7 @@ def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
 
 
 class RunRows:
-    """What is written of a run. left: trials that the sweep still has to finish."""
+    """Writes the tables of a run. left: trials that the sweep still has to finish."""
 
     def __init__(self, start: RunState, store: RunStore, listener: Listener) -> None:
         self.start = start
@@ -169,7 +164,7 @@ class RunRows:
         self._known.update(new)
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write attempts at points, with what was sampled of the devices meanwhile."""
+        """Write the records of attempts, and the samples of the devices since the last call."""
         kept = self.store.write_records(batch)
         self._written[self.store.rows_of(batch)] = [record.key for record in kept]
         self._ended.update((record.key, record.status) for record in kept)
@@ -180,19 +175,19 @@ class RunRows:
         self.store.write_telemetry(batch, cluster.telemetry())
 
     def begin_round(self, event: RoundStarted) -> None:
-        """Take in what a round has to finish, which is known when it begins."""
+        """Note the trials of a round, which are known when it begins."""
         later = {key for key in self.left if key.round != event.round}
         self.left = later.union(event.trials)
 
     def adopt(self, rounds: Rounds) -> None:
-        """Take in the points of a run, of which there were none before its devices were known."""
+        """Take in the points of a run that had none before its devices were known."""
         self.start = replace(self.start, rounds=rounds)
         self.left = set(self.start.todo)
         self._points = {point.point_id for point in rounds.plan.points}
         self._keep_total(len(self._points))
 
     def expect(self, key: TrialKey) -> None:
-        """One more trial belongs to the run."""
+        """Add a trial to those that are left."""
         self.left.add(key)
         if key.point_id not in self._points:
             self._points.add(key.point_id)
@@ -203,9 +198,9 @@ class RunRows:
         self.store.write_run(self._run)
 
     def close(self, status: RunStatus | None = None) -> Run:
-        """Write how the run ended; without a status it follows from the points.
+        """Write how the run ended, and return it; without a status it follows from the points.
 
-        Raises ResultsError where rows are gone that were written; those points are left.
+        Raises ResultsError where files of rows were removed meanwhile; their trials are left.
         """
         if removed := self._find_removed():
             self.close(RunStatus.INTERRUPTED)
@@ -219,7 +214,7 @@ class RunRows:
         return run
 
     def _find_removed(self) -> int:
-        """How many points have lost their rows since the last call; they are left to be run."""
+        """Return how many points have lost their rows; their trials are left to be run."""
         gone = [path for path in self._written if not path.exists()]
         trials = {key for path in gone for key in self._written.pop(path)}
         self.left |= trials
@@ -228,14 +223,17 @@ class RunRows:
         return len({key.point_id for key in trials})
 
     def forget(self) -> None:
-        """Leave no run where none has begun; one that was to go on can still be resumed."""
+        """Remove the run, in which nothing was measured; a resumed one is interrupted instead."""
         if self.start.is_resumed:
             self.close(RunStatus.INTERRUPTED)
         else:
             self.store.remove()
 
     def tell_kept(self, what: str) -> None:
-        """Say once what there is of a run that was cut short, and how to go on with it."""
+        """Log once what is kept of a run that was cut short, and how to go on with it.
+
+        what: the word for how it ended, as "interrupted".
+        """
         if self._is_told:
             return
         self._is_told = True
@@ -252,7 +250,7 @@ class RunRows:
 
 
 def _how_they_ended(run: Run) -> str:
-    """` (4 ok, 3 failed)`; empty where all are ok."""
+    """Return ` (4 ok, 3 failed)`; "" where all are ok."""
     told = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
     if not run.points_failed and not run.points_skipped:
         return ""
@@ -267,9 +265,10 @@ def start_run(
     tags: Mapping[str, str],
     resume_command: Callable[[str], str],
 ) -> RunState:
-    """Make a run of which nothing is done yet. Raises UsageError as `code_of_job`.
+    """Return a new run, of which nothing is done yet.
 
-    resume_command: gives what the user types to go on with a run, of which it takes the id.
+    resume_command: returns what the user types to go on with the run of an id. Raises UsageError
+    where there is no such workload.
     """
     code = code_of_job(job)
     run = _make_run(job, plan, argv, tags, code)
@@ -277,20 +276,20 @@ def start_run(
         run=run,
         code=code,
         rounds=replace(rounds_of_job(job, plan), seed=run.seed or 0),
-        before=Before(),
+        earlier=EarlierSweeps(),
         is_resumed=False,
         resume_command=resume_command(run.run_id),
     )
 
 
 def rounds_of_job(job: Job, plan: Plan) -> Rounds:
-    """Return the rounds in which the points are run, without a seed of their order."""
+    """Return the rounds of the job, with the seed 0."""
     has_controls = job.placement.isolation == "cluster"
     return Rounds(plan=plan, count=job.measure.rounds, has_controls=has_controls)
 
 
 def code_of_job(job: Job) -> Code:
-    """Read the sources of the job's workload, which is imported, and of raybench.
+    """Return the source files of the job's workload, which is imported, and of raybench.
 
     Raises UsageError where there is no such workload.
     """

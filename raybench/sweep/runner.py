@@ -1,4 +1,4 @@
-"""A sweep on its cluster, from the first worker to the row that says how the run ended."""
+"""A sweep on its cluster, from connecting to the row that says how the run ended."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.batch_search import BatchSearches, check_bounded
 from raybench.sweep.interrupts import Interrupts
-from raybench.sweep.listener import Listener
 from raybench.sweep.loop import (
     Event,
+    LoopCallbacks,
     PointAdded,
     PointFinished,
     PointRetried,
@@ -36,30 +36,31 @@ from raybench.sweep.loop import (
     SweepSettings,
     sweep,
 )
+from raybench.sweep.messages import Listener
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
 from raybench.sweep.scheduler import workers_needed
 
 
 class PointSource(Protocol):
-    """Makes the points of a run out of its devices and of what was measured.
+    """Makes the points of a run while it runs, from its devices and records.
 
-    devices_wanted: of a cluster that is started for the run.
+    devices_wanted: number of devices of a cluster that is started for the run.
     """
 
     devices_wanted: int
 
     def rounds(self, cluster: Cluster) -> Rounds:
-        """Return the rounds on the devices of a cluster, whose workers are there."""
+        """Return the first rounds, on a cluster whose workers have started."""
 
     def measure_of(self, point: Point) -> Measure | None:
-        """Return how long a point is measured; None as the job says."""
+        """Return how a point is measured; None as the job says."""
 
     def note(self, record: Record) -> None:
-        """Take in a record that is written; one that was lost is followed by another."""
+        """Take in a record; after one that was lost another of the same trial follows."""
 
-    def further(self, number: int) -> Sequence[Point]:
-        """Return the points of one more round after those; none ends the run."""
+    def further_round(self, number: int) -> Sequence[Point]:
+        """Return the points of one more round, of this number; none ends the run."""
 
 
 def run_sweep(
@@ -69,9 +70,13 @@ def run_sweep(
     listener: Listener,
     source: PointSource | None = None,
 ) -> Run:
-    """Run the points on a cluster; the run as it ended. Raises ClusterError and ResultsError.
+    """Run what is left of a run on a cluster, and return the run as it ended.
 
-    source: makes the points, of which `start` has none then, and takes all devices there are.
+    source: makes the points, of which `start` has none then; all devices are used for it.
+    Raises ClusterError where there is no cluster or it is gone, DevicesInUseError where another
+    sweep has the devices, NothingFitsError where no point fits, ResultsError where rows cannot be
+    written, and UsageError for an address that cannot be joined, or a search for batch sizes
+    without a maximum on CPU workers.
     """
     wanted = _devices_wanted(job, start, where, source)
     with ExitStack() as at_the_end:
@@ -111,8 +116,8 @@ def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSo
     if source is not None:
         return source.devices_wanted
     sizes = [point.devices_needed for point in start.left.points]
-    # Points that run side by side can use more devices; they are worth no waiting, and no core of
-    # others.
+    # Points that run side by side can use more devices, but these are not waited for, and do not
+    # share cores.
     is_alone = job.placement.isolation != "device" or job.placement.oversubscribe
     return max(sizes) if is_alone or where.wait_s else sum(sizes)
 
@@ -141,7 +146,7 @@ def _connect(
 def _settings(
     job: Job, start: RunState, where: RunTarget, source: PointSource | None
 ) -> SweepSettings:
-    # A worker that lives for one point needs no others.
+    # A fresh worker runs in one precision only.
     of_plan = () if job.measure.fresh_workers else start.plan.precisions
     settings = SweepSettings(
         measure=job.measure,
@@ -159,7 +164,7 @@ def _settings(
 
 @contextmanager
 def _closing(cluster: Cluster, interrupts: Interrupts) -> Iterator[None]:
-    """Close the cluster at the end; whom that takes too long is told what is kept."""
+    """Close the cluster at the end; a user who interrupts that is told what is kept."""
     try:
         yield
     finally:
@@ -171,12 +176,12 @@ def _closing(cluster: Cluster, interrupts: Interrupts) -> Iterator[None]:
 
 
 def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
-    """How many workers to start. Raises NothingFitsError when no point of a new run fits."""
+    """Return how many workers to start. Raises NothingFitsError when no point of a new run fits."""
     plan = start.left
     if workers := workers_needed(plan, cluster.capacity, job.placement.isolation):
         return workers
     if start.is_resumed:
-        # Others were run: what still does not fit is a row again, and no error.
+        # Other points of it were run: one that still does not fit is a skipped row, and no error.
         return 1
     smallest = min(point.world_size for point in plan.points)
     raise NothingFitsError(
@@ -187,7 +192,7 @@ def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
 
 @contextmanager
 def _open_store(job: Job, start: RunState, output: Path) -> Iterator[RunStore]:
-    """Open the store of the run, which says that it is running. A resumed run is held already."""
+    """Open the store of the run, and write that it is running. A resumed run is held already."""
     run = start.run
     if start.is_resumed:
         store = RunStore(root=output, run_id=run.run_id, measure=job.measure, code=start.code)
@@ -206,7 +211,7 @@ def record_run(
     interrupts: Interrupts,
     source: PointSource | None = None,
 ) -> Run:
-    """Record the run from its first worker to its last point; its row says how it ended."""
+    """Start the workers and run all points, and return the run as it ended, which is written."""
     interrupts.farewell = rows.tell_kept
     try:
         with rows.listener.waiting(f"starting {workers} worker{'s' * (workers != 1)}"):
@@ -224,7 +229,7 @@ def record_run(
         raise
     except BaseException:
         rows.tell_kept("stopped")
-        # The first error is the one to tell, also where the disk takes no row any more.
+        # Raise the first error, also where the disk takes no row any more.
         with suppress(ResultsError):
             rows.close(RunStatus.FAILED)
         raise
@@ -251,17 +256,10 @@ def _run_points(
 
     start = rows.start
     searches = BatchSearches(start.plan, start.searched)
-    events = sweep(
-        start.rounds,
-        settings,
-        cluster,
-        write,
-        start.before,
-        stopping=lambda: interrupts.stopping,
-        ran_out=start.ran_out,
-        follow=searches,
-        further=source.further if source else lambda _: (),
-    )
+    callbacks = LoopCallbacks(stopping=lambda: interrupts.stopping, follow_ups=searches.follow_ups)
+    if source:
+        callbacks = replace(callbacks, further_round=source.further_round)
+    events = sweep(start.rounds, settings, cluster, write, start.earlier, callbacks)
     with (
         rows.listener.progress(start.left, len(start.todo)) as progress,
         closing(events),
@@ -277,7 +275,7 @@ def _run_points(
 
 
 def _note(event: Event, rows: RunRows, interrupts: Interrupts, searches: BatchSearches) -> None:
-    """Keep up which points are left, and how many are in flight."""
+    """Keep the count of points in flight, and the trials that are left."""
     if isinstance(event, RoundStarted):
         rows.begin_round(event)
         return
@@ -293,5 +291,6 @@ def _note(event: Event, rows: RunRows, interrupts: Interrupts, searches: BatchSe
     if isinstance(event, PointFinished):
         rows.left.discard(record.key)
         if interrupts.stopping and record.round == 1 and not record.control_of:
-            # The loop does not ask any more; what follows is left to a resumed run.
-            rows.left.update(TrialKey(point.point_id) for point in searches(record))
+            # The loop does not ask for them any more: they are left to a resumed run.
+            follow_ups = searches.follow_ups(record)
+            rows.left.update(TrialKey(point.point_id) for point in follow_ups)

@@ -1,11 +1,15 @@
-"""Which point runs next, and on which workers. Decisions over the plan: no clock, no cluster."""
+"""Which point runs next, and on which workers. Decisions over the plan: no clock, no cluster.
+
+`makespan_s` plays the same decisions with durations that are given.
+"""
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy, in_device_order
 from raybench.job.plan import Plan
@@ -15,12 +19,12 @@ from raybench.records import Cause, Device, Record, Status, TrialKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attempt to be made.
+    """One attempt at a trial.
 
     index: the place among all trials of the run; without rounds, the point's position in the plan.
-    number: of the attempt at its point, over all rounds, from 1.
-    tries: how many attempts this sweep makes of the trial, this one included.
-    round, control_of: as of a TrialKey.
+    number: counts the attempts at the point over all rounds, from 1.
+    tries: counts those of this sweep at the trial, from 1.
+    round, control_of: as of a `TrialKey`.
     """
 
     index: int
@@ -32,12 +36,12 @@ class Attempt:
 
     @property
     def key(self) -> TrialKey:
-        """Of its trial."""
+        """The key of its trial."""
         return TrialKey(self.point.point_id, self.round, self.control_of)
 
     @property
     def block(self) -> int:
-        """The world_size of the points that it is run among."""
+        """The world_size of the block in which it runs; for a control, that of the others there."""
         return self.control_of or self.point.world_size
 
 
@@ -59,16 +63,16 @@ class Skip:
 
 
 Decision = Assign | Skip
-# The smallest goes first: round, most devices, block by first appearance, position.
+# The smallest runs first: round, minus the devices, block by first appearance, position.
 _Rank = tuple[int, int, int, int]
 _Series = tuple[object, ...]
 
 
 def is_kept(status: Status, *, retry_failed: bool) -> bool:
-    """Whether a resumed run leaves a trial as it is whose latest attempt ended so.
+    """Return whether a resumed run keeps a trial whose latest attempt ended with this status.
 
-    What was skipped, cancelled or lost is tried again, what failed otherwise only with
-    `retry_failed`, what is ok never.
+    Skipped, cancelled and lost trials are run again, other failures only with `retry_failed`, ok
+    ones never.
     """
     if retry_failed:
         return status is Status.OK
@@ -76,27 +80,27 @@ def is_kept(status: Status, *, retry_failed: bool) -> bool:
 
 
 def is_tried_again(record: Record, tries: int) -> bool:
-    """Whether the same sweep tries a point again, of which the last of `tries` ended so.
+    """Return whether the sweep tries a trial again, after this record of its last try.
 
-    What is lost fell to its machine and seldom to the point, so that one more try is worth it;
-    not where there were no devices left to try it on.
+    A lost one is tried once more: the machine is to blame more often than the point. Not where
+    there were no devices to run it on.
     """
     return record.status is Status.LOST and bool(record.devices) and tries == 1
 
 
 def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") -> int:
-    """Workers that the plan can keep busy at a time; 0 when no point of it fits."""
+    """Return how many workers the plan can keep busy at once; 0 when no point fits."""
     fitting = [point.world_size for point in plan.points if point.world_size <= capacity]
     if fitting and any(point.devices != ANY for point in plan.points):
-        return capacity  # which devices are meant is not known before their workers are there
+        return capacity  # the models of the devices are known when their workers are there
     strategies = {point.strategy for point in plan.points}
     if fitting and (len(strategies) > 1 or "rail" in strategies):
-        return capacity  # nor is which node has which devices
+        return capacity  # and so are the nodes that have them
     if isolation == "cluster":
         return max(fitting, default=0)
     if isolation == "device":
         return min(capacity, sum(fitting))
-    # How many devices a node has is not known before its workers are there.
+    # The number of devices of a node is known when its workers are there.
     return capacity if fitting else 0
 
 
@@ -104,26 +108,17 @@ class Schedule:
     """The attempts that wait for their turn, and which of them can begin on the idle workers.
 
     isolation `cluster`: points of one world_size follow each other, so that their process group
-    is kept; `node` and `device`: those of most devices come first, because small ones fill the gaps
-    at the end (how long each will take nobody knows). Within a series smaller batches come first,
-    because one that runs out of memory spares the bigger ones. Otherwise the plan's order stands.
-    Of several rounds each keeps the order that it is given.
-
-    ran_out: points that ran out of device memory before.
+    is kept; `node` and `device`: points of many devices come first, because small ones fill the
+    gaps at the end (nobody knows how long each will take). Within a series smaller batches come
+    first, because one that runs out of memory spares the bigger ones. Otherwise the plan's order
+    stands. Each of several rounds keeps the order in which it is added.
     """
 
-    def __init__(
-        self,
-        attempts: Sequence[Attempt],
-        isolation: Isolation,
-        ran_out: Iterable[Point] = (),
-    ) -> None:
+    def __init__(self, attempts: Sequence[Attempt], isolation: Isolation) -> None:
         self._isolation = isolation
         self._stopped_by: str | None = None
         self._smallest_oom: dict[_Series, int] = {}
-        for point in ran_out:
-            self.note_oom(point)
-        # By what they wait for, which is the same workers; heaps.
+        # Heaps, by the number and placement of the workers that they wait for.
         self._waiting: dict[tuple[int, Strategy], list[tuple[_Rank, Attempt]]] = {}
         self._ranks: dict[tuple[int, int], _Rank] = {}
         self._blocks: dict[tuple[int, int], int] = {}
@@ -134,27 +129,27 @@ class Schedule:
         self._capacity = 0
         self._lost: frozenset[int] = frozenset()
         self.pending = 0
-        # By the devices that points ask for, and how; all of them know who is taken.
+        # By the devices that points ask for, and the strategy; all know which workers are taken.
         self._allocators: dict[tuple[str, Strategy], DeviceAllocator] = {}
         self._running: dict[int, tuple[int, ...]] = {}
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing waits any more."""
+        """Whether no attempt waits any more."""
         return not any(self._waiting.values())
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nothing else is tried, as `stop` has said."""
+        """Whether `stop` was called, after which nothing else is tried."""
         return self._stopped_by is not None
 
     def see(
         self, devices: Sequence[Device], capacity: int, lost: frozenset[int], pending: int
     ) -> None:
-        """Take in how the cluster is now, in the words of its protocol."""
+        """Take in the state of the cluster, see `Cluster`."""
         self._capacity, self.pending = capacity, pending
-        # What the allocator knows of kept process groups is lost with it. The tuples are made anew
-        # at each look, and comparing them costs no more than comparing the ids of their items.
+        # New allocators know no kept process groups. The tuples are made anew at each look, and
+        # comparing them costs no more than comparing the ids of their items.
         if devices == self._devices and lost == self._lost:
             return
         self._devices, self._lost = devices, lost
@@ -163,20 +158,23 @@ class Schedule:
 
     @property
     def most_wanted(self) -> tuple[int, Strategy] | None:
-        """What the biggest point that waits asks for; None where they ask in several ways."""
+        """World size and strategy of the biggest point that waits.
+
+        None where nothing waits, or points have several strategies, or `rail`.
+        """
         sizes = [asked for asked, waiting in self._waiting.items() if waiting]
         if len({strategy for _, strategy in sizes}) != 1 or sizes[0][1] == "rail":
             return None
         return max(sizes)
 
     def add(self, attempt: Attempt) -> None:
-        """Let one more attempt wait, behind those of its round and block."""
+        """Add an attempt, behind those of its round and block."""
         asked = attempt.point.world_size, attempt.point.strategy
         waiting = self._waiting.setdefault(asked, [])
         heapq.heappush(waiting, (self._rank(attempt), attempt))
 
     def next(self) -> Decision | None:
-        """Decide what to do now; None while all that waits needs workers that are not idle yet."""
+        """Return what to do now; None while everything that waits needs workers that are busy."""
         if self._isolation == "cluster" and self._running:
             return None
         for waiting in sorted(filter(None, self._waiting.values())):
@@ -187,24 +185,24 @@ class Schedule:
         return None
 
     def free(self, attempt: Attempt) -> None:
-        """Take note that the workers of this attempt are idle again."""
+        """Note that the workers of this attempt are idle again."""
         worker_ids = self._running.pop(attempt.index)
         for allocator in self._allocators.values():
             allocator.free(worker_ids)
 
     def note_oom(self, point: Point) -> None:
-        """Try nothing that needs more than this point, which ran out of device memory."""
+        """Skip bigger batches of the series of this point, which ran out of device memory."""
         if point.batch_size is not None:
             series = _series(point)
             smallest = self._smallest_oom.get(series, point.batch_size)
             self._smallest_oom[series] = min(smallest, point.batch_size)
 
     def stop(self, point_id: str) -> None:
-        """Try nothing else: the point failed in a run that has `on_error: stop`."""
+        """Skip everything else: the point failed in a run that has `on_error: stop`."""
         self._stopped_by = self._stopped_by or point_id
 
     def _rank(self, attempt: Attempt) -> _Rank:
-        """Return the place of an attempt among all; that of its first one where there was one."""
+        """Return the place of an attempt among all; another try keeps the place of the first."""
         trial = attempt.round, attempt.index
         if trial not in self._ranks:
             most = 0 if self._isolation == "cluster" else -attempt.point.world_size
@@ -224,7 +222,7 @@ class Schedule:
         return Assign(attempt=attempt, worker_ids=worker_ids)
 
     def _allocator(self, point: Point) -> DeviceAllocator:
-        """Get the one that gives the devices which the point may use."""
+        """Return the allocator of the devices that the point may use."""
         asked = point.devices, point.strategy
         if asked not in self._allocators:
             made = self._allocators[asked] = DeviceAllocator(
@@ -244,7 +242,7 @@ class Schedule:
         return {ordered[number] for number in choose_devices(choice, models)}
 
     def _why_not(self, attempt: Attempt) -> Skip | None:
-        """Give the reason where the point cannot be run, now or later."""
+        """Return the reason why the point cannot be run, now or later; None where it can."""
         point = attempt.point
         if self._stopped_by is not None:
             reason = f"on_error: stop, after point {self._stopped_by} failed"
@@ -261,10 +259,10 @@ class Schedule:
         return None
 
     def _too_few_devices(self, attempt: Attempt) -> Skip:
-        """Lost, not skipped, where there were enough of them: the sweep has failed then."""
+        """Return the reason; a lost node or worker where there were enough devices before."""
         asked, left = attempt.point.world_size, self._allocator(attempt.point).alive
         if attempt.point.devices != ANY and asked <= len(self._devices) - len(self._lost):
-            return self._too_few_of_them(attempt, left)
+            return self._too_few_of_chosen(attempt, left)
         if self._lost and asked <= len(self._devices):
             cause, gone = self._losses()
             there_are = f"{left} {'is' if left == 1 else 'are'} left since {gone} lost"
@@ -278,14 +276,14 @@ class Schedule:
             reason += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
         return Skip(attempt=attempt, cause=Cause.TOO_FEW_DEVICES, reason=reason)
 
-    def _too_few_of_them(self, attempt: Attempt, left: int) -> Skip:
-        """Say that there are enough devices, and too few of those that the point may use."""
+    def _too_few_of_chosen(self, attempt: Attempt, left: int) -> Skip:
+        """Return the reason where there are enough devices, but too few that the point may use."""
         models = Counter(
             device.name
             for worker_id, device in enumerate(self._devices)
             if worker_id not in self._lost
         )
-        there_are = _all(f"{count} x {model}" for model, count in models.items())
+        there_are = ", ".join(f"{count} x {model}" for model, count in models.items())
         reason = (
             f"needs {attempt.point.world_size} devices, {left} {'is' if left == 1 else 'are'} "
             f"{attempt.point.devices}; the cluster has {there_are}"
@@ -293,27 +291,22 @@ class Schedule:
         return Skip(attempt=attempt, cause=Cause.TOO_FEW_DEVICES, reason=reason)
 
     def _losses(self) -> tuple[Cause, str]:
-        """Tell what is lost, whole nodes or workers of nodes that are there, with a phrase."""
+        """Return whether whole nodes or single workers are lost, and which in words."""
         hosts = Counter(device.host for device in self._devices)
         lost = Counter(self._devices[worker_id].host for worker_id in sorted(self._lost))
+        names = ", ".join(lost)
         if all(hosts[host] == count for host, count in lost.items()):
-            names = f"node {next(iter(lost))} was" if len(lost) == 1 else f"nodes {_all(lost)} were"
-            return Cause.NODE_LOST, names
+            return Cause.NODE_LOST, f"node{'s' * (len(lost) > 1)} {names} {_was(len(lost))}"
         count = lost.total()
-        workers = f"{count} worker{'s' * (count > 1)} on {_all(lost)} {_were(count)}"
-        return Cause.WORKER_LOST, workers
+        return Cause.WORKER_LOST, f"{count} worker{'s' * (count > 1)} on {names} {_was(count)}"
 
 
-def _all(names: Iterable[str]) -> str:
-    return ", ".join(names)
-
-
-def _were(count: int) -> str:
+def _was(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
 def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Put smaller batches before bigger ones, each series in the places that it had."""
+    """Sort each series by batch size, within the places that its attempts have."""
     places: defaultdict[_Series, list[int]] = defaultdict(list)
     for place, attempt in enumerate(attempts):
         places[_series(attempt.point)].append(place)
@@ -328,7 +321,7 @@ def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 
 def _series(point: Point) -> _Series:
-    """Return what points have in common that differ in their batch size only."""
+    """Return a key that is equal for points which differ in their batch size only."""
     params = tuple(sorted(point.params.items()))
     return (
         point.workload,
@@ -336,4 +329,57 @@ def _series(point: Point) -> _Series:
         point.world_size,
         *point.execution.values(),
         point.scaling,
+    )
+
+
+def makespan_s(
+    plan: Plan,
+    duration_s: Callable[[Point], float],
+    devices: Sequence[Device],
+    isolation: Isolation,
+) -> float:
+    """Return how long the plan takes on an idle cluster, in seconds; skipped points take no time.
+
+    duration_s: returns how long a point takes, which the schedule learns only when it ends.
+    """
+    attempts = [
+        # Imagined devices have no models.
+        Attempt(index=i, point=replace(point, devices=ANY), number=1)
+        for i, point in enumerate(plan.points)
+    ]
+    schedule = Schedule(attempts, isolation)
+    schedule.see(devices, len(devices), frozenset(), 0)
+    now_s = 0.0
+    tie = itertools.count()
+    running: list[tuple[float, int, Attempt]] = []
+    while True:
+        while (decision := schedule.next()) is not None:
+            if isinstance(decision, Assign):
+                end_s = now_s + duration_s(decision.attempt.point)
+                heapq.heappush(running, (end_s, next(tie), decision.attempt))
+        if not running:
+            return now_s
+        now_s, _, attempt = heapq.heappop(running)
+        schedule.free(attempt)
+
+
+def imagine_devices(devices: int, nodes: int) -> tuple[Device, ...]:
+    """Return as many CUDA devices that nobody has, to plan with, evenly spread over the nodes."""
+    per_node = devices // nodes
+    return tuple(
+        Device(
+            kind="cuda",
+            node_id=f"{node:08d}",
+            host=f"node {node}",
+            address=f"{node:08d}",
+            index=index,
+            uuid=f"{node}/{index}",
+            name="imagined",
+            process_id=0,
+            cpu_count=0,
+            niceness=0,
+            omp_num_threads=1,
+        )
+        for node in range(nodes)
+        for index in range(per_node)
     )

@@ -1,6 +1,9 @@
 """The inside of a worker: one process that owns one device.
 
-Private parts of torch that this room uses, each with the reason:
+Private parts of torch that raybench uses, each with the module and the reason; this is the only
+list of them. A new version of torch may change any of them without notice.
+
+worker:
 
 * `torch._dynamo.utils.counters` (state): says whether anything was compiled. Resetting the compiler
   without need would import Inductor in each process.
@@ -9,9 +12,35 @@ Private parts of torch that this room uses, each with the reason:
 * `get_config_copy` of the configurations of `torch._dynamo`, `torch._functorch`, `torch._inductor`
   and `torch.compiler` (state): reads all their settings at once.
 * `torch.autocast_increment_nesting`, not documented (state): says whether a workload left autocast.
-* `torch._C._cuda_clearCublasWorkspaces` (state): frees memory that would be taken for the
-  workload's.
+* `torch._C._cuda_clearCublasWorkspaces` (state, measure.flops): frees memory that would be taken
+  for the workload's.
 * `torch.distributed.distributed_c10d._world` (process_group): has the groups of the workload.
 * `torch.distributed.distributed_c10d._abort_process_group` (process_group): ends collectives of
   NCCL that wait for a rank which has failed. `destroy_process_group` would wait with them.
+
+measure:
+
+* `torch.cuda._sleep` (breakdown): holds the device back, so that a step is queued before it begins.
+* `torch.library._scoped_library`, `torch._C._dispatch_has_kernel_for_dispatch_key`, the schemas of
+  the operators `c10d::…` and `_create_work_from_future` (collectives): replace the kernels of
+  collectives for a while. The public `torch.library.Library` does not take them back.
+* `ProcessGroup._start_coalescing` and `_end_coalescing` (collectives): calls that are issued as one
+  announce themselves there alone.
+* `torch._C._autograd._enable_profiler_legacy` and `_disable_profiler_legacy` (profiling): the
+  profiler of the host alone. The public one uses CUPTI, after which launches stay slower.
+* `Module._compiled_call_impl` (profiling): a hook of a compiled module would be compiled with it.
+* `torch.utils._pytree.tree_map_only` (profiling): finds the tensors in inputs and outputs.
+* `torch.utils._python_dispatch.TorchDispatchMode` (flops): sees each operator, to stop after a time
+  limit; torch's own FLOP counter is one.
+* `torch._scaled_mm` (flops): the matrix product of float8.
+* `DistributedDataParallel._comm_hooks` (marks, workloads.replicas): says whether a hook is there.
+* `DTensor._local_tensor` (memory): this rank's shard, without a new node of autograd.
+* `torch.nn.modules.batchnorm._BatchNorm` (uneven): the base class of all batch norms.
+
+workloads:
+
+* `torch._fused_sdp_choice` and `torch._C._get_sdp_priority_order` (attention): the attention kernel
+  that torch would take. The operators `torch.ops.aten._scaled_dot_product_…_attention` (attention,
+  training.sharding) give the log-sum-exp with the result, which the public function does not.
+* `torch._dynamo.utils.counters` (replicas): as above.
 """

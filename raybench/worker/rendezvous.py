@@ -11,9 +11,10 @@ import os
 import socket
 import struct
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
 from raybench.records import Group
 from raybench.worker.process_group import BROKEN, abort_key
-from raybench.workloads.scripts.tcp_store import serve_store
 
 _SIOCGIFADDR = 0x8915
 
@@ -32,6 +33,24 @@ class StoreHost:
     def tell_abort(self, group: Group) -> None:
         """Let its members end this group on their own: one of them has failed."""
         self._store.set(abort_key(group), BROKEN)
+
+
+def serve_store(address: str) -> TCPStore:
+    """Return a store served on this address alone, on a port that the system picks.
+
+    It is served as long as the object lives.
+    """
+    # A listener of our own: TCPStore's would be open on every network of this host.
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family, backlog=2048)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def choose_interface(address: str) -> None:

@@ -42,12 +42,13 @@ from raybench.records import (
 from raybench.records.environment import Code, code_here, differing, raybench_sha256
 from raybench.worker import state
 from raybench.worker.process_group import GroupGoneError, ProcessGroup, set_torchrun_variables
+from raybench.worker.rendezvous import serve_store
 from raybench.worker.state import ProcessState
 from raybench.workloads import precision
 from raybench.workloads.attention import choose_kernel
-from raybench.workloads.base import Context, Workload
+from raybench.workloads.base import Context, Workload, as_workload
 from raybench.workloads.scripts.process import ScriptFailedError
-from raybench.workloads.scripts.running_script import RunningScript
+from raybench.workloads.scripts.script import RunningScript
 
 _STDERR = 2
 _TAKE_DOWN_TIMEOUT_S = 2.0
@@ -181,7 +182,7 @@ class Worker:
         began_s = time.perf_counter()
         self._group.join(task, rank_info, group)
         point, context = task.point, self._context(task, rank_info)
-        workload_class = registry.load(point.workload)
+        workload_class: Any = as_workload(registry.load(point.workload))
 
         def make(context: Context, params: Mapping[str, Scalar]) -> Workload:
             # For each repeat alike.
@@ -235,7 +236,7 @@ class Worker:
         return RunningScript(
             context,
             task,
-            self._address,
+            serve_store(self._address) if context.rank == 0 else None,
             is_aborted=lambda: self._group.is_broken(group),
             deadline_s=self._began_s + task.settings.timeout_s,
         )
@@ -284,7 +285,7 @@ class Worker:
         params, shares = (part.params, part.shares) if part else (point.params, None)
         key = (group, point.workload, tuple(params.items()), point.batch_size, shares)
         if key not in self._flops:
-            workload_class = registry.load(point.workload)
+            workload_class: Any = as_workload(registry.load(point.workload))
             self._flops[key] = step_flops(workload_class, params, context)
         return self._flops[key]
 

@@ -28,12 +28,15 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import new_class
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from raybench.job import registry
 from raybench.job.point import Execution, Precision
+from raybench.workloads.replicas import CommHook, Replicas
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +44,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from raybench.job.answer import Answer
+    from raybench.job.memory import MemoryParts
     from raybench.records.metric import Metric
-    from raybench.workloads.replicas import Replicas
 
 
 # Steps after which a scaler grows: more than its counter, an int32, can hold.
@@ -120,12 +123,6 @@ class Regions:
 _UNTIMED = nullcontext()
 
 
-def _no_replicas() -> Replicas:
-    from raybench.workloads.replicas import Replicas
-
-    return Replicas()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(Execution):
     """Where and how a workload is to be built.
@@ -153,7 +150,7 @@ class Context(Execution):
     seed: int = 0
     parts: PartTimes = field(default_factory=PartTimes)
     regions: Regions = field(default_factory=Regions)
-    replicas: Replicas = field(default_factory=_no_replicas)
+    replicas: Replicas = field(default_factory=Replicas)
     loss_weight: float = 1.0
     extra_work: float = 0.0
     sms: int | None = None
@@ -165,7 +162,11 @@ class Context(Execution):
         A model that is on the device, or has only moved there. Where it is wrapped here, raybench
         can tell what its communication costs.
         """
-        return self.replicas.wrap(model, self, options)
+        if self.world_size == 1 or self.device.type == "meta":
+            return model
+        return self.replicas.wrap(
+            model, options, device=self.device, process_group=self.process_group
+        )
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Enter what a forward and backward pass runs in whose gradients are not reduced yet.
@@ -194,13 +195,16 @@ class Context(Execution):
         return torch.Generator(self.device).manual_seed(self.seed + self.rank)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Enter what a forward pass and its loss run in: autocast for fp16 and bf16, else nothing.
+        """Return the context for a forward pass and its loss: torch.autocast in half precision.
 
-        Nothing on the meta device, for which torch has no autocast.
+        Of float16 in precision fp16, of bfloat16 in bf16 and float8. In fp32 and tf32, and on the
+        meta device, for which torch has no autocast, a context that does nothing.
         """
-        from raybench.workloads.precision import autocast
+        import torch
 
-        return autocast(self)
+        if self.precision in (Precision.FP32, Precision.TF32) or self.device.type == "meta":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=getattr(torch, self.precision.dtype))
 
     def grad_scaler(self) -> torch.amp.GradScaler:
         """Scales the gradients of fp16; in other precisions it passes everything through.
@@ -218,56 +222,133 @@ class Context(Execution):
 class Workload(ABC):
     """One thing to time. The first line of the class docstring says what it is.
 
-    A class that does not inherit from this one is as good, if it has `__init__` and `step`.
-    What it may have besides, each optional:
+    A subclass has `__init__(self, context, *, ...)` and `step`. All else that is declared here is
+    optional. A class that does not inherit from this one may have the same, by `as_workload`.
 
-    takes_batch_size: class attribute; False where batch sizes mean nothing to it.
-    why_not(settings): class method; why a point with these settings cannot be run, in one sentence
-    that says what to do; None where it can. Settings by their names in the job file, those of every
-    point included. `plan` asks it, so it must do without torch.
-    takes_float8: class attribute; True where precision float8 means something to it.
-    weighs_loss: class attribute; True where it multiplies its mean loss by `context.loss_weight`.
-    The ranks can then have batches of different size.
-    items_per_step: samples (rows, sequences) that this rank finishes in one `step()`. Without it
-    there is no throughput.
-    shares_work: class attribute; True where all ranks finish the same items together, as when one
-    sequence is divided over them. items_per_step is then what they finish together, batch_size is
-    that of all, and more ranks are strong scaling without an axis of batch sizes.
-    ranks_per_item(settings): class method, for a class whose ranks share their items at some points
-    only; how many ranks finish the same items together, of a point with these settings. batch_size
-    is then that of each group of so many ranks, and items_per_step a rank's part of it.
-    estimate_memory(settings): class method; what the memory of a rank of a point with these
-    settings is made of when it is largest, as raybench.MemoryParts; None where nobody knows. `plan`
-    asks it, so it must do without torch.
-    close(): called after the last step, to end processes and threads.
-    check(): called between blocks of steps, outside what is timed; raises WrongResultError when a
-    step computed something wrong.
-    set_comm_hook(hook): for gradients that are reduced without `Context.ddp`. Called after the
-    timed steps; from then on gradients go through `hook(state, bucket)`, a communication hook of
-    DistributedDataParallel, instead of all_reduce; with None through all_reduce again. On all
-    ranks, several times, world_size above 1 only. May be None where it cannot be had.
-    model: the nn.Module that is trained, for times by layer.
-    flops_per_step: floating-point operations of one step on this rank, where counting those of
-    torch's operators would not find them.
-    model_flops_per_step: of a model that trains, the same as papers on MFU count them: per token 6
-    for each of its parameters, and attention.
-    message_bytes, busbw_factor: of a collective, as nccl-tests counts them.
-    memory_bytes: what one step reads from and writes to memory.
-    items: class attribute; the name of what items_per_step counts, in the plural; `samples`.
-    answers: class attribute; what a run answers whose job does not say it: the first of these that
-    names a setting that varies in the run, or no setting at all. Without any, the speed-up.
-    metrics: class attribute; numbers of its own that the tables and reports are to have. Each is
-    read after the timed steps, on each rank, from the attribute of its name; None: not known.
+    Class methods that take `settings` are asked by `raybench plan`, so they must do without torch.
+    The settings have the names of the job file, and those of every point are among them.
     """
 
+    # What the model or operation is called in reports; empty: the workload's name in the job file.
+    title: ClassVar[str] = ""
+    # False where batch sizes mean nothing to it.
     takes_batch_size: ClassVar[bool] = True
-    shares_work: ClassVar[bool] = False
+    # False where a job may leave out the batch size.
+    needs_batch_size: ClassVar[bool] = True
+    # True where precision float8 means something to it.
+    takes_float8: ClassVar[bool] = False
+    # True where it multiplies its mean loss by `context.loss_weight`, so that ranks can have
+    # batches of different size.
     weighs_loss: ClassVar[bool] = False
-    metrics: ClassVar[tuple[Metric, ...]] = ()
+    # True where all ranks finish the same items together, as when one sequence is divided over
+    # them. items_per_step is then what they finish together, batch_size is that of all, and more
+    # ranks are strong scaling without an axis of batch sizes.
+    shares_work: ClassVar[bool] = False
+    # Modules beside torch without which it cannot be built.
+    needs: ClassVar[tuple[str, ...]] = ()
+    # Names of parameters in whose texts {name} stands for a setting of the point.
+    templates: ClassVar[tuple[str, ...]] = ()
+    # What items_per_step counts, in the plural.
     items: ClassVar[str] = "samples"
+    # What a run answers whose job does not say it: the first of these that names a setting that
+    # varies in the run, or no setting at all. Without any, the speed-up.
     answers: ClassVar[tuple[Answer, ...]] = ()
-    items_per_step: float
+    # Numbers of its own for tables and reports. Each is read after the timed steps, on each rank,
+    # from the attribute of its name; None there: not known.
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+
+    # Samples (rows, sequences) that this rank finishes in a step; None: there is no throughput.
+    items_per_step: float | None = None
+    # Floating-point operations of a step on this rank; None: counted from torch's operators.
+    flops_per_step: float | None = None
+    # Operations of a training step on this rank as papers on MFU count them: per token 6 for each
+    # parameter, and attention.
+    model_flops_per_step: float | None = None
+    # Bytes of a collective's message, and busbw / algbw, as nccl-tests defines both.
+    message_bytes: int | None = None
+    busbw_factor: float | None = None
+    # Bytes that a step reads from and writes to memory.
+    memory_bytes: int | None = None
+    # The module that is trained or run, for times by layer.
+    model: nn.Module | None = None
+    # For gradients that are reduced without `Context.ddp`. Called on all ranks after the timed
+    # steps, several times, with world_size above 1 only: from then on gradients go through
+    # `hook(state, bucket)`, a communication hook of DistributedDataParallel, instead of all_reduce;
+    # after a call with None through all_reduce again.
+    set_comm_hook: Callable[[CommHook | None], None] | None = None
+    # Compares the gradients of a step with those of one process over the samples of all ranks, and
+    # returns the largest relative error. Called before the first step, by all ranks that train.
+    gradient_error: Callable[[], float] | None = None
 
     @abstractmethod
     def step(self) -> None:
         """Do one iteration: issue all its work; do not synchronise unless the work itself does."""
+
+    def check(self) -> None:  # noqa: B027
+        """Raise WrongResultError when a step computed something wrong.
+
+        Called between blocks of steps, outside what is timed.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """End processes and threads; called after the last step."""
+
+    @classmethod
+    def why_not(cls, settings: Mapping[str, Any]) -> str | None:
+        """Return why a point cannot be run, in one sentence that says what to do; None: it can."""
+        return None
+
+    @classmethod
+    def ranks_per_item(cls, settings: Mapping[str, Any]) -> int:
+        """Return how many ranks of a point finish the same items together.
+
+        Above 1, batch_size is that of each group of so many ranks, and items_per_step is a rank's
+        part of it. For classes without `shares_work`, whose ranks share items at some points only.
+        """
+        return 1
+
+    @classmethod
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
+        """Return the estimated memory of a rank when it is largest; None where nobody knows."""
+        return None
+
+    @classmethod
+    def describe(cls, params: Mapping[str, str]) -> str:
+        """Return what ran for a report, by its parameters as tables hold them; "" for its name."""
+        return cls.title
+
+    @classmethod
+    def parameter_count(cls, params: Mapping[str, str]) -> int | None:
+        """Return how many parameters its model has, by its own as tables hold them; None: no model.
+
+        A workload that returns a number reduces a gradient of each in its step.
+        """
+        return None
+
+
+def as_workload(workload_class: type) -> type[Workload]:
+    """Return the class itself, or a subclass of it that has the defaults of `Workload`.
+
+    The second for a class that does not inherit from Workload: its own attributes come first.
+    """
+    if issubclass(workload_class, Workload):
+        return workload_class
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace["__module__"] = workload_class.__module__
+
+    return new_class(workload_class.__name__, (workload_class, Workload), exec_body=fill)
+
+
+def builtin_class(kind: str) -> type[Workload] | None:
+    """Return the class of a built-in workload; None where `kind` names a class of the user's."""
+    return as_workload(registry.load(kind)) if kind in registry.BUILTIN else None
+
+
+def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
+    """Return how many parameters the model of a built-in workload has, by its own in the tables.
+
+    None for other workloads, and for those without a model.
+    """
+    built_in = builtin_class(kind)
+    return built_in.parameter_count(params) if built_in else None

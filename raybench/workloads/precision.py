@@ -9,22 +9,23 @@
 | float8 | IEEE single precision | bfloat16 |
 
 So each mode differs from fp32 in one thing only; float8 also in the layers that the workload
-converts (`float8`). (Torch's own default has TF32 on in cuDNN.)
+converts (`convert_linear_layers`). (Torch's own default has TF32 on in cuDNN.)
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import backends
+from torch import backends, nn
 
+from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads.base import Context
 
-_WITHOUT_AUTOCAST = (Precision.FP32, Precision.TF32)
+# Of CUDA devices whose tensor cores have products in 8 bits: Ada, Hopper, and later ones.
+_LEAST_FLOAT8_CAPABILITY = (8, 9)
+_FLOAT8_NEEDS = "precision float8 needs a CUDA device of compute capability 8.9 or later"
 
 
 def apply(precision: Precision) -> None:
@@ -43,10 +44,10 @@ def apply(precision: Precision) -> None:
 
 
 def effective() -> str:
-    """Read the arithmetic of fp32 tensors outside autocast: fp32, tf32, or mixed.
+    """Return the arithmetic of fp32 tensors outside autocast: "fp32", "tf32", or "mixed".
 
-    Mixed: matrix multiplication, convolution and RNN disagree. Read from torch's switches and
-    NVIDIA_TF32_OVERRIDE=0, which switches TF32 off below torch (cuBLAS, cuDNN).
+    mixed: matrix multiplication, convolution and RNN disagree. It is read from torch's switches and
+    from NVIDIA_TF32_OVERRIDE=0, which switches TF32 off below torch (cuBLAS, cuDNN).
     """
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         return Precision.FP32
@@ -57,7 +58,11 @@ def effective() -> str:
 
 
 def why_not_supported(precision: Precision, device: torch.device) -> str | None:
-    """Why the device cannot do what the precision asks, in one sentence; None when it can."""
+    """Return why the device does not compute in tf32 or bf16, one sentence; None where it does.
+
+    The point runs all the same. None for the other precisions; of float8 `convert_linear_layers`
+    raises.
+    """
     # TF32 came with Ampere, compute capability 8.0.
     has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     if precision is Precision.TF32 and not has_tf32:
@@ -71,14 +76,31 @@ def why_not_supported(precision: Precision, device: torch.device) -> str | None:
     return None
 
 
-def autocast(context: Context) -> AbstractContextManager[object]:
-    """Enter what a forward pass and its loss run in: autocast for fp16 and bf16, else nothing.
+def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bool = False) -> None:
+    """Let all linear layers of the model multiply in float8, by torchao; in place.
 
-    Nothing on the meta device, for which torch has no autocast.
+    As torchtitan trains: inputs, weights and gradients are scaled by the largest number of each
+    tensor (torchao's recipe `tensorwise`), and the products are in bf16. Nothing on the meta
+    device. emulate: multiply in fp32 numbers that are rounded to float8, on any device. Raises
+    UsageError where the device has no products in float8, and where torchao cannot be imported.
     """
-    if context.precision in _WITHOUT_AUTOCAST or context.device.type == "meta":
-        return nullcontext()
-    return torch.autocast(context.device.type, dtype=getattr(torch, context.precision.dtype))
+    if device.type == "meta":
+        return
+    if not emulate and device.type != "cuda":
+        raise UsageError(f"{_FLOAT8_NEEDS}, given a CPU; take bf16")
+    if (
+        not emulate
+        and (found := torch.cuda.get_device_capability(device)) < _LEAST_FLOAT8_CAPABILITY
+    ):
+        raise UsageError(
+            f"{_FLOAT8_NEEDS}, given {_name(device)} of {found[0]}.{found[1]}; take bf16"
+        )
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise UsageError(f"precision float8: torchao cannot be imported: {error}") from error
+
+    convert_to_float8_training(model, config=Float8LinearConfig(emulate=emulate))
 
 
 def _switches() -> tuple[Any, ...]:

@@ -1,4 +1,7 @@
-"""Models that DistributedDataParallel keeps alike on all ranks, and how their gradients travel."""
+"""Models that DistributedDataParallel keeps alike on all ranks, and how their gradients travel.
+
+Loads no torch at import: `plan` and reports read the options.
+"""
 
 from __future__ import annotations
 
@@ -7,57 +10,101 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict, get_type_hints
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
-from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
+from pydantic import Field
 
-from raybench.workloads.training.trained import ddp_defaults
+from raybench.job.point import Scalar
 
 if TYPE_CHECKING:
-    from raybench.workloads.base import Context
+    import torch
+    from torch import Tensor, nn
+    from torch.distributed import GradBucket, ProcessGroup  # type: ignore[attr-defined]
+    from torch.futures import Future
+    from torch.nn.parallel import DistributedDataParallel
 
-CommHook = Callable[[Any, GradBucket], Future[Tensor]]
+# A communication hook of DistributedDataParallel.
+CommHook: TypeAlias = "Callable[[Any, GradBucket], Future[Tensor]]"
 
 _NOT_WRAPPED = "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
 COMPILED = "unknown: a compiled model would be compiled anew for another way of reducing"
 _OWN_HOOK = "unknown: the workload has a communication hook of its own"
 
 
+class DdpOptions(TypedDict, total=False):
+    """Options of DistributedDataParallel as parameters: `**ddp: Unpack[DdpOptions]`.
+
+    One more here is a setting of each workload that takes them and an argument of torch's class,
+    and nothing else knows their names. Without effect when world_size is 1. Their defaults are
+    torch's.
+    """
+
+    bucket_cap_mb: Annotated[
+        int,
+        Field(
+            default=25,
+            gt=0,
+            description="DDP: bucket size, MiB; 25 is torch's default, which begins with 1 MiB.",
+        ),
+    ]
+    gradient_as_bucket_view: Annotated[
+        bool,
+        Field(
+            default=False,
+            description="DDP: gradients are views of the buckets, which saves a copy.",
+        ),
+    ]
+    static_graph: Annotated[
+        bool,
+        Field(default=False, description="DDP: promise that the graph is the same in every step."),
+    ]
+
+
+def ddp_defaults() -> Mapping[str, Scalar]:
+    """Return the default of each option of DistributedDataParallel, by its name."""
+    hints = get_type_hints(DdpOptions, include_extras=True)
+    return {name: hint.__metadata__[0].default for name, hint in hints.items()}
+
+
 @dataclass(slots=True, kw_only=True)
 class _Wrapped:
-    """How a model was wrapped.
+    """State of a wrapped model.
 
-    has_begun: a pass has reduced its gradients since. hooks: how many were given by us.
+    options: as DistributedDataParallel was given them. has_begun: a backward pass has reduced its
+    gradients. has_our_hook: `set_comm_hook` registered a hook.
     """
 
     options: Mapping[str, Any]
     has_begun: bool = False
-    hooks: int = 0
+    has_our_hook: bool = False
 
 
 class Replicas:
-    """The models of one workload that were wrapped, as long as the workload has them."""
+    """The models that one workload has wrapped by DistributedDataParallel and still holds."""
 
     def __init__(self) -> None:
         self._wrapped: WeakKeyDictionary[DistributedDataParallel, _Wrapped] = WeakKeyDictionary()
         self._compiled_before = count_compiled_frames()
 
-    def wrap(self, model: nn.Module, context: Context, options: Mapping[str, Any]) -> nn.Module:
-        """As Context.ddp."""
-        if context.world_size == 1 or context.device.type == "meta":
-            return model
-        on_gpu = context.device.type == "cuda"
+    def wrap(
+        self,
+        model: nn.Module,
+        options: Mapping[str, Any],
+        *,
+        device: torch.device,
+        process_group: ProcessGroup | None,
+    ) -> nn.Module:
+        """Return the model under DistributedDataParallel with these options; see Context.ddp."""
+        from torch.nn.parallel import DistributedDataParallel
+
         # A default is not given: where torch is given `bucket_cap_mb`, it is that of the first
         # bucket too, which has 1 MiB else.
         usual = ddp_defaults().items()
         chosen = {name: value for name, value in options.items() if (name, value) not in usual}
         settings = {
-            "device_ids": [context.device] if on_gpu else None,
-            "process_group": context.process_group,
+            "device_ids": [device] if device.type == "cuda" else None,
+            "process_group": process_group,
             **chosen,
         }
         ddp = DistributedDataParallel(model, **settings)
@@ -65,7 +112,9 @@ class Replicas:
         return ddp
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """As Context.no_sync."""
+        """Return a context in which backward passes do not reduce; see Context.no_sync."""
+        from torch.nn.parallel import DistributedDataParallel
+
         # By its method: to import FSDP's class takes half a second, and most points have none.
         if hasattr(model, "set_requires_gradient_sync"):
             return _no_reduction(model)
@@ -80,35 +129,36 @@ class Replicas:
         return model.no_sync()
 
     def why_no_hook(self) -> str | None:
-        """Why `set_comm_hook` must not be called; None where it may be."""
+        """Return why `set_comm_hook` must not be called, as a method text; None where it may be."""
         if not self._wrapped:
             return _NOT_WRAPPED
         if count_compiled_frames() > self._compiled_before:
             return COMPILED
-        if any(len(ddp._comm_hooks) > wrapped.hooks for ddp, wrapped in self._wrapped.items()):
+        if any(len(ddp._comm_hooks) > one.has_our_hook for ddp, one in self._wrapped.items()):
             return _OWN_HOOK
         return None
 
     def set_comm_hook(self, hook: CommHook | None) -> None:
-        """Let gradients go through the hook from now on; None: as DDP reduces them by itself.
+        """Let gradients of all wrapped models go through the hook; None: as DDP reduces by itself.
 
-        On all ranks. DDP takes one hook in its life, so it begins another one.
+        All ranks call it together. DDP takes one hook only, so its object is initialised anew, and
+        the gradients that are there are dropped.
         """
         for ddp, wrapped in list(self._wrapped.items()):
             _wrap_anew(ddp, wrapped.options)
-            wrapped.has_begun, wrapped.hooks = False, int(hook is not None)
+            wrapped.has_begun, wrapped.has_our_hook = False, hook is not None
             if hook is not None:
                 ddp.register_comm_hook(wrapped.options["process_group"], hook)
 
     def forget(self) -> None:
-        """Forget what was wrapped: what follows is another workload's."""
+        """Forget the wrapped models, before another workload uses this object."""
         self._wrapped.clear()
         self._compiled_before = count_compiled_frames()
 
 
 @contextmanager
 def _no_reduction(model: Any) -> Iterator[None]:
-    """Let FSDP2 add up gradients as they are, until those of a later pass are reduced."""
+    """Let FSDP2 add up gradients without reducing them, inside the `with` block."""
     model.set_requires_gradient_sync(False)
     try:
         yield
@@ -117,7 +167,7 @@ def _no_reduction(model: Any) -> Iterator[None]:
 
 
 def _wrap_anew(ddp: DistributedDataParallel, options: Mapping[str, Any]) -> None:
-    """Make the same object anew: whoever holds it goes on with it."""
+    """Initialise the same object again, so that whoever holds it goes on with it."""
     model, is_training = ddp.module, ddp.training
     # All that it had must be gone first, cycles included: its buckets take as much memory as the
     # gradients, which may lie in them, and its hooks on the parameters would reduce them too.
@@ -125,11 +175,11 @@ def _wrap_anew(ddp: DistributedDataParallel, options: Mapping[str, Any]) -> None
     for parameter in model.parameters():
         parameter.grad = None
     gc.collect()
-    DistributedDataParallel.__init__(ddp, model, **options)
+    type(ddp).__init__(ddp, model, **options)
     ddp.training = is_training
 
 
 def count_compiled_frames() -> int:
-    """How much torch.compile has compiled in this process."""
+    """Return how many code frames torch.compile has processed in this process, so far."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     return 0 if utils is None else sum(utils.counters["frames"].values())

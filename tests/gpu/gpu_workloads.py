@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raybench.workloads.base import Context
 from raybench.workloads.training.mlp import Mlp, linear_stack
-from raybench.workloads.training.trained import GradAccumulation, Recipe, Trained, slices
+from raybench.workloads.training.model import GradAccumulation, Model, Recipe, slices
 
 _CALIBRATION_CYCLES = 20_000_000
 WIDTH = 512
@@ -176,7 +176,7 @@ class Reduce:
             dist.all_reduce(self.buffer)
 
 
-class Double(Trained):
+class Double(Model):
     """Trains three linear layers in double precision."""
 
     def __init__(self, context: Context, *, grad_accumulation: GradAccumulation = 1) -> None:

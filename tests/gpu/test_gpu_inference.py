@@ -7,10 +7,10 @@ from raybench.job.model import Measure
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.measure.phases import measure
 from raybench.workloads import precision
-from raybench.workloads.compute.bandwidth import memory_gb_s
-from raybench.workloads.training.layers import Decoder, KeyValueCache
+from raybench.workloads.compute.memory import memory_gb_s
+from raybench.workloads.training.language_models import Decoder, KeyValueCache
 from raybench.workloads.training.mlp import Mlp
-from raybench.workloads.training.model_sizes import DECODER_PRESETS
+from raybench.workloads.training.shapes import DECODER_PRESETS
 from raybench.workloads.training.transformer import Transformer
 from tests.gpu.gpus import make_context
 
@@ -52,7 +52,7 @@ def test_decoding_gives_what_a_pass_over_the_whole_sequence_gives(mode, cuda_gra
 
     class Watched(Transformer):
         def check(self):
-            with self.answering():
+            with self.inference():
                 seen["whole"] = self.model(tokens)[:, -1:].float()
                 seen["step"] = seen["answer"].float()
 

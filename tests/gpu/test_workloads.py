@@ -10,7 +10,7 @@ from torch.nn import functional
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.workloads import precision
 from raybench.workloads.base import Context
-from raybench.workloads.training import trained
+from raybench.workloads.training import model as trained
 from raybench.workloads.training.linear import Linear
 from raybench.workloads.training.mlp import Mlp
 from raybench.workloads.training.transformer import Transformer

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raybench.workloads.base import Context
-from raybench.workloads.compute.kernels import Gemm
-from raybench.workloads.compute.same_bits import SameBits
+from raybench.workloads.compute.kernels import Gemm, SameBits
 
 FLIPPED_BITS = f"{__name__}:FlippedBits"
 FEW_SMS = f"{__name__}:FewSms"

@@ -18,6 +18,7 @@ from typing import Any
 from raybench.cli.output import ConsoleListener, make_console
 from raybench.health.check import examine
 from raybench.health.suite import Fleet, Probe, probes, title
+from raybench.health.verdicts import OTHER_PROGRAMS_TEST
 from raybench.sweep.run_state import RunTarget
 from tests.integration.health_faults import FEW_SMS, FLIPPED_BITS
 
@@ -27,10 +28,14 @@ BETWEEN = "send 4 MiB"
 
 
 def ill(found: Mapping[str, Any], *verdicts: str) -> dict[str, list[Mapping[str, Any]]]:
-    """What is bad or suspect, or of more verdicts, by the name of the subject."""
+    """What is bad or suspect, or of more verdicts, by the name of the subject.
+
+    Without other programs: this machine may be busy.
+    """
     named: dict[str, list[Mapping[str, Any]]] = {}
     for finding in found["findings"]:
-        if finding["verdict"] in ("bad", "suspect", *verdicts):
+        is_asked = finding["test"] != OTHER_PROGRAMS_TEST
+        if is_asked and finding["verdict"] in ("bad", "suspect", *verdicts):
             named.setdefault(finding["subject"]["name"], []).append(finding)
     return named
 

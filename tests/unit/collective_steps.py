@@ -14,7 +14,7 @@ from builders import make_context
 from torch import Tensor
 
 from raybench.job.point import Precision
-from raybench.workloads.base import Context
+from raybench.workloads.base import Context, Workload
 
 CPU = torch.device("cpu")
 # Torch 2.13 gave both another name and warns of the older ones.
@@ -98,7 +98,7 @@ WAYS: dict[str, Callable[[int], Tensor]] = {
 }
 
 
-class SleepThenReduce:
+class SleepThenReduce(Workload):
     """A step that computes for some milliseconds, and then reduces."""
 
     def __init__(self, context: Context, own_ms: float) -> None:
@@ -110,7 +110,7 @@ class SleepThenReduce:
         dist.all_reduce(self.buffer)
 
 
-class SumOfRanks:
+class SumOfRanks(Workload):
     """A step that sums what each rank has, and keeps the last sum."""
 
     def __init__(self) -> None:

@@ -19,7 +19,9 @@ from raybench.cli.results import load_summary
 from raybench.health.charts import health_figures
 from raybench.health.page import format_page as format_health_page
 from raybench.health.text import format_markdown as format_health_markdown
-from raybench.report.charts import poster
+from raybench.report.charts.data import ChartData
+from raybench.report.charts.grammar import draw_figure
+from raybench.report.charts.registry import draw_main_figure
 from raybench.report.text import markdown
 from raybench.results import reader
 
@@ -79,7 +81,7 @@ def test_the_committed_health_check_is_what_the_tables_say_today():
     report = load_health(RESULTS, RUNS["health"])
     assert report is not None
     assert (REPORTS / "health.md").read_text() == format_health_markdown(report), AGAIN
-    drawn = poster.draw_poster(health_figures(report)[0], "svg", below=report.machine)
+    drawn = draw_figure(health_figures(report)[0], "svg", below=report.machine)
     assert marks((REPORTS / "health.svg").read_text()) == marks(drawn.decode()), AGAIN
     today = format_health_page(report, reader.load(RESULTS, "devices", RUNS["health"]))
     assert visible((REPORTS / "health.html").read_text()) == visible(today), AGAIN
@@ -88,7 +90,8 @@ def test_the_committed_health_check_is_what_the_tables_say_today():
 @pytest.mark.parametrize("job", CHARTS)
 def test_the_committed_charts_show_what_the_tables_say_today(job):
     devices = reader.load(RESULTS, "devices", RUNS[job])
-    today = poster.picture(load_summary(RESULTS, RUNS[job]), devices, "svg")
+    data = ChartData(summary=load_summary(RESULTS, RUNS[job]), devices=devices)
+    today = draw_main_figure(data, "svg")
     assert today is not None
     found = marks(CHARTS[job].read_text())
     assert len(found) > 10

@@ -7,15 +7,16 @@ from datetime import datetime
 
 from raybench.analysis.history import HistoryRow
 from raybench.report import formatting, plain_text
-from raybench.report.charts.figure import (
+from raybench.report.charts.grammar import (
+    HEIGHT,
     MOST_LINES,
     Figure,
+    Mark,
     Panel,
     Spec,
-    Value,
-    by_line,
-    legend,
-    specification,
+    by_series,
+    legend_height,
+    line_chart,
 )
 from raybench.report.point_settings import point_names
 
@@ -23,7 +24,6 @@ _LABEL_CHARS = 60
 # More points than can be told apart by colour get a panel each; the first ones have the steps.
 _MOST_PANELS, _PANEL_HEIGHT = 40, 150
 _DAY_S = 86_400
-_TICKS, _TICKS_OF_PANEL = 6, 3
 
 
 def history_figure(rows: Sequence[HistoryRow]) -> Figure:
@@ -33,46 +33,69 @@ def history_figure(rows: Sequence[HistoryRow]) -> Figure:
     rows: as `raybench.analysis.history.history` gives them.
     """
     several = len({row.machine for row in rows}) > 1
-    named = zip(rows, point_names(rows), strict=True)
-    values = [_value(row, name, several) for row, name in named]
-    lines = list(dict.fromkeys(value["line"] for value in values))
-    is_one = len(lines) <= MOST_LINES
-    if is_one:
-        panels = [Panel(title="", spec=specification(values, _layers(values, lines, _TICKS)))]
-    else:
-        stepped = {value["line"] for value in values if value["step"]}
-        shown = sorted(lines, key=lambda line: line not in stepped)[:_MOST_PANELS]
-        panels = []
-        for line in shown:
-            own = [one for one in values if one["line"] == line]
-            layers = _layers(own, [line], _TICKS_OF_PANEL)
-            spec = specification(own, layers, height=_PANEL_HEIGHT)
-            panels.append(Panel(title=line, spec=spec))
-    hidden = len(lines) - _MOST_PANELS
-    more = f"; {hidden} more points are not drawn; choose with --point or --filter"
-    return Figure(
-        anchor="history",
-        title="Step time over runs",
-        note="dashed: level between steps; vertical: a step" + (more if hidden > 0 else ""),
-        legend=legend(lines) if is_one else [],
-        panels=panels,
-    )
+    marks = [_mark(row, name, several) for row, name in zip(rows, point_names(rows), strict=True)]
+    lines = list(dict.fromkeys(mark["line"] for mark in marks))
+    stepped = {mark["line"] for mark in marks if mark["is_step"]}
+    shown = sorted(lines, key=lambda line: line not in stepped)[:_MOST_PANELS]
+    groups = [lines] if len(lines) <= MOST_LINES else [[line] for line in shown]
+    panels = []
+    for some in groups:
+        own = [mark for mark in marks if mark["line"] in some]
+        is_small = len(groups) > 1
+        height = _PANEL_HEIGHT if is_small else HEIGHT + legend_height(some)
+        title = some[0] if is_small else ""
+        layers = _layers(own, some, ticks=3 if is_small else 6)
+        panels.append(Panel(title=title, layers=layers, height=height))
+    note = "dashed: level between steps; vertical: a step"
+    if len(groups) > 1 and len(lines) > _MOST_PANELS:
+        hidden = len(lines) - _MOST_PANELS
+        note += f"; {hidden} more points are not drawn; choose with --point or --filter"
+    return Figure(anchor="history", title="Step time over runs", note=note, panels=panels)
 
 
-def _value(row: HistoryRow, name: str, several: bool) -> Value:
-    machine = f", {plain_text.plain(row['device_name'])}" if several else ""
+def _mark(row: HistoryRow, name: str, several: bool) -> Mark:
+    machine = f", {plain_text.plain(row.device_name)}" if several else ""
+    line = (name if len(name) <= _LABEL_CHARS else row.point_id) + machine
+    when, step_ms = row.started_at, row.step_ms_p50 or 0.0
     return {
-        "time": row["started_at"].isoformat(),
-        "step_ms": round(row["step_ms_p50"], 6),
-        "level_ms": round(row["level_ms"], 6),
-        "line": (name if len(name) <= _LABEL_CHARS else row["point_id"]) + machine,
-        "step": formatting.has_value(row["step"]),
+        "x": when.isoformat(),
+        "y": round(step_ms, 6),
+        "level": round(row.level_ms, 6),
+        "line": line,
+        "is_step": row.step is not None,
+        "tip": f"{line}\n{when:%Y-%m-%d %H:%M}: {formatting.duration(step_ms)}",
     }
 
 
-def _times(values: Sequence[Value], ticks: int) -> Spec:
-    """Make the axis of time, with days, or with hours where all runs are of few days."""
-    known = [datetime.fromisoformat(value["time"]) for value in values]
+def _layers(marks: Sequence[Mark], lines: Sequence[str], ticks: int) -> list[Spec]:
+    x, color = _times(marks, ticks), by_series(lines, "color")
+    y: Spec = {
+        "type": "quantitative",
+        "title": "step time, ms",
+        "scale": {"zero": False, "padding": 12},
+    }
+    at = {"field": "x", **x}
+    data = {"data": {"values": list(marks)}}
+    return [
+        {
+            **data,
+            "transform": [{"filter": "datum.is_step"}],
+            "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.6},
+            "encoding": {"x": at, "color": color},
+        },
+        {
+            **data,
+            "mark": {"type": "line", "strokeDash": [5, 4], "interpolate": "step-after"},
+            "encoding": {"x": at, "y": {"field": "level", **y}, "color": color},
+        },
+        # Between the runs only levels are lines.
+        *(one for one in line_chart(marks, lines, x, y) if one["mark"]["type"] != "line"),
+    ]
+
+
+def _times(marks: Sequence[Mark], ticks: int) -> Spec:
+    """Return the axis of time, with days, or with hours where all runs are of few days."""
+    known = [datetime.fromisoformat(mark["x"]) for mark in marks]
     first, last = min(known), max(known)
     days = (last - first).total_seconds() / _DAY_S
     form, title = "%Y-%m-%d", None
@@ -81,31 +104,9 @@ def _times(values: Sequence[Value], ticks: int) -> Spec:
     elif days < ticks:
         form, title = "%m-%d %H:%M", "UTC"
     axis = {"format": form, "labelOverlap": True, "tickCount": ticks}
-    scale = {"type": "utc", "padding": 12}
-    return {"field": "time", "type": "temporal", "title": title, "axis": axis, "scale": scale}
-
-
-def _layers(values: Sequence[Value], lines: Sequence[str], ticks: int) -> list[Spec]:
-    x, color = _times(values, ticks), by_line(lines, "color")
-    scale = {"zero": False, "padding": 12}
-    y = {"type": "quantitative", "title": "step time, ms", "scale": scale}
-    return [
-        {
-            "transform": [{"filter": "datum.step"}],
-            "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.6},
-            "encoding": {"x": x, "color": color},
-        },
-        {
-            "mark": {"type": "line", "strokeDash": [5, 4], "interpolate": "step-after"},
-            "encoding": {"x": x, "y": {**y, "field": "level_ms"}, "color": color},
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 55, "opacity": 1},
-            "encoding": {
-                "x": x,
-                "y": {**y, "field": "step_ms"},
-                "color": color,
-                "shape": by_line(lines, "shape"),
-            },
-        },
-    ]
+    return {
+        "type": "temporal",
+        "title": title,
+        "axis": axis,
+        "scale": {"type": "utc", "padding": 12},
+    }

@@ -3,150 +3,136 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from raybench.analysis.losses import LOSSES
 from raybench.report import formatting
-from raybench.report.charts.bars import MOST_BARS, bar_panels, first_of
-from raybench.report.charts.figure import TIP, Entry, Figure, Spec, Table, Value
-from raybench.report.charts.series import Row, in_order, is_other, telling_settings
+from raybench.report.charts.data import (
+    ChartData,
+    Row,
+    distinguishing_settings,
+    in_order,
+    point_name,
+)
+from raybench.report.charts.grammar import MOST_BARS, Figure, Mark, Table, axis, bar_panels
+from raybench.report.charts.ranking import bar_names
+from raybench.report.charts.registry import Chart
 from raybench.report.findings import CAUSES
-from raybench.report.summary import Summary
 from raybench.report.tables import has_no_breakdown
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 
-# What a rank that stands out takes longer than the others: no column, it is in other parts.
+# What one slow rank takes longer than the others; it is no column, but a share of other parts.
 _SLOWER = "slower_ms"
-# What follows each other on the slowest rank; the order of the bars.
-_PARTS = {
-    "compute_ms": "compute",
-    "optimizer_ms": "optimizer",
-    "data_ms": "waiting for data",
-    "host_gap_ms": "waiting for the host",
-    "comm_exposed_ms": "exposed communication",
-    _SLOWER: "one rank slower",
-}
+# What follows each other on the slowest rank, in the order of the bars, and the colours.
 # Computing is blue; what is lost stands out from it, communication most.
-_COLORS = dict(zip(_PARTS, (f"var(--s{place})" for place in (1, 6, 3, 4, 2, 7)), strict=True))
+_PARTS = {
+    "compute_ms": ("compute", "var(--s1)"),
+    "optimizer_ms": ("optimizer", "var(--s6)"),
+    "data_ms": ("waiting for data", "var(--s3)"),
+    "host_gap_ms": ("waiting for the host", "var(--s4)"),
+    "comm_exposed_ms": ("exposed communication", "var(--s2)"),
+    _SLOWER: ("one rank slower", "var(--s7)"),
+}
 
 
-def parts_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
-    """None where nothing was broken down, and where a step finishes no samples: it has no parts."""
-    known = [row for row in rows if _whole(row) > 0 and not is_other(row)]
-    known = in_order(known, ("batch", "world_size"))
-    used = [name for name in _PARTS if any(_share(row, name) > 0 for row in known)]
-    if not any(formatting.has_value(row["throughput"]) for row in known):
+def parts_figure(data: ChartData) -> Figure | None:
+    """Draw the parts of each step; None where none was broken down, or steps finish no samples."""
+    known = in_order([row for row in data.rows if _parts(row)], ("batch", "world_size"))
+    if not any(row.throughput is not None for row in known):
         return None
-    shown = known[:MOST_BARS]
-    highest = max(1.0, *map(_whole, shown))
+    used = [name for name in _PARTS if any(name in _parts(row) for row in known)]
+    shown, names = known[:MOST_BARS], distinguishing_settings(known)
+    places = bar_names(shown, data)
+    bars = [
+        (panel, name, _marks(row, names, data.ranks))
+        for row, (panel, name) in zip(shown, places, strict=True)
+    ]
+    note = (
+        "Shares of the step time. The parts come from instrumented steps after the timed ones, on "
+        "the slowest rank, so they need not add up to 100 %."
+    )
+    count = sum(map(has_no_breakdown, map(dict, data.rows)))
+    if count:
+        points = "1 point is" if count == 1 else f"{count} points are"
+        note += (
+            f" {points} not drawn: their parts exceed the step by more than 10 %, so they are no "
+            "breakdown of it."
+        )
+    if len(shown) < len(known):
+        note += f" {len(shown)} of {len(known)} points are drawn; the table has all."
+    longest = max(1.0, *(sum(_parts(row).values()) for row in shown))
+    scale = {"domain": [0, longest], "nice": False}
     return Figure(
         anchor="parts",
         title="Where the step goes",
-        note="Shares of the step time. The parts come from instrumented steps after the timed "
-        "ones, on the slowest rank, so they need not add up to 100 %."
-        + _omission(rows)
-        + first_of(len(shown), len(known)),
-        legend=[Entry(label=_PARTS[name], color=_COLORS[name]) for name in used],
-        panels=bar_panels(shown, summary.ranks, _values, lambda y, _: [_layer(used, highest, y)]),
-        table=_table(known, summary.ranks),
+        note=note,
+        panels=bar_panels(
+            bars,
+            axis("share of the step", format="~%", scale=scale),
+            series=[_PARTS[name][0] for name in used],
+            colors=[_PARTS[name][1] for name in used],
+            is_stacked=True,
+        ),
+        table=_table(known, names, data.ranks),
     )
 
 
-def _omission(rows: Sequence[Row]) -> str:
-    count = sum(has_no_breakdown(row) and not is_other(row) for row in rows)
-    if not count:
-        return ""
-    points = "1 point is" if count == 1 else f"{count} points are"
-    return (
-        f" {points} not drawn: their parts exceed the step by more than 10 %, so they are no "
-        "breakdown of it."
-    )
+CHARTS = (Chart(draw=parts_figure, place=35),)
 
 
-def _table(rows: Sequence[Row], ranks: str) -> Table:
+def _parts(row: Row) -> dict[str, float]:
+    """Return the parts above 0 as shares of the step; empty where they are not known."""
+    if row.step_ms_p50 is None:
+        return {}
+    known = {name: _part_ms(row, name) or 0.0 for name in _PARTS}
+    return {name: ms / row.step_ms_p50 for name, ms in known.items() if ms > 0}
+
+
+def _part_ms(row: Row, name: str) -> float | None:
+    """Return a part without what a slow rank takes longer, which is a part of its own."""
+    slower_ms = row.straggler_ms or 0.0
+    if name == _SLOWER:
+        return slower_ms if is_slowed_by_one_rank(row) else None
+    value: float | None = getattr(row, name)
+    if value is None or not is_slowed_by_one_rank(row):
+        return value
+    device_ms = slower_ms if row.straggler_device_ms is None else row.straggler_device_ms
+    in_part = {"compute_ms": device_ms, "host_gap_ms": slower_ms - device_ms}
+    return value - in_part.get(name, 0.0)
+
+
+def _marks(row: Row, names: Sequence[str], ranks: str) -> list[Mark]:
+    marks: list[Mark] = []
+    start = 0.0
+    for name, share in _parts(row).items():
+        part = formatting.duration(_part_ms(row, name) or 0.0)
+        tip = f"{point_name(row, names, ranks)}\n{_PARTS[name][0]}: {part}, "
+        tip += f"{formatting.percent(share)} of the step"
+        marks.append({"x": start, "x2": start + share, "line": _PARTS[name][0], "tip": tip})
+        start += share
+    return marks
+
+
+def _table(rows: Sequence[Row], names: Sequence[str], ranks: str) -> Table:
     """List the parts in milliseconds, and what the step loses against perfect scaling."""
-    names = telling_settings(rows)
     measured: list[tuple[str, Callable[[Row], str]]] = [
-        ("step ms", lambda row: formatting.number(row["step_ms_p50"])),
+        ("step ms", lambda row: formatting.number(row.step_ms_p50)),
         *(
             (
-                f"{_PARTS[name]} ms",
-                lambda row, name=name: formatting.part_ms(_part_ms(row, name), row["step_ms_p50"]),
+                f"{title} ms",
+                lambda row, name=name: formatting.part_ms(_part_ms(row, name), row.step_ms_p50),
             )
-            for name in _PARTS
+            for name, (title, _) in _PARTS.items()
         ),
         *(
-            (f"lost: {CAUSES[name]}", lambda row, name=name: formatting.percent(row[name]))
+            (f"lost: {CAUSES[name]}", lambda row, name=name: formatting.percent(getattr(row, name)))
             for name in LOSSES
         ),
     ]
     cells = [(title, [cell(row) for row in rows]) for title, cell in measured]
     kept = [(title, found) for title, found in cells if any(found)]
-    points = [[str(row["point_id"]), formatting.settings_words(row, names, ranks)] for row in rows]
+    points = [[str(row.point_id), formatting.settings_words(row, names, ranks)] for row in rows]
     return Table(
         columns=["point", "settings", *(title for title, _ in kept)],
         rows=[[*head, *(found[place] for _, found in kept)] for place, head in enumerate(points)],
         texts=2,
     )
-
-
-def _share(row: Row, name: str) -> float:
-    """As it is drawn: nothing of what is negative."""
-    part_ms = _part_ms(row, name)
-    known = formatting.has_value(part_ms) and formatting.has_value(row["step_ms_p50"])
-    return max(0.0, float(part_ms / row["step_ms_p50"])) if known else 0.0
-
-
-def _part_ms(row: Row, name: str) -> Any:
-    """Take a part, without what a rank that stands out takes longer, which is one of its own."""
-    is_slowed = is_slowed_by_one_rank(row)
-    if name == _SLOWER:
-        return row["straggler_ms"] if is_slowed else None
-    if not is_slowed or not formatting.has_value(row[name]):
-        return row[name]
-    device_ms = row["straggler_device_ms"]
-    in_compute = device_ms if formatting.has_value(device_ms) else row["straggler_ms"]
-    if name == "compute_ms":
-        return row[name] - in_compute
-    return row[name] - (row["straggler_ms"] - in_compute) if name == "host_gap_ms" else row[name]
-
-
-def _whole(row: Row) -> float:
-    return sum(_share(row, name) for name in _PARTS)
-
-
-def _values(row: Row) -> list[Value]:
-    values: list[Value] = []
-    start = 0.0
-    for name, text in _PARTS.items():
-        share = _share(row, name)
-        if share > 0:
-            part = formatting.duration(_part_ms(row, name))
-            tip = f"{text}: {part}, {formatting.percent(share)} of the step"
-            values.append({"part": name, "low": start, "high": start + share, "tip": tip})
-        start += share
-    return values
-
-
-def _layer(used: Sequence[str], highest: float, y: Spec) -> Spec:
-    return {
-        "mark": {"type": "bar"},
-        "encoding": {
-            "x": {
-                "field": "low",
-                "type": "quantitative",
-                "title": "share of the step",
-                "scale": {"domain": [0, highest], "nice": False},
-                "axis": {"format": "~%", "tickCount": 5},
-            },
-            "x2": {"field": "high"},
-            "y": y,
-            "color": {
-                "field": "part",
-                "type": "nominal",
-                "scale": {"domain": list(used), "range": [_COLORS[name] for name in used]},
-                "legend": None,
-            },
-            "description": TIP,
-        },
-    }

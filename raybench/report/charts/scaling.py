@@ -1,157 +1,106 @@
-"""Speed-up against ideal and scaling efficiency over the ranks, as figures."""
+"""Speed-up against ideal, and scaling efficiency, over the number of ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from raybench.analysis.settings import varying
 from raybench.report import formatting
-from raybench.report.charts.figure import Entry, Figure, Panel, Value, legend, specification
-from raybench.report.charts.lines import (
-    OTHER,
-    ideal_layer,
-    interval_layers,
-    layers,
-    linear_axis,
-    number_layer,
-    power_axis,
-    reached,
-)
-from raybench.report.charts.series import (
-    Row,
-    arrange,
-    drawing_note,
-    is_other,
-    lines_of,
-    missing,
-    named,
-)
+from raybench.report.charts.data import ChartData, Row, lines_over
+from raybench.report.charts.grammar import Figure, Mark, Spec, axis
+from raybench.report.charts.registry import Chart
 from raybench.report.findings import plus_minus
-from raybench.report.summary import Summary
 
-# What tells the lines of one panel from each other.
-_LINES = ("batch", "scaling")
-_IDEAL = Entry(label="ideal", color="var(--axis)", shape="dash")
+# Room for the numbers beside the last points.
+_ROOM = 34
 
 
-def speed_up_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
-    """None where there is no speed-up over several numbers of ranks."""
-    return _figure(
-        rows,
-        summary,
-        name="speed_up",
-        title=f"Speed-up over the number of {summary.ranks}",
-        note=f"Samples per second over those of the same settings on {_base(summary)}. Both axes "
-        "double from tick to tick. Bars: 95 % intervals, mostly smaller than the points.",
-    )
-
-
-def efficiency_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
-    """None where there is no efficiency over several numbers of ranks."""
-    return _figure(
-        rows,
-        summary,
-        name="efficiency",
-        title="Scaling efficiency",
-        note=f"Speed-up over the ratio of {summary.ranks}; 100 % is ideal.",
-    )
-
-
-def _base(summary: Summary) -> str:
-    return formatting.ranks_words(int(summary.run.baseline.get("world_size", 1)), summary.ranks)
-
-
-def _figure(
-    rows: Sequence[Row], summary: Summary, *, name: str, title: str, note: str
-) -> Figure | None:
-    def is_known(row: Row) -> bool:
-        return bool(formatting.has_value(row[name]) and row[name] > 0)
-
-    known = [row for row in rows if is_known(row)]
-    sizes = sorted({row["world_size"] for row in known})
-    if "world_size" not in summary.run.baseline or len(sizes) < 2:
+def speed_up_figure(data: ChartData) -> Figure | None:
+    """Draw the speed-up; None where it is not compared over several numbers of ranks."""
+    base = data.summary.run.baseline.get("world_size")
+    if base is None:
         return None
-    series = arrange(rows, over=("world_size",), lines_by=_LINES, ranks=summary.ranks)
-    lines = lines_of(series, is_known)
-    names = varying(rows)
-    values = {
-        head: _values([one for one in members if is_known(one[1])], name, names, summary)
-        for head, members in series.panels.items()
-    }
-    x = power_axis("x", summary.ranks, sizes)
-    x["axis"] = {"values": sizes, "format": "~g"}
-    base = float(summary.run.baseline["world_size"])
-    ends = reached([value for found in values.values() for value in found])
-    ideal = [{"x": s, "y": s / base if name == "speed_up" else 1.0} for s in sizes]
-    ends += [point["y"] for point in ideal]
-    # Room for the numbers beside the last points.
-    x["scale"]["domain"][1] *= 1.2
-    times = f"times the samples/s of {_base(summary)}"
-    y = (
-        power_axis("y", times, ends)
-        if name == "speed_up"
-        else linear_axis(
-            "y",
-            "efficiency",
-            scale={"domain": [0, max(1.0, *ends) * 1.05], "nice": False},
-            axis={"format": "~%", "tickCount": 5},
-        )
-    )
-    panels = [
-        Panel(
-            title=head,
-            spec=specification(
-                values[head],
-                [
-                    ideal_layer(ideal, x, y),
-                    *interval_layers(values[head], lines, x, y),
-                    *layers(values[head], lines, x, y),
-                    *number_layer(values[head], x, y),
-                ],
-            ),
-            missing=missing(members, is_known, ("world_size",), summary.ranks),
-        )
-        for head, members in series.panels.items()
-    ]
-    others = [OTHER] if any(map(is_other, known)) else []
-    return Figure(
-        anchor=name.replace("_", "-"),
-        title=title,
-        note=note + drawing_note(series),
-        legend=[*legend(lines), _IDEAL, *others],
-        panels=panels,
+    of = formatting.ranks_words(int(base), data.ranks)
+    sizes = _sizes(data)
+    return _over_ranks(
+        data,
+        "speed_up",
+        title=f"Speed-up over the number of {data.ranks}",
+        note=f"Samples per second over those of the same settings on {of}. Both axes are "
+        "logarithmic. Thin bars: 95 % intervals, mostly smaller than the points.",
+        y=axis(f"times the samples/s of {of}", 2, format="~g"),
+        ideal=[(size, size / float(base)) for size in sizes],
+        number=lambda row: formatting.ratio(row.speed_up),
     )
 
 
-def _values(
-    members: Sequence[tuple[str, Row]], name: str, names: Sequence[str], summary: Summary
-) -> list[Value]:
-    return [
-        {
-            "x": int(row["world_size"]),
-            "y": float(row[name]),
-            "line": line,
-            "number": formatting.ratio(row[name]) if name == "speed_up" else f"{row[name]:.0%}",
-            "other": is_other(row),
-            "tip": f"{named(row, names, summary.ranks)}\nspeed-up {speed_up_words(row)}, "
-            f"efficiency {formatting.percent(row['efficiency'])}\n{formatting.step_time(row)}, "
-            f"{formatting.number(row['throughput'])} samples/s",
-            **_interval(row, name),
-        }
-        for line, row in members
-    ]
+def efficiency_figure(data: ChartData) -> Figure | None:
+    """Draw the scaling efficiency; None where it is not compared over several numbers of ranks."""
+    if "world_size" not in data.summary.run.baseline:
+        return None
+    return _over_ranks(
+        data,
+        "efficiency",
+        title="Scaling efficiency",
+        note=f"Speed-up over the ratio of {data.ranks}; 100 % is ideal.",
+        y=axis("efficiency", format="~%"),
+        ideal=[(size, 1.0) for size in _sizes(data)],
+        number=lambda row: f"{row.efficiency:.0%}",
+    )
 
 
-def _interval(row: Row, name: str) -> dict[str, Any]:
-    """Take the 95 % interval of a figure, where the table has one."""
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    known = formatting.has_value(low) and formatting.has_value(high)
-    return {"low": float(low), "high": float(high)} if known else {}
+CHARTS = (
+    Chart(draw=speed_up_figure, place=20, answers=30),
+    Chart(draw=efficiency_figure, place=30),
+)
 
 
 def speed_up_words(row: Row) -> str:
-    """Write a speed-up and half of its interval, relative."""
+    """Return a speed-up and half of its 95 % interval, relative to it."""
     sure = plus_minus(row)
-    text = "" if sure is None or row["is_baseline"] else f" {formatting.half_width(sure)}"
-    return formatting.ratio(row["speed_up"]) + text
+    text = "" if sure is None or row.is_baseline else f" {formatting.half_width(sure)}"
+    return formatting.ratio(row.speed_up) + text
+
+
+def _sizes(data: ChartData) -> list[int]:
+    known = [row for row in (*data.rows, *data.others) if row.speed_up is not None]
+    return sorted({int(row.world_size) for row in known})
+
+
+def _over_ranks(
+    data: ChartData,
+    name: str,
+    *,
+    title: str,
+    note: str,
+    y: Spec,
+    ideal: Sequence[tuple[float, float]],
+    number: Callable[[Row], str],
+) -> Figure | None:
+    def value(row: Row) -> float | None:
+        known = formatting.has_value(getattr(row, name)) and getattr(row, name) > 0
+        return float(getattr(row, name)) if known else None
+
+    def more(row: Row) -> Mark:
+        low, high = getattr(row, f"{name}_low"), getattr(row, f"{name}_high")
+        ends = {"low": float(low), "high": float(high)} if formatting.has_value(low) else {}
+        return {"number": number(row), **ends} if value(row) is not None else {}
+
+    x = axis(data.ranks, 2, values=_sizes(data), format="~g", scale={"padding": _ROOM})
+    return lines_over(
+        data,
+        anchor=name.replace("_", "-"),
+        title=title,
+        note=note,
+        over=("world_size",),
+        lines_by=("batch", "scaling"),
+        x=x,
+        y=y,
+        along=lambda row: int(row.world_size),
+        value=value,
+        more=more,
+        ideal=ideal,
+        tip=lambda row: (
+            f"speed-up {speed_up_words(row)}, efficiency {formatting.percent(row.efficiency)}\n"
+            f"{formatting.step_time(row)}, {formatting.number(row.throughput)} samples/s"
+        ),
+    )

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from raybench.report import formatting, plain_text
-from raybench.report.charts.figure import (
+from raybench.report.charts.data import ChartData, Row, distinguishing_settings, point_name
+from raybench.report.charts.grammar import (
+    HEIGHT,
     MOST_LINES,
-    TIP,
-    Entry,
     Figure,
+    Mark,
     Panel,
     Spec,
     Table,
-    Value,
-    by_line,
-    legend,
-    specification,
+    axis,
+    legend_height,
+    line_chart,
 )
-from raybench.report.charts.lines import linear_axis
-from raybench.report.charts.series import Row, named, telling_settings
+from raybench.report.charts.registry import Chart
 
 _SHOWN = {
     "sm_clock_mhz": ("SM clock", "MHz"),
@@ -39,79 +37,84 @@ _MOST_TIMES = 60
 _LONGEST_GAP_S = 60.0
 # Of the points at one time, as many are named.
 _MOST_NAMED = 3
-_THROTTLED = Entry(label="a point that was throttled", color="var(--held)")
-_BAND = Entry(label="points, every second one shaded", color="var(--band)")
 
 
-def telemetry_figure(
-    telemetry: pd.DataFrame, start: datetime, rows: Sequence[Row] = (), ranks: str = "GPUs"
-) -> Figure | None:
-    """Draw what the devices did; None where nothing was sampled twice.
-
-    telemetry: TELEMETRY_COLUMNS of one run. rows: its points.
-    """
-    known = telemetry.dropna(subset=list(_SHOWN), how="all")
+def telemetry_figure(data: ChartData) -> Figure | None:
+    """Draw what the devices did; None where nothing was sampled twice."""
+    start = data.summary.run.started_at
+    if data.telemetry.empty:
+        return None
+    known = data.telemetry.dropna(subset=list(_SHOWN), how="all")
     if known["time"].nunique() < 2:
         return None
-    named_devices = known.assign(device=_names(known), second=_seconds(known["time"], start))
-    bands = _bands(rows, start, ranks)
-    left_out_s = _leave_gaps_out(named_devices, bands)
-    width_s = max(1e-9, float(np.ptp(named_devices["second"])) / _MOST_TIMES)
-    named_devices["second"] = (named_devices["second"] / width_s).round() * width_s
-    by_time = named_devices.groupby(["device", "part", "second"], sort=True)
+    sampled = known.assign(device=_device_names(known), second=_seconds(known["time"], start))
+    bands = _bands(data.rows, start, data.ranks)
+    left_out_s = _leave_gaps_out(sampled, bands)
+    width_s = max(1e-9, float(np.ptp(sampled["second"])) / _MOST_TIMES)
+    sampled["second"] = (sampled["second"] / width_s).round() * width_s
+    by_time = sampled.groupby(["device", "part", "second"], sort=True)
     means = by_time[list(_SHOWN)].mean().reset_index()
     lines, drawn = _lines(means)
     used = [name for name in _SHOWN if drawn[name].notna().any()]
-    marks = [_BAND] * bool(bands) + [_THROTTLED] * any(band["held"] for band in bands)
+    note = "As NVML tells it, by one process on each node; seconds since the run began"
+    if left_out_s:
+        note += f", without {formatting.long_time(left_out_s)} in which nothing was sampled"
+    note += "." + (" Every second point is shaded." if bands else "")
+    if any(band["is_throttled"] for band in bands):
+        note += " Orange: a point that was throttled."
+    if len(lines) < means["device"].nunique():
+        note += " There are too many devices to draw each."
+    titles = {name: f"{_SHOWN[name][0]}, {_SHOWN[name][1]}" for name in used}
+    spans = sampled.groupby("device")[used].agg(["min", "max"])
+    cells = [
+        [
+            str(device),
+            *(
+                plain_text.span(*map(formatting.number, spans.loc[device, name][["min", "max"]]))
+                for name in used
+            ),
+        ]
+        for device in spans.index
+    ]
     return Figure(
         anchor="telemetry",
         title="Devices over time",
-        note=_note(left_out_s, is_each=len(lines) == means["device"].nunique()),
-        legend=[*legend(lines, points=False), *marks],
+        note=note,
         panels=[
             Panel(
-                title=f"{_SHOWN[name][0]}, {_SHOWN[name][1]}",
-                spec=_spec(drawn, lines, name, bands),
+                title=titles[name],
+                layers=_layers(drawn, lines, name, bands),
+                height=HEIGHT + legend_height(lines),
             )
             for name in used
         ],
-        table=Table(
-            columns=["device", *(f"{_SHOWN[name][0]}, {_SHOWN[name][1]}" for name in used)],
-            rows=_cells(named_devices, used),
-            texts=1,
-        ),
-        is_wide=True,
+        table=Table(columns=["device", *titles.values()], rows=cells, texts=1),
     )
 
 
-def _bands(rows: Sequence[Row], start: datetime, ranks: str) -> list[Value]:
-    """When each point ran, in seconds since the run began, in order."""
-    timed = [row for row in rows if formatting.has_value(row["duration_s"])]
-    timed.sort(key=lambda row: row["started_at"])
-    names = telling_settings(timed)
-    begins = [float(_seconds(pd.Series([row["started_at"]]), start).iloc[0]) for row in timed]
+CHARTS = (Chart(draw=telemetry_figure, place=100),)
+
+
+def _bands(rows: Sequence[Row], start: datetime, ranks: str) -> list[Mark]:
+    """Return when each point ran, in seconds since the run began, in order."""
+    timed = [row for row in rows if row.duration_s is not None]
+    timed.sort(key=lambda row: row.started_at)
+    names = distinguishing_settings(timed)
+    begins = [float(_seconds(pd.Series([row.started_at]), start).iloc[0]) for row in timed]
     return [
         {
             "low": begin,
-            "high": begin + float(row["duration_s"]),
-            "held": formatting.is_set(row["throttled"]),
-            "even": place % 2 == 0,
-            "name": named(row, names, ranks).replace("\n", ", "),
+            "high": begin + (row.duration_s or 0.0),
+            "is_throttled": formatting.is_set(row.throttled),
+            "is_even": place % 2 == 0,
+            "name": point_name(row, names, ranks).replace("\n", ", "),
         }
         for place, (begin, row) in enumerate(zip(begins, timed, strict=True))
     ]
 
 
-def _note(left_out_s: float, *, is_each: bool) -> str:
-    """Say what is to be known to read the charts. is_each: whether each device has its line."""
-    gap = f", without {formatting.long_time(left_out_s)} in which nothing was sampled"
-    more = "" if is_each else " There are too many to draw each."
-    when = f"seconds since the run began{gap if left_out_s else ''}."
-    return f"As NVML tells it, by one process on each node; {when}{more}"
-
-
-def _names(telemetry: pd.DataFrame) -> pd.Series:
-    """`GPU 0`, and with the node where there are several."""
+def _device_names(telemetry: pd.DataFrame) -> pd.Series:
+    """Return `GPU 0`, and with the node where there are several."""
     index = "GPU " + telemetry["index"].astype("Int64").astype(str)
     if telemetry["node_id"].nunique() < 2:
         return index
@@ -123,15 +126,18 @@ def _seconds(times: pd.Series, start: datetime) -> pd.Series:
     return (pd.to_datetime(times, utc=True) - pd.Timestamp(start)).dt.total_seconds()
 
 
-def _leave_gaps_out(named: pd.DataFrame, bands: Sequence[Value]) -> float:
-    """Close the long gaps in `second`, and number the parts between them; the seconds left out."""
-    times = np.unique(named["second"])
+def _leave_gaps_out(sampled: pd.DataFrame, bands: Sequence[Mark]) -> float:
+    """Close the long gaps in `second`, and number the parts between them in `part`.
+
+    Changes `sampled` and the ends of `bands`; returns the seconds that are left out.
+    """
+    times = np.unique(sampled["second"])
     # Also from the start of the run to its first sample.
     gaps_s = np.diff(times, prepend=min(0.0, times[0]))
     closed_s = np.where(gaps_s > _LONGEST_GAP_S, gaps_s, 0.0)
-    place = np.searchsorted(times, named["second"])
-    named["part"] = np.cumsum(closed_s > 0)[place]
-    named["second"] -= np.cumsum(closed_s)[place]
+    place = np.searchsorted(times, sampled["second"])
+    sampled["part"] = np.cumsum(closed_s > 0)[place]
+    sampled["second"] -= np.cumsum(closed_s)[place]
     for band in bands:
         for end in ("low", "high"):
             after = min(int(np.searchsorted(times, band[end])), len(times) - 1)
@@ -140,7 +146,7 @@ def _leave_gaps_out(named: pd.DataFrame, bands: Sequence[Value]) -> float:
 
 
 def _lines(means: pd.DataFrame) -> tuple[list[str], pd.DataFrame]:
-    """Choose the lines: each device; of many devices the least, the median and the most of them."""
+    """Return each device as a line; of many devices the least, the median and the most of them."""
     devices = list(dict.fromkeys(means["device"]))
     if len(devices) <= MOST_LINES:
         return devices, means
@@ -150,98 +156,69 @@ def _lines(means: pd.DataFrame) -> tuple[list[str], pd.DataFrame]:
     return list(words), pd.concat(parts)
 
 
-def _spec(drawn: pd.DataFrame, lines: Sequence[str], name: str, bands: Sequence[Value]) -> Spec:
+def _layers(
+    drawn: pd.DataFrame, lines: Sequence[str], name: str, bands: Sequence[Mark]
+) -> list[Spec]:
     known = drawn[drawn[name].notna()]
-    values: list[Value] = [
+    marks: list[Mark] = [
         {"x": round(float(second), 2), "y": round(float(value), 1), "line": line, "part": int(part)}
         for line, part, second, value in zip(
             *(known[column] for column in ("device", "part", "second", name)), strict=True
         )
     ]
-    seconds = [value["x"] for value in values]
+    seconds = [mark["x"] for mark in marks]
     # What came before the first sample and the first point would be empty.
     first = min([min(seconds), *(band["low"] for band in bands if band["low"] >= 0)])
     domain = [min(first, min(seconds)), max(seconds)]
-    x = linear_axis(
-        "x",
-        "seconds",
-        scale={"domain": domain, "nice": False, "zero": False},
-        axis={"format": "~s"},
-    )
+    scale = {"domain": domain, "nice": False, "zero": False}
     # Clocks differ by little, and from zero on their fall would not be seen.
-    scale = {"zero": False} if name == "sm_clock_mhz" else {"domainMin": 0}
-    y = linear_axis("y", _SHOWN[name][1], scale={**scale, "padding": 6})
-    return specification(
-        values,
-        [
-            *_band_layers(bands, domain),
-            {
-                "mark": {"type": "line", "strokeWidth": 1.5, "aria": False},
-                "encoding": {
-                    "x": x,
-                    "y": y,
-                    "color": by_line(lines, "color"),
-                    "detail": {"field": "part", "type": "nominal"},
-                },
-            },
-            _tip_layer(values, _SHOWN[name][1], bands),
-        ],
-    )
-
-
-def _band_layers(bands: Sequence[Value], domain: Sequence[float]) -> list[Spec]:
-    """Every second point shaded, and those that were throttled in a colour of their own."""
-    shown = [
+    from_zero = {"zero": False} if name == "sm_clock_mhz" else {"domainMin": 0}
+    x = axis("seconds", format="~s", scale=scale)
+    y = axis(None, scale={**from_zero, "padding": 6})
+    shaded = [
         {
             "low": max(band["low"], domain[0]),
             "high": min(band["high"], domain[1]),
-            "fill": _THROTTLED.color if band["held"] else _BAND.color,
+            "fill": "var(--held)" if band["is_throttled"] else "var(--band)",
         }
         for band in bands
-        if (band["held"] or band["even"]) and band["high"] > domain[0] and band["low"] < domain[1]
+        if (band["is_throttled"] or band["is_even"])
+        and band["high"] > domain[0]
+        and band["low"] < domain[1]
     ]
-    if not shown:
-        return []
-    encoding: dict[str, Any] = {
-        "x": {"field": "low", "type": "quantitative"},
-        "x2": {"field": "high"},
-        "fill": {"field": "fill", "type": "nominal", "scale": None},
-    }
-    mark = {"type": "rect", "stroke": None, "aria": False}
-    return [{"data": {"values": shown}, "mark": mark, "encoding": encoding}]
+    return [
+        *([_strips(shaded, "low", "high")] if shaded else []),
+        *line_chart(marks, lines, x, y, has_points=False),
+        _tips(marks, _SHOWN[name][1], bands),
+    ]
 
 
-def _tip_layer(values: Sequence[Value], unit: str, bands: Sequence[Value]) -> Spec:
-    """Draw what can be pointed at: a strip for each time, over the whole height."""
-    times = sorted({value["x"] for value in values})
-    half = float(np.diff(times).min()) / 2 if len(times) > 1 else 0.5
-    strips = []
-    for time in times:
-        phrases = [f"{v['line']}: {v['y']:g} {unit}" for v in values if v["x"] == time]
-        now = [
-            one["name"] for one in bands if one["low"] <= time + half and one["high"] > time - half
-        ]
-        tip = "\n".join([f"{time:.1f} s", *phrases, *now[:_MOST_NAMED]])
-        strips.append({"low": time - half, "high": time + half, "tip": tip})
-    quantitative = {"type": "quantitative"}
+def _strips(values: Sequence[Mark], low: str, high: str) -> Spec:
+    """Return strips over the whole height of a chart, of the colour `fill` each."""
     return {
-        "data": {"values": strips},
-        "mark": {"type": "rect", "fill": "transparent", "stroke": None},
+        "data": {"values": list(values)},
+        "mark": {"type": "rect", "stroke": None},
         "encoding": {
-            "x": {"field": "low", **quantitative},
-            "x2": {"field": "high"},
-            "description": TIP,
+            "x": {"field": low, "type": "quantitative"},
+            "x2": {"field": high},
+            "fill": {"field": "fill", "type": "nominal", "scale": None},
         },
     }
 
 
-def _cells(named: pd.DataFrame, used: Sequence[str]) -> list[list[str]]:
-    """Of each device the least and the most."""
-    spans = named.groupby("device")[list(used)].agg(["min", "max"])
-    return [
-        [str(device), *(_span(spans.loc[device, name]) for name in used)] for device in spans.index
-    ]
-
-
-def _span(span: pd.Series) -> str:
-    return plain_text.span(formatting.number(span["min"]), formatting.number(span["max"]))
+def _tips(marks: Sequence[Mark], unit: str, bands: Sequence[Mark]) -> Spec:
+    """Return an unseen strip for each time that can be pointed at."""
+    times = sorted({mark["x"] for mark in marks})
+    half = float(np.diff(times).min()) / 2 if len(times) > 1 else 0.5
+    strips = []
+    for time in times:
+        phrases = [f"{one['line']}: {one['y']:g} {unit}" for one in marks if one["x"] == time]
+        now = [
+            one["name"] for one in bands if one["low"] <= time + half and one["high"] > time - half
+        ]
+        tip = "\n".join([f"{time:.1f} s", *phrases, *now[:_MOST_NAMED]])
+        strips.append({"low": time - half, "high": time + half, "fill": "transparent", "tip": tip})
+    spec = _strips(strips, "low", "high")
+    spec["mark"]["aria"] = True
+    spec["encoding"]["description"] = {"field": "tip", "type": "nominal"}
+    return spec

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -20,54 +18,24 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from raybench.report import document, formatting, plain_text
-from raybench.report.charts.bars import products_figure
-from raybench.report.charts.batch import memory_figure, throughput_figure
-from raybench.report.charts.figure import WIDE, Figure, Panel, Table
-from raybench.report.charts.figures import main_figure, rows_laid_over, rows_of, why_none
-from raybench.report.charts.gains import gains_figure
-from raybench.report.charts.parts import parts_figure
-from raybench.report.charts.rates import rate_figures
-from raybench.report.charts.scaling import efficiency_figure, speed_up_figure
-from raybench.report.charts.series import Row, is_other
-from raybench.report.charts.steps import PointSteps, heat_figure, spread_figure
-from raybench.report.charts.svg import draw, key
-from raybench.report.charts.telemetry import telemetry_figure
+from raybench.report.charts.data import ChartData
+from raybench.report.charts.grammar import Figure, Panel, Table, draw
+from raybench.report.charts.registry import main_figure, other_figures, why_no_figure
 from raybench.report.document import HOW_TO_ADD_ROUNDS
 from raybench.report.html.points import point_table
 from raybench.report.key_figures import key_figures
 from raybench.report.summary import Summary
 from raybench.report.what_ran import what_ran
 
-# A strip that can be pointed at and is not seen.
-_STRIP = re.compile(r'<path aria-label="[^"]*" d="[^"]*"/>')
 # Software that a reader asks for first; the rest is in the environment.
 _VERSIONS = {"torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driver"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageData:
-    """What the page shows besides the summary.
-
-    devices: the table of the run. telemetry: its TELEMETRY_COLUMNS. steps: of the points that
-    `spread_points` and `heat_points` ask for. against: a run that this one is laid over.
-    """
-
-    summary: Summary
-    devices: pd.DataFrame
-    telemetry: pd.DataFrame
-    steps: Sequence[PointSteps]
-    against: Summary | None = None
-
-
-def format_page(data: PageData) -> str:
-    """Write the whole page."""
+def format_page(data: ChartData) -> str:
+    """Write the whole page of a run."""
     summary = data.summary
-    rows = rows_laid_over(summary, data.against)
-    first = main_figure(rows, summary, data.devices)
-    figures = [one for one in _figures(data, rows) if first is None or one.anchor != first.anchor]
-    own, others = (
-        {row["point_id"] for row in rows if is_other(row) == of_other} for of_other in (False, True)
-    )
+    first = main_figure(data)
+    shared = {row["point_id"] for row in data.rows} & {row["point_id"] for row in data.others}
     return render(
         "page.html",
         summary=summary,
@@ -81,13 +49,15 @@ def format_page(data: PageData) -> str:
             if name in summary.versions
         ],
         against=data.against,
-        shares_points=not own.isdisjoint(others),
-        trained=what_ran(rows_of(summary), summary.ranks),
-        key_figures=key_figures(summary, rows_of(summary)),
+        shares_points=bool(shared),
+        trained=what_ran(data.rows, summary.ranks),
+        key_figures=key_figures(summary, data.rows),
         first=first,
-        why_none=why_none(summary),
-        figures=figures,
-        points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
+        why_none=why_no_figure(summary),
+        figures=other_figures(data, first),
+        points=point_table(
+            data.rows, data.others, summary, data.against.run.run_id if data.against else ""
+        ),
         marks=formatting.MARKS,
         uneven=plain_tables(summary.uneven_tables),
         scopes=plain_tables(summary.scope_tables),
@@ -118,25 +88,6 @@ def render(template: str, **values: Any) -> str:
     return page
 
 
-def _figures(data: PageData, rows: Sequence[Row]) -> list[Figure]:
-    """In the order of the page; those without data are left out."""
-    summary = data.summary
-    found = [
-        *rate_figures(rows, summary),
-        speed_up_figure(rows, summary),
-        efficiency_figure(rows, summary),
-        gains_figure(rows, summary),
-        products_figure(rows, summary),
-        throughput_figure(rows, summary),
-        memory_figure(rows, summary, data.devices),
-        parts_figure(rows, summary),
-        spread_figure(data.steps, rows_of(summary), summary),
-        heat_figure(data.steps, summary),
-        telemetry_figure(data.telemetry, summary.run.started_at, rows_of(summary), summary.ranks),
-    ]
-    return [one for one in found if one is not None]
-
-
 def plain_tables(tables: Sequence[document.Table]) -> list[tuple[str, Table]]:
     """List each table under what its points have in common."""
     return [
@@ -145,17 +96,8 @@ def plain_tables(tables: Sequence[document.Table]) -> list[tuple[str, Table]]:
     ]
 
 
-def _charts(panel: Panel, figure: Figure) -> Markup:
-    """Draw a chart; where there is room for it, drawn wide too: the style shows one of them."""
-    name = ": ".join(filter(None, (figure.title, panel.title)))
-    small = draw(panel.spec, name)
-    if not figure.is_large:
-        return Markup(small)
-    if figure.is_wide:
-        # Strips that are pointed at are too many to have them twice, and too narrow on a phone.
-        small = _STRIP.sub("", small)
-    wide = draw(panel.spec, name, (WIDE[0], max(WIDE[1], panel.spec["height"])))
-    return Markup(f'<div class="small">{small}</div><div class="large">{wide}</div>')
+def _draw(panel: Panel, figure: Figure) -> Markup:
+    return Markup(draw(panel, ": ".join(filter(None, (figure.title, panel.title)))))
 
 
 def _finish(value: Any) -> Any:
@@ -172,8 +114,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["charts"] = _charts
-    environment.filters["key"] = lambda entry: Markup(key(entry.shape, entry.color))
+    environment.filters["draw"] = _draw
     return environment
 
 

@@ -9,8 +9,8 @@ from raybench.analysis.rows import RATES, SCALING, value_of, workload_metrics
 from raybench.analysis.settings import is_numeric, setting, varying
 from raybench.records.metric import Metric
 from raybench.report import formatting, plain_text
+from raybench.report.charts.data import Row, in_order
 from raybench.report.charts.scaling import speed_up_words
-from raybench.report.charts.series import Row, in_order, is_other
 from raybench.report.document import MARK_COLUMN
 from raybench.report.summary import Summary
 from raybench.report.tables import STEP_MEANING, marks, meaning
@@ -62,15 +62,17 @@ class PointTable:
     meanings: Sequence[tuple[str, str]]
 
 
-def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> PointTable:
-    """rows: the points of the run, and those of the one that it is laid over, `against`."""
-    own = in_order([row for row in rows if not is_other(row)])
-    others = {row["point_id"]: row for row in rows if is_other(row)}
+def point_table(
+    rows: Sequence[Row], others: Sequence[Row], summary: Summary, against: str = ""
+) -> PointTable:
+    """Return the table of `rows`; others: the points of the run `against`, under theirs."""
+    own = in_order(rows)
+    by_id = {row["point_id"]: row for row in others}
     names = varying(own) or ["precision"]
     words = [name for name in names if not is_numeric(own, name)]
     numbers = [name for name in names if is_numeric(own, name)]
     metrics = tuple(dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(own))))
-    measured = _measurements(own, others, against, metrics)
+    measured = _measurements(own, by_id, against, metrics)
     meanings = _meanings(metrics, summary) | _MEANINGS
     meanings["±"] = f"{meanings['±']} {summary.plus_minus}".rstrip()
     meanings["step"] = STEP_MEANING

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raybench.report.charts.figures import main_figure, rows_of, why_none
+from raybench.report.charts.data import ChartData
+from raybench.report.charts.registry import main_figure, why_no_figure
 from raybench.report.html.page import plain_tables, render
 from raybench.report.key_figures import key_figures
 from raybench.report.tour import NOTE, Answer
@@ -26,15 +27,15 @@ def format_page(answers: Sequence[Answer]) -> str:
 
 def _section(answer: Answer) -> dict[str, Any]:
     summary = answer.summary
-    rows = rows_of(summary)
+    data = ChartData(summary=summary, devices=answer.devices)
     return {
         "anchor": answer.template,
         "question": answer.question,
         "lead": answer.lead,
-        "trained": what_ran(rows, summary.ranks),
-        "key_figures": key_figures(summary, rows),
-        "figure": main_figure(rows, summary, answer.devices),
-        "why_none": why_none(summary),
+        "trained": what_ran(data.rows, summary.ranks),
+        "key_figures": key_figures(summary, data.rows),
+        "figure": main_figure(data),
+        "why_none": why_no_figure(summary),
         "tables": plain_tables(summary.tables),
         "explanations": summary.explain(summary.tables),
         "commands": answer.commands,

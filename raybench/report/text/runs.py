@@ -15,8 +15,6 @@ from raybench.report.text.terminal import WIDTH, Column, grid, hanging, line, re
 from raybench.results.reader import RankLog
 from raybench.results.run import Run, RunStatus
 
-# A run's id is not folded below this, so that it can be copied.
-_RUN_ID_CHARS = 40
 _TAGS_CHARS = 30
 
 
@@ -29,11 +27,11 @@ def format_runs(
 ) -> str:
     """Write a line per run, the newest last. What was done of a run is known when it has ended.
 
-    machines: what each run was measured on, by run_id. Tags, the machine and the start are left out
-    in turn where there is no room.
+    machines: what each run was measured on, by run_id. Where there is no room, tags, the machine,
+    the time that it took and the start are left out in turn. An id is never broken: it is copied.
     """
     columns = {
-        Column("run", folds_to=_RUN_ID_CHARS): [run.run_id for run in runs],
+        Column("run"): [run.run_id for run in runs],
         Column("started, UTC"): [f"{run.started_at:%Y-%m-%d %H:%M}" for run in runs],
         Column("status"): [run.status.value for run in runs],
         Column("ok", side="right"): [_count(run, run.points_ok) for run in runs],
@@ -44,7 +42,7 @@ def format_runs(
         Column("tags"): [plain_text.shorten(tags(run), _TAGS_CHARS) for run in runs],
     }
     dropped: list[str] = []
-    for name in ("", "tags", "on", "started, UTC"):
+    for name in ("", "tags", "on", "took", "started, UTC"):
         dropped.append(name)
         shown = {c: cells for c, cells in columns.items() if c.name not in dropped and any(cells)}
         cells = [

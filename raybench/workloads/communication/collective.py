@@ -1,9 +1,28 @@
-"""The workload `collective`: one operation of torch.distributed, as nccl-tests times it."""
+"""The workloads `collective` and `grouped_collective`: torch.distributed, timed as by nccl-tests.
+
+| operation | message: `size_bytes` of | input | output | busbw / algbw |
+|---|---|---|---|---|
+| all_reduce | the buffer | whole | whole | 2 (n - 1) / n |
+| all_gather | the output | share | whole | (n - 1) / n |
+| reduce_scatter | the input | whole | share | (n - 1) / n |
+| all_to_all | the input | whole | whole | (n - 1) / n |
+| broadcast | the buffer | whole, of rank 0 | whole | 1 |
+| sendrecv | what each rank sends | whole | whole | 1 |
+
+n is the number of ranks, a share 1 / n of the message. sendrecv is a ring: each rank sends to the
+next one. Sources: doc/PERFORMANCE.md and, for sendrecv, src/sendrecv.cu of
+https://github.com/NVIDIA/nccl-tests.
+
+`raybench plan` imports this module, so torch is imported inside the functions that need it.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,7 +33,8 @@ from raybench.workloads.base import Context, Workload, WrongResultError
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import ProcessGroup
+    import torch.distributed as dist
+    from torch import Tensor
 
 
 Operation = Annotated[
@@ -29,6 +49,180 @@ ElementType = Annotated[
     Field(description="Type of the elements."),
 ]
 
+# Torch only reduces and broadcasts in place; NCCL itself can do both out of place too.
+_ALWAYS_IN_PLACE = frozenset({"all_reduce", "broadcast"})
+# nccl-tests times these in place too, but does not check what arrives.
+_NEVER_IN_PLACE = frozenset({"all_to_all", "sendrecv"})
+# Each of n ranks already has 1 / n of the message. gather and scatter are not timed alone.
+_IN_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+_SUMS = frozenset({"all_reduce", "reduce_scatter"})
+# The payload repeats after so many elements, and so many are compared at a time. A prime, so that
+# data which lands a multiple of any usual size too far is found out.
+_PERIOD = 1_048_573
+_RANK_STRIDE = 7919
+_LARGEST = 100
+
+
+def busbw_factor(kind: str, world_size: int) -> float:
+    """Return busbw / algbw as nccl-tests defines it: busbw is comparable with the hardware's rate.
+
+    kind: an operation of this module's table, or another collective by torch's name for it (1 for
+    an unknown one).
+    """
+    share = (world_size - 1) / world_size
+    if kind == "all_reduce":
+        return 2 * share
+    return share if kind in _IN_SHARES else 1.0
+
+
+def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of ranks that "0-3,4-7" or "0+2,1+3" names.
+
+    Raises UsageError where the text is malformed, a group has fewer than 2 ranks, a rank is in two
+    groups, or a rank is not below world_size.
+    """
+    rule = "groups: must be disjoint groups of ranks, as in 0-3,4-7 or 0+2,1+3"
+    groups: list[tuple[int, ...]] = []
+    for part in text.split(","):
+        ranks = [int(number) for number in re.findall(r"\d+", part)]
+        if re.fullmatch(r"\s*\d+(\+\d+)+\s*", part):
+            groups.append(tuple(sorted(ranks)))
+        elif re.fullmatch(r"\s*\d+-\d+\s*", part):
+            groups.append(tuple(range(ranks[0], ranks[1] + 1)))
+        else:
+            raise UsageError(f"{rule}, given {text!r}")
+    named = [rank for group in groups for rank in group]
+    too_small = min(map(len, groups)) < 2
+    if too_small or len(set(named)) < len(named) or max(named) >= world_size:
+        raise UsageError(
+            f"{rule}, of 2 ranks at least, below world_size {world_size}, given {text!r}"
+        )
+    return tuple(groups)
+
+
+def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
+    """Return the groups as `parse_groups` reads them; consecutive ranks become a range."""
+    return ",".join(
+        f"{group[0]}-{group[-1]}"
+        if list(group) == list(range(group[0], group[-1] + 1))
+        else "+".join(map(str, group))
+        for group in groups
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """The first wrong element of a received tensor, by its index."""
+
+    index: int
+    found: float
+    expected: float
+
+
+class Payload:
+    """Random small integers that every rank can generate for every other rank; never zero.
+
+    The numbers depend on the seed, the sending rank and the position. They are so small that sums
+    over all ranks are exact in any dtype and in any order: up to 256 ranks by their range, and with
+    more (bfloat16) because random signs keep sums below 256.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, world_size: int, seed: int
+    ) -> None:
+        import torch
+
+        # All integers up to here are exact in the type.
+        exact = (
+            round(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
+        )
+        bound = max(1, min(_LARGEST, exact // world_size))
+        # Made on the host: CUDA's random numbers depend on the model of the device.
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randint(-bound, bound, (_PERIOD,), generator=generator, dtype=torch.int32)
+        values[values >= 0] += 1
+        # Twice, so that every stretch of a period lies in one piece.
+        self._values = values.to(dtype).repeat(2).to(device)
+
+    def fill(self, target: Tensor, rank: int) -> None:
+        """Write the message of `rank`, from its first element on, into a 1-d tensor."""
+        for start, part in _pieces(target):
+            part.copy_(self._message(rank, start, len(part)))
+
+    def first_mismatch(
+        self, received: Tensor, ranks: tuple[int, ...], start: int
+    ) -> Mismatch | None:
+        """Compare a 1-d tensor with the sum of the messages of `ranks` from element `start` on.
+
+        Returns the first element that differs; None where all are equal. Waits for the device.
+        """
+        import torch
+
+        for offset, part in _pieces(received):
+            expected = self._message(ranks[0], start + offset, len(part)).clone()
+            for rank in ranks[1:]:
+                expected += self._message(rank, start + offset, len(part))
+            if not torch.equal(part, expected):
+                index = int((part != expected).nonzero()[0])
+                return Mismatch(
+                    index=offset + index,
+                    found=part[index].item(),
+                    expected=expected[index].item(),
+                )
+        return None
+
+    def _message(self, rank: int, start: int, length: int) -> Tensor:
+        first = (start + rank * _RANK_STRIDE) % _PERIOD
+        return self._values[first : first + length]
+
+
+def _pieces(tensor: Tensor) -> list[tuple[int, Tensor]]:
+    """Split a 1-d tensor into views of at most a period, each with the index of its start."""
+    return [(start, tensor[start : start + _PERIOD]) for start in range(0, len(tensor), _PERIOD)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A part of an output: the sum over `ranks` of their inputs from element `start` on."""
+
+    ranks: tuple[int, ...]
+    start: int
+    length: int
+
+
+def expected_output(
+    operation: Operation, elements: int, rank: int, world_size: int
+) -> list[Segment]:
+    """Return the segments of the output of `rank`, in order, for a message of so many elements."""
+    share, everyone = elements // world_size, range(world_size)
+    match operation:
+        case "all_reduce":
+            return [Segment(ranks=tuple(everyone), start=0, length=elements)]
+        case "reduce_scatter":
+            return [Segment(ranks=tuple(everyone), start=rank * share, length=share)]
+        case "all_gather":
+            return [Segment(ranks=(peer,), start=0, length=share) for peer in everyone]
+        case "all_to_all":
+            return [Segment(ranks=(peer,), start=rank * share, length=share) for peer in everyone]
+        case "broadcast":
+            return [Segment(ranks=(0,), start=0, length=elements)]
+        case "sendrecv":
+            return [Segment(ranks=((rank - 1) % world_size,), start=0, length=elements)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """The ranks that communicate, seen from this rank.
+
+    rank: of this process within the group. group: None stands for all ranks. is_idle: this rank is
+    in no group and does nothing.
+    """
+
+    rank: int
+    size: int
+    group: dist.ProcessGroup | None = None
+    is_idle: bool = False
+
 
 class Collective(Workload):
     """Does one collective operation: latency of small messages, bandwidth of large ones.
@@ -37,8 +231,12 @@ class Collective(Workload):
     only; asking for the other is an error. A reduction adds up.
     """
 
+    title = "Collectives"
     takes_batch_size = False
     answers = (Answer(metric="busbw_gb_s"),)
+    # This rank's buffers, 1-d; in place one is a view of the other.
+    input: Tensor
+    output: Tensor
 
     def __init__(
         self,
@@ -55,9 +253,9 @@ class Collective(Workload):
             ),
         ] = None,
     ) -> None:
-        self.prepare(context, operation, size_bytes, dtype, in_place, "")
+        self._prepare(context, operation, size_bytes, dtype, in_place, groups="")
 
-    def prepare(
+    def _prepare(
         self,
         context: Context,
         operation: Operation,
@@ -66,140 +264,64 @@ class Collective(Workload):
         in_place: bool | None,
         groups: str,
     ) -> None:
-        """Make buffers and payload; `grouped_collective` has groups."""
-        # Here: `raybench plan` imports this module and must not pay for importing torch.
+        """Check the parameters, form the groups, and fill the buffers. All ranks call it together.
+
+        groups: as `parse_groups` reads them; empty for one group of all ranks. Raises UsageError
+        where the operation cannot be done as asked.
+        """
         import torch
 
-        from raybench.workloads.communication import collective_operations as operations
-        from raybench.workloads.communication.collective_operations import Payload
-
-        if context.world_size < 2:
-            raise UsageError(
-                f"workload collective: needs at least 2 ranks, world_size is {context.world_size}; "
-                "raise world_size"
-            )
-        if context.precision is not Precision.FP32:
-            raise UsageError(
-                f"workload collective: precision {context.precision} means nothing to a message; "
-                "leave precision out and give dtype"
-            )
-        _check_place(operation, in_place)
-        place = _place(context, groups)
-        rank, world_size = place.rank, place.size
+        _check(context, operation, in_place)
+        group = _form_groups(context, groups)
         element: torch.dtype = getattr(torch, dtype)
-        elements = _elements(operation, size_bytes, element, world_size)
+        elements = _count_elements(operation, size_bytes, element, group.size)
         self.message_bytes = size_bytes
-        self.busbw_factor = operations.busbw_factor(operation, world_size)
-        self._operation, self._rank, self._world_size = operation, context.rank, world_size
-        self._buffers = operations.allocate(
-            operation,
-            torch.empty(elements, dtype=element, device=context.device),
-            rank,
-            world_size,
-            in_place=bool(in_place),
-        )
-        self._expected = operations.output_expected(operation, elements, rank, world_size)
-        self._grows = operations.grows(operation, in_place=bool(in_place))
-        self._payload = Payload(element, context.device, world_size, context.seed)
-        self._rank_in_group = rank
-        self._issue = operations.issuer(operation, self._buffers, rank, world_size, place.group)
-        if place.is_idle:
+        self.busbw_factor = busbw_factor(operation, group.size)
+        self._operation, self._rank, self._group = operation, context.rank, group
+        whole = torch.empty(elements, dtype=element, device=context.device)
+        self.input, self.output = _buffers(operation, whole, group, in_place=bool(in_place))
+        self._expected = expected_output(operation, elements, group.rank, group.size)
+        # The next call would find the sums of the last one in its input.
+        self._accumulates = operation in _SUMS and (bool(in_place) or operation in _ALWAYS_IN_PLACE)
+        self._payload = Payload(element, context.device, group.size, context.seed)
+        self._issue = _issuer(operation, self.input, self.output, group)
+        if group.is_idle:
             self._expected, self._issue = [], lambda: None
         self._fill()
 
     def step(self) -> None:
-        """Issue the operation once."""
+        """Issue the operation once; the current stream waits for it, the host does not."""
         self._issue()
 
     def check(self) -> None:
         """Compare the output with what the inputs of all ranks must give, exactly.
 
-        The output is the one that the steps so far have left, except of a sum in place: each of
-        its steps adds to the sums of the last, so it is filled anew and done once more. Raises
-        WrongResultError. All ranks must call it at the same place.
+        It compares the output of the last step; but a sum in place adds to the sums of the step
+        before, so its buffer is filled anew and the operation is done once more. Afterwards the
+        output is wrong until the next step. Raises WrongResultError where an element differs. All
+        ranks must call it at the same place.
         """
-        if self._grows:
+        if self._accumulates:
             self._fill()
-            self._issue()
+            self.step()
         position = 0
         for segment in self._expected:
-            received = self._buffers.output[position : position + segment.length]
+            received = self.output[position : position + segment.length]
             wrong = self._payload.first_mismatch(received, segment.ranks, segment.start)
             if wrong is not None:
                 raise WrongResultError(
                     f"rank {self._rank}: {self._operation} of {self.message_bytes} bytes left a "
                     f"wrong payload: element {position + wrong.index} of "
-                    f"{len(self._buffers.output)} is {wrong.found:g}, not {wrong.expected:g}"
+                    f"{len(self.output)} is {wrong.found:g}, not {wrong.expected:g}"
                 )
             position += segment.length
         self._fill()
 
     def _fill(self) -> None:
-        """Fill the inputs as before, and the output with what is wrong until a step writes it."""
-        nobody = self._world_size
-        self._payload.fill(self._buffers.output, nobody)
-        if self._operation != "broadcast" or self._rank_in_group == 0:
-            self._payload.fill(self._buffers.input, self._rank_in_group)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """Where this rank stands among those that it communicates with. group: None for all ranks."""
-
-    rank: int
-    size: int
-    group: ProcessGroup | None = None
-    is_idle: bool = False
-
-
-def _place(context: Context, groups: str) -> _Place:
-    """Form the groups, on all ranks alike. Raises UsageError."""
-    if not groups:
-        return _Place(rank=context.rank, size=context.world_size)
-    import torch.distributed as dist
-
-    from raybench.workloads.communication.pairings import parse_groups
-
-    found = _Place(rank=0, size=2, is_idle=True)
-    for members in parse_groups(groups, context.world_size):
-        # Every rank makes every group, whether it is in it or not. That of all is there already.
-        is_whole = len(members) == context.world_size
-        group = None if is_whole else dist.new_group(list(members))
-        if context.rank in members:
-            found = _Place(rank=members.index(context.rank), size=len(members), group=group)
-    return found
-
-
-def _check_place(operation: Operation, in_place: bool | None) -> None:
-    from raybench.workloads.communication.collective_operations import (
-        ALWAYS_IN_PLACE,
-        NEVER_IN_PLACE,
-    )
-
-    refused = (in_place is False and operation in ALWAYS_IN_PLACE) or (
-        in_place is True and operation in NEVER_IN_PLACE
-    )
-    if refused:
-        only = "out of place" if in_place else "in place"
-        raise UsageError(
-            f"workload collective: torch does {operation} {only} only; leave in_place out"
-        )
-
-
-def _elements(operation: Operation, size_bytes: int, dtype: torch.dtype, world_size: int) -> int:
-    """Elements of a message. Raises UsageError when it does not divide into equal shares."""
-    from raybench.workloads.communication.collective_operations import shares
-
-    count = shares(operation, world_size)
-    unit = dtype.itemsize * count
-    if size_bytes % unit:
-        each = f"{dtype.itemsize} bytes an element"
-        each += f" x {count} ranks" if count > 1 else ""
-        raise UsageError(
-            f"workload collective: {operation} of size_bytes {size_bytes} does not divide into "
-            f"{each}; give a multiple of {unit}"
-        )
-    return size_bytes // dtype.itemsize
+        """Fill the input with this rank's message, and the output with that of no rank."""
+        self._payload.fill(self.output, self._group.size)
+        if self._operation != "broadcast" or self._group.rank == 0:
+            self._payload.fill(self.input, self._group.rank)
 
 
 class GroupedCollective(Collective):
@@ -223,4 +345,106 @@ class GroupedCollective(Collective):
             ),
         ] = "",
     ) -> None:
-        self.prepare(context, operation, size_bytes, dtype, None, groups)
+        self._prepare(context, operation, size_bytes, dtype, None, groups)
+
+
+def _check(context: Context, operation: Operation, in_place: bool | None) -> None:
+    """Raise UsageError where the point cannot be a collective, or torch not do it in this place."""
+    if context.world_size < 2:
+        raise UsageError(
+            f"workload collective: needs at least 2 ranks, world_size is {context.world_size}; "
+            "raise world_size"
+        )
+    if context.precision is not Precision.FP32:
+        raise UsageError(
+            f"workload collective: precision {context.precision} means nothing to a message; "
+            "leave precision out and give dtype"
+        )
+    impossible = {False: _ALWAYS_IN_PLACE, True: _NEVER_IN_PLACE, None: frozenset[str]()}
+    if operation in impossible[in_place]:
+        only = "out of place" if in_place else "in place"
+        raise UsageError(
+            f"workload collective: torch does {operation} {only} only; leave in_place out"
+        )
+
+
+def _form_groups(context: Context, groups: str) -> _Group:
+    """Make all groups and return this rank's. Raises UsageError as `parse_groups`."""
+    if not groups:
+        return _Group(rank=context.rank, size=context.world_size)
+    import torch.distributed as dist
+
+    own = _Group(rank=0, size=2, is_idle=True)
+    for members in parse_groups(groups, context.world_size):
+        # Every rank makes every group, whether it is in it or not. That of all is there already.
+        is_whole = len(members) == context.world_size
+        group = None if is_whole else dist.new_group(list(members))
+        if context.rank in members:
+            own = _Group(rank=members.index(context.rank), size=len(members), group=group)
+    return own
+
+
+def _count_elements(operation: Operation, size_bytes: int, dtype: torch.dtype, ranks: int) -> int:
+    """Return the elements of a message. Raises UsageError where ranks cannot share it evenly."""
+    shares = ranks if operation in _IN_SHARES else 1
+    unit = dtype.itemsize * shares
+    if size_bytes % unit:
+        each = f"{dtype.itemsize} bytes an element"
+        each += f" x {shares} ranks" if shares > 1 else ""
+        raise UsageError(
+            f"workload collective: {operation} of size_bytes {size_bytes} does not divide into "
+            f"{each}; give a multiple of {unit}"
+        )
+    return size_bytes // dtype.itemsize
+
+
+def _buffers(
+    operation: Operation, whole: Tensor, group: _Group, *, in_place: bool
+) -> tuple[Tensor, Tensor]:
+    """Return input and output, of which one is `whole`; in place one is a view of the other."""
+    import torch
+
+    share = len(whole) // group.size
+    own = whole[group.rank * share : (group.rank + 1) * share]
+    if operation in _ALWAYS_IN_PLACE:
+        return whole, whole
+    if operation == "all_gather":
+        return own if in_place else torch.empty_like(own), whole
+    if operation == "reduce_scatter":
+        return whole, own if in_place else torch.empty_like(own)
+    return whole, torch.empty_like(whole)
+
+
+def _issuer(
+    operation: Operation, source: Tensor, target: Tensor, group: _Group
+) -> Callable[[], object]:
+    """Return a function that issues the operation; only the current stream waits for it."""
+    import torch.distributed as dist
+
+    # Torch 2.13 gave two of them another name and warns of the older one.
+    all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    match operation:
+        case "all_reduce":
+            return partial(dist.all_reduce, target, group=group.group)
+        case "broadcast":
+            return partial(dist.broadcast, target, group=group.group, group_src=0)
+        case "all_gather":
+            return partial(all_gather, target, source, group=group.group)
+        case "reduce_scatter":
+            return partial(reduce_scatter, target, source, group=group.group)
+        case "all_to_all":
+            return partial(dist.all_to_all_single, target, source, group=group.group)
+        case "sendrecv":
+            following, preceding = ((group.rank + step) % group.size for step in (1, -1))
+            send = dist.P2POp(dist.isend, source, group=group.group, group_peer=following)
+            receive = dist.P2POp(dist.irecv, target, group=group.group, group_peer=preceding)
+            return partial(exchange, [send, receive])
+
+
+def exchange(operations: list[dist.P2POp]) -> None:
+    """Issue these sends and receives together; the current stream waits for them all."""
+    import torch.distributed as dist
+
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()

@@ -1,8 +1,17 @@
-"""The workload `memory`: the four operations of STREAM on each device's memory."""
+"""Workloads that move memory: `memory` (STREAM's kernels on the device) and `host_copy`.
+
+`raybench plan` imports this module, so torch is imported inside the functions that need it.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -13,17 +22,19 @@ from raybench.job.point import Precision
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     import torch
     from torch import Tensor
 
 Operation = Literal["copy", "scale", "add", "triad"]
+Direction = Literal["h2d", "d2h", "both"]
 
 _SCALAR = 3.0  # STREAM's own
 _CHECKED_AT_A_TIME = 2**24
 # How often a result may be rounded: an error of an epsilon of the operands each, at most.
 _ROUNDINGS: Mapping[Operation, int] = {"copy": 0, "scale": 1, "add": 1, "triad": 2}
+_WARMUPS, _STEPS = 10, 10
+# Arrays far above the caches. A CPU's are smaller, and it is slower.
+_ARRAY_BYTES = {"cuda": 2**30, "cpu": 2**25}
 
 
 class Memory(Workload):
@@ -35,8 +46,10 @@ class Memory(Workload):
     world_size > 1 each device does so at the same time, without communication.
     """
 
+    title = "Memory kernels"
     takes_batch_size = False
     answers = (Answer(metric="memory_gb_s"),)
+    memory_bytes: int
 
     def __init__(
         self,
@@ -54,7 +67,6 @@ class Memory(Workload):
             Field(description="Type of the elements."),
         ] = "float32",
     ) -> None:
-        # `raybench plan` reads this signature and must not pay for importing torch.
         import torch
 
         element: torch.dtype = getattr(torch, dtype)
@@ -70,7 +82,7 @@ class Memory(Workload):
             )
         generator = context.generator()
         count = 2 if operation in ("copy", "scale") else 3
-        self._inputs = [
+        self.inputs = [
             torch.randn(
                 size_bytes // element.itemsize,
                 generator=generator,
@@ -79,9 +91,9 @@ class Memory(Workload):
             )
             for _ in range(count - 1)
         ]
-        self._output = torch.full_like(self._inputs[0], math.nan)
+        self.output = torch.full_like(self.inputs[0], math.nan)
         self._operation, self._rank = operation, context.rank
-        self._compute = _computing(operation, self._inputs, self._output)
+        self._compute = _computing(operation, self.inputs, self.output)
         self.memory_bytes = count * size_bytes
 
     def step(self) -> None:
@@ -93,21 +105,19 @@ class Memory(Workload):
 
         Raises WrongResultError.
         """
-        arrays = [self._output, *self._inputs]
-        for start in range(0, len(self._output), _CHECKED_AT_A_TIME):
+        arrays = [self.output, *self.inputs]
+        for start in range(0, len(self.output), _CHECKED_AT_A_TIME):
             found, *inputs = (array[start : start + _CHECKED_AT_A_TIME] for array in arrays)
             wrong = _first_wrong(self._operation, found, inputs)
             if wrong is not None:
                 raise WrongResultError(
                     f"rank {self._rank}: {self._operation} left a wrong array: element "
-                    f"{start + wrong} of {len(self._output)} is {found[wrong].item():g}"
+                    f"{start + wrong} of {len(self.output)} is {found[wrong].item():g}"
                 )
-        self._output.fill_(math.nan)
+        self.output.fill_(math.nan)
 
 
 def _computing(operation: Operation, inputs: list[Tensor], out: Tensor) -> Callable[[], object]:
-    from functools import partial
-
     import torch
 
     match operation:
@@ -134,3 +144,154 @@ def _first_wrong(operation: Operation, found: Tensor, inputs: list[Tensor]) -> i
     # Negated: an element that is not a number must fail too.
     is_wrong = ~((found.double() - exact).abs() <= allowed)
     return int(is_wrong.nonzero()[0]) if bool(is_wrong.any()) else None
+
+
+def memory_gb_s(context: Context) -> float | None:
+    """GB/s of the triad of the workload `memory`, the median of 10 steps; None on the meta device.
+
+    It takes 3 GiB on a GPU, which it gives back.
+    """
+    import torch
+
+    size_bytes = _ARRAY_BYTES.get(context.device.type)
+    if size_bytes is None:
+        return None
+    triad = Memory(replace(context, precision=Precision.FP32), size_bytes=size_bytes)
+    time_steps = _device_times_s if context.device.type == "cuda" else _host_times_s
+    step_s = statistics.median(time_steps(triad.step))
+    moved = triad.memory_bytes
+    del triad
+    if context.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return moved / step_s / 1e9
+
+
+def _device_times_s(step: Callable[[], None]) -> list[float]:
+    import torch
+
+    events = [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(_STEPS + 1)
+    ]
+    for _ in range(_WARMUPS):
+        step()
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    events[-1].synchronize()
+    return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]
+
+
+def _host_times_s(step: Callable[[], None]) -> list[float]:
+    step()
+    marks_s = [time.perf_counter()]
+    for _ in range(_STEPS):
+        step()
+        marks_s.append(time.perf_counter())
+    return [end - start for start, end in pairwise(marks_s)]
+
+
+class HostCopy(Workload):
+    """Copies to the device, from it, or both ways at once: bandwidth of the link to the host.
+
+    Counted are the bytes that cross the link; both ways are twice size_bytes. On a CPU worker,
+    which has no such link, it copies within the host's memory.
+    """
+
+    takes_batch_size = False
+    answers = (Answer(metric="memory_gb_s"),)
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        direction: Annotated[
+            Direction, Field(description="h2d: to the device. d2h: from it. both: at once.")
+        ] = "h2d",
+        size_bytes: Annotated[int, Field(gt=0, multiple_of=8, description="Bytes of one copy.")] = 2
+        ** 29,
+        pinned: Annotated[
+            bool, Field(description="Host memory that the device reads by itself.")
+        ] = True,
+        local_rank: Annotated[
+            int | None,
+            Field(ge=0, description="The one of each node that copies; none: all at once."),
+        ] = None,
+    ) -> None:
+        import torch
+
+        self._copies: list[tuple[Tensor, Tensor]] = []
+        self._rank, self._direction = context.rank, direction
+        self._run: Callable[[], object] = lambda: None
+        ways = ("h2d", "d2h") if direction == "both" else (direction,)
+        self.memory_bytes = 0
+        if local_rank not in (None, context.local_rank):
+            return
+        self.memory_bytes = len(ways) * size_bytes
+        on_gpu = context.device.type == "cuda"
+        host = "cpu" if on_gpu else context.device
+        for way in ways:
+            at_host = torch.empty(
+                size_bytes // 8, dtype=torch.int64, device=host, pin_memory=pinned and on_gpu
+            )
+            at_device = torch.empty_like(at_host, device=context.device, pin_memory=False)
+            source, target = (at_host, at_device) if way == "h2d" else (at_device, at_host)
+            source.copy_(torch.arange(len(source), device=source.device))
+            self._copies.append((source, target))
+        self._spoil()
+        self._run = _copying(self._copies, context)
+
+    def step(self) -> None:
+        """Issue the copies once."""
+        self._run()
+
+    def check(self) -> None:
+        """Compare what arrived with what was sent; then make it wrong for the next check.
+
+        Raises WrongResultError.
+        """
+        import torch
+
+        for source, target in self._copies:
+            if not torch.equal(target.to(source.device), source):
+                raise WrongResultError(
+                    f"rank {self._rank}: a copy between host and device ({self._direction}) "
+                    "arrived with other bytes than were sent"
+                )
+        self._spoil()
+
+    def _spoil(self) -> None:
+        for _, target in self._copies:
+            target.fill_(-1)
+
+
+def _copying(copies: list[tuple[Tensor, Tensor]], context: Context) -> Callable[[], None]:
+    """Return what issues the copies; the current stream waits for all of them."""
+    import torch
+
+    first, *others = copies
+
+    def one() -> None:
+        first[1].copy_(first[0], non_blocking=True)
+
+    if not others or context.device.type != "cuda":
+
+        def in_turn() -> None:
+            for source, target in copies:
+                target.copy_(source, non_blocking=True)
+
+        return in_turn if others else one
+
+    side = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
+
+    def both() -> None:
+        current = torch.cuda.current_stream()
+        side.wait_stream(current)
+        one()
+        with torch.cuda.stream(side):
+            for source, target in others:
+                target.copy_(source, non_blocking=True)
+        current.wait_stream(side)
+
+    return both

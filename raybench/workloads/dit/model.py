@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raybench.workloads.training.model_sizes import DitShape
+from raybench.workloads.dit.shape import DitShape
 
 # Query, key and value (tokens, heads, head) to the output, of the same shape.
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -59,8 +59,8 @@ class _Head(nn.Module):
     def __init__(self, shape: DitShape) -> None:
         super().__init__()
         self._heads = shape.heads
-        self.query_norm = nn.RMSNorm(shape.head, eps=_EPSILON)
-        self.key_norm = nn.RMSNorm(shape.head, eps=_EPSILON)
+        self.query_norm = nn.RMSNorm(shape.head_width, eps=_EPSILON)
+        self.key_norm = nn.RMSNorm(shape.head_width, eps=_EPSILON)
 
     def forward(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(tokens, 3 width) to query, key and value (tokens, heads, head)."""

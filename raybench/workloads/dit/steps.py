@@ -29,8 +29,8 @@ from raybench.workloads.dit.model import (
     rotation,
 )
 from raybench.workloads.dit.sequence_parallel import SequenceParallel, attend_whole, form_groups
-from raybench.workloads.training.compilation import compile_blocks
-from raybench.workloads.training.model_sizes import DitShape
+from raybench.workloads.dit.shape import DitShape
+from raybench.workloads.training.model import compile_blocks
 
 _NUMBERS = count()
 _KNOWN: WeakValueDictionary[int, AttentionOperator] = WeakValueDictionary()
@@ -199,7 +199,7 @@ class Steps:
     def kernel(self) -> Kernel:
         """The kernel of attention, as it is chosen for this rank's share of the heads."""
         heads = self.shape.heads // self.parallel.heads_divided_by
-        tokens = self.numbers.empty(1, heads, self.tokens.image, self.shape.head)
+        tokens = self.numbers.empty(1, heads, self.tokens.image, self.shape.head_width)
         return choose_kernel(self.attention, tokens)
 
     def _attend(self) -> Attend:

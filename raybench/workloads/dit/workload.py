@@ -13,7 +13,7 @@ from pydantic import Field
 from raybench.job.answer import Answer
 from raybench.job.point import Scalar
 from raybench.workloads.base import Context, Workload, WrongResultError
-from raybench.workloads.training.model_sizes import DIT_PRESETS, dit_flops
+from raybench.workloads.dit.shape import DIT_PRESETS
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +64,7 @@ class Dit(Workload):
     autocast). All ranks finish one item together: an image of scope loop, else one pass.
     """
 
+    title = "Diffusion transformer"
     takes_batch_size = False
     shares_work = True
     items = "passes"
@@ -88,7 +89,6 @@ class Dit(Workload):
         single_blocks: Blocks = None,
         compile: Compile = False,
     ) -> None:
-        # `raybench plan` reads this signature and must not pay for importing torch.
         from raybench.workloads.dit import steps as dit_steps
         from raybench.workloads.dit.sequence_parallel import form_groups
 
@@ -123,7 +123,7 @@ class Dit(Workload):
         self.items_per_step = 1
         # Counted on meta tensors, a loop would take a minute.
         passes = steps if scope == "loop" else 1
-        of_all = passes * dit_flops(shape, scope, text=text_tokens, image=tokens.image)
+        of_all = passes * shape.flops(scope, text=text_tokens, image=tokens.image)
         self.flops_per_step = of_all / context.world_size
 
     def step(self) -> None:
@@ -154,8 +154,21 @@ class Dit(Workload):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
-        """Say what cannot be divided, and the next size that can."""
+        """Return what cannot be divided, and the next size that can; None where all can be."""
         return next(_refusals(settings), None)
+
+    @classmethod
+    def parameter_count(cls, params: Mapping[str, str]) -> int | None:
+        """Return the number of parameters of what a step runs; None for an unknown preset."""
+        shape = DIT_PRESETS.get(params.get("preset", ""))
+        if shape is None:
+            return None
+        shape = replace(
+            shape,
+            double_blocks=int(params.get("double_blocks", shape.double_blocks)),
+            single_blocks=int(params.get("single_blocks", shape.single_blocks)),
+        )
+        return shape.parameter_count(params.get("scope"))
 
 
 def _numbers(context: Context) -> Numbers:

@@ -14,20 +14,32 @@ from torch import Tensor, nn
 from raybench.job.point import Precision
 from raybench.workloads import precision
 from raybench.workloads.base import Context
-from raybench.workloads.training.compilation import compile_blocks
-from raybench.workloads.training.float8 import convert_linear_layers
-from raybench.workloads.training.inference import compute_dtype, output_error
-from raybench.workloads.training.layers import Block, Checkpointing, Decoder, next_token_loss
+from raybench.workloads.replicas import DdpOptions
+from raybench.workloads.training.language_models import (
+    Block,
+    Checkpointing,
+    Decoder,
+    Llama,
+    LlamaBlock,
+    next_token_loss,
+)
 from raybench.workloads.training.layout import Layout, LayoutOptions, layout_defaults
-from raybench.workloads.training.llama import Llama, LlamaBlock
-from raybench.workloads.training.model_sizes import (
+from raybench.workloads.training.model import (
+    Batch,
+    OptimizerName,
+    Recipe,
+    compile_blocks,
+    compute_dtype,
+    output_error,
+    slices,
+)
+from raybench.workloads.training.shapes import (
     LanguageShape,
     LlamaShape,
     llama_flops,
     model_flops,
 )
 from raybench.workloads.training.sharding import divide, sequence_part
-from raybench.workloads.training.trained import Batch, DdpOptions, OptimizerName, Recipe, slices
 
 # Tokens whose logits are compared: their memory is a small part of what a step has left free.
 _COMPARED = 256
@@ -108,7 +120,7 @@ class LanguageTraining:
         with _default_dtype(torch.bfloat16 if self._is_stored else torch.get_default_dtype()):
             model = make_model(self.shape, self.seq_len, checkpointing=checkpointing)
         if self.context.precision is Precision.FLOAT8:
-            convert_linear_layers(model.blocks, self.context.device)
+            precision.convert_linear_layers(model.blocks, self.context.device)
         return model
 
     def batches(self) -> Iterator[Batch]:

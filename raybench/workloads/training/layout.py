@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import count
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field
 
 from raybench.job.point import EQUAL, Precision, Scalar
-from raybench.workloads.training.float8 import float8_refusals
-from raybench.workloads.training.model_sizes import LANGUAGE_PRESETS, LlamaShape
-from raybench.workloads.training.trained import DdpOptions
+from raybench.workloads.replicas import DdpOptions
+from raybench.workloads.training.shapes import LANGUAGE_PRESETS, LlamaShape
 
 StateType = Literal["fp32", "bf16"]
 # As torchtitan has it: what the other degrees leave.
@@ -162,7 +162,13 @@ def layout_refusals(settings: Mapping[str, Any]) -> Iterator[str]:
     if settings.get("optimizer_dtype") == "bf16" and settings["precision"] not in _OF_BF16:
         yield f"optimizer_dtype: bf16 needs precision bf16, given {settings['precision']}"
     if settings["precision"] == Precision.FLOAT8:
-        yield from float8_refusals(layout.tp)
+        if find_spec("torchao") is None:
+            yield "precision float8 needs torchao: pip install 'raybench[float8]'; or take bf16"
+        if layout.tp > 1:
+            yield (
+                "precision float8 is not divided by tp; take dp_shard, or bf16, given tp "
+                f"{layout.tp}"
+            )
     if layout.is_divided:
         yield from _refusals_of_divided(settings)
     if layout.ranks_per_batch > 1:

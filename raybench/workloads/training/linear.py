@@ -1,8 +1,13 @@
-"""The workload `linear`: the small DDP test that PyTorch's tutorials use."""
+"""The workload `linear`: the small DDP test that PyTorch's tutorials use, and its DataLoader.
+
+`raybench plan` imports this module, so torch is imported inside the functions that need it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import multiprocessing
+from collections.abc import Iterator, Mapping
+from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,16 +16,23 @@ from raybench.errors import UsageError
 from raybench.job.memory import MemoryParts
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context
-from raybench.workloads.training.inference import Mode, Model
 from raybench.workloads.training.memory_estimate import estimate_rows
-from raybench.workloads.training.model_sizes import LINEAR_FEATURES
-from raybench.workloads.training.trained import Compile, GradAccumulation, Recipe, slices
+from raybench.workloads.training.model import (
+    Batch,
+    Compile,
+    GradAccumulation,
+    Mode,
+    Model,
+    Recipe,
+    slices,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from torch import Tensor
+    from torch.utils.data import TensorDataset
 
-    from raybench.workloads.training.data import LoaderBatches
-    from raybench.workloads.training.trained import Batch
+# Inputs of the layer, which has one output.
+FEATURES = 1024
 
 
 class Linear(Model):
@@ -41,6 +53,7 @@ class Linear(Model):
             over_step="seconds",
         ),
     )
+    title = "Linear layer"
     epoch_s: float | None = None
 
     def __init__(
@@ -66,7 +79,7 @@ class Linear(Model):
         compile: Compile = False,
         mode: Mode = "train",
     ) -> None:
-        # `raybench plan` reads this signature and must not pay for importing torch.
+        import torch
         from torch import nn
         from torch.nn import functional
 
@@ -86,8 +99,15 @@ class Linear(Model):
         if data == "device" or context.device.type == "meta":
             batches = _device_batches(context, rows)
         else:
-            batches = self._loader = _loader_batches(
-                context, rows, num_workers, pin_memory, distributed_sampler
+            # One data set for all ranks, as a file would be.
+            generator = torch.Generator().manual_seed(context.seed)
+            batches = self._loader = loader_batches(
+                context,
+                torch.randn(rows, FEATURES, generator=generator),
+                torch.randn(rows, 1, generator=generator),
+                num_workers=num_workers,
+                pin_memory=pin_memory,
+                distributed_sampler=distributed_sampler,
             )
         recipe = Recipe(
             loss=functional.mse_loss,
@@ -95,15 +115,20 @@ class Linear(Model):
             grad_accumulation=grad_accumulation,
             compile=compile,
         )
-        self.build(mode, context, recipe, lambda: nn.Linear(LINEAR_FEATURES, 1), batches)
+        self.build(mode, context, recipe, lambda: nn.Linear(FEATURES, 1), batches)
         if self._loader is not None:
             # Rows on the device are each rank's own, no data set that they go through together.
             self.epoch_s = self._loader.rows / self.items_per_step
 
     @classmethod
+    def parameter_count(cls, params: Mapping[str, str]) -> int | None:
+        """Return the number of parameters of the layer."""
+        return FEATURES + 1
+
+    @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
         """Estimate the memory of a rank with these settings; None where nothing is trained."""
-        return estimate_rows(settings, LINEAR_FEATURES)
+        return estimate_rows(settings, FEATURES)
 
     def close(self) -> None:
         """Free the model and the data, and end the loader's processes."""
@@ -116,29 +141,135 @@ class Linear(Model):
 def _device_batches(context: Context, rows: int) -> Iterator[Batch]:
     import torch
 
-    from raybench.workloads.training.data import check_batch_size
-
-    check_batch_size(context, rows, "all of them")
+    _check_batch_size(context, rows, "all of them")
     generator = context.generator()
-    inputs = torch.randn(rows, LINEAR_FEATURES, generator=generator, device=context.device)
+    inputs = torch.randn(rows, FEATURES, generator=generator, device=context.device)
     targets = torch.randn(rows, 1, generator=generator, device=context.device)
     return slices(inputs, targets, context.batch_size)
 
 
-def _loader_batches(
-    context: Context, rows: int, num_workers: int, pin_memory: bool, distributed_sampler: bool
+def loader_batches(
+    context: Context,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    num_workers: int,
+    pin_memory: bool,
+    distributed_sampler: bool,
 ) -> LoaderBatches:
-    import torch
+    """Make a loader over rows in host memory, the same on all ranks; the sampler shares them out.
 
-    from raybench.workloads.training.data import loader_batches
+    Raises UsageError when a rank has too few rows for one batch.
+    """
+    from torch.utils.data import TensorDataset
 
-    # One data set for all ranks, as a file would be: the sampler shares it out.
-    generator = torch.Generator().manual_seed(context.seed)
-    return loader_batches(
+    divided, rows = distributed_sampler and context.world_size > 1, len(inputs)
+    own = rows // context.world_size if divided else rows
+    origin = f"{rows} rows over {context.world_size} ranks" if divided else "all of them"
+    _check_batch_size(context, own, origin)
+    return LoaderBatches(
         context,
-        torch.randn(rows, LINEAR_FEATURES, generator=generator),
-        torch.randn(rows, 1, generator=generator),
+        TensorDataset(inputs, targets),
         num_workers=num_workers,
         pin_memory=pin_memory,
-        distributed_sampler=distributed_sampler,
+        distributed_sampler=divided,
     )
+
+
+def _check_batch_size(context: Context, rows: int, origin: str) -> None:
+    """Raise UsageError when the rows of this rank do not fill one batch; origin: why so few."""
+    if context.batch_size > rows:
+        raise UsageError(
+            f"workload linear: batch_size {context.batch_size} is more than the {rows} rows "
+            f"that each rank has ({origin}); lower batch_size or raise rows"
+        )
+
+
+class LoaderBatches:
+    """Full batches from a DataLoader, epoch after epoch, copied to the device.
+
+    The part `data` is the time that the host waits for the loader. The copy to the device is not
+    in it: from pageable memory it waits for the device's earlier work too, which is no waiting
+    for data; from pinned memory it is only queued.
+
+    rows: number of rows that this rank goes through in an epoch.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        dataset: TensorDataset,
+        *,
+        num_workers: int,
+        pin_memory: bool,
+        distributed_sampler: bool,
+    ) -> None:
+        from torch import Generator
+        from torch.utils.data import DataLoader, DistributedSampler
+
+        self._sampler: DistributedSampler[tuple[Tensor, ...]] | None = (
+            DistributedSampler(
+                dataset,
+                num_replicas=context.world_size,
+                rank=context.rank,
+                seed=context.seed,
+                drop_last=True,
+            )
+            if distributed_sampler
+            else None
+        )
+        self._context = context
+        self.rows = len(dataset) if self._sampler is None else len(self._sampler)
+        # A CPU run has nothing to pin for; the loader would warn.
+        self._pinned = pin_memory and context.device.type == "cuda"
+        self._loader = DataLoader(
+            dataset,
+            batch_size=context.batch_size,
+            sampler=self._sampler,
+            shuffle=self._sampler is None,
+            generator=Generator().manual_seed(context.seed + context.rank),
+            drop_last=True,
+            num_workers=num_workers,
+            pin_memory=self._pinned,
+            persistent_workers=num_workers > 0,
+            multiprocessing_context=_forkserver_with_torch() if num_workers else None,
+        )
+        self._epoch = 0
+        # Here and not at the first step: the worker processes start during the set-up.
+        self._iterator = iter(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        with self._context.parts.part("data"):
+            inputs, targets = self._next_on_host()
+        device, pinned = self._context.device, self._pinned
+        return inputs.to(device, non_blocking=pinned), targets.to(device, non_blocking=pinned)
+
+    def close(self) -> None:
+        """End the worker processes."""
+        # The loader has no public way but this: they end with the last reference.
+        del self._iterator, self._loader
+
+    def _next_on_host(self) -> list[Tensor]:
+        batch = next(self._iterator, None)
+        if batch is None:
+            self._epoch += 1
+            if self._sampler is not None:
+                self._sampler.set_epoch(self._epoch)
+            self._iterator = iter(self._loader)
+            batch = next(self._iterator)
+        rows: list[Tensor] = batch
+        return rows
+
+
+def _forkserver_with_torch() -> BaseContext:
+    """Return a multiprocessing context whose server process has imported torch before it forks.
+
+    A process with the threads of CUDA, NCCL and Ray must not be forked: a lock that one of them
+    holds stays locked in the child. And to import torch takes each process seconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.utils.data"])
+    return context

@@ -9,14 +9,17 @@ from pydantic import Field
 
 from raybench.job.memory import MemoryParts
 from raybench.workloads.base import Context
-from raybench.workloads.training.inference import CastWeights, Mode, Model, compute_dtype
+from raybench.workloads.replicas import DdpOptions
 from raybench.workloads.training.memory_estimate import estimate_stack
-from raybench.workloads.training.trained import (
+from raybench.workloads.training.model import (
+    CastWeights,
     Compile,
-    DdpOptions,
     GradAccumulation,
+    Mode,
+    Model,
     Optimizer,
     Recipe,
+    compute_dtype,
     slices,
 )
 
@@ -42,7 +45,6 @@ class Mlp(Model):
         cast_weights: CastWeights = False,
         **ddp: Unpack[DdpOptions],
     ) -> None:
-        # `raybench plan` reads this signature and must not pay for importing torch.
         import torch
         from torch.nn import functional
 
@@ -69,13 +71,26 @@ class Mlp(Model):
         )
 
     @classmethod
+    def describe(cls, params: Mapping[str, str]) -> str:
+        """Return the model with its sizes, as in "MLP of 4 layers, 1,024 wide"."""
+        return f"MLP of {params['layers']} layers, {int(params['hidden']):,} wide"
+
+    @classmethod
+    def parameter_count(cls, params: Mapping[str, str]) -> int | None:
+        """Return the number of parameters; None where the parameters do not tell the sizes."""
+        if not {"hidden", "layers"} <= params.keys():
+            return None
+        hidden = int(params["hidden"])
+        return int(params["layers"]) * (hidden * hidden + hidden)
+
+    @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
         """Estimate the memory of a rank with these settings; None where nothing is trained."""
         return estimate_stack(settings, settings["hidden"], settings["layers"])
 
 
 def linear_stack(hidden: int, layers: int) -> nn.Module:
-    """`layers` linear layers of hidden x hidden with ReLU between."""
+    """Return `layers` linear layers of hidden x hidden with ReLU between."""
     from torch import nn
 
     modules: list[nn.Module] = [nn.Linear(hidden, hidden)]

@@ -12,21 +12,19 @@ from raybench.job.memory import MemoryParts
 from raybench.job.point import Precision
 from raybench.records.failure_text import brief
 from raybench.workloads.base import Context
-from raybench.workloads.training.inference import (
+from raybench.workloads.replicas import DdpOptions
+from raybench.workloads.training.memory_estimate import estimate_resnet
+from raybench.workloads.training.model import (
     OUTPUT_ERROR,
     CastWeights,
+    Compile,
+    GradAccumulation,
     Mode,
     Model,
-    compute_dtype,
-    output_error,
-)
-from raybench.workloads.training.memory_estimate import estimate_resnet
-from raybench.workloads.training.trained import (
-    Compile,
-    DdpOptions,
-    GradAccumulation,
     Optimizer,
     Recipe,
+    compute_dtype,
+    output_error,
     slices,
 )
 
@@ -45,6 +43,8 @@ class ResNet(Model):
     """
 
     items = "images"
+    needs = ("torchvision",)
+    title = "Residual network"
     metrics = (OUTPUT_ERROR,)
 
     def __init__(
@@ -65,7 +65,6 @@ class ResNet(Model):
         cast_weights: CastWeights = False,
         **ddp: Unpack[DdpOptions],
     ) -> None:
-        # `raybench plan` reads this signature and must not pay for importing torch.
         import torch
         from torch.nn import functional
 
@@ -92,7 +91,7 @@ class ResNet(Model):
             cast_weights=cast_weights,
         )
         if device.type != "meta":
-            with self.answering():
+            with self.inference():
                 found = _answer(self.model, inputs[: context.batch_size])
             # How far that is from the answer in fp32, relative to the largest there.
             self.output_error = output_error(found, self.__dict__.pop("_exact"))

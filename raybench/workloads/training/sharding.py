@@ -31,8 +31,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-from raybench.workloads.training.compilation import compile_blocks
 from raybench.workloads.training.layout import Layout
+from raybench.workloads.training.model import compile_blocks
 
 # Torch keeps what it found out of a mesh in caches by its ranks and names, with its groups. Those
 # of another point have been taken down: each mesh has names of its own.

@@ -10,7 +10,7 @@ from pydantic import Field
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 _SIZES = (784, 256, 10)
 _RATE = 0.1
@@ -25,6 +25,7 @@ class Smoke(Workload):
 
     items = "rows"
     takes_batch_size = False
+    model: nn.Module
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Smoke(Workload):
         import torch
         import torch.distributed as dist
 
-        from raybench.workloads.compute.same_bits import digest_of
+        from raybench.workloads.compute.kernels import digest_of
 
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         own = digest_of(torch.cat([gradient.flatten() for gradient in gradients]))

@@ -13,29 +13,31 @@ from raybench.job.memory import MemoryParts
 from raybench.job.point import Precision, Scalar
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context
-from raybench.workloads.compute.bandwidth import memory_gb_s
-from raybench.workloads.training.compilation import compile_blocks, compile_model
-from raybench.workloads.training.inference import (
-    OUTPUT_ERROR,
-    CastWeights,
-    Mode,
-    Model,
-    compute_dtype,
-)
-from raybench.workloads.training.language_memory import estimate_language_model
+from raybench.workloads.compute.memory import memory_gb_s
 from raybench.workloads.training.layout import (
     Layout,
     LayoutOptions,
     layout_defaults,
     layout_refusals,
 )
-from raybench.workloads.training.model_sizes import LANGUAGE_PRESETS, LanguageShape
-from raybench.workloads.training.trained import GradAccumulation, Optimizer
+from raybench.workloads.training.memory_estimate import estimate_language_model
+from raybench.workloads.training.model import (
+    OUTPUT_ERROR,
+    CastWeights,
+    GradAccumulation,
+    Mode,
+    Model,
+    Optimizer,
+    compile_blocks,
+    compile_model,
+    compute_dtype,
+)
+from raybench.workloads.training.shapes import LANGUAGE_PRESETS, LLAMA_PRESETS, LanguageShape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from raybench.workloads.training.layers import KeyValueCache
+    from raybench.workloads.training.language_models import KeyValueCache
 
 Phase = Literal["prefill", "decode"]
 Checkpointing = Literal["none", "selective", "full"]
@@ -163,7 +165,6 @@ class Transformer(Model):
         attention: Attention = "auto",
         **options: Unpack[LayoutOptions],
     ) -> None:
-        # `raybench plan` reads this signature and must not pay for importing torch.
         from raybench.workloads.attention import use_kernel
         from raybench.workloads.training.language_training import LanguageTraining
 
@@ -213,6 +214,23 @@ class Transformer(Model):
         return super().why_not(settings)
 
     @classmethod
+    def describe(cls, params: Mapping[str, str]) -> str:
+        """Return the kind of model, GPT-2 or Llama, and the tokens of a sequence."""
+        kind = "Llama" if params.get("preset") in LLAMA_PRESETS else "GPT-2"
+        return f"{kind} shaped transformer, {int(params['seq_len']):,} tokens a sequence"
+
+    @classmethod
+    def parameter_count(cls, params: Mapping[str, str]) -> int | None:
+        """Return the number of parameters of the model; None for an unknown preset."""
+        shape = LANGUAGE_PRESETS.get(params.get("preset", ""))
+        if shape is None:
+            return None
+        # While decoding, the table of positions ends with the new token.
+        positions = int(params["seq_len"]) + (params.get("phase") == "decode")
+        shape = replace(shape, layers=int(params.get("layers", shape.layers)))
+        return shape.parameter_count(positions)
+
+    @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
         """Estimate the memory of a rank with these settings; None where nothing is trained."""
         return estimate_language_model(settings)
@@ -240,7 +258,7 @@ class Transformer(Model):
         )
         batches = token_batches(context, shape.vocabulary, length, 1)
         forward = compile_model(self.model, context, wanted=compile)
-        self.answer_by(lambda: forward(next(batches)[0]))
+        self.run_forward(lambda: forward(next(batches)[0]))
         self.tokens_per_s = context.batch_size * length
 
     def _serve(
@@ -257,8 +275,8 @@ class Transformer(Model):
         Every step computes the same: decoding goes on at one position, so that no step has more
         before it than another one.
         """
+        from raybench.workloads.training.language_models import KeyValueCache
         from raybench.workloads.training.language_training import BLOCKS, make_model, random_tokens
-        from raybench.workloads.training.layers import KeyValueCache
 
         batch_size, device = context.batch_size, context.device
         is_decode = phase == "decode"
@@ -282,7 +300,7 @@ class Transformer(Model):
             # norm of one row.
             options = {"coordinate_descent_tuning": True, "split_reductions": False}
             compile_blocks(self.model, *BLOCKS, options=options if is_decode else None)
-        self.answer_by(lambda: self.model(tokens, cache))
+        self.run_forward(lambda: self.model(tokens, cache))
         self.tokens_per_s = tokens.numel()
         setattr(self, "decode_ms_per_token" if is_decode else "prefill_ms", 1)
 
@@ -290,7 +308,7 @@ class Transformer(Model):
         """Read the prompts into the cache, one by one: together they may need more memory."""
         # On the meta device there is nothing to fill.
         if prompts.device.type != "meta":
-            with self.answering():
+            with self.inference():
                 for index, prompt in enumerate(prompts):
                     self.model(prompt[None], cache.of_sequence(index))
         cache.position = prompts.shape[1]

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from raybench.cli import raybench as command_line
-from raybench.cli.script_job import ScriptGiven, job_text
+from raybench.cli.sweep_job import ScriptGiven, job_text
 from raybench.errors import UsageError
 
 
@@ -65,5 +65,5 @@ def test_a_mistake_is_one_line(arguments, message):
 
 
 def test_the_job_has_a_name_that_runs_can_have():
-    text = job_text(ScriptGiven("dir/_my train:v2.py", (), "1", ""))
+    text = job_text(ScriptGiven(path="dir/_my train:v2.py"))
     assert 'name: "my-train-v2"' in text

@@ -132,70 +132,54 @@ def test_a_full_disk_is_a_warning(fact):
     assert (check.verdict, check.found) == (Verdict.WARN, "0.1 GiB free")
 
 
-def trap(name: str, value: str) -> Check | None:
-    """The check of a variable that all devices of a node have, if there is one."""
-    chosen = facts(*(healthy(rank, environment={name: value}) for rank in range(2)))
-    return next((check for check in variables.costly_variables(chosen) if check.name == name), None)
+def costly(name: str, value: str = "1", **changes: Any) -> Check | None:
+    """The check of a variable that two devices have, if there is one."""
+    chosen = (healthy(rank, environment={name: value}, **changes) for rank in range(2))
+    checks = variables.costly_variables(facts(*chosen))
+    return next((check for check in checks if check.name == name), None)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "verdict"),
+    ("verdict", "settings"),
     [
-        ("NCCL_P2P_DISABLE", "1", "fail"),
-        ("NCCL_P2P_LEVEL", "LOC", "fail"),
-        ("NCCL_SHM_DISABLE", "1", "warn"),
-        ("NCCL_DEBUG", "info", "warn"),
-        ("NCCL_DEBUG", "TRACE", "warn"),
-        ("NCCL_ALGO", "Ring", "warn"),
-        ("NCCL_PROTO", "LL", "warn"),
-        ("CUDA_LAUNCH_BLOCKING", "1", "fail"),
-        ("CUDA_VISIBLE_DEVICES", "1,0", "warn"),
-        ("CUDA_VISIBLE_DEVICES", "0,0", "warn"),
-        ("TORCH_NCCL_BLOCKING_WAIT", "1", "warn"),
-        ("TORCH_NCCL_ENABLE_TIMING", "true", "warn"),
-        ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "fail"),
-        ("NVIDIA_TF32_OVERRIDE", "0", "warn"),
+        (
+            "fail",
+            "NCCL_P2P_DISABLE=1 NCCL_P2P_LEVEL=LOC CUDA_LAUNCH_BLOCKING=1 "
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL",
+        ),
+        (
+            "warn",
+            "NCCL_SHM_DISABLE=1 NCCL_DEBUG=info NCCL_DEBUG=TRACE NCCL_ALGO=Ring NCCL_PROTO=LL "
+            "CUDA_VISIBLE_DEVICES=1,0 CUDA_VISIBLE_DEVICES=0,0 TORCH_NCCL_BLOCKING_WAIT=1 "
+            "TORCH_NCCL_ENABLE_TIMING=true NVIDIA_TF32_OVERRIDE=0",
+        ),
+        (
+            None,
+            "NCCL_P2P_DISABLE=0 NCCL_P2P_LEVEL=NVL NCCL_DEBUG=WARN NCCL_ALGO= "
+            "CUDA_LAUNCH_BLOCKING=0 CUDA_VISIBLE_DEVICES=0,2,10 "
+            "CUDA_VISIBLE_DEVICES=GPU-b,GPU-a TORCH_DISTRIBUTED_DEBUG=OFF NCCL_IB_DISABLE=1",
+        ),
     ],
 )
-def test_a_variable_that_cripples_is_called_out(name, value, verdict):
-    check = trap(name, value)
-    assert check is not None
-    assert check.verdict == verdict
-    assert check.found.startswith(f"{value}: ")
-    assert check.advice.startswith(f"unset {name}")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("NCCL_P2P_DISABLE", "0"),
-        ("NCCL_P2P_LEVEL", "NVL"),
-        ("NCCL_DEBUG", "WARN"),
-        ("NCCL_ALGO", ""),
-        ("CUDA_LAUNCH_BLOCKING", "0"),
-        ("CUDA_VISIBLE_DEVICES", "0,2,10"),
-        ("CUDA_VISIBLE_DEVICES", "GPU-b,GPU-a"),
-        ("TORCH_DISTRIBUTED_DEBUG", "OFF"),
-        ("NCCL_IB_DISABLE", "1"),  # one node
-    ],
-)
-def test_a_harmless_value_is_not(name, value):
-    assert trap(name, value) is None
+def test_a_variable_that_cripples_is_called_out_and_a_harmless_value_is_not(verdict, settings):
+    for setting in settings.split(" "):
+        name, _, value = setting.partition("=")
+        check = costly(name, value)
+        assert (check and check.verdict) == verdict, setting
+        if check:
+            assert check.found.startswith(f"{value}: ")
+            assert check.advice.startswith(f"unset {name}")
 
 
 def test_how_bad_a_variable_is_depends_on_the_devices():
-    def verdict_of(name: str, **changes: Any) -> str:
-        (check,) = variables.costly_variables(
-            facts(
-                *(healthy(r, environment={name: "1"}, node_id=f"n{r}", **changes) for r in (0, 1))
-            )
-        )
-        return check.verdict
-
-    # Between nodes; where there is no NVLink; and on CPUs.
-    assert verdict_of("NCCL_IB_DISABLE") == "fail"
-    assert verdict_of("NCCL_P2P_DISABLE", topology="NVLink x0, 1:SYS") == "warn"
-    assert verdict_of("NCCL_P2P_DISABLE", kind="cpu", topology=None) == "warn"
+    between = facts(
+        *(healthy(r, environment={"NCCL_IB_DISABLE": "1"}, node_id=f"n{r}") for r in range(2))
+    )
+    assert [one.verdict for one in variables.costly_variables(between)] == ["fail"]
+    for changes in ({"topology": "NVLink x0, 1:SYS"}, {"kind": "cpu", "topology": None}):
+        check = costly("NCCL_P2P_DISABLE", **changes)
+        assert check is not None
+        assert check.verdict == "warn"
 
 
 def test_a_variable_that_one_worker_has_is_told_with_its_owner():

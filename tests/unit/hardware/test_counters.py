@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pynvml
@@ -69,13 +68,10 @@ def test_an_old_driver_counts_by_policy_and_the_fields_win_where_both_are(monkey
     assert open_counters(CUDA).read().limited_s == {"power_cap": 1.0, "thermal_sw": 1e-9}
 
 
-def test_a_limit_counts_as_throttling_above_two_percent_of_the_time():
+def test_a_limit_that_both_readings_know_counts_as_throttling_above_two_percent_of_the_time():
     before = reading(10.0, power_cap=100.0, thermal_hw=5.0, sync_boost=0.0)
     after = reading(20.0, power_cap=100.3, thermal_hw=5.1, sync_boost=0.0)
     assert throttle_reasons(before, after) == ("power_cap",)
-
-
-def test_a_reason_known_in_one_reading_only_is_not_known_between_them():
     assert throttle_reasons(reading(0.0), reading(1.0, power_cap=50.0)) == ()
     assert throttle_reasons(None, reading(1.0, power_cap=50.0)) == ()
     assert throttle_reasons(reading(0.0, power_cap=1.0), None) == ()
@@ -114,26 +110,25 @@ class Limited:
         return self.now_s - began_s
 
 
-def test_what_follows_a_limit_waits_until_it_has_not_acted_for_a_while(monkeypatch):
-    limited = Limited(monkeypatch, lambda now_s: min(now_s, 101.0))
-    assert limited.waited_s(limited.read()) == pytest.approx(1.3, abs=0.1)
-
-
-def test_a_limit_that_does_not_end_is_not_waited_for_longer_than_three_seconds(monkeypatch):
-    limited = Limited(monkeypatch, lambda now_s: now_s)
-    assert limited.waited_s(limited.read()) == pytest.approx(3.0, abs=0.1)
-    assert limited.waited_s(limited.read(), at_most_s=0.5) == pytest.approx(0.5, abs=0.1)
-
-
-def test_a_device_that_stood_idle_while_the_workload_was_built_is_not_waited_for(monkeypatch):
-    limited = Limited(monkeypatch, lambda now_s: 5.0)
-    assert limited.waited_s(reading(99.0, power_cap=5.0)) == 0.0
-    assert limited.waited_s(limited.read()) == pytest.approx(0.3, abs=0.1)
+@pytest.mark.parametrize(
+    ("limited_s", "since_s", "more", "waited_s"),
+    [
+        pytest.param(lambda now_s: min(now_s, 101.0), 100, {}, 1.3, id="until it acts no more"),
+        pytest.param(lambda now_s: now_s, 100, {}, 3.0, id="three seconds at most"),
+        pytest.param(lambda now_s: now_s, 100, {"at_most_s": 0.5}, 0.5, id="no longer than asked"),
+        pytest.param(lambda now_s: 5.0, 100, {}, 0.3, id="until it surely acts no more"),
+        pytest.param(lambda now_s: 5.0, 99, {}, 0.0, id="the device stood idle meanwhile"),
+    ],
+)
+def test_what_follows_a_limit_waits(monkeypatch, limited_s, since_s, more, waited_s):
+    limited = Limited(monkeypatch, limited_s)
+    since = reading(since_s, power_cap=limited_s(since_s))
+    assert limited.waited_s(since, **more) == pytest.approx(waited_s, abs=0.1)
 
 
 def test_where_no_limits_are_counted_nothing_is_waited_for(monkeypatch):
     limited = Limited(monkeypatch, lambda now_s: now_s)
-    monkeypatch.setattr(limited, "read", lambda: replace(reading(limited.now_s)))
+    monkeypatch.setattr(limited, "read", lambda: reading(limited.now_s))
     assert limited.waited_s(None) == 0.0
     assert limited.waited_s(limited.read()) == 0.0
 

@@ -17,7 +17,7 @@ from raybench.health.follow_up import (
 from raybench.health.readings import Reading, drift, read_record
 from raybench.health.suite import Fleet, Probe, probes
 from raybench.health.verdicts import judge
-from raybench.workloads.communication.pairings import Pair
+from raybench.workloads.communication.pairs import Pair
 
 _SLOW_NS, _USUAL_NS = 9_000_000, 1_000_000
 

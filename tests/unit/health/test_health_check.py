@@ -14,8 +14,8 @@ from raybench.health.verdicts import judge
 from raybench.job.point import Point
 from raybench.records import Answer, Cause, Failure, Record
 from raybench.records.health import Finding, Verdict
-from raybench.sweep.loop import PointFinished, PointRetried, SweepSettings, sweep
-from raybench.workloads.compute.same_bits import SameBits
+from raybench.sweep.loop import LoopCallbacks, PointFinished, PointRetried, SweepSettings, sweep
+from raybench.workloads.compute.kernels import SameBits
 
 STAGES = ("alone", "together")
 
@@ -31,9 +31,8 @@ def run_check(cluster: Cluster, count: int) -> tuple[Examiner, list[Record]]:
         measure_of=examiner.measure_of,
     )
     records = []
-    events = sweep(
-        examiner.rounds(cluster), settings, cluster, lambda _: None, further=examiner.further
-    )
+    callbacks = LoopCallbacks(further_round=examiner.further_round)
+    events = sweep(examiner.rounds(cluster), settings, cluster, lambda _: None, callbacks=callbacks)
     for event in events:
         if isinstance(event, PointFinished | PointRetried):
             examiner.note(event.record)

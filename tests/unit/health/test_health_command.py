@@ -33,15 +33,12 @@ def test_a_list_that_cannot_be_written_is_refused_before_the_check(tmp_path, exa
 def test_only_the_devices_of_a_file_are_checked(tmp_path, examined, command):
     some = tmp_path / "some.txt"
     some.write_text("alpha:1  # the second worker\n")
-    command("health", "-o", tmp_path, "--devices", some, results=None)
-    assert [only.names for only in examined] == [("alpha:1",)]
-    missing = command("health", "-o", tmp_path, "--devices", tmp_path / "no.txt", results=None)
-    assert "no.txt: No such file" in missing.err
-
-
-def test_a_list_of_an_earlier_check_stays_until_there_is_a_new_one(tmp_path, examined, command):
     kept = tmp_path / "healthy.txt"
     kept.write_text("GPU-1\n")
-    command("health", "-o", tmp_path, "--healthy-devices", kept, results=None)
-    assert len(examined) == 1
+    words = ("--devices", some, "--healthy-devices", kept)
+    command("health", "-o", tmp_path, *words, results=None)
+    assert [only.names for only in examined] == [("alpha:1",)]
+    # The list of an earlier check stays until there is a new one.
     assert kept.read_text() == "GPU-1\n"
+    missing = command("health", "-o", tmp_path, "--devices", tmp_path / "no.txt", results=None)
+    assert "no.txt: No such file" in missing.err

@@ -22,6 +22,7 @@ from builders import (
     make_subject,
 )
 
+from raybench.health.charts import health_figures
 from raybench.health.report import HealthReport
 from raybench.health.text import format_text
 from raybench.records.health import Action, Verdict
@@ -88,41 +89,41 @@ ONE_BAD = [*healthy(3), bad(3)]
 @pytest.mark.parametrize(
     ("findings", "headline", "exit_code"),
     [
-        (healthy(4), "All 4 GPUs are healthy.", 0),
-        (healthy(2), "Both GPUs are healthy.", 0),
-        (healthy(1), "The GPU is healthy.", 0),
-        (ONE_BAD, "1 of 4 GPUs is bad: alpha GPU 3", 1),
-        ([*healthy(2), bad(2), bad(3)], "2 of 4 GPUs are bad: alpha GPU 2, alpha GPU 3", 1),
+        (healthy(4), "Green: All 4 GPUs are healthy.", 0),
+        (healthy(2), "Green: Both GPUs are healthy.", 0),
+        (healthy(1), "Green: The GPU is healthy.", 0),
+        (ONE_BAD, "Red: 1 of 4 GPUs is bad: alpha GPU 3", 1),
+        ([*healthy(2), bad(2), bad(3)], "Red: 2 of 4 GPUs are bad: alpha GPU 2, alpha GPU 3", 1),
         (
             [*healthy(2), suspect(2), bad(3)],
-            "1 of 4 GPUs is bad: alpha GPU 3; 1 of 4 GPUs is suspect: alpha GPU 2",
+            "Red: 1 of 4 GPUs is bad: alpha GPU 3; 1 of 4 GPUs is suspect: alpha GPU 2",
             1,
         ),
         (
             [*healthy(4), slow_pair(0, 1), slow_pair(1, 0)],
-            "1 path is slow: alpha GPU 0 to GPU 1; no GPU is bad by itself",
+            "Red: 1 path is slow: alpha GPU 0 to GPU 1; no GPU is bad by itself",
             1,
         ),
         (
             [*healthy(3), make_finding(make_subject(3), verdict=Verdict.UNTESTED, value=None)],
-            "1 of 4 GPUs could not be tested: alpha GPU 3",
+            "Amber: 1 of 4 GPUs could not be tested: alpha GPU 3",
             3,
         ),
         (
             [*healthy(4), slow_pair(0, 1, verdict=Verdict.HEALTHY)],
-            "All 4 GPUs are healthy, and the paths between them.",
+            "Green: All 4 GPUs are healthy, and the paths between them.",
             0,
         ),
-        ([], "Nothing could be tested.", 3),
-        ([make_finding(verdict=Verdict.UNKNOWN, value=None)], "Nothing could be tested.", 3),
+        ([], "Amber: Nothing could be tested.", 3),
+        ([make_finding(verdict=Verdict.UNKNOWN, value=None)], "Amber: Nothing could be tested.", 3),
         (
             [make_finding(verdict=Verdict.UNKNOWN, value=1.0)],
-            "It ran, but nothing is known to hold it against.",
+            "Amber: It ran, but nothing is known to hold it against.",
             3,
         ),
     ],
 )
-def test_the_first_line_is_the_verdict(findings, headline, exit_code):
+def test_the_first_line_is_the_lamp_and_the_verdict(findings, headline, exit_code):
     report = report_of(findings)
     assert (report.headline, report.exit_code) == (headline, exit_code)
     assert format_text(report).splitlines()[0] == headline
@@ -130,10 +131,13 @@ def test_the_first_line_is_the_verdict(findings, headline, exit_code):
 
 def test_where_only_pairs_were_tried_the_devices_of_the_run_are_counted():
     only = report_of([slow_pair(0, 1, verdict=Verdict.HEALTHY)])
-    assert replace(only, kinds=["cuda"] * 2).headline == "The paths between both GPUs are healthy."
+    assert (
+        replace(only, kinds=["cuda"] * 2).headline
+        == "Green: The paths between both GPUs are healthy."
+    )
     node = make_finding(make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha"))
     assert replace(report_of([node]), kinds=["cuda"] * 2).headline == (
-        "What was tried of both GPUs is healthy."
+        "Green: What was tried of both GPUs is healthy."
     )
 
 
@@ -142,7 +146,7 @@ def test_all_slow_alike_is_said_to_be_no_devices_fault():
     reason = "all are slow alike: 1.40 times as long as this model takes elsewhere"
     alike = make_finding(subject, verdict=Verdict.SUSPECT, ratio=None, reason=reason)
     assert report_of([*healthy(4), alike]).headline == (
-        f"all 4 NVIDIA H200: {reason}; no GPU is bad by itself"
+        f"Amber: all 4 NVIDIA H200: {reason}; no GPU is bad by itself"
     )
 
 
@@ -206,10 +210,28 @@ def test_a_report_fits_80_columns_and_marks_outliers_without_colour():
     assert "\x1b" not in text
 
 
+def test_two_devices_have_a_line_for_each_way_to_send_and_maps_begin_with_four():
+    two = report_of([*healthy(2), slow_pair(0, 1)], all_links(2))
+    line = "Pairs: copy of 256 MiB: ! 380 GB/s from GPU 0 to GPU 1, 380 GB/s from GPU 1 to GPU 0."
+    assert line in " ".join(format_text(two).split())
+    anchors = {
+        count: [one.anchor for one in health_figures(report_of(healthy(count), all_links(count)))]
+        for count in (2, 3, 4)
+    }
+    assert anchors == {2: ["devices"], 3: ["devices"], 4: ["pairs", "devices"]}
+
+
+def test_the_cell_of_a_slow_pair_is_outlined_in_the_map():
+    pairs, _ = health_figures(report_of([*healthy(4), slow_pair(0, 1)], all_links(4)))
+    cells = pairs.panels[0].layers[0]["data"]["values"]
+    assert [(one["x"], one["y"]) for one in cells if one["is_marked"]] == [("GPU 1", "GPU 0")]
+    assert len(pairs.panels[0].layers[1]["data"]["values"]) == 1
+
+
 def test_a_mark_is_of_the_test_that_found_it_and_links_to_the_host_are_no_matrix():
-    others = [replace(link, kind="nccl") for link in all_links(2)]
+    others = [replace(link, kind="nccl") for link in all_links(3)]
     host = make_link(0, 1, from_uuid="host", from_name="host", kind="h2d", gb_per_s=55.0)
-    report = report_of([*healthy(2), slow_pair(0, 1)], [*all_links(2), *others, host])
+    report = report_of([*healthy(3), slow_pair(0, 1)], [*all_links(3), *others, host])
     copies, _, messages, *rest = format_text(report).split("Pairs: ")[1:]
     assert copies.startswith("copy of 256 MiB, GB/s")
     assert "! 380" in copies
@@ -244,12 +266,15 @@ def one_bad(tmp_path):
 @pytest.mark.parametrize(
     ("words", "has"),
     [
-        ("report latest", "1 of 4 GPUs is bad: alpha GPU 3; 1 path is slow: alpha GPU 0 to GPU 1"),
-        ("report --format md", "## 1 of 4 GPUs is bad"),
+        (
+            "report latest",
+            "Red: 1 of 4 GPUs is bad: alpha GPU 3; 1 path is slow: alpha GPU 0 to GPU 1",
+        ),
+        ("report --format md", "## Red: 1 of 4 GPUs is bad"),
         ("report --format md", "* type: nvidia-smi --gpu-reset -i 3"),
-        ("report --json", '"headline": "1 of 4 GPUs is bad'),
+        ("report --json", '"headline": "Red: 1 of 4 GPUs is bad'),
         ("report --json", '"commands": [\n        "nvidia-smi --gpu-reset -i 3  # on alpha"'),
-        ("report --format html", '<p class="lead">1 of 4 GPUs is bad'),
+        ("report --format html", '<p class="lead lamp red">Red: 1 of 4 GPUs is bad'),
         ("report --format html", "! 470"),
         ("export --format csv", "alpha GPU 3,NVIDIA H200"),
         ("export --format junit", 'tests="5" failures="2" errors="0" skipped="0"'),
@@ -279,7 +304,7 @@ def test_what_a_health_run_cannot_do_is_refused(command, words, told):
 def test_a_check_that_was_interrupted_says_so_and_shows_no_scaling(tmp_path, command):
     argv = ("raybench", "health")
     write_run(tmp_path, RUN, [make_record()], argv=argv, status=RunStatus.INTERRUPTED)
-    told = "The check did not come to its end: nothing can be said.\n"
+    told = "Amber: The check did not come to its end: nothing can be said.\n"
     assert command("report").out.startswith(told)
 
 

@@ -60,9 +60,3 @@ def test_only_what_was_healthy_is_held_against_later_checks(tmp_path):
     assert [(past.test, past.value) for past in past_values(tmp_path)] == [
         ("gemm bf16 8192", 750.0)
     ]
-
-
-def test_a_check_without_links_has_no_part_of_them(tmp_path):
-    store_of(tmp_path).write_health([HEALTHY], [])
-    assert not (tmp_path / "links").exists()
-    assert read_links(tmp_path, "health-1") == []

@@ -12,7 +12,7 @@ from builders import make_device, make_pair, make_readings, make_subject, make_t
 
 from raybench.health.expected import PastValue
 from raybench.health.readings import Problem, Reading
-from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, HealthTest, device_subjects
+from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, device_subjects
 from raybench.health.verdicts import EXPECTED_TEST, judge
 from raybench.records import Device
 from raybench.records.health import (
@@ -57,10 +57,6 @@ def pair_readings(count: int, slow: Iterable[tuple[int, int]]) -> list[Reading]:
         for number in (1, 2, 3)
         for first, second in permutations(range(count), 2)
     ]
-
-
-def both_ways(*pairs: tuple[int, int]) -> set[tuple[int, int]]:
-    return {*pairs, *((second, first) for first, second in pairs)}
 
 
 ALL, BOTH = "all 4 NVIDIA H200", "both NVIDIA H200"
@@ -192,40 +188,29 @@ def test_a_lone_device_that_nothing_is_known_of_is_said_to_be_unknown():
     assert (model.test, model.verdict) == (EXPECTED_TEST, Verdict.UNKNOWN)
 
 
-def past(values: Sequence[float], rank: int, test: HealthTest) -> list[PastValue]:
-    return [
-        PastValue(run_id=f"run-{number}", test=test.name, subject=make_subject(rank), value=one)
-        for number, one in enumerate(values)
+@pytest.mark.parametrize(
+    ("before", "now", "floor", "named", "expected"),
+    [
+        # One of two is compared with its own past.
+        ([[700, 702, 698], [700, 690, 710]], [700, 595], 0.03, "alpha GPU 1", "its earlier checks"),
+        # All of a fleet with the past of their model, from three checks on.
+        ([[700, 702, 698]], [560] * 6, 0.01, "all 6 NVIDIA H200", "of this model, 3 of them"),
+        ([[700, 702]] * 4, [560] * 4, 0.01, None, ""),
+        # Workers that share their cores may all have a busy hour.
+        ([[25, 26, 25.5]], [11.5] * 2, 0.1, None, ""),
+        ([[25, 26, 25.5]], [2] * 2, 0.1, "both NVIDIA H200", "of this model"),
+    ],
+)
+def test_a_device_is_compared_with_earlier_checks(before, now, floor, named, expected):
+    test = make_test(**UNKNOWN_MODEL, floor=floor)
+    past = [
+        PastValue(run_id=f"run-{check}", test=test.name, subject=make_subject(rank), value=value)
+        for rank, values in enumerate(before)
+        for check, value in enumerate(values)
     ]
-
-
-def test_one_of_two_devices_is_held_against_its_own_past():
-    test = make_test(**UNKNOWN_MODEL, floor=0.03)
-    earlier = past([700.0, 702.0, 698.0], 0, test) + past([700.0, 690.0, 710.0], 1, test)
-    found = unhealthy(judge(make_readings([700.0, 595.0], test), devices(2), earlier))
-    assert list(found) == ["alpha GPU 1"]
-    assert "its earlier checks" in found["alpha GPU 1"].expected
-
-
-def test_a_fleet_that_is_slower_than_in_earlier_checks_is_slow_alike():
-    test = make_test(**UNKNOWN_MODEL)
-    earlier = past([700.0, 702.0, 698.0], 0, test)
-    found = unhealthy(judge(make_readings([560.0] * 6, test), devices(6), earlier))
-    assert list(found) == ["all 6 NVIDIA H200"]
-    assert "earlier checks of this model, 3 of them" in found["all 6 NVIDIA H200"].expected
-
-
-def test_two_earlier_checks_say_nothing_yet_however_many_devices_they_had():
-    test = make_test(**UNKNOWN_MODEL)
-    earlier = [one for rank in range(4) for one in past([700.0, 702.0], rank, test)]
-    assert unhealthy(judge(make_readings([560.0] * 4, test), devices(4), earlier)) == {}
-
-
-def test_workers_that_share_their_cores_may_all_have_a_busy_hour():
-    test = make_test(**UNKNOWN_MODEL, floor=0.1)
-    earlier = past([25.0, 26.0, 25.5], 0, test)
-    assert unhealthy(judge(make_readings([11.5] * 2, test), devices(2), earlier)) == {}
-    assert list(unhealthy(judge(make_readings([2.0] * 2, test), devices(2), earlier)))
+    found = unhealthy(judge(make_readings(now, test), devices(len(now)), past))
+    assert list(found) == ([named] if named else [])
+    assert all(expected in one.expected for one in found.values())
 
 
 def test_a_fact_is_wrong_by_itself_and_not_by_its_value():
@@ -236,45 +221,41 @@ def test_a_fact_is_wrong_by_itself_and_not_by_its_value():
     assert (found.verdict, found.action) == (Verdict.BAD, Action.RESET)
 
 
-def test_a_device_that_is_slow_with_all_partners_is_to_blame_for_its_pairs():
-    slow = both_ways((1, 0), (1, 2), (1, 3))
-    findings = judge(pair_readings(4, slow), devices(4))
+def both_ways(*pairs: tuple[int, int]) -> set[tuple[int, int]]:
+    return {*pairs, *((second, first) for first, second in pairs)}
+
+
+def names(ways: Iterable[tuple[int, int]]) -> set[str]:
+    return {f"alpha GPU {first} to GPU {second}" for first, second in ways}
+
+
+FROM_0 = both_ways((0, 1), (0, 2))
+ALL_OF_NODE_1 = both_ways(*((mine, other) for mine in (2, 3) for other in (0, 1, 4, 5)))
+NODE_0_TO_1 = both_ways(*((mine, other) for mine in (0, 1) for other in (2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("fleet", "slow", "named", "kind", "words"),
+    [
+        # Slow with all partners, which are fast with others.
+        (devices(4), both_ways((1, 0), (1, 2), (1, 3)), {"alpha GPU 1"}, "device", "GPU 0, alpha"),
+        # Fast with most partners: two paths.
+        (devices(8), FROM_0, names(FROM_0), "pair", "the path between the two is to blame"),
+        # Without other partners neither the devices nor the path.
+        (devices(2), {(0, 1)}, names({(0, 1)}), "pair", "the path or one of the two is to blame"),
+        (on_nodes(6, 2), ALL_OF_NODE_1, {"node1"}, "node", "slow with node0, node2"),
+        # One finding for all devices of two nodes.
+        (on_nodes(6, 2), NODE_0_TO_1, {"node0 to node1"}, "pair", "slow for 8 of 8 pairs"),
+    ],
+)
+def test_slow_pairs_have_a_device_a_node_or_a_path_as_root_cause(fleet, slow, named, kind, words):
+    findings = judge(pair_readings(len(fleet), slow), fleet)
     found = unhealthy(findings)
-    assert list(found) == ["alpha GPU 1"]
-    assert "alpha GPU 0, alpha GPU 2, alpha GPU 3" in found["alpha GPU 1"].evidence
-    victims = [one for one in findings if one.culprit == "alpha GPU 1"]
-    assert len(victims) == 6
-
-
-def test_two_paths_of_one_device_are_two_paths_where_most_of_its_others_are_fast():
-    found = unhealthy(judge(pair_readings(8, both_ways((0, 1), (0, 2))), devices(8)))
-    assert all(one.subject.kind == "pair" for one in found.values())
-    assert len(found) == 4
-    found = unhealthy(judge(pair_readings(4, both_ways((1, 2))), devices(4)))
-    assert set(found) == {"alpha GPU 1 to GPU 2", "alpha GPU 2 to GPU 1"}
-    assert all("the path between the two is to blame" in one.reason for one in found.values())
-
-
-def test_a_node_that_is_slow_with_two_others_is_to_blame_and_none_of_its_devices():
-    fleet = on_nodes(6, 2)
-    slow = both_ways(*((mine, other) for mine in (2, 3) for other in (0, 1, 4, 5)))
-    found = unhealthy(judge(pair_readings(6, slow), fleet))
-    assert {name: one.subject.kind for name, one in found.items()} == {"node1": "node"}
-    assert found["node1"].subject.uuids == ("GPU-2", "GPU-3")
-
-
-def test_the_path_of_two_nodes_is_one_finding_for_all_their_devices():
-    fleet = on_nodes(6, 2)
-    slow = both_ways(*((mine, other) for mine in (0, 1) for other in (2, 3)))
-    assert list(unhealthy(judge(pair_readings(6, slow), fleet))) == ["node0 to node1"]
-
-
-def test_with_one_pair_alone_neither_its_devices_nor_its_path_is_blamed():
-    readings = [*make_readings([750.0] * 2), *pair_readings(2, [(0, 1)])]
-    (found,) = unhealthy(judge(readings, devices(2))).values()
-    assert found.subject.name == "alpha GPU 0 to GPU 1"
-    assert found.reason.endswith("the path or one of the two is to blame")
-    assert "both are fast alone; neither has another partner to try" in found.evidence
+    assert set(found) == named
+    assert {one.subject.kind for one in found.values()} == {kind}
+    assert all(words in one.reason + one.evidence for one in found.values())
+    victims = [one for one in findings if one.culprit]
+    assert len(victims) == (0 if named == names(slow) else len(slow))
 
 
 def straggler(wait_ms: Sequence[float], compute_ms: Sequence[float]) -> list[Reading]:

@@ -51,7 +51,8 @@ def test_a_job_that_is_cut_needs_two_cores_and_less_than_five_minutes(one):
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
 def test_what_is_written_of_a_job_has_its_points_and_names_its_own_file(one, tmp_path):
     path = tmp_path / "my job.yaml"
-    path.write_text(one.text_for(path))
+    path.write_text(one.text_for(path, "mine"))
+    assert load_job(path).name == "mine"
     assert make_plan(load_job(path)).points == make_plan(one.load()).points
     text = path.read_text()
     assert f"raybench sweep '{path}' --set" in text
@@ -59,6 +60,6 @@ def test_what_is_written_of_a_job_has_its_points_and_names_its_own_file(one, tmp
 
 
 def test_a_template_is_found_by_its_name_and_else_the_nearest_is_told():
-    assert "raybench sweep gemm.yaml --set" in template("gemm").text_for(Path("a\nb.yaml"))
+    assert "raybench sweep gemm.yaml --set" in template("gemm").text_for(Path("a\nb.yaml"), "gemm")
     with pytest.raises(UsageError, match="no job 'gem'; did you mean 'gemm'"):
         template("gem")

@@ -13,6 +13,7 @@ from raybench.job.model import Measure
 from raybench.measure.phases import measure
 from raybench.measure.ranks import broadcast_from_rank_0, gather_durations, max_over_ranks
 from raybench.records import Measurement
+from raybench.workloads.base import Workload
 
 pytestmark = pytest.mark.alone
 
@@ -20,7 +21,7 @@ CPU = torch.device("cpu")
 SLOW_S = 0.004
 
 
-class Lagging:
+class Lagging(Workload):
     """Rank 1 needs 4 ms for a step, rank 0 next to nothing, and they do not wait for each other."""
 
     def __init__(self, rank: int) -> None:

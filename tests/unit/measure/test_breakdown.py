@@ -16,12 +16,13 @@ from raybench.measure import breakdown
 from raybench.measure.breakdown import Extent, break_down, time_by_wall_clock
 from raybench.measure.marks import OptimizerMarks, comm_ms, tail_ms
 from raybench.measure.timers import make_timer
+from raybench.workloads.base import Workload
 
 CPU = torch.device("cpu")
 ALONE = make_context()
 
 
-class Slow:
+class Slow(Workload):
     """A step of sleeps: 6 ms, of which the optimizer takes 4."""
 
     def __init__(self) -> None:

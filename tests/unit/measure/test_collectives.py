@@ -214,7 +214,7 @@ def test_a_step_that_fails_without_its_peers_says_so_on_all_ranks(answers):
 
 
 def test_what_is_all_communication_or_none_is_not_taken_apart(answers):
-    class Silent:
+    class Silent(Workload):
         def step(self) -> None: ...
 
     found = answers[0].breakdowns["collective"]

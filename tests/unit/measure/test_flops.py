@@ -15,7 +15,7 @@ from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.measure import flops
 from raybench.measure.flops import step_flops
-from raybench.workloads.base import Context
+from raybench.workloads.base import Context, Workload
 
 BATCH, HIDDEN, LAYERS = 16, 32, 3
 FORWARD = 2 * BATCH * HIDDEN * HIDDEN * LAYERS
@@ -28,7 +28,7 @@ def context(**changes) -> Context:
     return make_context(1, 2, **settings)
 
 
-class Stack:
+class Stack(Workload):
     """A stack of linear layers, trained."""
 
     contexts: list[Context] = []
@@ -62,7 +62,7 @@ def _refuse(graph, inputs):
     raise AssertionError("compiled")
 
 
-class CausalAttention:
+class CausalAttention(Workload):
     def __init__(self, context: Context) -> None:
         self.query = torch.empty(2, 4, 64, 8, device=context.device, requires_grad=True)
 
@@ -101,7 +101,7 @@ class Lonely:
         raise UsageError("needs at least 2 ranks")
 
 
-class Copying:
+class Copying(Workload):
     def __init__(self, context: Context) -> None:
         self.source = torch.empty(1000, device=context.device)
 

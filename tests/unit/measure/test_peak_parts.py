@@ -11,6 +11,7 @@ from collective_steps import CPU, context_of
 from torch import nn
 
 from raybench.measure.memory import peak_parts, watch_peak
+from raybench.workloads.base import Workload
 
 BEGIN, PEAK = 1000, 5000
 PARAMETERS = 4 * 4 * 4
@@ -33,7 +34,7 @@ class Allocator:
         self.most = self.now
 
 
-class Trains:
+class Trains(Workload):
     """A step whose memory is largest before its backward pass, or in its optimizer."""
 
     def __init__(self, allocator: Allocator, where: str) -> None:
@@ -81,7 +82,7 @@ def closure(model: nn.Module) -> object:
     "hold", [lambda model: [Holder(models={"one": model})], closure, partial(partial, print)]
 )
 def test_a_model_is_found_where_a_workload_holds_it(hold):
-    class Infers:
+    class Infers(Workload):
         def __init__(self) -> None:
             self._steps = hold(nn.Linear(4, 4, bias=False))
 
@@ -93,7 +94,7 @@ def test_a_model_is_found_where_a_workload_holds_it(hold):
 
 
 def test_without_a_model_or_on_a_cpu_nothing_is_told():
-    class Bare:
+    class Bare(Workload):
         def step(self) -> None: ...
 
     assert watch_peak(Bare(), CPU, Allocator()) is None

@@ -16,10 +16,11 @@ from raybench.hardware.counters import Reading
 from raybench.job.model import Measure
 from raybench.measure import phases, profiling
 from raybench.records import Breakdown, Profile
+from raybench.workloads.base import Workload
 from raybench.workloads.training.mlp import Mlp
 
 
-class Paced:
+class Paced(Workload):
     """The first step takes `cold_s`, the others `step_s`, on a clock of the test's own."""
 
     items_per_step = 4
@@ -85,7 +86,7 @@ def test_so_many_steps_warm_up_and_are_timed(clock, settings, pace_s, warmup, ti
 
 
 def test_a_repeat_is_built_when_the_one_before_is_gone_even_without_a_close():
-    class Cyclic:
+    class Cyclic(Workload):
         items_per_step = 1
 
         def __init__(self) -> None:
@@ -104,7 +105,7 @@ def test_a_repeat_is_built_when_the_one_before_is_gone_even_without_a_close():
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_an_error_of_close_is_a_note_on_the_error_before_it_or_raised(fails):
-    class Broken:
+    class Broken(Workload):
         items_per_step = 1
 
         def step(self) -> None:
@@ -184,7 +185,7 @@ def test_steps_below_a_millisecond_are_timed_in_loops(clock):
     assert set(repetition.warmup.step_ns[1:]) == {300_000}
 
 
-class Sized:
+class Sized(Workload):
     """Tells its sizes, writes down what is called, and may compute something wrong."""
 
     items_per_step = 7

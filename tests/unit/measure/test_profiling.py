@@ -24,9 +24,10 @@ from raybench.measure.profiling import module_times, profile
 from raybench.records import Answer, Group, ModuleTime, RankInfo, Task
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
-from raybench.workloads.training.layers import Decoder
+from raybench.workloads.base import Workload
+from raybench.workloads.training.language_models import Decoder
 from raybench.workloads.training.mlp import Mlp
-from raybench.workloads.training.model_sizes import DecoderShape
+from raybench.workloads.training.shapes import DecoderShape
 
 CPU = torch.device("cpu")
 
@@ -155,7 +156,7 @@ def test_the_trace_holds_the_steps_asked_for():
 
 
 def test_a_workload_without_a_model_has_a_trace_and_no_modules():
-    class Bare:
+    class Bare(Workload):
         def step(self) -> None:
             torch.ones(4).sum()
 

@@ -23,7 +23,7 @@ from raybench.measure.timers import make_timer
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
-from raybench.workloads.base import Context
+from raybench.workloads.base import Context, Workload
 
 CPU = torch.device("cpu")
 NAMES = ["forward", "attention", "back\nward"]
@@ -94,7 +94,7 @@ def test_regions_mark_nothing_in_warm_up_and_timed_steps(marks):
 
 
 def test_only_steps_with_regions_are_run_once_more_for_them():
-    class Counted:
+    class Counted(Workload):
         def __init__(self, context: Context, names: Sequence[str]) -> None:
             self.steps, self._context, self._names = 0, context, names
 

@@ -1,13 +1,17 @@
-"""The main picture of each job, as the page and `--chart` draw it."""
+"""The charts of a run: which of them are drawn, what each shows, and what it leaves out."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from builders import (
+    START,
+    make_collective,
     make_failed,
     make_point,
     make_record,
@@ -16,97 +20,255 @@ from builders import (
     make_sweep,
 )
 
+from raybench.analysis.step_times import rank_by_iteration
 from raybench.cli.results import load_summary
-from raybench.report.charts import poster
-from raybench.report.charts.figures import main_figure, rows_of, why_none
+from raybench.report.charts.data import ChartData
+from raybench.report.charts.parts import parts_figure
+from raybench.report.charts.rates import memory_bandwidth_figure
+from raybench.report.charts.registry import (
+    draw_main_figure,
+    main_figure,
+    other_figures,
+    why_no_figure,
+)
+from raybench.report.charts.telemetry import telemetry_figure
 from raybench.report.key_figures import key_figures
 from raybench.results import reader
 
 RESULTS = Path(__file__).parents[3] / "results" / "examples"
-# Title of the picture, and the large figures, of the newest run of a job.
+# Title of the first picture, and the large figures, of the newest run of a job.
 ANSWERS = {
-    "collectives": ("Bus bandwidth and time", ["359.5 GB/s", "353.7 GB/s", "5.572 µs"]),
+    "collectives": ("The largest and the smallest", ["359.5 GB/s", "353.7 GB/s", "5.572 µs"]),
+    "dit_sequence_parallel": ("Samples per second, the", ["1.65×", "82.6%", "7–11%", "12.13"]),
     "gemm": ("TFLOP/s against the datasheet", ["793.8", "763.2", "400.7", "52.05"]),
     "largest_batch": ("Memory over the batch size", ["192", "139", "385.2"]),
-    "memory_bandwidth": ("Memory bandwidth and time", ["4,372 GB/s", "91.1%", "3.172 µs"]),
+    "memory_bandwidth": ("Memory bandwidth over", ["4,372 GB/s", "91.1%", "3.172 µs"]),
     "mixed_precision": ("What is gained over fp32", ["6.68×", "71.8%", "369.7"]),
+    "uneven_gpus": ("Ways to share the work", ["1.33×", "115.4%", "7,107,922"]),
 }
-NO_DEVICES = pd.DataFrame()
 
 
-def svg_of(job):
-    summary = load_summary(RESULTS, job)
-    drawn = poster.picture(summary, reader.load(RESULTS, "devices", summary.run.run_id), "svg")
-    assert drawn is not None
-    return drawn.decode()
+def data_of(records, **run):
+    return ChartData(summary=make_summary(records, make_run("run-a", **run)))
+
+
+def first(records, **run):
+    figure = main_figure(data_of(records, **run))
+    assert figure is not None
+    return figure
+
+
+def marks(figure, field="tip"):
+    """Return the marks of all charts of a figure that have a field."""
+    layers = [layer for panel in figure.panels for layer in panel.layers]
+    return [mark for layer in layers for mark in layer["data"]["values"] if field in mark]
+
+
+def named(data, anchor):
+    figures = [main_figure(data), *other_figures(data, None)]
+    return next(one for one in figures if one is not None and one.anchor == anchor)
 
 
 @pytest.mark.parametrize("job", ANSWERS)
 def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_job(job):
     title, figures = ANSWERS[job]
-    summary, svg = load_summary(RESULTS, job), svg_of(job)
-    assert [one.value for one in key_figures(summary, rows_of(summary))] == figures
+    summary = load_summary(RESULTS, job)
+    data = ChartData(summary=summary, devices=reader.load(RESULTS, "devices", summary.run.run_id))
+    assert [one.value for one in key_figures(summary, data.rows)] == figures
+    svg = (draw_main_figure(data, "svg") or b"").decode()
     assert title in svg
-    assert "var(" not in svg
     assert min(float(size) for size in re.findall(r'font-size="([\d.]+)(?:px)?"', svg)) >= 12
-
-
-def test_the_colours_of_the_file_follow_the_theme_of_its_reader():
-    svg = svg_of("collectives")
-    [rules] = re.findall(r"<style>(.*?)</style>", svg)
-    assert rules.startswith("@media (prefers-color-scheme: dark)")
-    assert '[fill="#0072b2"]{fill:#4aa8e0}' in rules
-    assert 'fill="#ffffff"' in svg.partition("</style>")[2]
-    # Each colour that is drawn has one for the dark.
+    # Only browsers know variables: each colour is the light one, and has a rule for the dark.
+    assert "var(" not in svg
+    [rules] = re.findall(r"<style>@media \(prefers-color-scheme: dark\) {(.*?)}</style>", svg)
     drawn = set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]{6})"', svg.partition("</style>")[2]))
     assert drawn == set(re.findall(r'\[fill="(#[0-9a-f]{6})"\]', rules))
 
 
-def test_intervals_are_drawn():
+def test_intervals_are_drawn_and_cut_with_an_arrow_where_they_are_long():
     records = [
         make_record(make_point(world_size=size), step_ms=ms + number, round=number, attempt=number)
         for number in (1, 2, 3)
         for size, ms in ((1, 8.0), (2, 9.0), (4, 9.5))
     ]
-    summary = make_summary(records)
-    [panel] = main_figure(rows_of(summary), summary, NO_DEVICES).panels  # type: ignore[union-attr]
-    [rule] = [one for one in panel.spec["layer"] if one["mark"]["type"] == "rule"]
-    assert {value["x"] for value in rule["data"]["values"]} == {2, 4}
+    known = [mark for mark in marks(first(records), "cut_low") if not mark["cut_low"]]
+    assert {mark["x"] for mark in known} == {2, 4}
+    noisy = [
+        make_record(make_point(world_size=size), step_ms=ms, round=number, attempt=number)
+        for number, ms in enumerate((8.0, 40.0, 9.0), 1)
+        for size in (1, 2)
+    ]
+    noisy += [make_record(make_point(world_size=4), step_ms=8.0 * 5**n, round=n) for n in (1, 2, 3)]
+    long = marks(first(noisy), "cut_low")
+    assert any(mark["cut_low"] and mark["low"] == mark["y"] / 2 for mark in long)
 
 
 def test_the_ideal_is_the_ratio_of_the_ranks_to_those_of_the_baseline():
     records = [make_record(make_point(world_size=size)) for size in (2, 4, 8)]
-    summary = make_summary(records, make_run("run-a", baseline={"world_size": "2"}))
-    figure = main_figure(rows_of(summary), summary, NO_DEVICES)
-    assert figure is not None
-    ideal = figure.panels[0].spec["layer"][0]["data"]["values"]
+    figure = first(records, baseline={"world_size": "2"})
+    ideal = figure.panels[0].layers[0]["data"]["values"]
     assert [(value["x"], value["y"]) for value in ideal] == [(2, 1.0), (4, 2.0), (8, 4.0)]
     assert "over those of the same settings on 2 GPUs" in figure.note
 
 
-def test_the_axes_hold_every_point_also_one_that_gets_slower():
-    summary = make_summary([make_record(), make_record(make_point(world_size=2), step_ms=80.0)])
-    [panel] = main_figure(rows_of(summary), summary, NO_DEVICES).panels  # type: ignore[union-attr]
-    y = panel.spec["layer"][0]["encoding"]["y"]
-    low, high = y["scale"]["domain"]
-    assert low < 0.2
-    assert high > 2
-    assert y["title"] == "times the samples/s of 1 GPU"
-
-
 def test_a_run_in_which_nothing_was_measured_has_no_picture_and_says_why():
-    summary = make_summary([make_failed()])
-    assert poster.picture(summary, NO_DEVICES, "svg") is None
-    assert why_none(summary) == "no point of this run was measured (out of memory)"
-    assert why_none(make_summary([])) == "no point of this run has been finished yet"
+    failed = data_of([make_failed()])
+    assert draw_main_figure(failed, "svg") is None
+    assert why_no_figure(failed.summary) == "no point of this run was measured (out of memory)"
+    assert why_no_figure(make_summary([])) == "no point of this run has been finished yet"
 
 
 def test_texts_of_the_results_are_no_markup_and_there_is_a_png_too():
-    summary = make_summary(make_sweep(), make_run("run-a", job_name="<b>&job"))
-    svg = poster.picture(summary, NO_DEVICES, "svg")
-    assert svg is not None
+    data = data_of(make_sweep(), job_name="<b>&job")
+    svg = draw_main_figure(data, "svg") or b""
     assert b"&lt;b&gt;&amp;job" in svg
     assert b"<b>" not in svg
-    png = poster.picture(summary, NO_DEVICES, "png")
-    assert png is not None
-    assert png.startswith(b"\x89PNG\r\n")
+    assert (draw_main_figure(data, "png") or b"").startswith(b"\x89PNG\r\n")
+
+
+def test_layouts_on_as_many_devices_are_sorted_bars_with_short_names():
+    layouts = {"dp_shard": (2, 1), "tp": (1, 2)}
+    records = [
+        make_record(
+            make_point(
+                world_size=2,
+                params={
+                    "dp_shard": layouts["dp_shard"][place],
+                    "tp": layouts["tp"][place],
+                    "activation_checkpointing": kind,
+                },
+            ),
+            step_ms=8.0 + place - (kind == "none"),
+        )
+        for place in (0, 1)
+        for kind in ("none", "full")
+    ]
+    figure = first(records)
+    assert [mark["bar"] for mark in marks(figure, "bar") if "tip" in mark][:4] == [
+        "FSDP 2",
+        "FSDP 2, full checkpointing",
+        "TP 2",
+        "TP 2, full checkpointing",
+    ]
+    assert len(figure.panels) == 1
+
+
+def test_a_size_that_does_not_fit_is_a_cross_on_the_axis_and_not_at_a_height():
+    records = [make_record(make_point(batch_size=batch)) for batch in (8, 16)]
+    figure = named(
+        data_of([*records, make_failed(make_point(batch_size=32))], baseline={"batch_size": 8}),
+        "throughput",
+    )
+    [cross] = [mark for mark in marks(figure) if "out of memory" in mark["tip"]]
+    assert (cross["x"], cross["y"]) == (32, None)
+    assert "Crosses on the axis: out of memory." in figure.note
+
+
+def test_a_series_that_is_not_drawn_is_explained_where_it_is_missing():
+    sizes = ((1, 64), (2, 64), (2, 128))
+    records = [make_record(make_point(world_size=size, batch_size=b)) for size, b in sizes]
+    [panel] = first([*records, make_failed(make_point(world_size=4, batch_size=64))]).panels
+    assert panel.missing == (
+        "Not drawn: batch 64, 4 GPUs: out of memory; batch 128: "
+        "no ok point with world_size=1 in this series."
+    )
+
+
+def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothing_is_no_bar():
+    data = data_of(make_sweep())
+    changed = {
+        **{"slowest_rank": 1, "straggler_ms": 2.0, "straggler_error_ms": 0.1},
+        **{"straggler_device_ms": 1.5, "compute_ms": 5.0, "host_gap_ms": 1.0},
+        "comm_exposed_ms": -0.2,
+    }
+    data.rows[:] = [replace(row, **changed) for row in data.measured][:1]
+    figure = parts_figure(data)
+    assert figure is not None
+    bars = [mark["tip"].splitlines()[-1].partition(",")[0] for mark in marks(figure)]
+    assert bars == [
+        "compute: 3.500 ms",
+        "waiting for the host: 0.5000 ms",
+        "one rank slower: 2.000 ms",
+    ]
+    assert figure.table is not None
+    exposed = figure.table.columns.index("exposed communication ms")
+    assert "-0.2" in figure.table.rows[0][exposed]
+
+
+def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said():
+    data = data_of(make_sweep())
+    data.rows[:] = [replace(row, compute_ms=4.0) for row in data.rows]
+    data.rows[0] = replace(data.rows[0], compute_ms=None, why_no_breakdown="no breakdown: ...")
+    figure = parts_figure(data)
+    assert figure is not None
+    assert "1 point is not drawn: their parts exceed the step by more than 10 %" in figure.note
+    assert len({mark["tip"] for mark in marks(figure)}) == len(data.measured) - 1
+    assert figure.table is not None
+    assert data.rows[0].point_id not in [line[0] for line in figure.table.rows]
+
+
+def test_memory_faster_than_its_datasheet_is_told_to_be_the_cache():
+    data = data_of([make_collective("copy", size, 0.01 + size / 1e9, 1) for size in (2**20, 2**30)])
+    data.rows[:] = [
+        replace(row, busbw_gb_s=None, memory_gb_s=rate, device_name="NVIDIA H200")
+        for row, rate in zip(data.rows, (6000.0, 4000.0), strict=True)
+    ]
+    figure = memory_bandwidth_figure(data)
+    assert figure is not None
+    assert "What lies above the datasheet's line (1 MiB) cannot come from the memory" in figure.note
+    levels = [(mark["level"], mark.get("text")) for mark in marks(figure, "level")]
+    assert levels == [(4800.0, None), (4800.0, "datasheet, 4,800 GB/s")]
+
+
+def samples(ranks, iterations):
+    rng = np.random.default_rng(7)
+    times = 8e6 * (1 + 0.001 * rng.standard_normal((ranks, iterations)))
+    return pd.DataFrame(
+        {
+            "repeat": 0,
+            "rank": np.repeat(np.arange(ranks), iterations),
+            "iteration": np.tile(np.arange(iterations), ranks),
+            "is_warmup": False,
+            "step_ns": times.ravel().astype(int),
+        }
+    )
+
+
+def test_a_single_slow_step_stays_visible_where_columns_stand_for_many():
+    found = samples(2, iterations=1000)
+    found.loc[(found["rank"] == 1) & (found["iteration"] == 777), "step_ns"] = 16_000_000
+    by_rank = rank_by_iteration(found, 20)
+    assert by_rank.shape == (2, 20)
+    assert by_rank.loc[1].max() == 16.0
+    assert by_rank.loc[0].max() < 8.1
+
+
+def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry():
+    times = pd.date_range(START, periods=50, freq="s")
+    before = pd.DataFrame(
+        {
+            **{"node_id": "node-a", "index": 0, "time": times, "sm_clock_mhz": 1980},
+            **{"power_w": 500.0, "temperature_c": 50.0, "gpu_utilization_pct": np.nan},
+        }
+    )
+    after = before.assign(time=times + pd.Timedelta(hours=2))
+    summary = make_summary(make_sweep(), make_run("run-a", started_at=START))
+    figure = telemetry_figure(ChartData(summary=summary, telemetry=pd.concat([before, after])))
+    assert figure is not None
+    assert "began, without 1 h 59 min 11 s in which nothing was sampled." in figure.note
+    drawn = marks(figure, "part")
+    assert max(mark["x"] for mark in drawn) < 100
+    # No line is drawn across the gap.
+    assert {mark["part"] for mark in drawn} == {0, 1}
+
+
+def test_what_is_drawn_of_a_big_run_is_bounded_and_that_is_said():
+    records = [
+        make_record(make_point(world_size=size, params={"hidden": hidden}, batch_size=batch))
+        for size in (1, 2)
+        for hidden in range(20)
+        for batch in range(1, 10)
+    ]
+    figure = first(records)
+    assert len(figure.panels) == 8
+    assert "The first 8 of 20 charts and 7 of 9 lines are drawn; the table of" in figure.note

@@ -9,7 +9,6 @@ from builders import (
     make_summary,
 )
 
-from raybench.analysis.rounds import records
 from raybench.records import WallTimes
 from raybench.report.formatting import MILLISECONDS
 from raybench.report.rank_steps import ranks_of_point
@@ -45,7 +44,7 @@ def test_what_a_wall_clock_says_is_a_range_over_the_points():
 
 
 def test_the_ranks_of_a_point_have_their_clocks_beside_their_parts():
-    [row] = records(make_rows([ran(10.0, 20.0, wall=True)]))
+    [row] = make_rows([ran(10.0, 20.0, wall=True)])
     heads, lines, legend = ranks_of_point(row, MILLISECONDS)
     assert heads[-2:] == ["not waited", "waited"]
     assert [line[-2:] for line in lines] == [["2.50", "30.0"], ["2.50", "30.0"]]
@@ -53,7 +52,7 @@ def test_the_ranks_of_a_point_have_their_clocks_beside_their_parts():
 
 
 def test_a_single_rank_has_its_clock_alone():
-    [row] = records(make_rows([ran(20.0, wall=True)]))
+    [row] = make_rows([ran(20.0, wall=True)])
     heads, lines, _ = ranks_of_point(row, MILLISECONDS)
     assert heads == ["rank", "not waited", "waited"]
     assert lines == [["0*", "2.50", "30.0"]]

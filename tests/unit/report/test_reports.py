@@ -28,7 +28,7 @@ from builders import (
 
 from raybench.records import Status
 from raybench.report import formatting
-from raybench.report.charts.figures import rows_of
+from raybench.report.charts.data import rows_of
 from raybench.report.export import as_json
 from raybench.report.summary import group_messages, summarize
 from raybench.report.text import markdown, runs, terminal
@@ -368,11 +368,14 @@ def test_an_interrupted_run_says_so_and_its_cancelled_point_did_not_fail():
 
 
 def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does_not_know():
-    long = make_run("a" * 64 + "-20260821-101112-abcd")
+    long = make_run("a" * 15 + "-20260821-101112-abcd", tags={"driver": "580.159"})
     running = make_run("run-b", status=RunStatus.RUNNING, finished_at=None)
     text = runs.format_runs([long, running], {})
     assert max(len(line) for line in text.splitlines()) <= 80
-    assert text.splitlines()[-1].split() == ["run-b", "running", "unfinished"]
+    assert long.run_id in text
+    assert f"{long.started_at:%Y-%m-%d %H:%M}" in text
+    assert text.splitlines()[-1].split()[0] == "run-b"
+    assert "a" * 64 + "-20260821" in runs.format_runs([make_run("a" * 64 + "-20260821")], {})
 
 
 def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():

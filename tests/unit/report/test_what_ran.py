@@ -10,16 +10,17 @@ from builders import make_measurement, make_record, make_summary, unscaled_point
 
 from raybench.cli.results import load_summary
 from raybench.job.point import Precision
-from raybench.report.charts.figures import rows_of
+from raybench.report.charts.data import rows_of
 from raybench.report.key_figures import key_figures
 from raybench.report.what_ran import what_ran
+from raybench.workloads.base import parameter_count
+from raybench.workloads.training.language_models import Decoder
 from raybench.workloads.training.language_training import make_model
-from raybench.workloads.training.layers import DECODER_PRESETS, Decoder
+from raybench.workloads.training.linear import FEATURES
 from raybench.workloads.training.mlp import linear_stack
-from raybench.workloads.training.model_sizes import (
+from raybench.workloads.training.shapes import (
+    DECODER_PRESETS,
     LANGUAGE_PRESETS,
-    LINEAR_FEATURES,
-    parameter_count,
 )
 
 RESULTS = Path(__file__).parents[3] / "results" / "examples"
@@ -80,7 +81,7 @@ def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built():
         for hidden, layers in ((8, 1), (64, 3)):
             params = {"hidden": str(hidden), "layers": str(layers)}
             assert parameter_count("mlp", params) == parameters(linear_stack(hidden, layers))
-        linear = torch.nn.Linear(LINEAR_FEATURES, 1)
+        linear = torch.nn.Linear(FEATURES, 1)
         assert parameter_count("linear", {}) == parameters(linear)
     assert parameter_count("gemm", {"m": "8"}) is None
     assert parameter_count("my.module:Model", {"hidden": "8", "layers": "2"}) is None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -457,10 +458,12 @@ def test_a_run_is_running_while_its_driver_lives_and_interrupted_afterwards(tmp_
     with hold_run(tmp_path, "run-b"):
         unfinished(tmp_path, socket.gethostname())
         assert [run.status for run in read_runs(tmp_path)] == [RunStatus.RUNNING]
+    for path in (tmp_path / "points").rglob("*.parquet"):
+        os.utime(path, (2e9, 2e9))  # as where the folder was copied
     (run,) = read_runs(tmp_path)
     assert run.status is RunStatus.INTERRUPTED
+    assert run.finished_at - run.started_at < timedelta(hours=1)
     assert (run.points_ok, run.points_failed) == (1, 0)
-    assert run.finished_at is not None
     assert run.finished_at >= run.started_at
     assert list(pd.read_parquet(tmp_path / "runs")["run_id"]) == ["run-b"]
 

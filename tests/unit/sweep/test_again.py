@@ -61,6 +61,15 @@ def test_all_points_of_the_run_with_what_was_set_there(call):
     assert call("--again", SECOND, "--filter", "batch_size > 2")[0] == [4, 8]
 
 
+def test_a_run_goes_on_with_its_own_settings_which_need_not_be_said_again(call, results):
+    job = results.parent / "job.yaml"
+    assert call(job, "--resume", SECOND)[0] == []
+    assert call(job, "--resume", SECOND, "--set", "measure.rounds=2")[0] == [1, 2, 4, 8]
+    points, error = call(job, "--resume", SECOND, "--set", "matrix.batch_size=1")
+    assert points == []
+    assert "matrix.batch_size was [1, 2, 4, 8], is [1]" in error
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

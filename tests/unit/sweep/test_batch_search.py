@@ -103,7 +103,7 @@ def outcome(point):
 
 def run_all(plan, statuses, most=1000):
     """Run what is left of the plan and what follows; `statuses` takes how the points ended."""
-    follow = BatchSearches(plan, statuses)
+    follow = BatchSearches(plan, statuses).follow_ups
     waiting = [point for point in plan.points if point.point_id not in statuses]
     ran = []
     while waiting and len(ran) < most:
@@ -155,11 +155,12 @@ def test_points_that_are_tried_again_lead_to_no_point_twice(two_series):
 
 
 def test_the_end_of_a_search_without_a_batch_is_told_with_its_settings(two_series):
-    follow = BatchSearches(two_series, {})
+    searches = BatchSearches(two_series, {})
     fp32, bf16 = two_series.points
-    assert follow(record(fp32, Status.TIMEOUT)) == ()
-    assert len(follow(record(bf16, Status.OK))) == 1
-    assert list(follow.endings()) == ["batch_size: auto precision=fp32: batch_size 8 ended timeout"]
+    assert searches.follow_ups(record(fp32, Status.TIMEOUT)) == ()
+    assert len(searches.follow_ups(record(bf16, Status.OK))) == 1
+    (ending,) = searches.endings()
+    assert ending == "batch_size: auto precision=fp32: batch_size 8 ended timeout"
     found = BatchSearches(two_series, {fp32.point_id: Status.OK})
     assert list(found.endings()) == []
 
@@ -167,15 +168,15 @@ def test_the_end_of_a_search_without_a_batch_is_told_with_its_settings(two_serie
 def test_ranks_that_share_their_work_have_one_batch_that_grows(two_series):
     shared = [replace(p, scaling="strong", global_batch_size=8) for p in two_series.points]
     plan = replace(two_series, points=tuple(shared))
-    following = BatchSearches(plan, {})(record(shared[1], Status.OK))
+    following = BatchSearches(plan, {}).follow_ups(record(shared[1], Status.OK))
     assert [(p.batch_size, p.global_batch_size) for p in following] == [(16, 16)]
 
 
 def test_without_a_search_nothing_follows():
     plan = plan_of("batch_size: [8, 16]")
-    follow = BatchSearches(plan, {})
-    assert follow(record(plan.points[0], Status.OK)) == ()
-    assert list(follow.endings()) == []
+    searches = BatchSearches(plan, {})
+    assert searches.follow_ups(record(plan.points[0], Status.OK)) == ()
+    assert list(searches.endings()) == []
     assert with_probes(plan, {plan.points[0].point_id: Status.OK}) is plan
 
 

@@ -28,9 +28,10 @@ from raybench.errors import ClusterError
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
 from raybench.job.sections import BatchSearch
-from raybench.records import Failure, Status
+from raybench.records import Failure, Status, TrialKey
 from raybench.sweep.loop import (
-    Before,
+    EarlierSweeps,
+    LoopCallbacks,
     PointAdded,
     PointFinished,
     PointRetried,
@@ -40,11 +41,10 @@ from raybench.sweep.loop import (
 from raybench.sweep.rounds import Rounds
 
 
-def begun(plan, cluster, written, before=None, asked=None, **settings):
+def begun(plan, cluster, written, earlier=None, callbacks=None, **settings):
     """The events of a sweep, of which the records go to `written` with their indices."""
-    rounds = Rounds(plan=plan)
     chosen = make_settings(**settings)
-    return sweep(rounds, chosen, cluster, written.extend, before, **(asked or {}))
+    return sweep(Rounds(plan=plan), chosen, cluster, written.extend, earlier, callbacks)
 
 
 def run(plan, cluster, **more):
@@ -180,8 +180,8 @@ def test_a_lost_point_is_tried_once_more_and_both_attempts_are_rows():
 def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole_plan():
     plan, written = make_plan_of(1, 1, 1), []
     chosen = plan.points[1].point_id
-    before = Before(made={chosen: 2}, chosen=[chosen])
-    list(begun(plan, make_started(make_devices(a=1)), written, before))
+    earlier = EarlierSweeps(attempts={chosen: 2}, chosen=[chosen])
+    list(begun(plan, make_started(make_devices(a=1)), written, earlier))
     assert [(index, one.point.batch_size, one.attempt) for index, one in written] == [(1, 2, 3)]
 
 
@@ -268,8 +268,12 @@ def test_when_it_is_to_stop_what_is_in_flight_ends_and_nothing_else_starts():
         ended.append(True)
         return make_measurement(rank) if point.batch_size == 1 else failure(rank, Status.LOST)
 
-    cluster, asked = make_started(make_devices(a=2), script), {"stopping": lambda: bool(ended)}
-    records, events = run(make_plan_of(1, 1, 1, 1), cluster, isolation="device", asked=asked)
+    cluster, callbacks = (
+        make_started(make_devices(a=2), script),
+        LoopCallbacks(stopping=lambda: bool(ended)),
+    )
+    plan = make_plan_of(1, 1, 1, 1)
+    records, events = run(plan, cluster, isolation="device", callbacks=callbacks)
     assert {record.point.batch_size for record in records} == {1, 2}
     assert not any(isinstance(event, PointRetried) for event in events)
 
@@ -342,7 +346,7 @@ def test_points_that_a_record_asks_for_come_after_the_plan_with_indices_of_their
 
     plan, written = Plan(points=(make_point(batch_size=2), make_point(batch_size=64))), []
     cluster = make_started(make_devices(a=1))
-    events = list(begun(plan, cluster, written, asked={"follow": follow}))
+    events = list(begun(plan, cluster, written, callbacks=LoopCallbacks(follow_ups=follow)))
     ran = [(index, record.point.batch_size) for index, record in written]
     assert ran == [(0, 2), (1, 64), (2, 4), (3, 8)]
     assert [event.index for event in events if isinstance(event, PointAdded)] == [2, 3]
@@ -360,9 +364,9 @@ def test_a_batch_that_does_not_fit_stops_no_search_and_any_other_run_with_on_err
 
 
 def test_what_ran_out_of_memory_in_an_earlier_sweep_is_not_tried_again():
-    asked = {"ran_out": [make_point(batch_size=2)]}
-    records, _ = run(make_plan_of(1, 1, 1), make_started(make_devices(a=1)), asked=asked)
-    assert statuses(records) == [Status.OK, Status.OK, Status.SKIPPED]
+    earlier = EarlierSweeps(kept={TrialKey(make_point(batch_size=2).point_id): Status.OOM})
+    records, _ = run(make_plan_of(1, 1, 1), make_started(make_devices(a=1)), earlier=earlier)
+    assert statuses(records) == [Status.OK, Status.SKIPPED]
 
 
 def test_points_that_fit_run_before_the_workers_that_are_coming_are_waited_for():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lower_bound import at_least_s
 
 from raybench.job.plan import Plan
-from raybench.sweep.makespan import imagine_devices, makespan_s
+from raybench.sweep.scheduler import imagine_devices, makespan_s
 
 EIGHT = imagine_devices(8, 1)
 

@@ -14,7 +14,14 @@ from raybench.job.plan import Plan
 from raybench.job.point import Precision
 from raybench.job.sections import BatchSearch
 from raybench.records import Failure, Status, TrialKey
-from raybench.sweep.loop import Before, PointAdded, PointFinished, RoundStarted, sweep
+from raybench.sweep.loop import (
+    EarlierSweeps,
+    LoopCallbacks,
+    PointAdded,
+    PointFinished,
+    RoundStarted,
+    sweep,
+)
 from raybench.sweep.rounds import Rounds
 
 BASELINE = {"world_size": 1}
@@ -89,7 +96,7 @@ def test_later_rounds_measure_what_a_search_for_batches_has_found():
 class Swept:
     """A sweep on workers of this process. processes: of each record, which start ran it."""
 
-    def __init__(self, rounds, before=None, fail=(), measure=None, **more):
+    def __init__(self, rounds, earlier=None, fail=(), measure=None, **callbacks):
         self.tasks, self.records, self.processes, self.starts = [], [], [], 0
         cluster = LocalCluster(make_devices(a=4), lambda _: self)
         restart = cluster.restart
@@ -102,7 +109,8 @@ class Swept:
         cluster.start(4, "pack")
         self._fail = fail
         chosen = make_settings(measure=measure or Measure())
-        self.events = list(sweep(rounds, chosen, cluster, self._write, before, **more))
+        hooks = LoopCallbacks(**callbacks)
+        self.events = list(sweep(rounds, chosen, cluster, self._write, earlier, hooks))
 
     def run(self, task, place, _):
         self.tasks.append(task)
@@ -148,7 +156,7 @@ def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count):
     whole = [attempt.key for number in (1, 2) for attempt in rounds.attempts(number, {})]
     kept = dict.fromkeys(whole[:count], Status.OK)
     made = {key.point_id: 5 for key in kept}
-    swept = Swept(rounds, Before(kept=kept, made=made))
+    swept = Swept(rounds, EarlierSweeps(kept=kept, attempts=made))
     left = [key for key in whole[count:] if key != whole[count] or not key.control_of]
     assert [record.key for record in swept.records] == left
     assert all(r.attempt > 5 for r in swept.records if r.point.point_id in made)
@@ -158,7 +166,7 @@ def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count):
 def test_a_run_of_one_round_can_go_on_with_more():
     one, three = rounds_of(count=1), rounds_of(count=3)
     kept = {attempt.key: Status.OK for attempt in one.attempts(1, {})}
-    swept = Swept(three, Before(kept=kept))
+    swept = Swept(three, EarlierSweeps(kept=kept))
     assert [record.round for record in swept.records] == [2] * 12 + [3] * 12
 
 
@@ -205,7 +213,7 @@ def test_further_rounds_run_what_is_asked_for_until_nothing_is():
     rounds = rounds_of(count=2, sizes=(1,))
     known, new = rounds.plan.points[0], make_point(batch_size=64)
     asked = {3: [known, new], 4: [new], 5: []}
-    swept = Swept(rounds, further=asked.__getitem__)
+    swept = Swept(rounds, further_round=asked.__getitem__)
     _, *later = [(r.round, r.point.point_id, r.attempt) for r in swept.records if r.round > 2]
     assert swept.records[-3].point == known
     assert later == [(3, new.point_id, 1), (4, new.point_id, 2)]
@@ -216,6 +224,8 @@ def test_further_rounds_run_what_is_asked_for_until_nothing_is():
 
 def test_a_sweep_that_is_stopped_asks_for_no_further_round():
     swept = Swept(
-        rounds_of(count=2), stopping=lambda: True, further=lambda _: pytest.fail("it was asked")
+        rounds_of(count=2),
+        stopping=lambda: True,
+        further_round=lambda _: pytest.fail("it was asked"),
     )
     assert not swept.records

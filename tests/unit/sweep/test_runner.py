@@ -38,7 +38,7 @@ from raybench.results.reader import count_points
 from raybench.results.run import RunStatus
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.interrupts import Interrupts
-from raybench.sweep.loop import Before, PointFinished
+from raybench.sweep.loop import EarlierSweeps, PointFinished
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
 from raybench.sweep.runner import record_run, run_sweep
@@ -86,7 +86,7 @@ def job(tmp_path):
 def state_of(job, **changes):
     """A run of the job of which nothing is done yet."""
     run = make_run("run-a", status=RunStatus.RUNNING, finished_at=None)
-    usual = {"before": Before(), "is_resumed": False, "resume_command": RESUME}
+    usual = {"earlier": EarlierSweeps(), "is_resumed": False, "resume_command": RESUME}
     return RunState(**{"run": run, "rounds": Rounds(plan=make_plan(job)), **usual, **changes})
 
 
@@ -230,7 +230,7 @@ def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_r
 ):
     statuses = [Status.OK, Status.OOM, Status.LOST, Status.CANCELLED]
     ended = {TrialKey(str(number)): status for number, status in enumerate(statuses)}
-    rows = rows_of(state_of(job, ended=ended, before=Before(chosen=())))
+    rows = rows_of(state_of(job, ended=ended, earlier=EarlierSweeps(chosen=())))
     rows.tell_kept("stopped")
     rows.tell_kept("told again")
     listed = rows.close()
@@ -332,7 +332,7 @@ def test_a_command_to_be_typed_is_quoted_and_called_as_this_one_was(
         with pytest.raises(SystemExit):
             cli.main()
         assert told in "".join(capsys.readouterr())
-    state = state_of(job, ended={TrialKey("1"): Status.OK}, before=Before(chosen=()))
+    state = state_of(job, ended={TrialKey("1"): Status.OK}, earlier=EarlierSweeps(chosen=()))
     store = RunStore.create(tmp_path / "two words", state.run, make_measure())
     RunRows(state, store, listener).tell_kept("stopped")
     told = f"see: python -m raybench report run-a --results '{store.root}'\n"
@@ -425,13 +425,11 @@ def refusal(resume, *asked, **of_run):
 )
 def test_a_resumed_run_has_left_what_is_not_ok(resume, job, status, options, attempts):
     start = resume(status, *options)
-    made = start.before.made
+    made = start.earlier.attempts
     left = {key.point_id: made.get(key.point_id, 0) + 1 for key in start.todo}
     assert [left.get(p.point_id) for p in make_plan(job).points] == attempts
     assert (start.run.run_id, start.run.points_total, start.run.finished_at) == ("run-a", 2, None)
     assert start.run.started_at == make_run().started_at
-    ran_out = status is Status.OOM and not options
-    assert [p.batch_size for p in start.ran_out] == [1] * ran_out
     words = shlex.split(start.resume_command)
     assert words[3:6] == ["--resume", "run-a", "-o"]
     assert tuple(words[7:]) == options

@@ -7,8 +7,7 @@ from fakes import make_plan_of, make_point, make_started
 
 from raybench.job.model import Measure
 from raybench.records import Task
-from raybench.sweep.makespan import imagine_devices
-from raybench.sweep.scheduler import Assign, Attempt, Schedule
+from raybench.sweep.scheduler import Assign, Attempt, Schedule, imagine_devices
 
 FEW, MANY = 512, 4_096
 

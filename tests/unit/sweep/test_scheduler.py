@@ -17,8 +17,10 @@ def attempts(points):
     return [Attempt(index=index, point=point, number=1) for index, point in enumerate(points)]
 
 
-def schedule(points, devices, isolation="cluster", **changes):
-    made = Schedule(attempts(points), isolation, **changes)
+def schedule(points, devices, isolation="cluster", ran_out=()):
+    made = Schedule(attempts(points), isolation)
+    for point in ran_out:
+        made.note_oom(point)
     made.see(devices, len(devices), frozenset(), 0)
     return made
 

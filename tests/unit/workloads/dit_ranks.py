@@ -19,9 +19,9 @@ from raybench.workloads import attention
 from raybench.workloads.base import WrongResultError
 from raybench.workloads.dit import sequence_parallel
 from raybench.workloads.dit.sequence_parallel import form_groups
+from raybench.workloads.dit.shape import DitShape
 from raybench.workloads.dit.steps import Numbers, Steps, Tokens
 from raybench.workloads.dit.workload import Dit
-from raybench.workloads.training.model_sizes import DitShape
 
 SHAPE = DitShape(
     double_blocks=1, single_blocks=1, heads=12, axes=(2, 2, 4), channels=8, text_width=16,

@@ -10,9 +10,8 @@ import torch
 
 from raybench.errors import UsageError
 from raybench.workloads.base import Context
-from raybench.workloads.training.data import LoaderBatches, loader_batches
-from raybench.workloads.training.linear import Linear
-from raybench.workloads.training.trained import slices
+from raybench.workloads.training.linear import Linear, LoaderBatches, loader_batches
+from raybench.workloads.training.model import slices
 
 
 def make_context(**changes: Any) -> Context:

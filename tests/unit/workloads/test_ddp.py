@@ -26,7 +26,7 @@ from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.marks import BucketMarks
 from raybench.measure.timers import make_timer
 from raybench.records import Breakdown
-from raybench.workloads.base import Context
+from raybench.workloads.base import Context, as_workload
 from raybench.workloads.training.mlp import Mlp
 from raybench.workloads.training.transformer import Transformer
 
@@ -164,7 +164,7 @@ class Twice:
 
 def own_class(rank: int) -> Breakdown:
     context = context_of("own", rank)
-    workload = Twice(context)
+    workload = as_workload(Twice)(context)
     held = list(workload.models)
     workload.step()
     found = break_down(workload, make_timer(torch.device("cpu")), context, Extent(steps=4))

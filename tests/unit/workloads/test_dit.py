@@ -16,13 +16,13 @@ from jobs import HEAD, plan
 from raybench.errors import JobError, UsageError
 from raybench.measure.flops import step_flops
 from raybench.workloads.attention import attention_part, choose_kernel, merge
-from raybench.workloads.base import WrongResultError
+from raybench.workloads.base import WrongResultError, parameter_count
 from raybench.workloads.dit.model import Dit as Model
 from raybench.workloads.dit.model import SingleBlock, rotation
 from raybench.workloads.dit.sequence_parallel import attend_whole
+from raybench.workloads.dit.shape import DIT_PRESETS
 from raybench.workloads.dit.steps import AttentionOperator
 from raybench.workloads.dit.workload import Dit
-from raybench.workloads.training.model_sizes import DIT_PRESETS, dit_flops, parameter_count
 
 TINY: dict[str, Any] = {"preset": "tiny", "height": 64, "width": 64, "text_tokens": 8}
 
@@ -37,21 +37,21 @@ def count_on_meta(**params: Any) -> float | None:
 @pytest.mark.parametrize("scope", ["double_block", "single_block", "forward"])
 def test_the_operations_of_a_step_are_those_that_are_counted(scope):
     shape = replace(DIT_PRESETS["flux"], double_blocks=2, single_blocks=3)
-    flops = dit_flops(shape, scope, text=512, image=4096)
+    flops = shape.flops(scope, text=512, image=4096)
     assert count_on_meta(scope=scope, double_blocks=2, single_blocks=3) == flops
 
 
 def test_flux_has_the_sizes_that_it_is_known_by():
     shape = DIT_PRESETS["flux"]
-    assert (shape.width, shape.head) == (3072, 128)
+    assert (shape.width, shape.head_width) == (3072, 128)
     with torch.device("meta"):
         model = Model(shape, attend=lambda query, key, value: value)
     count = sum(parameter.numel() for parameter in model.parameters())
     assert count == parameter_count("dit", {"preset": "flux", "scope": "forward"})
     assert round(count / 1e9, 2) == 11.90
-    assert round(dit_flops(shape, "forward", text=512, image=4096) / 1e12, 1) == 74.4
+    assert round(shape.flops("forward", text=512, image=4096) / 1e12, 1) == 74.4
     for scope in ("double_block", "single_block"):
-        tflop = dit_flops(shape, scope, text=512, image=4096) / 1e12
+        tflop = shape.flops(scope, text=512, image=4096) / 1e12
         assert tflop == pytest.approx(1.3046, abs=3e-4)
         count = sum(p.numel() for p in getattr(model, f"{scope}s")[0].parameters())
         assert count == parameter_count("dit", {"preset": "flux", "scope": scope})

@@ -13,9 +13,9 @@ import torch
 
 from jobs import HEAD, plan, problems_of
 from raybench.errors import UsageError
-from raybench.workloads.training.float8 import convert_linear_layers
-from raybench.workloads.training.llama import Llama
-from raybench.workloads.training.model_sizes import LLAMA_PRESETS
+from raybench.workloads.precision import convert_linear_layers
+from raybench.workloads.training.language_models import Llama
+from raybench.workloads.training.shapes import LLAMA_PRESETS
 
 CPU = torch.device("cpu")
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")

@@ -10,19 +10,16 @@ import torch
 from torch import Tensor
 
 from raybench.job.point import Precision
-from raybench.workloads.base import Context
+from raybench.workloads.base import Context, parameter_count
 from raybench.workloads.training import transformer
-from raybench.workloads.training.inference import Model
+from raybench.workloads.training.language_models import Decoder, KeyValueCache, Llama
 from raybench.workloads.training.language_training import make_model
-from raybench.workloads.training.layers import Decoder, KeyValueCache
 from raybench.workloads.training.linear import Linear
-from raybench.workloads.training.llama import Llama
 from raybench.workloads.training.mlp import Mlp
-from raybench.workloads.training.model_sizes import (
+from raybench.workloads.training.model import Model
+from raybench.workloads.training.shapes import (
     DECODER_PRESETS,
     LANGUAGE_PRESETS,
-    language_parameters,
-    parameter_count,
 )
 from raybench.workloads.training.transformer import Transformer
 
@@ -205,8 +202,8 @@ def test_decoding_reads_all_weights_of_llama_but_its_table_of_tokens():
     workload = Transformer(
         make_context(), preset="llama-tiny", seq_len=12, mode="inference", phase="decode"
     )
-    read = language_parameters(shape, 13) - shape.vocabulary * shape.width
-    cache = shape.layers * 2 * 3 * shape.kv_heads * 13 * shape.head
+    read = shape.parameter_count(13) - shape.vocabulary * shape.width
+    cache = shape.layers * 2 * 3 * shape.kv_heads * 13 * shape.head_width
     assert workload.memory_bytes == 4 * (read + cache)
 
 

@@ -15,7 +15,7 @@ from jobs import HEAD, plan, problems_of
 from raybench.measure.flops import step_flops
 from raybench.workloads.base import Context
 from raybench.workloads.training.layout import Layout
-from raybench.workloads.training.model_sizes import LLAMA_PRESETS, llama_flops, model_flops
+from raybench.workloads.training.shapes import LLAMA_PRESETS, llama_flops, model_flops
 from raybench.workloads.training.transformer import Transformer
 
 EXACT = 1e-12

@@ -67,5 +67,5 @@ def test_autocast_runs_a_matmul_in_the_precision():
     matrix = torch.ones(4, 4)
     dtypes = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
     for mode in (Precision.FP32, Precision.TF32, *dtypes):
-        with precision.autocast(make_context(precision=mode)):
+        with make_context(precision=mode).autocast():
             assert (matrix @ matrix).dtype == dtypes.get(mode, torch.float32)

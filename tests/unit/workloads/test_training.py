@@ -16,15 +16,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads import replicas
 from raybench.workloads.base import Context
-from raybench.workloads.training import trained
-from raybench.workloads.training.layers import DECODER_PRESETS, Decoder
+from raybench.workloads.replicas import ddp_defaults
+from raybench.workloads.training import model as trained
+from raybench.workloads.training.language_models import Decoder, Llama
 from raybench.workloads.training.linear import Linear
-from raybench.workloads.training.llama import Llama
 from raybench.workloads.training.mlp import Mlp
-from raybench.workloads.training.model_sizes import LLAMA_PRESETS
-from raybench.workloads.training.trained import Trained, ddp_defaults
+from raybench.workloads.training.model import Model
+from raybench.workloads.training.shapes import DECODER_PRESETS, LLAMA_PRESETS
 from raybench.workloads.training.transformer import Transformer
 
 AnyBuiltIn = Linear | Mlp | Transformer
@@ -76,14 +75,14 @@ def test_steps_of_a_usual_learning_rate_lower_the_loss_in_every_precision(
 ):
     monkeypatch.setattr(trained, "LEARNING_RATE", 1e-3)
     losses: list[float] = []
-    real_loss = Trained._loss
+    real_loss = Model._loss
 
-    def watched(self: Trained, inputs: Tensor, targets: Tensor) -> Tensor:
+    def watched(self: Model, inputs: Tensor, targets: Tensor) -> Tensor:
         loss = real_loss(self, inputs, targets)
         losses.append(loss.item())
         return loss
 
-    monkeypatch.setattr(Trained, "_loss", watched)
+    monkeypatch.setattr(Model, "_loss", watched)
     workload = BUILDS[name](make_context(precision=precision))
     for _ in range(20):
         workload.step()
@@ -125,7 +124,7 @@ def test_a_step_alone_has_no_ddp_and_leaves_no_gradients_behind():
     workload.step()
     assert all(parameter.grad is None for parameter in workload.model.parameters())
     workload.close()
-    assert not hasattr(workload, "model")
+    assert workload.model is None
 
 
 def test_the_same_seed_gives_the_same_parameters_and_another_seed_others():
@@ -203,13 +202,13 @@ def test_the_transformer_is_causal():
 
 def test_the_target_of_a_token_is_the_one_after_it(monkeypatch):
     seen: list[tuple[Tensor, Tensor]] = []
-    real_loss = Trained._loss
+    real_loss = Model._loss
 
-    def watched(self: Trained, inputs: Tensor, targets: Tensor) -> Tensor:
+    def watched(self: Model, inputs: Tensor, targets: Tensor) -> Tensor:
         seen.append((inputs, targets))
         return real_loss(self, inputs, targets)
 
-    monkeypatch.setattr(Trained, "_loss", watched)
+    monkeypatch.setattr(Model, "_loss", watched)
     Transformer(make_context(batch_size=3), preset="tiny", seq_len=16).step()
     ((inputs, targets),) = seen
     assert inputs.shape == targets.shape == (3, 16)
@@ -271,7 +270,7 @@ def test_an_option_of_ddp_reaches_torch_only_where_it_is_not_the_default(monkeyp
             super().__init__()
             seen.append(given)
 
-    monkeypatch.setattr(replicas, "DistributedDataParallel", Noted)
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", Noted)
     context = replace(make_context(), world_size=2)
     for options in ({}, {"bucket_cap_mb": 25}, {"bucket_cap_mb": 50, "static_graph": True}):
         context.ddp(nn.Linear(2, 2), **options)

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raybench.workloads.base import Context
 from raybench.workloads.training.mlp import linear_stack
-from raybench.workloads.training.trained import Recipe, Trained, slices
+from raybench.workloads.training.model import Model, Recipe, slices
 
 WIDTH, STEPS, RATE = 8, 5, 0.05
 # Samples of each rank, and in how many passes.
@@ -23,7 +23,7 @@ CASES = {"uneven batches": ((14, 6, 4), (1, 1, 1)), "uneven passes": ((16, 6, 2)
 CONTROL = "weights left out"
 
 
-class OnRows(Trained):
+class OnRows(Model):
     """Trains in double precision on these rows of a data set that all ranks know."""
 
     def __init__(self, context: Context, *, first: int, passes: int) -> None:

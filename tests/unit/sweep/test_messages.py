@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from raybench.sweep.commands import command
+from raybench.sweep.messages import command
 
 NAMES = [
     "plain",

@@ -1,0 +1,560 @@
+"""A small grammar of charts on Vega-Lite: lines, bars and heat maps, for the page and for files.
+
+A figure is some panels side by side. A panel holds the layers of one chart: `line_chart`,
+`bar_chart` or `heat_map` makes them from marks, which are plain dictionaries. Colours are CSS
+variables of page.css, so that one drawing suits a light and a dark page. What a mark says when it
+is pointed at is its `tip`.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+Spec = dict[str, Any]
+Mark = dict[str, Any]
+
+# A chart is as wide as the text of a phone, so that labels of 12 px are never made smaller.
+WIDTH, HEIGHT = 350, 250
+# Lines are told apart by colour and shape; page.css gives the colours.
+MOST_LINES, MOST_PANELS, MOST_BARS = 7, 8, 72
+SHAPES = (
+    *("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"),
+)
+_VEGA_LITE = "5.21"
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+_BARS_OF_A_PANEL, _BAR_PX, _AXIS_PX, _LEGEND_PX = 12, 19, 52, 17
+# Room for an entry of a legend beside its text, and for a letter.
+_ENTRY_PX, _LETTER_PX = 30, 6.2
+# Room for the name of a bar.
+_NAME_PX = 190
+# On a logarithmic axis an interval is drawn up to so many times its value; an arrow says so.
+_LONGEST_INTERVAL = 2.0
+# A number stands inside of a bar that is longer than this share of the longest, else beside it.
+_LONG = 0.5
+# Two numbers at the ends of lines nearer than this would lie on each other.
+_APART = 1.2
+_CROSS = "M-1,-1L1,1M1,-1L-1,1"
+_DASHED = {"color": "var(--axis)", "strokeDash": [5, 4], "strokeWidth": 1.5}
+_COLOR = re.compile(r"(--[a-z]+\d?): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
+_USED = re.compile(r"var\((--[a-z]+\d?)\)")
+# A quarter of what Vega writes: unseen backgrounds, and roles that a screen reader would read out.
+_NOISE = re.compile(
+    r'<path class="(?:back|fore)ground"[^>]*? d="(?:M0,0h0v0h0Z)?"[^>]*/>'
+    r'| (?:class="mark-|role="graphics|aria-roledescription=")[^"]*"'
+)
+_TIP: Spec = {"field": "tip", "type": "nominal"}
+
+CONFIG: Spec = {
+    "font": "Arial, Liberation Sans, Helvetica, sans-serif",
+    # The chart is one picture with a name; only marks with a tip have a label of their own.
+    "mark": {"aria": False},
+    "legend": {
+        **{"aria": False, "orient": "top", "title": None, "offset": 6, "symbolSize": 60},
+        **{"labelColor": "var(--text)", "labelFontSize": 12, "labelLimit": 320, "rowPadding": 1},
+        **{"titleColor": "var(--text)", "titleFontSize": 12, "titleFontWeight": "normal"},
+        "symbolBaseFillColor": "var(--axis)",
+    },
+    "title": {
+        **{"aria": False, "anchor": "start", "color": "var(--text)", "fontSize": 13, "offset": 8},
+        **{"subtitleColor": "var(--quiet)", "subtitleFontSize": 12},
+    },
+    "axis": {
+        **{"aria": False, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"},
+        **{"labelColor": "var(--text)", "titleColor": "var(--text)", "gridColor": "var(--grid)"},
+        **{"domainColor": "var(--axis)", "tickColor": "var(--axis)", "labelLimit": 150},
+        **{"labelOverlap": True, "labelSeparation": 4},
+        # Nothing is neither `+0%` nor `0k`.
+        "labelExpr": "datum.value === 0 ? replace(datum.label, /[+kM]/, '') : datum.label",
+    },
+    # Above the axis: beside it, it would lie on labels where the reader's font is wider than ours.
+    "axisY": {
+        **{"titleAngle": 0, "titleAlign": "left", "titleBaseline": "bottom"},
+        **{"titleX": 0, "titleY": -6},
+    },
+    "view": {"stroke": None},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One chart of a figure.
+
+    title: plain text, empty where there is only one. layers: as `line_chart` and its like give
+    them. missing: a sentence that names what is not drawn, and why; or empty. height: in px.
+    """
+
+    title: str = ""
+    layers: Sequence[Spec]
+    missing: str = ""
+    height: int = HEIGHT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table below a figure. texts: how many columns, from the first, hold no numbers."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A picture of a report. All text is plain: the page escapes it.
+
+    anchor: its id in the page. note: what a reader must know to read the charts. table: figures
+    that the table of all points does not hold.
+    """
+
+    anchor: str
+    title: str
+    note: str
+    panels: Sequence[Panel]
+    table: Table | None = None
+
+
+def axis(title: str | None, log: int | None = None, **settings: Any) -> Spec:
+    """Return a quantitative axis, linear from zero, or logarithmic to the base `log`.
+
+    settings: of the axis in Vega-Lite (`format`, `values`), or of its `scale` and `domain`.
+    """
+    scale = {"type": "log", "base": log, "nice": False, "padding": 14} if log else {"zero": True}
+    scale |= settings.pop("scale", {})
+    return {
+        "type": "quantitative",
+        "title": title,
+        "scale": scale,
+        "axis": {"tickCount": 6 if log == 2 else 5, **settings},
+    }
+
+
+# Vega has no binary units.
+_POWER = "floor(log(datum.value) / log(1024) + 1e-9)"
+SIZE_LABELS = (
+    f"format(datum.value / pow(1024, {_POWER}), '~g') + ' ' "
+    f"+ ['B', 'KiB', 'MiB', 'GiB', 'TiB'][{_POWER}]"
+)
+
+
+def names_axis(names: Sequence[str], **settings: Any) -> Spec:
+    """Return the axis of bars or of rows of cells, a place for each name, in this order."""
+    return {
+        "type": "nominal",
+        "title": None,
+        "sort": list(names),
+        "axis": {"ticks": False, "domain": False, "labelPadding": 4, **settings},
+    }
+
+
+def by_series(
+    names: Sequence[str],
+    channel: str,
+    values: Sequence[str] = (),
+    *,
+    symbol: str | None = None,
+    room: float = WIDTH,
+    offset: int = 6,
+) -> Spec:
+    """Return the encoding that gives each series (`line`) its colour or shape, and one legend.
+
+    values: colours or shapes, instead of the usual ones. symbol: shape of the legend's keys.
+    room, offset: the width of the legend, and how far it is above the plot, in px.
+    """
+    usual = [f"var(--s{place % MOST_LINES + 1})" for place in range(len(names))]
+    if channel == "shape":
+        usual = [SHAPES[place % MOST_LINES] for place in range(len(names))]
+    legend: Spec = {"columns": _legend_columns(names, room), "offset": offset}
+    legend |= {"symbolType": symbol} if symbol else {}
+    return {
+        "field": "line",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": list(names), "range": list(values or usual)},
+        "legend": legend if len(names) > 1 else None,
+    }
+
+
+def _legend_columns(names: Sequence[str], room: float) -> int:
+    longest = max(map(len, names), default=0)
+    return max(1, min(len(names), int(room / (_ENTRY_PX + _LETTER_PX * longest))))
+
+
+def legend_height(names: Sequence[str], room: float = WIDTH) -> int:
+    """Return the height of a legend of this width, in px; 0 for a single series: it has none."""
+    return 0 if len(names) < 2 else _LEGEND_PX * -(-len(names) // _legend_columns(names, room))
+
+
+def line_chart(
+    marks: Sequence[Mark],
+    lines: Sequence[str],
+    x: Spec,
+    y: Spec,
+    *,
+    ideal: Sequence[tuple[float, float]] = (),
+    level: tuple[float, str] | None = None,
+    has_points: bool = True,
+) -> list[Spec]:
+    """Return the layers of lines with points.
+
+    marks: `x`, `y`, `line` and `tip` each; and, where they have it, `low` and `high` (an interval),
+    `number` (written beside the end of the line), `other` (whether it is of the run that this
+    one is laid over: hollow and dotted). A mark without `y` is a cross on the axis of x.
+    ideal: points of a dashed line. level: where a dashed line crosses the chart, and its label.
+    """
+    x, y = {"field": "x", **x}, {"field": "y", **y}
+    # The legend stands above the title of the axis.
+    offset = 22 if y["title"] else 6
+    color, shape = (by_series(lines, channel, offset=offset) for channel in ("color", "shape"))
+    drawn = [mark for mark in marks if mark["y"] is not None]
+    own = [mark for mark in drawn if not mark.get("other")]
+    other = [mark for mark in drawn if mark.get("other")]
+    along = {"x": x, "y": y, "color": color}
+    if not has_points:
+        along["detail"] = {"field": "part", "type": "nominal"}
+    layers: list[Spec] = []
+    if ideal:
+        points = [{"x": at, "y": value} for at, value in ideal]
+        layers.append(_layer(points, {"type": "line", **_DASHED}, x=x, y=y))
+        end = _text_mark(align="right", dx=-4, dy=-6, color="var(--quiet)")
+        label = {**points[-1], "text": "ideal"}
+        layers.append(_layer([label], end, x=x, y=y, text={"field": "text"}))
+    if level:
+        layers += level_line(*level, "y", y)
+    layers += _intervals(own, x, y, color)
+    if other:
+        faint = {"type": "line", "strokeWidth": 2, "strokeDash": [2, 3], "opacity": 0.75}
+        layers.append(_layer(other, faint, **along))
+        layers.append(_points(other, is_filled=False, x=x, y=y, color=color, shape=shape))
+    width = 2 if has_points else 1.5
+    layers.append(_layer(own, {"type": "line", "strokeWidth": width}, **along))
+    if has_points:
+        layers.append(_points(own, x=x, y=y, color=color, shape=shape))
+    layers += _numbers_at_ends(own, x, y)
+    crosses = [mark for mark in marks if mark["y"] is None]
+    if crosses:
+        # Of crosses of several lines at one place, those below are larger.
+        order = {line: place for place, line in enumerate(reversed(lines))}
+        crosses = [{**mark, "size": 50 + 60 * order[mark["line"]]} for mark in crosses]
+        crosses.sort(key=lambda mark: -mark["size"])
+        cross = {"type": "point", "shape": _CROSS, "strokeWidth": 2, "opacity": 1, "aria": True}
+        at_axis = {"x": x, "y": {"value": "height"}, "color": color}
+        size = {"field": "size", "type": "quantitative", "scale": None}
+        layers.append(_layer(crosses, cross, **at_axis, size=size, description=_TIP))
+    return layers
+
+
+def bar_chart(
+    bars: Sequence[Mark],
+    names: Sequence[str],
+    x: Spec,
+    *,
+    series: Sequence[str] = (),
+    colors: Sequence[str] = (),
+    is_stacked: bool = False,
+    level: tuple[float, str] | None = None,
+) -> list[Spec]:
+    """Return the layers of horizontal bars, from above in the order of `names`.
+
+    bars: `bar` (its name), `x` and `tip` each; and, where they have it, `low` and `high` (an
+    interval), `text` (written at its end), `line` (its series). Several series stand beside
+    each other; where `is_stacked`, a bar is a part from `x` to `x2` of the whole one.
+    level: where a dashed line crosses the chart, and its label.
+    """
+    is_split = _lines_of_names(names) > 1
+    split = {"labelExpr": "split(datum.label, ', ')"} if is_split else {}
+    y = {"field": "bar", **names_axis(names, labelLimit=_NAME_PX, **split)}
+    y["scale"] = {"paddingInner": 0.25, "paddingOuter": 0.12}
+    x = {"field": "x", **x}
+    place: Spec = {"x": x, "y": y}
+    if is_stacked:
+        place["x2"] = {"field": "x2"}
+    elif len(series) > 1:
+        place["yOffset"] = {"field": "line", "type": "nominal", "sort": list(series)}
+    color: Spec = {"value": "var(--s1)"}
+    if series:
+        # The legend stands above the label of a level.
+        above, room = 22 if level else 6, _beside(names)
+        color = by_series(series, "color", colors, symbol="square", room=room, offset=above)
+    mark = {"type": "bar", "aria": True}
+    layers = [_layer(bars, mark, **place, color=color, description=_TIP)]
+    ranges = [bar for bar in bars if bar.get("low") is not None]
+    if ranges:
+        ends = {**place, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
+        layers.append(
+            _layer(
+                ranges, {"type": "rule", "strokeWidth": 1.5}, **ends, color={"value": "var(--text)"}
+            )
+        )
+    longest = max((bar["x"] for bar in bars if bar["x"] is not None), default=0.0)
+    longest = max(longest, level[0] if level else 0.0)
+    for is_inside in (True, False):
+        texts = [
+            # Beyond the interval, which it would lie on.
+            {**bar, "x": max(bar["x"], bar.get("high") or 0.0) if not is_inside else bar["x"]}
+            for bar in bars
+            if bar.get("text") and (bar["x"] > _LONG * longest and not ranges) == is_inside
+        ]
+        if texts:
+            ink = "var(--page)" if is_inside else "var(--text)"
+            side = {"align": "right", "dx": -5} if is_inside else {"align": "left", "dx": 5}
+            mark = _text_mark(**side, color=ink)
+            layers.append(_layer(texts, mark, **place, text={"field": "text"}))
+    if level:
+        layers += level_line(*level, "x", x)
+    return layers
+
+
+def bar_panels(
+    bars: Sequence[tuple[str, str, Sequence[Mark]]],
+    x: Spec,
+    **settings: Any,
+) -> list[Panel]:
+    """Return panels of at most twelve bars each, as high as they need.
+
+    bars: (title of the panel, name of the bar, its marks) each, in order; settings: of `bar_chart`.
+    """
+    groups: dict[str, list[tuple[str, Sequence[Mark]]]] = {}
+    for title, name, marks in bars:
+        groups.setdefault(title, []).append((name, marks))
+    panels = []
+    for title, members in groups.items():
+        for first in range(0, len(members), _BARS_OF_A_PANEL):
+            some = members[first : first + _BARS_OF_A_PANEL]
+            # Two bars of one name would lie on each other.
+            names: list[str] = []
+            for name, _ in some:
+                names.append(f"{name} ({names.count(name) + 1})" if name in names else name)
+            marks = [
+                {**mark, "bar": name}
+                for name, (_, own) in zip(names, some, strict=True)
+                for mark in own
+            ]
+            layers = bar_chart(marks, names, x, **settings)
+            beside = 1 if settings.get("is_stacked") else len(settings.get("series", ()))
+            bar_px = max(_BAR_PX, 0.75 * _BAR_PX * beside, 15 * _lines_of_names(names))
+            height = round(bar_px * len(some)) + _AXIS_PX + (16 if settings.get("level") else 0)
+            height += legend_height(settings.get("series", ()), _beside(names))
+            panels.append(Panel(title=title, layers=layers, height=height))
+    return panels
+
+
+def _lines_of_names(names: Sequence[str]) -> int:
+    """Return on how many lines the names of bars are written: long ones are split at commas."""
+    is_long = max(map(len, names), default=0) > _NAME_PX / _LETTER_PX
+    return max(name.count(", ") for name in names) + 1 if is_long else 1
+
+
+def heat_map(
+    cells: Sequence[Mark],
+    x: Spec,
+    y: Spec,
+    color: Spec,
+    *,
+    ink: Mapping[str, str] | None = None,
+) -> list[Spec]:
+    """Return the layers of coloured cells.
+
+    cells: `x`, `y`, the field of `color` and `tip` each; `x2` where x is a range; `text` where
+    something is written into the cell; `is_marked` where it is outlined. ink: a Vega expression ->
+    the colour of the text where it is true.
+    """
+    x, y = {"field": "x", **x}, {"field": "y", **y}
+    place: Spec = {"x": x, "y": y} | ({"x2": {"field": "x2"}} if "x2" in cells[0] else {})
+    has_border = "x2" not in cells[0]
+    mark = {"type": "rect", "stroke": "var(--page)" if has_border else None, "strokeWidth": 2}
+    layers = [_layer(cells, {**mark, "aria": True}, **place, color=color, description=_TIP)]
+    if marked := [cell for cell in cells if cell.get("is_marked")]:
+        outline = {"type": "rect", "fill": None, "stroke": "var(--bad)", "strokeWidth": 3}
+        layers.append(_layer(marked, outline, x=x, y=y))
+    texts = [cell for cell in cells if cell.get("text")]
+    if texts:
+        conditions = [{"test": test, "value": value} for test, value in (ink or {}).items()]
+        colors = {"condition": conditions, "value": "var(--text)"}
+        text = {"field": "text", "type": "nominal"}
+        layers.append(_layer(texts, _text_mark(), x=x, y=y, text=text, color=colors))
+    return layers
+
+
+def scatter_chart(
+    marks: Sequence[Mark],
+    x: Spec,
+    y: Spec,
+    kinds: Mapping[str, tuple[str, str]],
+    *,
+    level: tuple[float, str] | None = None,
+) -> list[Spec]:
+    """Return the layers of points without lines.
+
+    marks: `x`, `y`, `line` and `tip` each. kinds: value of `line` -> its shape and colour.
+    level: where a dashed line crosses the chart at a value of x, and its label.
+    """
+    x, y = {"field": "x", **x}, {"field": "y", **y}
+    shape, color = (
+        by_series(list(kinds), channel, [kind[place] for kind in kinds.values()])
+        for place, channel in enumerate(("shape", "color"))
+    )
+    points = _points(marks, x=x, y=y, color=color, shape=shape)
+    return [*(level_line(*level, "x", x) if level else ()), points]
+
+
+def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
+    """Return the encoding that colours cells from blue to brown, with a scale as its legend."""
+    return {
+        "field": field,
+        "type": "quantitative",
+        "scale": {
+            "type": "threshold",
+            "domain": list(steps),
+            "range": [f"var(--h{place + 1})" for place in range(len(steps) + 1)],
+        },
+        "legend": {
+            **{"title": title, "titleOrient": "left", "format": "+~%", "gradientThickness": 10},
+            **{"gradientLength": 220, "direction": "horizontal"},
+        },
+    }
+
+
+def level_line(level: float, label: str, channel: str, axis: Spec) -> list[Spec]:
+    """Return a dashed line over the whole chart at a level of x or y, with its label at its end."""
+    at = {channel: {**axis, "field": "level"}}
+    drawn = [_layer([{"level": level}], {"type": "rule", **_DASHED}, **at)]
+    if label:
+        # Along the line of y, and above that of x.
+        corner = {"x": {"value": 4}} if channel == "y" else {"y": {"value": -5}}
+        side = {"align": "left", "dy": 9} if channel == "y" else {"align": "right", "dx": 4}
+        mark = _text_mark(**side, color="var(--quiet)")
+        text = [{"level": level, "text": label}]
+        drawn.append(_layer(text, mark, **at, **corner, text={"field": "text"}))
+    return drawn
+
+
+def draw(panel: Panel, name: str) -> str:
+    """Draw a panel as an SVG element for the page. name: what a screen reader calls it."""
+    spec = _with_config(
+        width=WIDTH,
+        height=panel.height,
+        autosize={"type": "fit", "contains": "padding"},
+        layer=list(panel.layers),
+    )
+    label = html.escape(name)
+    return _svg(spec).replace('class="marks"', f'class="chart" role="img" aria-label="{label}"', 1)
+
+
+def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") -> bytes:
+    """Draw a whole figure as the bytes of an `svg` or `png` file.
+
+    The colours of an SVG follow the theme of its reader where that is a browser; elsewhere it is
+    light, as a PNG is, which has two pixels for each of the layout.
+    title: instead of the figure's. below: a line under it.
+    """
+    count = len(figure.panels)
+    columns = {1: 1, 2: 2, 4: 2}.get(count, 3)
+    width = 520 if columns == 1 else 300
+    letters = int(columns * (width + 60) / _LETTER_PX)
+    panels = [
+        {
+            "title": {
+                "text": panel.title,
+                "subtitle": textwrap.wrap(panel.missing, int(width / _LETTER_PX)),
+            },
+            "width": width,
+            "height": panel.height if columns > 1 else max(300, panel.height),
+            "layer": list(panel.layers),
+        }
+        for panel in figure.panels
+    ]
+    subtitle = [below, *textwrap.wrap(figure.note, letters)]
+    spec = _with_config(
+        title={
+            **{"text": title or figure.title, "subtitle": [line for line in subtitle if line]},
+            **{"fontSize": 17, "offset": 14, "subtitlePadding": 5},
+        },
+        padding=16,
+        background="var(--page)",
+        concat=panels,
+        columns=columns,
+        spacing=24,
+    )
+    svg = _svg(spec)
+    style = resources.files("raybench.report.html").joinpath("page.css").read_text("utf-8")
+    colors = {name: (light, dark) for name, light, dark in _COLOR.findall(style)}
+    light_svg = _USED.sub(lambda found: colors[found[1]][0], svg)
+    if kind == "png":
+        import vl_convert
+
+        return bytes(vl_convert.svg_to_png(light_svg, scale=2))
+    # Only browsers know variables in a file: others get the light colours.
+    rules = "".join(
+        f'[{paint}="{light}"]{{{paint}:{dark}}}'
+        for light, dark in (colors[name] for name in dict.fromkeys(_USED.findall(svg)))
+        for paint in ("fill", "stroke")
+    )
+    style = f"<style>@media (prefers-color-scheme: dark) {{{rules}}}</style>"
+    return light_svg.replace("><", f">{style}<", 1).encode()
+
+
+def _with_config(**spec: Any) -> Spec:
+    return {"$schema": _SCHEMA, "background": None, "config": CONFIG, **spec}
+
+
+def _svg(spec: Spec) -> str:
+    import vl_convert
+
+    return _NOISE.sub("", str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)))
+
+
+def _layer(values: Sequence[Mapping[str, Any]], mark: Spec, **encoding: Spec) -> Spec:
+    return {"data": {"values": list(values)}, "mark": mark, "encoding": encoding}
+
+
+def _beside(names: Sequence[str]) -> float:
+    """Return the width that is left beside the names of bars, in px."""
+    return WIDTH - 20 - min(_NAME_PX, _LETTER_PX * max(map(len, names), default=0))
+
+
+def _text_mark(**settings: Any) -> Spec:
+    return {"type": "text", "fontSize": 12, "baseline": "middle", **settings}
+
+
+def _points(marks: Sequence[Mark], *, is_filled: bool = True, **encoding: Spec) -> Spec:
+    mark = {"type": "point", "filled": is_filled, "size": 50, "opacity": 1, "aria": True}
+    return _layer(marks, mark, **encoding, description=_TIP)
+
+
+def _intervals(marks: Sequence[Mark], x: Spec, y: Spec, color: Spec) -> list[Spec]:
+    """Return a thin bar from `low` to `high`, with an arrow where it is longer than is drawn."""
+    known = []
+    for mark in marks:
+        if mark.get("low") is not None:
+            low = max(mark["low"], mark["y"] / _LONGEST_INTERVAL)
+            high = min(mark["high"], mark["y"] * _LONGEST_INTERVAL)
+            cut = {"cut_low": low > mark["low"], "cut_high": high < mark["high"]}
+            known.append({**mark, "low": low, "high": high, **cut})
+    if not known:
+        return []
+    ends = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color}
+    layers = [_layer(known, {"type": "rule", "strokeWidth": 1.5}, **ends)]
+    for end, shape in (("low", "triangle-down"), ("high", "triangle-up")):
+        cut_off = [mark for mark in known if mark[f"cut_{end}"]]
+        if cut_off:
+            arrow = {"type": "point", "filled": True, "shape": shape, "size": 40}
+            layers.append(_layer(cut_off, arrow, x=x, y={**y, "field": end}, color=color))
+    return layers
+
+
+def _numbers_at_ends(marks: Sequence[Mark], x: Spec, y: Spec) -> list[Spec]:
+    """Return the numbers beside the last points of the highest and the lowest line."""
+    known = [mark for mark in marks if mark.get("number")]
+    if not known:
+        return []
+    end = max(mark["x"] for mark in known)
+    last = sorted((mark for mark in known if mark["x"] == end), key=lambda mark: mark["y"])
+    shown = [last[0], last[-1]] if last[-1]["y"] >= _APART * last[0]["y"] else last[-1:]
+    mark = _text_mark(align="left", dx=8, fontWeight=600, color="var(--text)")
+    return [_layer(shown, mark, x=x, y=y, text={"field": "number"})]

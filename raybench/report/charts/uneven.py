@@ -1,0 +1,107 @@
+"""What to do with slow devices: each way to share the work over their speed, and the best one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raybench.analysis.uneven import Fleet, gain_over
+from raybench.job.point import EQUAL
+from raybench.report import formatting
+from raybench.report.charts.data import ChartData
+from raybench.report.charts.grammar import (
+    HEIGHT,
+    Figure,
+    Mark,
+    Panel,
+    axis,
+    by_series,
+    heat_map,
+    legend_height,
+    line_chart,
+    names_axis,
+)
+from raybench.report.charts.registry import Chart
+
+
+def uneven_figure(data: ChartData) -> Figure | None:
+    """Draw samples/s by the shares of work over the speed of the slow devices, and the best shares.
+
+    None where no devices of different speed were compared.
+    """
+    fleets = data.summary.fleets
+    if not fleets:
+        return None
+    shares = list(dict.fromkeys(name for fleet in fleets for name in fleet.scenarios))
+    groups: dict[str, list[Fleet]] = {}
+    for fleet in fleets:
+        groups.setdefault(_group(fleet, data.ranks), []).append(fleet)
+    panels = [
+        Panel(
+            title=f"Samples/s with {group}",
+            layers=line_chart(
+                [mark for fleet in some for mark in _marks(fleet)],
+                shares,
+                axis(
+                    "speed of the slow devices", format="~%", scale={"zero": False, "padding": 14}
+                ),
+                axis("samples/s", format="~s"),
+            ),
+            height=HEIGHT + legend_height(shares),
+        )
+        for group, some in groups.items()
+    ]
+    if len(fleets) > 1:
+        panels.append(_map(fleets, list(groups), shares, data.ranks))
+    return Figure(
+        anchor="uneven-speeds",
+        title="Ways to share the work, over the speed of the slow devices",
+        note="Speeds are those that the probes found, as a share of a fast device's. Thin bars: "
+        "95 % intervals. The map names the fastest way, its gain over equal shares, and the ways "
+        "that may be as good.",
+        panels=panels,
+    )
+
+
+CHARTS = (Chart(draw=uneven_figure, place=5, answers=5),)
+
+
+def _group(fleet: Fleet, ranks: str) -> str:
+    there_are = formatting.ranks_words(int(fleet.first["world_size"]), ranks)
+    return f"{fleet.slow_count} of {there_are} slow"
+
+
+def _marks(fleet: Fleet) -> list[Mark]:
+    marks = []
+    for name, scenario in fleet.scenarios.items():
+        value, half = scenario.throughput, scenario.half_width
+        step = formatting.step_time(scenario.row)
+        tip = f"{name}, slow devices at {fleet.probe_ratio:.0%}\npoint {scenario.row['point_id']}\n"
+        tip += f"{formatting.number(value)} samples/s, {step}"
+        ends = {"low": value * (1 - half), "high": value * (1 + half)} if half else {}
+        marks.append({"x": fleet.probe_ratio, "y": value, "line": name, "tip": tip, **ends})
+    return marks
+
+
+def _map(fleets: Sequence[Fleet], groups: list[str], shares: list[str], ranks: str) -> Panel:
+    cells = []
+    for fleet in fleets:
+        best, text = fleet.best, fleet.best.shares
+        if EQUAL in fleet.scenarios and best.shares != EQUAL:
+            text += f" {gain_over(best, fleet.scenarios[EQUAL]).gain:+.0%}"
+        rivals = "".join(f" or {name}" for name in fleet.as_good())
+        speed, group = f"{fleet.probe_ratio:.0%}", _group(fleet, ranks)
+        tip = f"{group}, at {speed} of the speed\nbest: {text}{rivals}"
+        cell = {"x": group, "y": speed, "line": best.shares, "text": text + rivals, "tip": tip}
+        cells.append(cell)
+    speeds = sorted({cell["y"] for cell in cells}, key=lambda text: -float(text.rstrip("%")))
+    return Panel(
+        title="The best way",
+        layers=heat_map(
+            cells,
+            names_axis(groups, orient="top", labelAngle=0),
+            names_axis(speeds) | {"title": "speed"},
+            by_series(shares, "color", symbol="square"),
+            ink={"true": "var(--page)"},
+        ),
+        height=max(140, 34 * len(speeds) + 60) + legend_height(shares),
+    )

@@ -1,0 +1,387 @@
+"""What workloads that train or run a model have in common: parameters and a base class.
+
+Loads no torch at import: `plan` reads the classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+
+from pydantic import Field
+
+from raybench.errors import UsageError
+from raybench.job.answer import Answer
+from raybench.job.point import Precision, Scalar
+from raybench.records.metric import Metric
+from raybench.workloads.base import Context, Workload
+from raybench.workloads.replicas import DdpOptions, ddp_defaults
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+# Inputs and targets of one forward and backward pass.
+Batch: TypeAlias = "tuple[Tensor, Tensor]"
+Forward: TypeAlias = "Callable[[Tensor], Tensor]"
+OptimizerName = Literal["sgd", "adam", "adamw"]
+ModeName = Literal["train", "inference"]
+
+Optimizer = Annotated[
+    OptimizerName, Field(description="Class of torch.optim; all but the learning rate default.")
+]
+GradAccumulation = Annotated[
+    int,
+    Field(
+        gt=0, description="Forward and backward passes per step; gradients are reduced in the last."
+    ),
+]
+Compile = Annotated[
+    bool, Field(description="Compile the model, with DDP around it; happens in the warm-up.")
+]
+Mode = Annotated[
+    ModeName,
+    Field(description="train: optimizer steps. inference: forward passes, without gradients."),
+]
+CastWeights = Annotated[
+    bool,
+    Field(description="Inference: weights are stored in fp16 or bf16, and there is no autocast."),
+]
+
+OUTPUT_ERROR = Metric(
+    name="output_error",
+    heading="output error",
+    description="largest difference from fp32 over its largest output",
+    over_ranks="max",
+)
+
+# Far below half an ulp of a weight (1e-9 at 0.01), so that weights stay where they start, and
+# step 100,000 does the arithmetic of step 10 on the same kinds of numbers. With a usual rate a
+# model memorises its few rows: gradients vanish, and after some 650 steps Adam's first moments,
+# 0.9^n of what they were, are subnormal, which GPUs divide more slowly. Not 0: Adam in a CUDA
+# graph divides by it.
+LEARNING_RATE = 1e-12
+
+# Parameters that mean nothing where nothing is trained.
+_ONLY_FOR_TRAINING = (
+    "optimizer",
+    "grad_accumulation",
+    "activation_checkpointing",
+    *ddp_defaults(),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a model is trained.
+
+    compile: the model is compiled as a whole, with DDP around it.
+    ddp: options for Context.ddp.
+    divide: distributes the model over the ranks in place of DDP and returns what is to be called.
+    is_fused: the optimizer updates all weights in one kernel, where the device has it.
+    is_cast: the weights are used in the type of the precision already, so there is no autocast.
+    """
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    optimizer: OptimizerName
+    grad_accumulation: int
+    compile: bool
+    ddp: DdpOptions = field(default_factory=DdpOptions)
+    divide: Callable[[nn.Module], nn.Module] | None = None
+    is_fused: bool = False
+    is_cast: bool = False
+
+
+class Model(Workload):
+    """A workload whose step trains a model or, in mode inference, runs it forward.
+
+    `__init__` of a subclass calls `build`; or `train`; or `load` and then `run_forward`.
+
+    Training is stationary: every step costs what the first ones cost, however many there were. In
+    inference several ranks are replicas, each with data of its own, that do not communicate.
+
+    model: the bare model. replica: what training calls: the model under DistributedDataParallel, or
+    itself where world_size is 1.
+    """
+
+    weighs_loss = True
+    answers: ClassVar[tuple[Answer, ...]] = (
+        Answer(metric="throughput", over=("shares", "slow_ratio")),
+    )
+    items_per_step: float
+    model: nn.Module
+    replica: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    _inference_pass: Callable[[], object] | None = None
+    _has_cast_weights = False
+
+    @classmethod
+    def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
+        """Return why a point with these settings cannot be run, one sentence; None where it can."""
+        if settings.get("mode", "train") == "train":
+            if settings.get("cast_weights"):
+                return "cast_weights: true needs mode: inference"
+            return None
+        parameters = inspect.signature(cls.__init__).parameters
+        for name in _ONLY_FOR_TRAINING:
+            usual = ddp_defaults().get(name)
+            if usual is None and name in parameters:
+                usual = parameters[name].default
+            if settings.get(name, usual) != usual:
+                return f"mode: inference trains nothing, so {name} must be left out"
+        is_single = Precision(str(settings["precision"])).dtype == "float32"
+        if settings.get("cast_weights") and is_single:
+            return (
+                f"cast_weights: true needs precision fp16 or bf16, given {settings['precision']}, "
+                "whose weights are stored in fp32 as they are"
+            )
+        return None
+
+    def build(
+        self,
+        mode: ModeName,
+        context: Context,
+        recipe: Recipe,
+        make_model: Callable[[], nn.Module],
+        batches: Iterator[Batch],
+        *,
+        cast_weights: bool = False,
+    ) -> None:
+        """Prepare the steps of either mode, over the same inputs; as `train` or `load`."""
+        if mode == "train":
+            self.train(context, recipe, make_model, batches)
+            return
+        self.load(context, make_model, cast_weights=cast_weights)
+        forward = compile_model(self.model, context, wanted=recipe.compile)
+        self.run_forward(lambda: forward(next(batches)[0]))
+
+    def train(
+        self,
+        context: Context,
+        recipe: Recipe,
+        make_model: Callable[[], nn.Module],
+        batches: Iterator[Batch],
+    ) -> None:
+        """Let a step be an optimizer step: make the model, divide it over the ranks, and so on.
+
+        make_model: called with the device as torch's default and the same seed on all ranks.
+        batches: of this rank, endless. Raises UsageError for a CUDA graph in fp16.
+        """
+        import torch
+
+        if context.cuda_graph and context.precision is Precision.FP16:
+            raise UsageError(
+                "cuda_graph: true cannot be had in precision fp16, whose gradient scaler waits for "
+                "the device in every step; take bf16, or cuda_graph: false"
+            )
+        # The seed is the same on all ranks, and so are the parameters.
+        torch.manual_seed(context.seed)
+        with context.device:
+            self.model = make_model()
+        divide = recipe.divide or partial(context.ddp, **recipe.ddp)
+        self.replica = divide(self.model)
+        self._forward = compile_model(self.replica, context, wanted=recipe.compile)
+        # The same model past DistributedDataParallel.
+        self._forward_alone = compile_model(self.model, context, wanted=recipe.compile)
+        self.optimizer = _optimizer(self.model, recipe, context)
+        self.scaler = context.grad_scaler()
+        self._context = context
+        self._recipe = recipe
+        self._batches = batches
+        self.items_per_step = context.batch_size * recipe.grad_accumulation
+
+    def load(
+        self, context: Context, make_model: Callable[[], nn.Module], *, cast_weights: bool
+    ) -> None:
+        """Make the model for inference, the same on all ranks; `run_forward` must follow."""
+        import torch
+
+        torch.manual_seed(context.seed)
+        with context.device:
+            self.model = make_model().eval().requires_grad_(False)
+        if cast_weights:
+            self.model.to(compute_dtype(context))
+        self._context = context
+        self._has_cast_weights = cast_weights
+        self.items_per_step = context.batch_size
+
+    def run_forward(self, forward: Callable[[], object]) -> None:
+        """Let a step be this forward pass, and give the memory that setting up used back to CUDA.
+
+        A CUDA graph, which has a memory pool of its own, could not use it.
+        """
+        import torch
+
+        self._inference_pass = forward
+        if self._context.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def step(self) -> None:
+        """Run forward once; or train: `grad_accumulation` passes, then the update."""
+        if self._inference_pass is not None:
+            with self.inference():
+                self._inference_pass()
+            return
+        self._accumulate(self._batches)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        # Also in a captured step: each replay makes the gradients anew in the graph's own memory.
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def inference(self) -> Iterator[None]:
+        """Enter inference mode, and autocast unless the weights were cast."""
+        import torch
+
+        autocast = nullcontext() if self._has_cast_weights else self._context.autocast()
+        with torch.inference_mode(), autocast:
+            yield
+
+    def gradient_error(self) -> float:
+        """Compare a step's gradients with those of one process over the samples of all ranks.
+
+        Returns the largest norm of a parameter's error over the norm of its right gradient. All
+        ranks that train together call it, before their first step.
+        """
+        batches = [next(self._batches) for _ in range(self._recipe.grad_accumulation)]
+        self._accumulate(iter(batches))
+        found = []
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None, "a step leaves a gradient on each parameter"
+            found.append(parameter.grad.double())
+        self.optimizer.zero_grad(set_to_none=True)
+        wanted = self._gradients_of_all(batches)
+        return max(
+            float((got - right).norm() / right.norm().clamp(min=1e-300))
+            for got, right in zip(found, wanted, strict=True)
+        )
+
+    def close(self) -> None:
+        """Drop the model, the optimizer's state and the data."""
+        self.__dict__.clear()
+
+    def _accumulate(self, batches: Iterator[Batch]) -> None:
+        """Compute the gradients of a step; they are reduced in its last pass."""
+        self._do_extra_work()
+        for to_go in reversed(range(self._recipe.grad_accumulation)):
+            inputs, targets = next(batches)
+            with self._context.no_sync(self.replica) if to_go else nullcontext():
+                self.scaler.scale(self._loss(inputs, targets)).backward()  # type: ignore[no-untyped-call]
+
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return this rank's part of the mean loss over all samples of the step."""
+        loss = self._mean_loss(self._forward, inputs, targets)
+        divisor = self._recipe.grad_accumulation / self._context.loss_weight
+        # A division by one would still be a kernel.
+        return loss / divisor if divisor != 1 else loss
+
+    def _mean_loss(self, forward: Forward, inputs: Tensor, targets: Tensor) -> Tensor:
+        with nullcontext() if self._recipe.is_cast else self._context.autocast():
+            return self._recipe.loss(forward(inputs), targets)
+
+    def _do_extra_work(self) -> None:
+        """Repeat `extra_work` of the step's forward and backward work, to emulate a slower device.
+
+        The gradients are thrown away. In as few passes as there are rows for: each pass costs
+        something whatever its rows.
+        """
+        batch_size = self._context.batch_size
+        rows = round(self._context.extra_work * batch_size * self._recipe.grad_accumulation)
+        # On the meta device the operations of the step are counted.
+        while rows > 0 and self._context.device.type != "meta":
+            inputs, targets = next(self._batches)
+            self._gradients_alone(inputs[:rows], targets[:rows])
+            rows -= batch_size
+
+    def _gradients_alone(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of the mean loss of these samples; `.grad` stays as it is."""
+        import torch
+
+        loss = self.scaler.scale(self._mean_loss(self._forward_alone, inputs, targets))
+        return torch.autograd.grad(loss, tuple(self.model.parameters()))
+
+    def _gradients_of_all(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Return the gradients of the mean loss over the samples of all ranks, in float64."""
+        import torch
+        from torch import distributed as dist
+
+        items = sum(len(inputs) for inputs, _ in batches)
+        sums = [torch.zeros_like(p, dtype=torch.float64) for p in self.model.parameters()]
+        for inputs, targets in batches:
+            alone = self._gradients_alone(inputs, targets)
+            for total, gradient in zip(sums, alone, strict=True):
+                total.add_(gradient, alpha=len(inputs))
+        count = torch.tensor(float(items), dtype=torch.float64, device=self._context.device)
+        if self._context.world_size > 1:
+            for value in (count, *sums):
+                dist.all_reduce(value, group=self._context.process_group)
+        return [total / count for total in sums]
+
+
+def _optimizer(model: nn.Module, recipe: Recipe, context: Context) -> torch.optim.Optimizer:
+    import torch
+
+    # Not capturable, Adam counts its steps on the host: a graph would replay one and the same.
+    captured = context.cuda_graph and context.device.type == "cuda"
+    # On the meta device torch fuses nothing.
+    is_fused = True if recipe.is_fused and context.device.type != "meta" else None
+    parameters, rate = model.parameters(), LEARNING_RATE
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, fused=is_fused)
+    adam = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
+    return adam(parameters, lr=rate, capturable=captured, fused=is_fused)
+
+
+def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
+    """Yield batches of consecutive rows, over and over, as views; a last part of one is unused."""
+    starts = range(0, len(inputs) - batch_size + 1, batch_size)
+    while True:
+        for start in starts:
+            rows = slice(start, start + batch_size)
+            yield inputs[rows], targets[rows]
+
+
+def compute_dtype(context: Context) -> torch.dtype:
+    """Return the type that matrix products read: half for fp16, bf16 and float8, else float32.
+
+    float32 on the meta device, which has no autocast.
+    """
+    import torch
+
+    name = "float32" if context.device.type == "meta" else context.precision.dtype
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def output_error(found: Tensor, exact: Tensor) -> float:
+    """Return the largest absolute difference of two outputs over the largest of `exact`."""
+    return float((found - exact).abs().max() / exact.abs().max())
+
+
+def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forward:
+    """Return the model compiled as one graph; the model itself where that is not wanted.
+
+    Nor is it compiled on the meta device, where operations are counted, which compiled code hides.
+    """
+    import torch
+
+    return torch.compile(model) if wanted and context.device.type != "meta" else model
+
+
+def compile_blocks(
+    model: nn.Module, *kinds: type[nn.Module], options: dict[str, bool] | None = None
+) -> None:
+    """Compile, in place, all modules of these kinds; each kind is compiled once, at its first call.
+
+    options: as torch.compile takes them. What differs between two blocks of a kind must be an
+    argument of their forward: an attribute is a constant of the compiled code, and the next block
+    would be compiled anew.
+    """
+    for module in model.modules():
+        if isinstance(module, kinds):
+            module.compile(dynamic=False, options=options)

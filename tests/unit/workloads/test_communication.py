@@ -1,0 +1,247 @@
+"""Collectives and pairs on gloo: three ranks are started once and do everything."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from builders import make_context, outcome_of_check
+from forked import gloo, run_ranks
+
+from raybench.errors import UsageError
+from raybench.job.point import Precision
+from raybench.workloads.communication.collective import (
+    Collective,
+    GroupedCollective,
+    Payload,
+    busbw_factor,
+    expected_output,
+    groups_text,
+    parse_groups,
+)
+from raybench.workloads.communication.pairs import Pairs, pairs_of_turn, parse_pairs, turns
+
+OPERATIONS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv",
+)  # fmt: skip
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
+IN_PLACE = ("all_gather", "reduce_scatter")
+CASES: dict[str, dict[str, Any]] = {
+    **{operation: {"operation": operation} for operation in OPERATIONS},
+    **{
+        f"{operation} {dtype}": {"operation": operation, "dtype": dtype}
+        for operation, dtype in itertools.product(("all_reduce", "reduce_scatter"), DTYPES[2:])
+    },
+    **{f"{name} in place": {"operation": name, "in_place": True} for name in IN_PLACE},
+    # More than is compared at a time, and no multiple of it.
+    **{
+        f"{operation} large": {"operation": operation, "dtype": "int8", "size_bytes": 3 * 2**20}
+        for operation in ("all_reduce", "all_gather")
+    },
+}
+DIRECTIONS = ("forward", "backward", "both", "round_trip")
+
+
+class Idle(Collective):
+    """Moves nothing."""
+
+    def step(self) -> None: ...
+
+
+class Spoiled(Collective):
+    """Changes one element on its way to rank 1."""
+
+    def step(self) -> None:
+        super().step()
+        if torch.distributed.get_rank() == 1:
+            self.output[5] += 1
+
+
+def observe_collective(case: str, rank: int, world_size: int) -> dict[str, Any]:
+    context, parameters = make_context(rank, world_size), {"size_bytes": 768, **CASES[case]}
+    workload = Collective(context, **parameters)
+    checks = []
+    for steps in (1, 3, 9):
+        for _ in range(steps):
+            workload.step()
+        checks.append(outcome_of_check(workload))
+    return {
+        "checks": checks,
+        "idle": outcome_of_check(Idle(context, **parameters)),
+        "zeros": int((workload.input == 0).sum()),
+        "bytes": workload.message_bytes,
+        "factor": workload.busbw_factor,
+    }
+
+
+def observe(rank: int, world_size: int, store: str) -> dict[str, Any]:
+    with gloo(rank, world_size, store):
+        here = make_context(rank, world_size)
+        seen: dict[str, Any] = {case: observe_collective(case, rank, world_size) for case in CASES}
+        seen["spoiled"] = []
+        for operation in OPERATIONS:
+            spoiled = Spoiled(here, operation=operation, size_bytes=768, dtype="int32")
+            spoiled.step()
+            seen["spoiled"].append(outcome_of_check(spoiled))
+        grouped = GroupedCollective(here, groups="0+2", size_bytes=4096)
+        grouped.step()
+        seen["grouped"] = outcome_of_check(grouped), grouped.busbw_factor
+        for direction, turn in itertools.product(DIRECTIONS, range(3)):
+            pairs = Pairs(here, turn=turn, direction=direction, size_bytes=4096)
+            untouched = outcome_of_check(pairs)
+            pairs.step()
+            seen[direction, turn] = (pairs.pair, untouched, outcome_of_check(pairs))
+        named = Pairs(here, partners="0-2", size_bytes=64)
+        named.step()
+        seen["named"] = (named.pair, outcome_of_check(named))
+        return seen
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return run_ranks(observe, 3, 3, str(tmp_path_factory.mktemp("group") / "store"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_payload_is_right_after_every_block_of_steps(case, ranks):
+    assert [rank[case]["checks"] for rank in ranks] == [["right"] * 3] * len(ranks)
+    # No element that is sent is zero.
+    assert [rank[case]["zeros"] for rank in ranks] == [0] * len(ranks)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_that_moves_nothing_is_found_out_on_every_rank_that_receives(case, ranks):
+    receivers = ranks[1:] if case.startswith("broadcast") else ranks
+    for rank, seen in enumerate(receivers, start=len(ranks) - len(receivers)):
+        assert seen[case]["idle"].startswith(f"rank {rank}: {case.split()[0]} of ")
+        assert "left a wrong payload: element " in seen[case]["idle"]
+
+
+def test_one_wrong_element_is_named_by_rank_operation_and_place(ranks):
+    for operation, told in zip(OPERATIONS, ranks[1]["spoiled"], strict=True):
+        assert told.startswith(
+            f"rank 1: {operation} of 768 bytes left a wrong payload: element 5 of "
+        ), told
+    assert ranks[0]["spoiled"] == ["right"] * len(OPERATIONS)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_message_and_factor_are_those_of_nccl_tests(case, ranks):
+    assert (busbw_factor("all_reduce", 8), busbw_factor("all_gather", 8)) == (1.75, 0.875)
+    factors = {"all_reduce": 4 / 3, "broadcast": 1.0, "sendrecv": 1.0}
+    for rank in ranks:
+        assert rank[case]["bytes"] == CASES[case].get("size_bytes", 768)
+        assert rank[case]["factor"] == pytest.approx(factors.get(case.split()[0], 2 / 3))
+
+
+def test_an_output_is_told_in_order_without_gaps():
+    segments = expected_output("all_to_all", 12, rank=1, world_size=3)
+    assert [(s.ranks, s.start, s.length) for s in segments] == [
+        ((0,), 4, 4), ((1,), 4, 4), ((2,), 4, 4),
+    ]  # fmt: skip
+    (ring,) = expected_output("sendrecv", 12, rank=0, world_size=3)
+    assert ring.ranks == (2,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("world_size", [2, 5, 64])
+def test_sums_of_payloads_are_exact_in_any_order(dtype, world_size):
+    payload = Payload(getattr(torch, dtype), torch.device("cpu"), world_size, seed=1)
+    sent = [torch.empty(5000, dtype=getattr(torch, dtype)) for _ in range(world_size)]
+    for rank, buffer in enumerate(sent):
+        payload.fill(buffer, rank)
+    exact = torch.stack(sent).double().sum(dim=0)
+    backwards = sent[-1].clone()
+    for buffer in reversed(sent[:-1]):
+        backwards += buffer
+    assert torch.equal(backwards.double(), exact)
+    assert payload.first_mismatch(backwards, tuple(range(world_size)), 0) is None
+    assert not torch.equal(sent[0], sent[1])
+
+
+def test_a_payload_tells_data_that_landed_elsewhere():
+    payload = Payload(torch.float32, torch.device("cpu"), 2, seed=1)
+    sent = torch.empty(2**21)
+    payload.fill(sent, 0)
+    for shift in (1, 2**10, 2**20):
+        moved = payload.first_mismatch(sent.roll(shift), (0,), 0)
+        assert moved is not None
+        assert moved.index < 10
+    sent[-1] = torch.nan
+    wrong = payload.first_mismatch(sent, (0,), 0)
+    assert wrong is not None
+    assert wrong.index == 2**21 - 1
+
+
+def test_a_group_leaves_the_other_ranks_alone(ranks):
+    # 2 (n - 1) / n of a group of two.
+    assert [rank["grouped"] for rank in ranks] == [("right", 1.0)] * 3
+
+
+def test_groups_are_ranges_or_lists_and_are_written_as_they_are_read():
+    groups = parse_groups("0-3,4+6", 8)
+    assert groups == ((0, 1, 2, 3), (4, 6))
+    assert groups_text(groups) == "0-3,4+6"
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_message_arrives_at_each_partner_and_one_rank_sits_out(direction, ranks):
+    for turn in range(3):
+        seen = [rank[direction, turn] for rank in ranks]
+        assert [after for *_, after in seen] == ["right"] * 3
+        assert sum(pair is None for pair, *_ in seen) == 1
+        receives = {"forward": [1], "backward": [0]}.get(direction, [0, 1])
+        for rank, (pair, untouched, _) in enumerate(seen):
+            if pair is not None and pair.index(rank) in receives:
+                assert untouched.startswith(f"ranks {pair[0]} and {pair[1]}: a message from rank")
+                assert untouched.endswith("arrived with a wrong payload")
+            else:
+                assert untouched == "right"
+
+
+def test_pairs_can_be_named(ranks):
+    told = [rank["named"] for rank in ranks]
+    assert told == [((0, 2), "right"), (None, "right"), ((0, 2), "right")]
+    assert parse_pairs("3-0,1-2", 4) == ((0, 3), (1, 2))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8, 16, 33])
+def test_after_all_turns_each_pair_has_come_once_and_none_shares_a_rank(size):
+    met = [pairs_of_turn(size, turn) for turn in range(turns(size))]
+    for pairs in met:
+        ranks = [rank for pair in pairs for rank in pair]
+        assert len(ranks) == len(set(ranks)) == size - size % 2
+    everybody = itertools.combinations(range(size), 2)
+    assert sorted(pair for pairs in met for pair in pairs) == list(everybody)
+    assert pairs_of_turn(size, turns(size)) == met[0]
+
+
+@pytest.mark.parametrize("text", ["0-0", "0-1,1-2", "0-4", "0", "a-b", "0-1;2-3", "1+1", "3+1-0"])
+def test_what_is_not_disjoint_is_refused_in_one_line(text):
+    for parse, what in ((parse_pairs, "pairs"), (parse_groups, "groups")):
+        with pytest.raises(UsageError, match=f"disjoint {what} of ranks") as raised:
+            parse(text, 4)
+        assert text in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("workload", "parameters", "changes", "message"),
+    [
+        (Collective, {}, {"world_size": 1}, "needs at least 2 ranks, world_size is 1; raise"),
+        (Collective, {}, {"precision": Precision.BF16}, "bf16 means nothing to a message; leave"),
+        (Collective, {"in_place": False}, {}, "all_reduce in place only; leave in_"),
+        (Collective, {"operation": "sendrecv", "in_place": True}, {}, "out of place only; leave"),
+        (Collective, {"operation": "broadcast", "size_bytes": 1002}, {}, "give a multiple of 4"),
+        (Collective, {"operation": "all_gather", "size_bytes": 1000}, {"world_size": 3}, "of 12"),
+        (Pairs, {}, {"world_size": 1}, "needs at least 2 ranks"),
+        (Pairs, {"transport": "copy"}, {}, "between the memories of two GPUs"),
+        (Pairs, {}, {"precision": Precision.BF16}, "means nothing to a message"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(workload, parameters, changes, message):
+    with pytest.raises(UsageError) as caught:
+        workload(make_context(0, **{"world_size": 2, **changes}), **parameters)
+    assert str(caught.value).startswith(f"workload {workload.__name__.lower()}: ")
+    assert message in str(caught.value)
