@@ -305,12 +305,12 @@ def _busy(results: Path, run_id: str, rows: Sequence[PointRow]) -> list[float | 
 def _show_point(results: Path, run_id: str, prefix: str, as_json: bool) -> str:
     from raybench.report.export import as_json as json_report
     from raybench.report.text.points import format_point
-    from raybench.results import reader
+    from raybench.results.tables import units
 
     point = _details(results, run_id, prefix)
     if as_json:
         return json_report.format_point(point)
-    return format_point(point, reader.units("points"), width=width(), color=color())
+    return format_point(point, units("points"), width=width(), color=color())
 
 
 def _details(results: Path, run_id: str, prefix: str) -> PointDetails:

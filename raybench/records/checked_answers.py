@@ -37,6 +37,7 @@ DECLARED = (
     "flops_per_step",
     "model_flops_per_step",
 )
+_COMBINED = tuple(field.name for field in fields(RankMetrics))
 # Beyond what any step does; over the shortest step it is still a double.
 MOST = 1e30
 _WHOLE = ("items_per_step", "message_bytes", "memory_bytes")
@@ -127,7 +128,7 @@ def _problems(measurement: Measurement) -> Iterator[str]:
             yield from _sample_problems(samples)
     yield from _amount_problems(
         gemm_tflops=measurement.gemm_tflops,
-        **{field.name: getattr(measurement, field.name) for field in fields(RankMetrics)},
+        **{name: getattr(measurement, name) for name in _COMBINED if name not in DECLARED},
     )
     yield from _breakdown_problems(measurement.breakdown)
     yield from _profile_problems(measurement.profile)

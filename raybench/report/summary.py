@@ -390,7 +390,7 @@ def _reason(row: Row) -> str:
         row["error_message"] if formatting.has_value(row["error_message"]) else "no reason known"
     )
     if formatting.has_value(row["error_host"]):
-        place = f"rank {row['error_rank']:.0f} ({row['error_host']}, {row['error_device']}): "
+        place = f"rank {row['error_rank']} ({row['error_host']}, {row['error_device']}): "
         message = message.removeprefix(place)
     text = formatting.failure(row["status"], row["error_type"], message)
     return f"{formatting.STATUS_WORDS[row['status']]}: {text}"

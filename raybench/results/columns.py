@@ -6,7 +6,7 @@ field that is a dataclass itself stands for the columns of that one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _Row = TypeVar("_Row")
+# Here and not beside their columns, so that `raybench list` need not load what computes metrics.
+TABLE_NAMES = (
+    *("runs", "points", "samples", "devices", "telemetry", "modules", "regions", "health"),
+    "links",
+)
+SCHEMA_VERSION = 1
 
 _KINDS: Mapping[Any, str] = {bool: "bool", int: "int64", float: "double", datetime: "timestamp"}
 # What stands for null in a field that cannot be None and has no default.
@@ -186,3 +192,26 @@ def arrow_type(kind: str) -> pa.DataType:
     if kind.startswith("map<string,"):
         return pa.map_(pa.string(), arrow_type(kind[11:-1]))
     return pa.type_for_alias(kind)
+
+
+def arrow_schema(
+    table: str, columns: Sequence[TableColumn], required: Collection[str] = ("run_id",)
+) -> pa.Schema:
+    """Return the Arrow schema of a table; all columns but the required ones can be null."""
+    import pyarrow as pa
+
+    fields_of_table = [
+        pa.field(
+            column.name,
+            arrow_type(column.kind),
+            nullable=column.name not in required,
+            metadata={
+                **({"unit": column.unit} if column.unit else {}),
+                "description": column.description,
+            },
+        )
+        for column in columns
+    ]
+    return pa.schema(
+        fields_of_table, metadata={"table": table, "schema_version": str(SCHEMA_VERSION)}
+    )

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.problems import did_you_mean
+from raybench.results.columns import TABLE_NAMES, arrow_schema, columns_of
 from raybench.results.parts import plain_rows, read_parts
-from raybench.results.tables import TABLES, schema
+from raybench.results.run import Run
 
 LATEST = "latest"  # means the newest run, so no run may be named so
 
@@ -62,7 +63,7 @@ def run_ids(root: Path) -> list[str]:
 
 def results_folders(root: Path) -> list[str]:
     """Names of the results folders inside a results folder, such as `examples`."""
-    inside = [name for name in run_folders(root) if name not in TABLES]
+    inside = [name for name in run_folders(root) if name not in TABLE_NAMES]
     return [name for name in inside if (root / name / "runs").is_dir()]
 
 
@@ -132,7 +133,7 @@ def _separate(root: Path, text: str) -> tuple[Path, str]:
         return root, text
     path = Path(text).resolve()
     # Path's own would raise for a name that no folder can have.
-    if os.path.isdir(path) and path.parent.name in TABLES:  # noqa: PTH112
+    if os.path.isdir(path) and path.parent.name in TABLE_NAMES:  # noqa: PTH112
         return path.parents[1], path.name
     head, name = os.path.split(text)
     for folder in (root / head, Path(head)):
@@ -144,7 +145,7 @@ def _separate(root: Path, text: str) -> tuple[Path, str]:
 def _run_of_path(root: Path, text: str) -> str:
     path = Path(text).resolve()
     inside = path.relative_to(root.resolve()).parts if path.is_relative_to(root.resolve()) else ()
-    if len(inside) < 2 or inside[0] not in TABLES:
+    if len(inside) < 2 or inside[0] not in TABLE_NAMES:
         raise ResultsError(
             f"{text}: not a run of {root}; give {root}/runs/RUN_ID, or the folder with --results"
         )
@@ -198,13 +199,11 @@ def _origin_in_id(run_id: str) -> _Origin | None:
 
 def _origin_in_row(root: Path, run_id: str) -> _Origin | None:
     """Read what the row of a run tells; None, with a warning, where it cannot be read."""
-    import pyarrow as pa
-
-    wanted = pa.schema([schema("runs").field(name) for name in ("job_name", "started_at")])
+    columns = [one for one in columns_of(Run) if one.name in ("job_name", "started_at")]
     folder = root / "runs" / run_id
     paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(HIDDEN)]
     try:
-        [row] = plain_rows(read_parts(paths, "runs", wanted))
+        [row] = plain_rows(read_parts(paths, "runs", arrow_schema("runs", columns)))
     except ValueError:
         # Removed since the folder was listed.
         return None

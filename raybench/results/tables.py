@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from raybench.records import Device, DeviceSample, Record, Samples
 from raybench.records.health import Finding, Link
 from raybench.records.metric import Column
-from raybench.results.columns import TableColumn, arrow_type, columns_of
+from raybench.results.columns import TableColumn, arrow_schema, columns_of
 from raybench.results.point_row import AttemptKey, PointRow, keys_of
 from raybench.results.run import Run
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,22 +86,8 @@ def units(table: str) -> dict[str, str]:
 @cache
 def schema(table: str) -> pa.Schema:
     """Return the Arrow schema of a table; only the columns that identify a row cannot be null."""
-    import pyarrow as pa
-
-    required = {"run_id", "point_id"} if table in OF_POINTS else {"run_id"}
-    fields = [
-        pa.field(
-            column.name,
-            arrow_type(column.kind),
-            nullable=column.name not in required,
-            metadata={
-                **({"unit": column.unit} if column.unit else {}),
-                "description": column.description,
-            },
-        )
-        for column in TABLES[table]
-    ]
-    return pa.schema(fields, metadata={"table": table, "schema_version": str(SCHEMA_VERSION)})
+    required = ("run_id", "point_id") if table in OF_POINTS else ("run_id",)
+    return arrow_schema(table, TABLES[table], required)
 
 
 @cache

@@ -246,6 +246,12 @@ def make_sweep() -> list[Record]:
     return records
 
 
+def make_row(**values: Any) -> PointRow:
+    """A row of `points` of which little is known."""
+    known = {"run_id": "run-a", "point_id": "p", "attempt": 1, "status": Status.OK}
+    return PointRow(**{**known, "started_at": START, **values})
+
+
 def make_rows(records: Iterable[Record], **changes: Any) -> list[PointRow]:
     """The rows of `points` of a run of these records; changes: of fields, in all of them."""
     measure = make_measure()

@@ -14,8 +14,9 @@ import pandas as pd
 
 from raybench.report.summary import Summary
 from raybench.report.text.points import PointDetails
+from raybench.results.columns import SCHEMA_VERSION
 from raybench.results.run import Run
-from raybench.results.tables import SCHEMA_VERSION, TABLES, units
+from raybench.results.tables import TABLES, units
 
 _INTEGERS = {
     column.name for columns in TABLES.values() for column in columns if column.kind == "int64"

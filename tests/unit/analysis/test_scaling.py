@@ -203,13 +203,9 @@ def test_points_whose_clocks_differ_by_more_than_a_percent_are_not_compared():
 )
 @pytest.mark.parametrize("reason", ["thermal_sw", "thermal_hw", "power_brake"])
 def test_heat_and_faults_refuse_the_ratio_at_either_point(place, where, reason):
-    points = make_rows([make_steady(1, 10.0), make_steady(2, 12.5)])
-    points["throttled"] = [number == place for number in range(2)]
-    points["throttle_reasons"] = [
-        ["power_cap", reason] if number == place else [] for number in range(2)
-    ]
-    why = scaling(points, {"world_size": 1})[1].why
-    assert why == f"clocks were limited at {where} ({reason})"
+    reasons = [("power_cap", reason) if number == place else () for number in range(2)]
+    found = _capped(reasons, (None, None))
+    assert found[1].why == f"clocks were limited at {where} ({reason})"
 
 
 def test_two_points_that_match_the_baseline_are_told_and_nothing_is_compared():

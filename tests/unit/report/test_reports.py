@@ -34,9 +34,9 @@ from raybench.report.summary import group_messages, summarize
 from raybench.report.text import markdown, runs, terminal
 from raybench.report.text.points import PointDetails, format_point, format_points
 from raybench.report.what_ran import what_ran
-from raybench.results.columns import to_row
+from raybench.results.columns import SCHEMA_VERSION, to_row
 from raybench.results.run import RunStatus
-from raybench.results.tables import SCHEMA_VERSION, units
+from raybench.results.tables import units
 
 MS = 1_000_000
 

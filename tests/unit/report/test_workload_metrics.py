@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
-import pandas as pd
 import pytest
 from builders import make_measure, make_measurement, make_point, make_record, make_run
 
@@ -124,8 +124,8 @@ def test_the_rounds_of_a_point_have_its_mean(tmp_path):
     from raybench.results.point_row import point_row
 
     rows = [
-        point_row("run-a", record, make_measure()) | {"round": number, "attempt": number}
+        replace(point_row("run-a", record, make_measure()), round=number, attempt=number)
         for number, record in ((1, of_ranks(1.0)), (2, of_ranks(2.0)))
     ]
-    [row] = mean_of_rounds(pd.DataFrame(rows)).to_dict("records")
-    assert row["workload_metrics"] == {"bubble_ms": 1.5}
+    [row] = mean_of_rounds(rows)
+    assert row.workload_metrics == {"bubble_ms": 1.5}

@@ -27,7 +27,7 @@ import raybench
 from raybench import cli
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.records import Status
-from raybench.results.tables import SCHEMA_VERSION
+from raybench.results.columns import SCHEMA_VERSION
 from raybench.results.writer import RunStore
 
 # Escape, NUL, a C1 control, right-to-left override, half of a surrogate pair is not storable.

@@ -24,17 +24,18 @@ from builders import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from raybench.results.point_metrics import compute_metrics
 
 import raybench
 from raybench.analysis import frames
 from raybench.errors import ResultsError
 from raybench.records import ModuleTime, Profile, Status
 from raybench.results import reader
+from raybench.results.lock import hold_run
+from raybench.results.point_row import point_metrics
 from raybench.results.reader import find_run, load, load_attempt, read_runs, read_table
 from raybench.results.run import RunStatus
 from raybench.results.tables import TABLES, schema
-from raybench.results.writer import RunStore, check_writable, hold_run
+from raybench.results.writer import RunStore, check_writable
 
 
 @pytest.fixture
@@ -495,9 +496,9 @@ def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(tmp_path, monk
     def broken(record):
         if record.point.batch_size == 1:
             raise ArithmeticError("a bug of ours")
-        return compute_metrics(record)
+        return point_metrics(record)
 
-    monkeypatch.setattr("raybench.results.rows.compute_metrics", broken)
+    monkeypatch.setattr("raybench.results.point_row.point_metrics", broken)
     store = RunStore.create(tmp_path, make_run("run-a"), make_measure())
     bad, good = (make_record(make_point(batch_size=size)) for size in (1, 2))
     kept = store.write_records([(0, bad), (1, good)])
