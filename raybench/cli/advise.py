@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from raybench.cli.completion import complete_run
 from raybench.cli.health_results import load_health
-from raybench.cli.options import results_option
-from raybench.cli.output import text_width, write_result
+from raybench.cli.options import complete_run, results_option
+from raybench.cli.output import write_document
 from raybench.cli.results import load_summary
 
 
@@ -25,14 +23,11 @@ def advise_command(run: str, results: Path, as_json: bool) -> None:
     measured is called an estimate. Needs no cluster.
     """
     from raybench.health.report import advise_health
-    from raybench.report.advice import advise_run, as_rows, format_advice
+    from raybench.report.advice import AdviceList, advise_run
 
     if (check := load_health(results, run)) is not None:
-        run_id, advice = check.run.run_id, advise_health(check)
+        found = AdviceList(run_id=check.run.run_id, advice=advise_health(check))
     else:
         summary = load_summary(results, run)
-        run_id, advice = summary.run.run_id, advise_run(summary)
-    if as_json:
-        write_result(json.dumps({"run_id": run_id, "advice": as_rows(advice)}, indent=2) + "\n")
-    else:
-        write_result(format_advice(advice, run_id, text_width()))
+        found = AdviceList(run_id=summary.run.run_id, advice=advise_run(summary))
+    write_document(found, "json" if as_json else "terminal")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from raybench.cli.completion import complete_run
-from raybench.cli.options import results_option
+from raybench.cli.options import complete_run, results_option
 from raybench.cli.output import make_console, write_result
 
 _MIB = 2**20

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import click
 
 from raybench.cli.compared_runs import Found, Side, find_side
-from raybench.cli.completion import complete_run
-from raybench.cli.health_results import compare_health, format_health_comparison
+from raybench.cli.health_results import compare_health
 from raybench.cli.options import (
+    complete_run,
     format_asked,
     json_format_option,
     results_option,
     text_format_option,
 )
-from raybench.cli.output import color, width, write_result
+from raybench.cli.output import write_document
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
@@ -93,10 +93,10 @@ def compare_command(
     kind = format_asked(kind, as_json) or "terminal"
     sides = find_sides(results, base, new)
     if checks := compare_health(sides[0].own, sides[1].own, threshold):
-        write_result(format_health_comparison(checks, kind))
+        write_document(checks, kind)
         return 0 if fail_on is None else _gate_of_checks(checks, fail_on)
     comparison = compare_sides(sides, threshold)
-    write_result(_format(comparison, kind))
+    write_document(comparison, kind)
     return 0 if fail_on is None else _gate(comparison, fail_on, blind)
 
 
@@ -187,13 +187,3 @@ def _read(found: Found, table: str, columns: Sequence[str]) -> pd.DataFrame:
     read = reader.read_table(found.root, table, found.run_id, columns)
     frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict")
     return frame
-
-
-def _format(comparison: Comparison, kind: str) -> str:
-    from raybench.report.text import compare as compare_text
-
-    if kind == "md":
-        return compare_text.format_markdown(comparison)
-    if kind == "json":
-        return compare_text.format_json(comparison)
-    return compare_text.format_terminal(comparison, width=width(), color=color())

@@ -122,10 +122,10 @@ def _answer(job: Template, run: Run, where: RunTarget) -> Answer:
 
 def _show(answers: Sequence[Answer], where: RunTarget) -> None:
     from raybench.report.html.tour import format_page
-    from raybench.report.text.terminal import lay_out, render
+    from raybench.report.text.terminal import render
     from raybench.report.tour import tour_blocks
 
     path = where.output / PAGE
     write_file(path, format_page(answers).encode())
-    text = render(lay_out(tour_blocks(answers)), width(), color())
+    text = render(tour_blocks(answers), width=width(), color=color())
     write_result(f"{text.lstrip()}\nwith pictures and tables, for a browser: {path}\n")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from raybench.doctor.facts import Check, Diagnosis, Verdict
 from raybench.report import plain_text
-from raybench.report.text.terminal import WIDTH, render
+from raybench.report.text.terminal import WIDTH, render_parts
 
 SCHEMA_VERSION = 1  # of the JSON object
 _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -31,7 +31,7 @@ def format_text(diagnosis: Diagnosis, *, width: int = WIDTH, color: bool = False
         if check.advice:
             grid.add_row("", "", _plain(f"-> {check.advice}"))
     parts: list[RenderableType] = [_plain(diagnosis.cluster), grid, Text(_sum(diagnosis.checks))]
-    return render(parts, width, color)
+    return render_parts(parts, width, color)
 
 
 def _plain(text: str) -> Text:

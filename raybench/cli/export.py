@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.completion import complete_run
 from raybench.cli.health_results import export_health, load_health
-from raybench.cli.options import format_asked, json_format_option, results_option
+from raybench.cli.options import complete_run, format_asked, json_format_option, results_option
 from raybench.cli.output import write_file, write_result
 from raybench.errors import UsageError
+from raybench.report import export
 
-if TYPE_CHECKING:
-    from raybench.report.summary import Summary
-
-_FORMATS = ("csv", "json", "junit", "github-action-benchmark")
+_FORMATS, _TRACKERS = export.format_names(), export.tracker_names()
 
 
 @click.command("export")
@@ -34,7 +30,7 @@ _FORMATS = ("csv", "json", "junit", "github-action-benchmark")
 @click.option(
     "--to",
     "tracker",
-    type=click.Choice(["mlflow", "wandb"]),
+    type=click.Choice(_TRACKERS),
     help="Write to MLflow or Weights & Biases instead, where their own variables say "
     "(MLFLOW_TRACKING_URI, WANDB_MODE); needs raybench[mlflow] or raybench[wandb].",
 )
@@ -59,7 +55,7 @@ def export_command(
 
     kind = format_asked(kind, as_json)
     if (kind is None) == (tracker is None):
-        raise UsageError(f"give --format {'|'.join(_FORMATS)}, or --to mlflow|wandb")
+        raise UsageError(f"give --format {'|'.join(_FORMATS)}, or --to {'|'.join(_TRACKERS)}")
     if tracker and output:
         raise UsageError(f"-o: goes with --format only; --to {tracker} writes no file")
     health = load_health(results, run)
@@ -68,42 +64,10 @@ def export_command(
     else:
         summary = load_summary(results, run)
         if tracker:
-            click.echo(_track(summary, tracker))
+            click.echo(export.upload(summary, tracker))
             return
-        text = _as_json(summary, results, run) if kind == "json" else _format(summary, kind)
+        text = export.export(summary, str(kind))
     if output is None:
         write_result(text)
     else:
         write_file(output, text.encode())
-
-
-def _format(summary: Summary, kind: str | None) -> str:
-    if kind == "csv":
-        from raybench.report.export.csv import export_csv
-
-        return export_csv(summary)
-    if kind == "junit":
-        from raybench.report.export.junit import export_junit
-
-        return export_junit(summary)
-    from raybench.report.export.github_benchmark import export_github_benchmark
-
-    return export_github_benchmark(summary)
-
-
-def _as_json(summary: Summary, results: Path, run: str) -> str:
-    from raybench.report.export.as_json import export_json
-    from raybench.results import reader
-
-    root, _ = reader.find_run(results, run)
-    return export_json(summary, reader.load(root, "devices", summary.run.run_id))
-
-
-def _track(summary: Summary, tracker: str) -> str:
-    if tracker == "mlflow":
-        from raybench.report.export.mlflow import to_mlflow
-
-        return to_mlflow(summary)
-    from raybench.report.export.wandb import to_wandb
-
-    return to_wandb(summary)

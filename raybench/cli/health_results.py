@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from raybench.cli.compared_runs import Found
     from raybench.health.comparison import HealthComparison
     from raybench.health.report import HealthReport
+    from raybench.health.text import HealthHistory
     from raybench.records.health import Finding
     from raybench.results.run import Run
 
@@ -61,33 +62,29 @@ def format_health(
         raise UsageError(
             f"--against {against}: a health check is not laid over another; compare it"
         )
-    if kind == "json":
-        from raybench.health.export import format_json
-
-        return format_json(report)
     if kind == "html":
         from raybench.health.page import format_page
         from raybench.results import reader
 
         root, run_id = reader.find_run(results, report.run.run_id)
         return format_page(report, reader.load(root, "devices", run_id))
-    from raybench.health.text import format_markdown, format_text
+    from raybench.health.text import HealthDocument
+    from raybench.report.documents import format_document
 
-    if kind == "md":
-        return format_markdown(report)
-    return format_text(report, width=width(), color=colored)
+    return format_document(HealthDocument(report=report), kind, width=width(), color=colored)
 
 
 def export_health(report: HealthReport, kind: str | None) -> str:
     """Format it as `raybench export --format KIND` does."""
-    from raybench.health import export as health
+    from raybench.health import export
+    from raybench.report.json_text import format_object
 
     if kind == "json":
-        return health.format_json(report)
+        return format_object(**export.members(report))
     if kind == "junit":
-        return health.export_junit(report)
+        return export.export_junit(report)
     if kind == "csv":
-        return health.export_csv(report)
+        return export.export_csv(report)
     raise UsageError("a health check is exported as csv, json or junit")
 
 
@@ -114,14 +111,14 @@ def compare_health(base: Found, new: Found, threshold: float) -> HealthCompariso
     return HealthComparison(base=before, new=now, figures=figures, changes=around)
 
 
-def format_health_history(results: Path, threshold: float, *, as_json: bool) -> str:
-    """Format how the figures of all health checks went. Raises ResultsError where there are none.
+def load_health_history(results: Path, threshold: float) -> HealthHistory:
+    """Return how the figures of all health checks went. Raises ResultsError where there are none.
 
     threshold: the least change that counts, as a share.
     """
-    from raybench.health import text as health
     from raybench.health.history import trace_figures
     from raybench.health.store import read_findings
+    from raybench.health.text import HealthHistory
     from raybench.results import reader
 
     by_run: dict[str, list[Finding]] = {}
@@ -134,20 +131,7 @@ def format_health_history(results: Path, threshold: float, *, as_json: bool) -> 
         raise ResultsError(f"{results}: no health checks yet; `raybench health` makes one")
     kinds = reader.read_table(results, "devices", None, ["kind"])["kind"].to_pylist()
     trends = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
-    if as_json:
-        return health.format_trends_json(trends, run_ids)
-    return health.format_trends(trends, len(run_ids), width=width(), color=color())
-
-
-def format_health_comparison(comparison: HealthComparison, kind: str) -> str:
-    """Format it as `raybench compare --format KIND` does."""
-    from raybench.health import text as health
-
-    if kind == "json":
-        return health.format_comparison_json(comparison)
-    if kind == "md":
-        return health.format_comparison_markdown(comparison)
-    return health.format_comparison(comparison, width=width(), color=color())
+    return HealthHistory(trends=trends, run_ids=run_ids)
 
 
 def draw_health(report: HealthReport, path: Path) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from raybench.cli.compare import share
-from raybench.cli.completion import complete_any_point
-from raybench.cli.health_results import check_ids, format_health_history
-from raybench.cli.options import results_option
-from raybench.cli.output import color, width, write_file, write_result
+from raybench.cli.health_results import check_ids, load_health_history
+from raybench.cli.options import complete_any_point, results_option
+from raybench.cli.output import write_document, write_file
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
@@ -66,20 +65,22 @@ def history_command(
     one run alone shows may be undone by the next one. Health checks are left out: --health.
     """
     from raybench.analysis.history import history
+    from raybench.report.history import History
 
     if chart is not None and chart.suffix.lower() not in (".svg", ".png"):
         raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
     if is_health:
         if point or expression or chart:
             raise UsageError("--health: goes without --point, --filter and --chart")
-        write_result(format_health_history(results, threshold, as_json=as_json))
+        write_document(load_health_history(results, threshold), "json" if as_json else "terminal")
         return
     rows = history(_points(results, point, expression), threshold=threshold)
     if not rows:
         raise ResultsError(f"{results}: no run has measured such a point")
     if chart is not None:
         _draw(rows, chart)
-    write_result(_format(rows, results, as_json))
+    causes = {} if as_json else _causes(rows, results)
+    write_document(History(rows=rows, causes=causes), "json" if as_json else "terminal")
 
 
 def _points(results: Path, prefix: str | None, expression: str | None) -> list[PointRow]:
@@ -183,22 +184,6 @@ def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
         for run in reader.read_runs(results)
         if run.run_id in ids
     }
-
-
-def _format(rows: Sequence[HistoryRow], results: Path, as_json: bool) -> str:
-    from raybench.report.export import as_json as json_report
-    from raybench.report.text.history import format_history
-
-    if as_json:
-        return json_report.format_object(points=[_shown(row) for row in rows])
-    return format_history(rows, _causes(rows, results), width=width(), color=color())
-
-
-def _shown(row: HistoryRow) -> dict[str, Any]:
-    """Return the columns that were read, and what the history adds."""
-    from raybench.analysis.history import POINT_COLUMNS
-
-    return {name: getattr(row, name) for name in (*POINT_COLUMNS, "machine", "level_ms", "step")}
 
 
 def _draw(rows: Sequence[HistoryRow], path: Path) -> None:

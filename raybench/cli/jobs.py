@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from raybench.cli.completion import complete_template, complete_workload
+from raybench.cli.options import complete_template, complete_workload
 from raybench.cli.output import (
     json_text,
     scalar_text,

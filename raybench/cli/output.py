@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from raybench.job.plan import Plan
     from raybench.job.point import Point
+    from raybench.report.documents import Document
     from raybench.sweep.messages import Progress
 
 COLUMNS_OF_TABLES = 80
@@ -117,13 +118,28 @@ def json_text(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out columns of text, as wide as the terminal at most, plain where it is piped."""
-    from raybench.report.text.terminal import SETTING_CHARS, Column, grid, render
+def write_document(document: Document, kind: str = "terminal") -> None:
+    """Write a document to stdout: for this terminal, as Markdown (md) or as JSON."""
+    from raybench.report.documents import format_document
 
-    whole = ("parameter", "point_id")
-    shown = [Column(name, None if name in whole else SETTING_CHARS) for name in columns]
-    return render([grid(shown, rows)], width(), color())
+    write_result(format_document(document, kind, width=width(), color=color()))
+
+
+def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return columns of text, as wide as the terminal at most, plain where it is piped."""
+    from raybench.report.blocks import SETTING_CHARS, Column, Table
+    from raybench.report.text.terminal import render
+
+    columns = (
+        Column(
+            title=title,
+            is_text=True,
+            min_chars=None if title in ("parameter", "point_id") else SETTING_CHARS,
+        )
+        for title in titles
+    )
+    table = Table(columns=tuple(columns), rows=tuple(map(tuple, rows)))
+    return render([table], width=width(), color=color())
 
 
 def make_console() -> Console:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.completion import complete_run
 from raybench.cli.options import (
+    complete_run,
     format_asked,
     json_format_option,
     results_option,
     text_format_option,
 )
-from raybench.cli.output import color, width, write_result
+from raybench.cli.output import write_document
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ def predict_command(
     it measured need --network. Needs no cluster.
     """
     kind = format_asked(kind, as_json) or "terminal"
-    forecast = load_forecast(results, run, world_sizes, asked)
-    write_result(_format(forecast, kind))
+    write_document(load_forecast(results, run, world_sizes, asked), kind)
 
 
 def load_forecast(
@@ -104,13 +103,3 @@ def load_forecast(
         source=source,
         left_out=tuple(omissions(points).values()),
     )
-
-
-def _format(forecast: Forecast, kind: str) -> str:
-    from raybench.report.text import prediction as text
-
-    if kind == "md":
-        return text.format_markdown(forecast)
-    if kind == "json":
-        return text.format_json(forecast)
-    return text.format_terminal(forecast, width=width(), color=color())

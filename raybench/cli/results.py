@@ -8,18 +8,30 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.completion import complete_point, complete_run
 from raybench.cli.health_results import draw_health, format_health, load_health
-from raybench.cli.options import format_asked, json_format_option, results_option
-from raybench.cli.output import append_to_github_summary, color, width, write_file, write_result
+from raybench.cli.options import (
+    complete_point,
+    complete_run,
+    format_asked,
+    json_format_option,
+    results_option,
+)
+from raybench.cli.output import (
+    append_to_github_summary,
+    color,
+    width,
+    write_document,
+    write_file,
+    write_result,
+)
 from raybench.errors import ResultsError, UsageError
 from raybench.report import formatting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from raybench.report.point_details import PointDetails, PointList
     from raybench.report.summary import Summary
-    from raybench.report.text.points import PointDetails
     from raybench.results.point_row import PointRow
     from raybench.results.run import Run
 
@@ -85,7 +97,7 @@ def report_command(
         draw = partial(draw_health, health)
     else:
         summary = load_summary(results, run)
-        text = _format_in(results, run, summary, kind, against, colored=colored)
+        text = _format(results, run, summary, kind, against, colored=colored)
         draw = partial(_draw, results, run, summary)
     if github:
         append_to_github_summary(text)
@@ -100,11 +112,13 @@ def report_command(
 
 def print_report(results: Path, run_id: str, kind: str) -> None:
     """Print the report of one run, as `raybench report --format KIND` would."""
-    write_result(_format(load_summary(results, run_id), kind, colored=color()))
+    from raybench.report.run_report import RunReport
+
+    write_document(RunReport(summary=load_summary(results, run_id)), kind)
 
 
 def load_summary(results: Path, run: str) -> Summary:
-    """Format the report of the run that `run` means. Raises ResultsError when there is none."""
+    """Return the summary of the run that `run` means. Raises ResultsError when there is none."""
     from raybench.analysis.rows import point_rows
     from raybench.report.summary import summarize
     from raybench.results import reader
@@ -117,23 +131,16 @@ def load_summary(results: Path, run: str) -> Summary:
     return summarize(found, devices, point_rows(points), regions)
 
 
-def _format(summary: Summary, kind: str, *, colored: bool) -> str:
-    from raybench.report.export import as_json
-    from raybench.report.text import markdown, terminal
-
-    if kind == "md":
-        return markdown.format_report(summary)
-    if kind == "json":
-        return as_json.format_report(summary)
-    return terminal.format_report(summary, width=width(), color=colored)
-
-
-def _format_in(
+def _format(
     results: Path, run: str, summary: Summary, kind: str, against: str | None, *, colored: bool
 ) -> str:
+    from raybench.report.documents import format_document
+    from raybench.report.run_report import RunReport
+
     if kind == "html":
         return _page(results, run, summary, against)
-    return _format(summary, kind, colored=colored)
+    report = RunReport(summary=summary)
+    return format_document(report, kind, width=width(), color=colored)
 
 
 def _page(results: Path, run: str, summary: Summary, against: str | None) -> str:
@@ -173,6 +180,7 @@ def list_command(
     results: Path, last: int | None, is_all: bool, is_long: bool, as_json: bool
 ) -> None:
     """List the runs in the results, the newest last."""
+    from raybench.report.run_list import RunList
     from raybench.results import reader
     from raybench.results.folder import no_runs, run_ids
     from raybench.sweep.messages import name_program
@@ -181,30 +189,23 @@ def list_command(
         raise UsageError("--last and --all: give one of them")
     newest = last or (None if is_all or as_json else _LISTED)
     runs = reader.read_runs(results, newest)
-    if as_json:
-        from raybench.report.export import as_json as json_report
-
-        write_result(json_report.format_runs(runs))
-        return
-    if not runs:
+    if not runs and not as_json:
         click.echo(name_program(no_runs(results)), err=True)
         return
-    write_result(_list_text(results, runs, is_long=is_long))
-    older = 0 if last or is_all else len(run_ids(results)) - _LISTED
+    machines = {} if as_json else {run.run_id: _machine(results, run) for run in runs}
+    leads = _leads(results, runs) if is_long and not as_json else None
+    document = RunList(runs=runs, machines=machines, leads=leads)
+    write_document(document, "json" if as_json else "terminal")
+    older = 0 if last or is_all or as_json else len(run_ids(results)) - _LISTED
     if older > 0:
         click.echo(f"{older} older runs are not shown: --all", err=True)
 
 
-def _list_text(results: Path, runs: Sequence[Run], *, is_long: bool) -> str:
+def _leads(results: Path, runs: Sequence[Run]) -> dict[str, str]:
     from raybench.cli.output import make_console
-    from raybench.report.text.runs import format_runs, format_runs_long
 
-    machines = {run.run_id: _machine(results, run) for run in runs}
-    if not is_long:
-        return format_runs(runs, machines, width=width(), color=color())
     with make_console().status(f"reading the points of {len(runs)} runs"):
-        leads = {run.run_id: _lead(results, run.run_id) for run in runs}
-    return format_runs_long(runs, machines, leads, width=width(), color=color())
+        return {run.run_id: _lead(results, run.run_id) for run in runs}
 
 
 def _machine(results: Path, run: Run) -> str:
@@ -221,9 +222,12 @@ def _machine(results: Path, run: Run) -> str:
 
 def _lead(results: Path, run_id: str) -> str:
     """Tell what a run found, or why that cannot be told where its tables are damaged."""
+    from raybench.report.run_report import RunReport
+
     try:
-        health = load_health(results, run_id)
-        return health.headline if health else load_summary(results, run_id).lead
+        if health := load_health(results, run_id):
+            return health.headline
+        return RunReport(summary=load_summary(results, run_id)).lead
     except ResultsError as error:
         return str(error)
 
@@ -245,8 +249,8 @@ def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_j
     if as_logs:
         write_result(_logs(root, run_id, point, as_json))
         return
-    show = _show_points if point is None else _show_point
-    write_result(show(root, run_id, point or "", as_json))
+    document = _points(root, run_id) if point is None else _details(root, run_id, point)
+    write_document(document, "json" if as_json else "terminal")
 
 
 def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
@@ -254,7 +258,7 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
 
     Raises ResultsError where they wrote nothing and text is asked for.
     """
-    from raybench.report.text.runs import format_logs
+    from raybench.report.run_list import format_logs
     from raybench.results import reader
 
     what, point_id = f"run {run_id}", "*"
@@ -266,29 +270,22 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
     if as_json:
         from dataclasses import asdict
 
-        from raybench.report.export import as_json as json_report
+        from raybench.report.json_text import format_object
 
-        return json_report.format_object(run_id=run_id, logs=[asdict(log) for log in logs])
+        return format_object(run_id=run_id, logs=[asdict(log) for log in logs])
     if not logs:
         raise ResultsError(f"{what}: its ranks wrote nothing that is kept")
     return format_logs(logs)
 
 
-def _show_points(results: Path, run_id: str, _: str, as_json: bool) -> str:
+def _points(results: Path, run_id: str) -> PointList:
     from raybench.analysis.rounds import latest_trials
     from raybench.analysis.rows import point_rows
-    from raybench.report.export import as_json as json_report
-    from raybench.report.text.points import format_points
+    from raybench.report.point_details import PointList
     from raybench.results import reader
 
-    rows = latest_trials(point_rows(reader.load(results, "points", run_id)))
-    busy_pct = _busy(results, run_id, rows)
-    if as_json:
-        points = [
-            {**vars(row), "busy_pct": share} for row, share in zip(rows, busy_pct, strict=True)
-        ]
-        return json_report.format_object(run_id=run_id, points=points)
-    return format_points(rows, busy_pct, width=width(), color=color())
+    points = latest_trials(point_rows(reader.load(results, "points", run_id)))
+    return PointList(run_id=run_id, points=points, busy_pct=_busy(results, run_id, points))
 
 
 def _busy(results: Path, run_id: str, rows: Sequence[PointRow]) -> list[float | None]:
@@ -302,17 +299,6 @@ def _busy(results: Path, run_id: str, rows: Sequence[PointRow]) -> list[float | 
     return [busy_pct(telemetry, of_point, row) for of_point, row in zip(samples, rows, strict=True)]
 
 
-def _show_point(results: Path, run_id: str, prefix: str, as_json: bool) -> str:
-    from raybench.report.export import as_json as json_report
-    from raybench.report.text.points import format_point
-    from raybench.results.tables import units
-
-    point = _details(results, run_id, prefix)
-    if as_json:
-        return json_report.format_point(point)
-    return format_point(point, units("points"), width=width(), color=color())
-
-
 def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
     from raybench.analysis.rows import point_rows, typed_rows
     from raybench.analysis.step_times import (
@@ -322,9 +308,9 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
         slowest_regions,
         step_times,
     )
-    from raybench.report.text.points import PointDetails
+    from raybench.report.point_details import PointDetails
     from raybench.results import reader
-    from raybench.results.tables import RegionRow
+    from raybench.results.tables import RegionRow, units
 
     points = point_rows(reader.load(results, "points", run_id))
     ids = list(dict.fromkeys(row.point_id for row in points))
@@ -348,4 +334,5 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
         traces=[str(path) for path in reader.traces(results, run_id, point_id, row.attempt)],
         attempts=attempts,
         steps_ms=step_times(samples),
+        units=units("points"),
     )

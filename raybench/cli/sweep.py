@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
-from raybench.cli.completion import complete_run
 from raybench.cli.options import (
     address_option,
+    complete_run,
     device_option,
     devices_option,
     output_option,

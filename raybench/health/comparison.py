@@ -14,11 +14,10 @@ from raybench.health.history import FigureChange
 from raybench.health.report import UNHEALTHY, HealthReport, what_of
 from raybench.records.health import Finding, Verdict, figure
 from raybench.report import formatting
-from raybench.report.comparison import SAME_AROUND, before_and_now, hidden_line, percent
-from raybench.report.document import Block, Line, Listing, Table
-from raybench.report.plain_text import plain
+from raybench.report.blocks import SETTING_CHARS, Block, Cell, Column, Line, Listing, Table, Tone
+from raybench.report.comparison import changes_listing, hidden_line, percent
+from raybench.report.documents import Document
 
-_MOST_CHARS = 60
 _MOST_SAME = 20
 _MANIFOLD = 2.0
 _LEGEND = (
@@ -29,8 +28,11 @@ _LEGEND = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class HealthComparison:
-    """Two checks. figures: what both have read. changes: of the environment."""
+class HealthComparison(Document):
+    """Two checks: a document (see `raybench.report.documents`).
+
+    figures: what both have read. changes: of the environment.
+    """
 
     base: HealthReport
     new: HealthReport
@@ -64,9 +66,18 @@ class HealthComparison:
             f"the median changed by {middle}."
         )
 
+    @property
+    def title(self) -> str:
+        """Return the answer in a sentence."""
+        return self.headline
+
     def blocks(self) -> Iterator[Block]:
-        """List what follows the names of the runs."""
-        yield Line(text=self.headline, tone="strong")
+        """Yield the runs, their verdicts, and the figures of both checks."""
+        lines = [
+            (name, f"{formatting.title(one.run)}, {formatting.when(one.run.started_at)}")
+            for name, one in (("base", self.base), ("new", self.new))
+        ]
+        yield Listing(lines=lines, is_quoted=True)
         yield Listing(
             title="Verdicts",
             lines=[("base", self.base.headline), ("new", self.new.headline)],
@@ -76,13 +87,7 @@ class HealthComparison:
                 title="No longer healthy",
                 lines=[(one.subject.name, what_of(one)) for one in self.new_cases],
             )
-        around = [(plain(one.name), before_and_now(one, _MOST_CHARS)) for one in self.changes]
-        yield Listing(
-            title="What changed around them",
-            lines=around,
-            is_quoted=True,
-            otherwise=SAME_AROUND,
-        )
+        yield changes_listing("What changed around them", self.changes)
         yield from self._table()
 
     def _table(self) -> Iterator[Block]:
@@ -93,19 +98,23 @@ class HealthComparison:
         if not shown:
             return
         yield Table(
-            columns=("test", "of", "unit", "base", "new", "change", "slower from", "verdict"),
-            settings=2,
+            columns=(
+                Column(title="test", is_text=True, min_chars=SETTING_CHARS),
+                Column(title="of", is_text=True, min_chars=SETTING_CHARS),
+                Column(title="unit", is_text=True, drop=1),
+                *(Column(title=title) for title in ("base", "new", "change")),
+                Column(title="slower from", drop=0),
+                Column(title="verdict", is_text=True),
+            ),
             rows=tuple(map(_row, shown)),
-            texts=frozenset({"test", "of", "unit", "verdict"}),
-            optional=("slower from", "unit"),
         )
         hidden = len(same) - _MOST_SAME
         if hidden > 0:
             yield hidden_line(hidden)
         yield Line(text=_LEGEND, tone="aside", is_apart=True)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return what it says for other programs."""
+    def members(self) -> dict[str, Any]:
+        """Return the members of the JSON object."""
         return {
             "base": asdict(self.base.run),
             "new": asdict(self.new.run),
@@ -155,7 +164,10 @@ def urgency(change: FigureChange) -> tuple[int, float]:
     return place, -max(change.ratio, 1 / change.ratio)
 
 
-def _row(change: FigureChange) -> tuple[str, ...]:
+_TONES: dict[str, Tone] = {SLOWER: "alarm", FASTER: "good"}
+
+
+def _row(change: FigureChange) -> tuple[str | Cell, ...]:
     return (
         change.new.test,
         change.new.subject.name,
@@ -164,13 +176,5 @@ def _row(change: FigureChange) -> tuple[str, ...]:
         figure(change.new.value or 0.0),
         percent(relative_change(change)),
         f"{change.limit:.0f}x" if change.limit >= _MANIFOLD else f"+{change.limit - 1:.0%}",
-        word(change),
+        Cell(text=word(change), tone=_TONES.get(word(change), "plain")),
     )
-
-
-def run_lines(comparison: HealthComparison) -> list[tuple[str, str]]:
-    """Name both runs."""
-    return [
-        (name, f"{formatting.title(one.run)}, {formatting.when(one.run.started_at)}")
-        for name, one in (("base", comparison.base), ("new", comparison.new))
-    ]

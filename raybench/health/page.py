@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 from raybench.health.charts import health_figures
 from raybench.health.report import HealthReport
 from raybench.health.tables import blocks
-from raybench.report import formatting, plain_text
-from raybench.report.charts.grammar import Table
-from raybench.report.document import Line, Listing
-from raybench.report.document import Table as TextTable
+from raybench.report import formatting
+from raybench.report.blocks import Line, Listing, Table
 from raybench.report.html.page import device_table, render
 
 if TYPE_CHECKING:
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
     """Write the whole page. devices: the table of the run."""
-    found = list(blocks(report, None))
+    found = list(blocks(report))
     run = report.run
     return render(
         "health.html",
@@ -28,18 +26,13 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
         lines=[one.text for one in found if isinstance(one, Line)],
         cases=[one for one in found if isinstance(one, Listing)],
         figures=health_figures(report),
-        # Columns of text stand first in a table of a page.
-        tables=[
-            (one.kind, Table(columns=one.columns, rows=one.rows, texts=len(one.texts)))
-            for one in found
-            if isinstance(one, TextTable)
-        ],
+        tables=[one for one in found if isinstance(one, Table)],
         facts=[
             ("run", run.run_id),
             ("started", formatting.when(run.started_at)),
             ("took", formatting.course(run)),
-            ("cluster", plain_text.plain(run.cluster)),
-            ("command", plain_text.plain(" ".join(run.argv))),
+            ("cluster", run.cluster),
+            ("command", " ".join(run.argv)),
             ("versions", formatting.versions(run.versions)),
             ("variables", formatting.settings(run.environment)),
         ],

@@ -8,13 +8,13 @@ figure, so that it is seen without colour.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from raybench.health.report import ACTION_WORDS, UNHEALTHY, Case, HealthReport
 from raybench.records.health import Finding, Link, Verdict, figure
 from raybench.report import formatting
-from raybench.report.document import Block, Line, Listing, Table
-from raybench.report.text.terminal import min_width, table_columns
+from raybench.report.blocks import SETTING_CHARS, Block, Column, Line, Listing, Table
 
 MARKS = {Verdict.BAD: "!", Verdict.SUSPECT: "?", Verdict.UNTESTED: "x"}
 _LEGEND = "! bad, ? suspect, x not tested"
@@ -37,15 +37,15 @@ _COPY, _HOST_KINDS = "copy", ("h2d", "d2h")
 _NO_VERDICT = ("free memory",)
 
 
-def blocks(report: HealthReport, width: int | None) -> Iterator[Block]:
-    """List what follows the verdict. width: what tables must fit into; None where they need not."""
+def blocks(report: HealthReport) -> Iterator[Block]:
+    """Yield what follows the verdict: cases, advice, notes and tables."""
     for case in report.cases:
         yield _case(case)
     if report.advice:
         yield Line(text=report.advice, is_apart=True)
     for note in report.notes:
         yield Line(text=note, tone="advice", is_apart=True)
-    tables = [*_stage_tables(report, width), *_matrices(report)]
+    tables = [*_stage_tables(report), *_matrices(report)]
     yield from tables
     if any(one.verdict in MARKS for one in report.findings):
         yield Line(text=_LEGEND, tone="aside", is_apart=True)
@@ -67,7 +67,7 @@ def _case(case: Case) -> Listing:
     )
 
 
-def _stage_tables(report: HealthReport, width: int | None) -> Iterator[Table | Line]:
+def _stage_tables(report: HealthReport) -> Iterator[Table | Line]:
     for stage, title in _STAGES.items():
         # What is said of all alike is a case, and no column beside them.
         kinds = ("device", "node", "cluster") if stage == "together" else ("device", "node")
@@ -79,7 +79,7 @@ def _stage_tables(report: HealthReport, width: int | None) -> Iterator[Table | L
         if stage == "facts":
             yield from _facts(own)
         elif own:
-            yield _table(title, own, width)
+            yield _table(title, own)
 
 
 def _facts(own: Sequence[Finding]) -> Iterator[Line]:
@@ -93,13 +93,11 @@ def _facts(own: Sequence[Finding]) -> Iterator[Line]:
         yield Line(text=text, is_apart=True)
 
 
-def _table(title: str, own: Sequence[Finding], width: int | None) -> Table:
-    """Make the table of a stage: a column a subject where they fit, else their range."""
-    wide = _by_subject(title, own)
-    limit = MOST_IN_A_MATRIX if width is None else MOST_IN_A_MATRIX * 2
+def _table(title: str, own: Sequence[Finding]) -> Table:
+    """Return the table of a stage: a column a subject, or their ranges where these do not fit."""
+    wide, narrow = _by_subject(title, own), _ranges(title, own)
     count = len({one.subject.name for one in own})
-    is_too_wide = width is not None and min_width(table_columns(wide), wide.rows) > width
-    return _ranges(title, own) if is_too_wide or count > limit else wide
+    return narrow if count > MOST_IN_A_MATRIX * 2 else replace(wide, narrower=narrow)
 
 
 def _by_test(own: Iterable[Finding]) -> Mapping[tuple[str, str], list[Finding]]:
@@ -116,12 +114,15 @@ def _by_subject(title: str, own: Sequence[Finding]) -> Table:
     for (test, unit), found in _by_test(own).items():
         cells = {one.subject.name: cell(one) for one in found}
         rows.append((test, unit, *(cells.get(name, "") for name in subjects)))
-    return Table(
-        columns=("test", "unit", *short_names(subjects)),
-        settings=0,
-        rows=tuple(rows),
-        kind=title,
-        texts=frozenset({"test", "unit"}),
+    heads = short_names(subjects)
+    return Table(columns=_columns("test", "unit", numbers=heads), rows=tuple(rows), kind=title)
+
+
+def _columns(*texts: str, numbers: Iterable[str] = ()) -> tuple[Column, ...]:
+    """Return columns of text, the others are of numbers."""
+    return (
+        *(Column(title=title, is_text=True) for title in texts),
+        *(Column(title=title) for title in numbers),
     )
 
 
@@ -132,15 +133,12 @@ def _ranges(title: str, own: Sequence[Finding]) -> Table:
         figures = [figure(of(values)) for of in (min, median, max)] if values else ["", "", ""]
         odd = [one for one in found if one.verdict in MARKS]
         names = [f"{one.subject.name} {cell(one)}" for one in odd]
-        rows.append((formatting.some(names, _MOST_OUTLIERS), test, unit, *figures))
-    # The column that may be folded comes first in a table, and here it is the last.
-    return Table(
-        columns=("stands out", "test", "unit", "least", "median", "most"),
-        settings=1,
-        rows=tuple(rows),
-        kind=title,
-        texts=frozenset({"stands out", "test", "unit"}),
+        rows.append((test, unit, *figures, formatting.some(names, _MOST_OUTLIERS)))
+    columns = (
+        *_columns("test", "unit", numbers=("least", "median", "most")),
+        Column(title="stands out", is_text=True, min_chars=SETTING_CHARS),
     )
+    return Table(columns=columns, rows=tuple(rows), kind=title)
 
 
 def cell(finding: Finding) -> str:
@@ -234,11 +232,9 @@ def _matrix(
     sources = [uuid for uuid in names if any(uuid == first for first, _ in values)]
     targets = [uuid for uuid in names if any(uuid == second for _, second in values)]
     return Table(
-        columns=("from / to", *(short[uuid] for uuid in targets)),
-        settings=1,
+        columns=_columns("from / to", numbers=(short[uuid] for uuid in targets)),
         rows=tuple((short[one], *(text((one, to)) for to in targets)) for one in sources),
         kind=title,
-        texts=frozenset({"from / to"}),
     )
 
 

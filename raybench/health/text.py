@@ -1,140 +1,111 @@
-"""A health check as text, for a terminal and for a pull request."""
+"""A health check, and the figures of several, as documents (see `raybench.report.documents`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from rich.console import RenderableType
-
-from raybench.health.comparison import (
-    HealthComparison,
-    relative_change,
-    run_lines,
-    urgency,
-    word,
-)
+from raybench.health.comparison import relative_change, urgency, word
+from raybench.health.export import members
 from raybench.health.history import FigureTrend
 from raybench.health.report import HealthReport
 from raybench.health.tables import blocks
 from raybench.records.health import figure
 from raybench.report import formatting
+from raybench.report.blocks import SETTING_CHARS, Block, Column, ColumnOf, Line, Tone, make_table
 from raybench.report.comparison import percent
-from raybench.report.export.as_json import format_object
+from raybench.report.documents import Document
+from raybench.report.history import sparkline
 from raybench.report.plain_text import counted
-from raybench.report.text import markdown
-from raybench.report.text.history import sparkline
-from raybench.report.text.terminal import (
-    SETTING_CHARS,
-    WIDTH,
-    Column,
-    grid,
-    lay_out,
-    line,
-    pairs,
-    render,
-)
 
 _MOST_FIGURES = 40
-_STYLES = {0: "bold green", 1: "bold red", 3: "bold yellow"}
+_TONES: Mapping[int, Tone] = {0: "good", 1: "alarm", 3: "advice"}
 
 
-def format_text(report: HealthReport, *, width: int = WIDTH, color: bool = False) -> str:
-    """Write the verdict, each case and the tables."""
-    return render(_parts(report, width), width, color)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthDocument(Document):
+    """The document of a health check."""
+
+    report: HealthReport
+
+    @property
+    def title(self) -> str:
+        """Return the verdict in a sentence."""
+        return self.report.headline
+
+    @property
+    def tone(self) -> Tone:
+        """Return the colour of the verdict."""
+        return _TONES[self.report.exit_code]
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield each case and the tables."""
+        report = self.report
+        yield Line(text=report.machine)
+        yield Line(text=f"{formatting.course(report.run)}; run {report.run.run_id}")
+        yield from blocks(report)
+
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object; see `raybench.health.export.members`."""
+        return members(self.report)
 
 
-def _parts(report: HealthReport, width: int) -> Iterator[RenderableType]:
-    yield line(report.headline, _STYLES[report.exit_code])
-    yield line(report.machine)
-    yield line(f"{formatting.course(report.run)}; run {report.run.run_id}")
-    yield from lay_out(blocks(report, width))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthHistory(Document):
+    """The document of how figures went over several checks."""
 
+    trends: Sequence[FigureTrend]
+    run_ids: Sequence[str]
 
-def format_markdown(report: HealthReport) -> str:
-    """Write the same for a pull request."""
-    return markdown.join(
-        [
-            f"## {markdown.escape(report.headline)}",
-            f"{markdown.escape(report.machine)}; {formatting.course(report.run)}; "
-            f"run {markdown.code(report.run.run_id)}.",
-            *markdown.lay_out(blocks(report, None)),
+    @property
+    def title(self) -> str:
+        """Return how many figures are slower in the last check, in a sentence."""
+        slower = sum(one.last.is_slower for one in self.trends)
+        verdict = (
+            f"{slower or 'none'} slower in the last one than before, by more than days differ."
+        )
+        if not self.trends:
+            verdict = "nothing to compare; it takes two checks of the same devices."
+        return (
+            f"{counted(len(self.trends), 'figure')} over {counted(len(self.run_ids), 'check')}: "
+            f"{verdict}"
+        )
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the table of the figures, those that are slower first."""
+        ordered = sorted(self.trends, key=lambda one: urgency(one.last))
+
+        def text(title: str) -> Column:
+            return Column(title=title, is_text=True, min_chars=SETTING_CHARS)
+
+        columns: list[ColumnOf[FigureTrend]] = [
+            (text("test"), lambda one: one.last.new.test),
+            (text("of"), lambda one: one.last.new.subject.name),
+            (Column(title="unit", is_text=True), lambda one: one.last.new.unit),
+            (Column(title="checks"), lambda one: str(len(one.values))),
+            (Column(title="last"), lambda one: figure(one.values[-1])),
+            (Column(title="change"), lambda one: percent(relative_change(one.last))),
+            (Column(title="by check", is_text=True), lambda one: sparkline(one.values)),
+            (Column(title="verdict", is_text=True), lambda one: word(one.last)),
         ]
-    )
+        if ordered:
+            yield make_table(ordered[:_MOST_FIGURES], columns)
+        if (hidden := len(ordered) - _MOST_FIGURES) > 0:
+            yield Line(text=f"{hidden} more have a history; --json has all", is_apart=True)
 
-
-def format_comparison(comparison: HealthComparison, *, width: int, color: bool) -> str:
-    """Write two checks beside each other, for a terminal."""
-    head = [pairs(run_lines(comparison)), line("")]
-    return render([*head, *lay_out(comparison.blocks())], width, color)
-
-
-def format_comparison_markdown(comparison: HealthComparison) -> str:
-    """Write the same for a pull request."""
-    ids = [markdown.code(one.run.run_id) for one in (comparison.new, comparison.base)]
-    return markdown.join([f"## {' against '.join(ids)}", *markdown.lay_out(comparison.blocks())])
-
-
-def format_comparison_json(comparison: HealthComparison) -> str:
-    """Write the same for other programs."""
-    return format_object(**comparison.as_dict())
-
-
-def format_trends(
-    trends: Sequence[FigureTrend], check_count: int, *, width: int, color: bool
-) -> str:
-    """Write how figures went over several checks, for a terminal."""
-    slower = sum(one.last.is_slower for one in trends)
-    verdict = f"{slower or 'none'} slower in the last one than before, by more than days differ."
-    if not trends:
-        verdict = "nothing to compare; it takes two checks of the same devices."
-    headline = f"{counted(len(trends), 'figure')} over {counted(check_count, 'check')}: {verdict}"
-    ordered = sorted(trends, key=lambda one: urgency(one.last))
-    parts: list[RenderableType] = [line(headline, "bold")]
-    if ordered:
-        parts += [line(""), _trend_table(ordered[:_MOST_FIGURES])]
-    if (hidden := len(ordered) - _MOST_FIGURES) > 0:
-        parts += [line(""), line(f"{hidden} more have a history; --json has all")]
-    return render(parts, width, color)
-
-
-def _trend_table(trends: Sequence[FigureTrend]) -> RenderableType:
-    columns = [
-        Column("test", folds_to=SETTING_CHARS),
-        Column("of", folds_to=SETTING_CHARS),
-        Column("unit"),
-        *(Column(name, side="right") for name in ("checks", "last", "change")),
-        Column("by check"),
-        Column("verdict"),
-    ]
-    cells = [
-        [
-            one.last.new.test,
-            one.last.new.subject.name,
-            one.last.new.unit,
-            str(len(one.values)),
-            figure(one.values[-1]),
-            percent(relative_change(one.last)),
-            sparkline(one.values),
-            word(one.last),
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object: checks (run ids) and figures."""
+        figures = [
+            {
+                "test": one.last.new.test,
+                "subject": asdict(one.last.new.subject),
+                "unit": one.last.new.unit,
+                "values": one.values,
+                "ratio": one.last.ratio,
+                "limit": one.last.limit,
+                "verdict": word(one.last),
+            }
+            for one in self.trends
         ]
-        for one in trends
-    ]
-    return grid(columns, cells)
-
-
-def format_trends_json(trends: Sequence[FigureTrend], run_ids: Sequence[str]) -> str:
-    """Write the same for other programs."""
-    figures = [
-        {
-            "test": one.last.new.test,
-            "subject": asdict(one.last.new.subject),
-            "unit": one.last.new.unit,
-            "values": one.values,
-            "ratio": one.last.ratio,
-            "limit": one.last.limit,
-            "verdict": word(one.last),
-        }
-        for one in trends
-    ]
-    return format_object(checks=list(run_ids), figures=figures)
+        return {"checks": list(self.run_ids), "figures": figures}

@@ -5,16 +5,18 @@ Each advice names the rows that it is from. Pure.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from raybench.analysis.rows import ScaledRow
 from raybench.job.point import BY_SPEED, FAST
 from raybench.report import formatting
+from raybench.report.blocks import Block, Line, Listing
+from raybench.report.documents import Document
+from raybench.report.insight_text import best_lines
+from raybench.report.sections.uneven import fleet_name, verdict
 from raybench.report.summary import Summary
-from raybench.report.uneven import fleet_name, verdict
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 from raybench.stats.shares import fast_devices
 
@@ -33,7 +35,7 @@ class Advice:
 
 def advise_run(summary: Summary) -> list[Advice]:
     """Advise from the points of a run; empty where nothing follows from them."""
-    rows = summary.scaling
+    rows = summary.rows
     measured = sum(row["status"] == "ok" for row in rows)
     of_fleets = (
         Advice(
@@ -49,36 +51,35 @@ def advise_run(summary: Summary) -> list[Advice]:
             text=f"{criterion}: {choice}",
             rows=(f"all {measured} points that are ok",),
         )
-        for criterion, choice in summary.best
+        for criterion, choice in best_lines(summary.insights)
     )
     return [*of_fleets, *_from_slow_ranks(rows, summary.ranks), *of_best]
 
 
-def format_advice(advice: Sequence[Advice], run_id: str, width: int) -> str:
-    """Write each advice as a paragraph of lines of `width` characters, with its rows below."""
-    if not advice:
-        text = f"{run_id}: nothing to advise: no choice was measured, and no device stands out"
-        return textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False) + "\n"
-    lines = [run_id]
-    for one in advice:
-        for text, indent in (
-            (f"{one.about}: {one.text}", ""),
-            (f"from {', '.join(one.rows)}", "    "),
-        ):
-            lines += textwrap.wrap(
-                text,
-                width,
-                initial_indent=indent,
-                subsequent_indent=indent or "  ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-    return "\n".join(lines) + "\n"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceList(Document):
+    """What a run or a health check advises: a document (see `raybench.report.documents`)."""
 
+    run_id: str
+    advice: Sequence[Advice]
 
-def as_rows(advice: Sequence[Advice]) -> list[dict[str, Any]]:
-    """Return it as JSON can hold it."""
-    return [asdict(one) for one in advice]
+    @property
+    def title(self) -> str:
+        """Return the run's id."""
+        return self.run_id
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield each advice with the rows that it rests on."""
+        for one in self.advice:
+            lines = [(one.about, one.text), ("from", ", ".join(one.rows))]
+            yield Listing(lines=lines, is_quoted=True)
+        if not self.advice:
+            text = "nothing to advise: no choice was measured, and no device stands out"
+            yield Line(text=text)
+
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object: run_id and advice (about, text, rows)."""
+        return {"run_id": self.run_id, "advice": [asdict(one) for one in self.advice]}
 
 
 def _from_slow_ranks(rows: Sequence[ScaledRow], ranks: str) -> Iterator[Advice]:

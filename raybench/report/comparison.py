@@ -1,10 +1,10 @@
-"""What is said of two sides of runs that are compared, whatever the format. Pure."""
+"""Two sides of runs that are compared, as a document: verdicts, changes and the table of points."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,8 +22,20 @@ from raybench.analysis.compare import (
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.point_changes import PointChange
 from raybench.analysis.settings import EXECUTION, setting, setting_order, varying
-from raybench.report import formatting, plain_text
-from raybench.report.document import Line, Table
+from raybench.report import formatting
+from raybench.report.blocks import (
+    Block,
+    Cell,
+    Column,
+    ColumnOf,
+    Line,
+    Listing,
+    Table,
+    Tone,
+    make_table,
+)
+from raybench.report.documents import Document
+from raybench.report.plain_text import counted, shorten, span
 from raybench.report.point_settings import point_names, setting_columns
 from raybench.results.run import Run
 
@@ -47,8 +59,8 @@ class LeftOut:
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps its rows
-class Comparison:
-    """Two sides, compared.
+class Comparison(Document):
+    """Two sides, compared: a document (see `raybench.report.documents`).
 
     base, new: the runs of each side, the newest last. words: how the user named them.
     points: as `raybench.analysis.compare.compare` gives them. changes: of the environment, from the
@@ -112,11 +124,87 @@ class Comparison:
         """Why pairs of points are no experiment on one thing; empty where all of them are."""
         return tuple(
             dict.fromkeys(
-                plain_text.plain(row["why"])
+                row["why"]
                 for row in self.compared
                 if formatting.has_value(row["why"]) and row["why"].startswith("other ")
             )
         )
+
+    @property
+    def title(self) -> str:
+        """Return the answer in a sentence."""
+        return headline(self)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the runs, what changed around the points, and the table of points."""
+        for text in (sensitivity(self), one_sided(self)):
+            yield from [Line(text=text)] if text else []
+        yield from (Line(text=text, tone="advice") for text in advice(self))
+        for why in self.obstacles:
+            text = f"NOT COMPARABLE: {why}. The changes below tell of that, not of the software."
+            yield Line(text=text, tone="alarm")
+        yield Listing(
+            lines=[("base", _runs_words(self.base)), ("new", _runs_words(self.new))], is_quoted=True
+        )
+        yield changes_listing("What changed around the points", self.changes)
+        if self.compared:
+            yield table(self)
+            if hidden := len(self.compared) - len(shown(self)):
+                yield hidden_line(hidden)
+        for title, lines in (
+            ("What changed beside, or is missing for a verdict", beside(self)),
+            ("Failed in one of the runs", unpaired(self)),
+        ):
+            yield from [Listing(title=title, lines=lines, is_quoted=True)] if lines else []
+        if self.compared:
+            yield Line(
+                text=_EXPLANATION.format(f"{100 * self.threshold:g}%"), tone="aside", is_apart=True
+            )
+
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object.
+
+        base, new (lists of runs, the newest last), threshold, left_out, comparable (false where
+        there are obstacles, which say why), changes, verdicts, points (all columns of
+        `raybench.analysis.compare.compare`, and what else changed there as beside).
+        """
+        points = [
+            {**vars(row), "beside": [asdict(one) for one in self.beside.get(row.point_id, ())]}
+            for row in self.points
+        ]
+        return {
+            "base": [asdict(run) for run in self.base],
+            "new": [asdict(run) for run in self.new],
+            "threshold": self.threshold,
+            "left_out": [asdict(one) for one in self.left_out],
+            "comparable": not self.obstacles,
+            "obstacles": list(self.obstacles),
+            "changes": [asdict(one) for one in self.changes],
+            "verdicts": dict(self.verdicts),
+            "points": points,
+        }
+
+
+_EXPLANATION = (
+    "step: change of the median step; samples/s or steps/s: change of the rate, which follows "
+    "the mean step; each of the mean over the runs of a side, ± half its 90% interval. seen "
+    "from: the least change of that point alone that would be called. slower, faster: one of "
+    "the two changed by more than {0}, and by more than chance (where nothing "
+    f"changed, at most {FALSE_VERDICTS:.2%} of comparisons call a point slower, and as many "
+    "faster). same: both intervals are within {0}. unclear: neither; slower?, "
+    "faster?: unclear, and changed by more than {0}."
+)
+
+
+def _runs_words(runs: Sequence[Run]) -> str:
+    newest = f"{formatting.title(runs[-1])}, {formatting.when(runs[-1].started_at)}"
+    return newest if len(runs) == 1 else f"mean of {len(runs)} runs, the newest {newest}"
+
+
+def changes_listing(title: str, changes: Sequence[Change]) -> Listing:
+    """Return everything that changed around the points, each with its values before and now."""
+    lines = [(one.name, before_and_now(one, _MOST_CHARS)) for one in changes]
+    return Listing(title=title, lines=lines, is_quoted=True, otherwise=SAME_AROUND)
 
 
 def _urgency(row: Row) -> tuple[Any, ...]:
@@ -131,55 +219,56 @@ def _urgency(row: Row) -> tuple[Any, ...]:
     return (place, size, *(setting_order(setting(row, name)) for name in (*_NAMES, batch)))
 
 
-def percent(relative: float) -> str:
-    """Write a change with its sign."""
-    return (
-        f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
-        if formatting.has_value(relative)
-        else ""
-    )
+def percent(relative: float | None) -> str:
+    """Write a change with its sign; empty where it is not known."""
+    if relative is None or not formatting.has_value(relative):
+        return ""
+    return f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
 
 
-def shown(comparison: Comparison) -> tuple[list[Row], int]:
-    """Select the points with step times in both runs; also count the same ones left out."""
+def shown(comparison: Comparison) -> list[Row]:
+    """Return the points with step times on both sides, all that changed and at least 60."""
     rows = comparison.compared
     changed = sum(row["verdict"] != SAME for row in rows)
-    most = max(changed, _MOST_ROWS)
-    return rows[:most], max(0, len(rows) - most)
+    return rows[: max(changed, _MOST_ROWS)]
+
+
+_TONES: dict[str, Tone] = {SLOWER: "alarm", FASTER: "good", UNCLEAR: "advice"}
 
 
 def table(comparison: Comparison) -> Table:
-    """Make the table of the points in `shown`; the verdicts are its last column."""
-    rows, _ = shown(comparison)
+    """Return the table of the points in `shown`; the verdicts are its last column."""
+    rows = shown(comparison)
     unit = formatting.unit_of_times(row["base_ms"] for row in rows)
-    columns = setting_columns(comparison.compared)
-    settings = tuple(columns)
-    is_tested = any(formatting.has_value(row["least_seen"]) for row in rows)
+    settings: list[ColumnOf[int]] = [
+        (column, lambda place, cells=cells: cells[place])  # type: ignore[misc]
+        for column, cells in setting_columns(comparison.compared)
+    ]
     rate = "samples/s" if any(row["rate_unit"] == "samples/s" for row in rows) else "steps/s"
-    seen = ("seen from",) if is_tested else ()
-    heads = (f"base {unit.name}", f"new {unit.name}", "step", rate, *seen, "verdict")
-    return Table(
-        columns=(*settings, *heads),
-        settings=len(settings),
-        rows=tuple(
-            (
-                *(cells[place] for cells in columns.values()),
-                formatting.time_in(unit, row["base_ms"]),
-                formatting.time_in(unit, row["new_ms"]),
-                _change(row, "ratio"),
-                _change(row, "rate_ratio"),
-                *(
-                    [f"{row['least_seen']:.1%}" if formatting.has_value(row["least_seen"]) else ""]
-                    if is_tested
-                    else []
-                ),
-                verdict_words(row, comparison.threshold),
-            )
-            for place, row in enumerate(rows)
+
+    def verdict(place: int) -> Cell:
+        words = verdict_words(rows[place], comparison.threshold)
+        return Cell(text=words, tone=_TONES.get(words, "plain"))
+
+    def seen(place: int) -> str:
+        least = rows[place]["least_seen"]
+        return f"{least:.1%}" if formatting.has_value(least) else ""
+
+    measured: list[ColumnOf[int]] = [
+        (
+            Column(title=f"base {unit.name}"),
+            lambda place: formatting.time_in(unit, rows[place]["base_ms"]),
         ),
-        texts=frozenset({*settings, "verdict"}),
-        optional=("seen from", f"new {unit.name}"),
-    )
+        (
+            Column(title=f"new {unit.name}", drop=1),
+            lambda place: formatting.time_in(unit, rows[place]["new_ms"]),
+        ),
+        (Column(title="step"), lambda place: _change(rows[place], "ratio")),
+        (Column(title=rate), lambda place: _change(rows[place], "rate_ratio")),
+        (Column(title="seen from", drop=0), seen),
+        (Column(title="verdict", is_text=True), verdict),
+    ]
+    return make_table(range(len(rows)), [*settings, *measured])
 
 
 def verdict_words(row: Row, threshold: float) -> str:
@@ -218,7 +307,7 @@ def beside(comparison: Comparison) -> list[tuple[str, str]]:
         if row["verdict"] != SAME:
             phrases += [_point_change(one) for one in comparison.beside.get(row["point_id"], ())]
             if phrases:
-                found.append((name, "; ".join(map(plain_text.plain, phrases))))
+                found.append((name, "; ".join(phrases)))
     return found
 
 
@@ -253,26 +342,17 @@ def absent(row: Row) -> str:
 
 
 def _status(status: Any) -> str:
-    return formatting.STATUS_WORDS.get(status, plain_text.plain(status))
-
-
-def environment(comparison: Comparison) -> list[tuple[str, str]]:
-    """List (what, its values before and now) of everything that changed around the points."""
-    return [
-        (plain_text.plain(one.name), before_and_now(one, _MOST_CHARS)) for one in comparison.changes
-    ]
+    return formatting.STATUS_WORDS.get(status, str(status))
 
 
 def before_and_now(change: Change, most: int) -> str:
     """Two values of at most so many characters each, such that their difference is seen."""
-    values = [plain_text.plain(value) for value in (change.base, change.new)]
-    short = [plain_text.shorten(value, most) for value in values]
+    values = [" ".join(str(value).split()) for value in (change.base, change.new)]
+    short = [shorten(value, most) for value in values]
     if short[0] == short[1]:
         pairs = enumerate(zip(*values, strict=False))
         alike = next((place for place, (a, b) in pairs if a != b), min(map(len, values)))
-        short = [
-            plain_text.shorten(f"…{value[max(0, alike - most // 3) :]}", most) for value in values
-        ]
+        short = [shorten(f"…{value[max(0, alike - most // 3) :]}", most) for value in values]
     return f"{short[0]} -> {short[1]}"
 
 
@@ -295,14 +375,14 @@ def headline(comparison: Comparison) -> str:
         where = "a side" if len(comparison.base) == len(comparison.new) else f"of {side}"
         words = Counter(verdict_words(row, comparison.threshold) for row in rows)
         phrases = [f"{words[word]} {word}" for word in (f"{SLOWER}?", f"{FASTER}?") if words[word]]
-        found = f"; of {plain_text.counted(len(rows), 'point')}: {', '.join(phrases)}"
+        found = f"; of {counted(len(rows), 'point')}: {', '.join(phrases)}"
         return f"1 run {where}: no verdict{found if phrases else ''}{broken}{median}."
     phrases = [
         f"{verdicts[name]} {name}{_span([row for row in rows if row['verdict'] == name])}"
         for name in (SLOWER, FASTER, SAME, UNCLEAR)
         if verdicts[name] or name == SLOWER
     ]
-    return f"Of {plain_text.counted(len(rows), 'point')}: {', '.join(phrases)}{broken}{median}."
+    return f"Of {counted(len(rows), 'point')}: {', '.join(phrases)}{broken}{median}."
 
 
 def sensitivity(comparison: Comparison) -> str:
@@ -324,7 +404,7 @@ def _runs(comparison: Comparison, side: str) -> str:
 
 
 def _between(values: Sequence[float], form: str = ".1%") -> str:
-    return plain_text.span(f"{min(values):{form}}", f"{max(values):{form}}")
+    return span(f"{min(values):{form}}", f"{max(values):{form}}")
 
 
 def advice(comparison: Comparison) -> list[str]:
@@ -333,8 +413,7 @@ def advice(comparison: Comparison) -> list[str]:
     return [
         *_unclear(comparison),
         *(
-            f"{plain_text.plain(one.run_id)} is left out, as it differs in "
-            f"{', '.join(map(plain_text.plain, one.differs_in))}."
+            f"{one.run_id} is left out, as it differs in {', '.join(one.differs_in)}."
             for one in comparison.left_out[:_MOST_LEFT_OUT]
         ),
         *([f"{more} more runs are left out likewise."] if more > 0 else []),
@@ -346,8 +425,8 @@ def _unclear(comparison: Comparison) -> list[str]:
     if comparison.obstacles or not comparison.verdicts[UNCLEAR]:
         return []
     runs = max(_ENOUGH_RUNS, min(len(comparison.base), len(comparison.new)) + 2)
-    job = plain_text.plain(comparison.new[-1].job_name)
-    base, new = map(plain_text.plain, comparison.words)
+    job = comparison.new[-1].job_name
+    base, new = comparison.words
     if "=" in base and "=" in new:
         how = f"with --tag {base} and --tag {new}, then `raybench compare {base} {new}`"
     else:
@@ -372,7 +451,7 @@ def one_sided(comparison: Comparison) -> str:
         [row for row in comparison.rows if absent(row) == other] for other in ("new", "base")
     )
     phrases = [
-        f"{plain_text.counted(len(rows), 'point')} in {run} only"
+        f"{counted(len(rows), 'point')} in {run} only"
         for run, rows in (("BASE", of_base), ("NEW", of_new))
         if rows
     ]
@@ -415,22 +494,6 @@ def _values(rows: Sequence[Row], name: str) -> str:
     phrases = [formatting.setting(name, value) for value in known[:_MOST_VALUES]]
     more = ["…"] if len(known) > _MOST_VALUES else []
     return f"{formatting.heading(name)} {', '.join([*phrases, *more])}"
-
-
-def explanation(comparison: Comparison) -> list[str]:
-    """Say how the verdicts were made; empty without a point in both."""
-    if not comparison.compared:
-        return []
-    threshold = f"{100 * comparison.threshold:g}%"
-    return [
-        "step: change of the median step; samples/s or steps/s: change of the rate, which follows "
-        "the mean step; each of the mean over the runs of a side, ± half its 90% interval. seen "
-        "from: the least change of that point alone that would be called. slower, faster: one of "
-        f"the two changed by more than {threshold}, and by more than chance (where nothing "
-        f"changed, at most {FALSE_VERDICTS:.2%} of comparisons call a point slower, and as many "
-        f"faster). same: both intervals are within {threshold}. unclear: neither; slower?, "
-        f"faster?: unclear, and changed by more than {threshold}.",
-    ]
 
 
 def hidden_line(hidden: int) -> Line:

@@ -13,7 +13,7 @@ from typing import Any
 from raybench.analysis.settings import setting as setting_of
 from raybench.records import Status
 from raybench.records.metric import Metric
-from raybench.report.plain_text import counted, plain
+from raybench.report.plain_text import counted
 from raybench.results.run import Run, RunStatus
 
 STATUS_WORDS = {status.value: status.label for status in Status}
@@ -61,13 +61,13 @@ def has_value(value: Any) -> bool:
 
 def failure(status: str, error_type: Any, message: str) -> str:
     """Why a point failed; an exception with its type, as Python prints it: `SystemExit: 3`."""
-    text = plain(message)
+    text = " ".join(message.split())
     place = _PLACE.match(text)
     start = place.group() if place else ""
     is_exception = status == "error" and has_value(error_type)
     if not is_exception or text[len(start) :].startswith(str(error_type)):
         return text
-    return f"{start}{plain(error_type)}: {text[len(start) :]}".removesuffix(": ")
+    return f"{start}{error_type}: {text[len(start) :]}".removesuffix(": ")
 
 
 def is_set(value: Any) -> bool:
@@ -113,9 +113,9 @@ def step_in(unit: Unit, row: Mapping[str, Any]) -> str:
     return f"{time_in(unit, row['step_ms_p50'])}{_precision(row)}"
 
 
-def time_in(unit: Unit, time_ms: float) -> str:
+def time_in(unit: Unit, time_ms: float | None) -> str:
     """Write a time without its unit."""
-    return number(time_ms * unit.per_ms) if has_value(time_ms) else ""
+    return number(time_ms * unit.per_ms) if time_ms is not None and has_value(time_ms) else ""
 
 
 def unit_of(rows: Iterable[Mapping[str, Any]]) -> Unit:
@@ -176,17 +176,17 @@ def ratio(value: float | None) -> str:
 
 def percent(value: float | None) -> str:
     """Write a share as a percentage."""
-    return f"{value:.1%}" if has_value(value) else ""
+    return f"{value:.1%}" if value is not None and has_value(value) else ""
 
 
 def gib(value: float | None) -> str:
     """Bytes in GiB."""
-    return "" if value is None or not has_value(value) else f"{value / _GIB:.2f}"
+    return f"{value / _GIB:.2f}" if value is not None and has_value(value) else ""
 
 
 def choices(texts: Sequence[str]) -> str:
     """Write what NCCL ran, without the collectives and their sizes: RING LL, 8 channels."""
-    return plain("; ".join(dict.fromkeys(text.partition(": ")[2] for text in texts)))
+    return "; ".join(dict.fromkeys(text.partition(": ")[2] for text in texts))
 
 
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
@@ -202,7 +202,7 @@ def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
 
 def metric_heading(shown: Metric, unit: Unit) -> str:
     """Write the head of a metric's column; a time has its unit there, parts in their title."""
-    return plain(f"{shown.title} {unit.name}" if shown.format == "time" else shown.title)
+    return f"{shown.title} {unit.name}" if shown.format == "time" else shown.title
 
 
 def rate(shown: Metric, value: float) -> str:
@@ -220,9 +220,9 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def size(count: float) -> str:
+def size(count: float | None) -> str:
     """Bytes in the binary unit that suits them: 4 KiB, 1.5 MiB."""
-    if not has_value(count):
+    if count is None or not has_value(count):
         return ""
     power = min(max(0, int(count).bit_length() - 1) // 10, len(_BINARY) - 1)
     scaled = count / 2 ** (10 * power)
@@ -234,7 +234,7 @@ def setting(name: str, value: Any) -> str:
     digits = str(value)
     if name.endswith("_bytes") and digits.isdecimal():
         return size(int(digits))
-    return digits.lower() if isinstance(value, bool) else plain(value)
+    return digits.lower() if isinstance(value, bool) else str(value)
 
 
 def heading(name: str) -> str:
@@ -249,7 +249,7 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
     text = setting(name, value)
     if name == "batch":
         return f"batch {int(text):,}" if text.isdecimal() else f"batch {text}"
-    return text if name in _WITHOUT_NAME else f"{plain(heading(name))}={text}"
+    return text if name in _WITHOUT_NAME else f"{heading(name)}={text}"
 
 
 def settings_words(row: Mapping[str, Any], names: Iterable[str], ranks: str) -> str:
@@ -300,8 +300,8 @@ def sentence(text: str) -> str:
 
 def title(run: Run) -> str:
     """Name the job and the run's id, which usually begins with the job."""
-    job = "" if run.run_id.startswith(run.job_name) else f"{plain(run.job_name)}  "
-    return job + plain(run.run_id)
+    job = "" if run.run_id.startswith(run.job_name) else f"{run.job_name}  "
+    return job + run.run_id
 
 
 def course(run: Run) -> str:
@@ -328,7 +328,7 @@ def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None)
     if all(device["kind"] == "cpu" for device in devices):
         return _processors(devices)
     names = Counter(device["name"] for device in devices)
-    models = ", ".join(f"{count} x {plain(name)}" for name, count in names.items())
+    models = ", ".join(f"{count} x {name}" for name, count in names.items())
     count = node_count or len({device["node_id"] for device in devices})
     return f"{models} on {counted(count, 'node')}"
 
@@ -336,7 +336,7 @@ def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None)
 def _processors(workers: Sequence[Mapping[str, Any]]) -> str:
     """Name the processors of each host once, however many workers are on it."""
     hosts = {(one["host"], one["address"]): one for one in workers}
-    models = Counter((plain(one["name"]), int(one["cpu_count"])) for one in hosts.values())
+    models = Counter((str(one["name"]), int(one["cpu_count"])) for one in hosts.values())
     text = ", ".join(
         f"{count} x {name} ({counted(cores, 'core')}{' each' * (count > 1)})"
         for (name, cores), count in models.items()
@@ -346,21 +346,19 @@ def _processors(workers: Sequence[Mapping[str, Any]]) -> str:
 
 def versions(found: Mapping[str, str]) -> str:
     """Names and versions of software."""
-    return ", ".join(f"{plain(name)} {plain(version)}" for name, version in found.items())
+    return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 def settings(values: Mapping[str, Any]) -> str:
     """Write settings as name=value, in the order given; a switch as a job file has it."""
-    words = {
-        name: str(v).lower() if isinstance(v, bool) else plain(v) for name, v in values.items()
-    }
-    return " ".join(f"{plain(name)}={word}" for name, word in words.items())
+    words = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in values.items()}
+    return " ".join(f"{name}={word}" for name, word in words.items())
 
 
 def baseline_name(baseline: Mapping[str, Any]) -> str:
     """Name what is compared with: a precision by itself, other settings as name=value."""
     alone = tuple(baseline) == ("precision",)
-    return plain(baseline["precision"]) if alone else settings(baseline)
+    return str(baseline["precision"]) if alone else settings(baseline)
 
 
 def over(baseline: Mapping[str, Any]) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+# All that `str.splitlines` takes for the end of a line, and tabs.
+_BREAKS = re.compile("[\t\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 
 
 def plain(value: Any) -> str:
@@ -15,6 +19,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def one_line(text: str) -> str:
+    """Return the text on one line, without characters that control a terminal; blanks are kept."""
+    return text if text.isprintable() else printable(_BREAKS.sub(" ", text))
 
 
 def plain_lines(text: str) -> list[str]:

@@ -1,41 +1,56 @@
-"""What tells points from each other, as columns and as names. Pure.
+"""The settings that tell points from each other, as columns and as names. Pure.
 
 Points of one workload have a column for each setting that varies. Those of several workloads, as
-of a health check, differ in most of them: they have one column of those that are theirs.
+of a health check, differ in most settings: one column holds all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raybench.analysis.settings import setting, varying
 from raybench.report import formatting
+from raybench.report.blocks import SETTING_CHARS, Column
 
-Row = Any
+Row = Mapping[str, Any]
 
 
-def setting_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Write the settings that vary, a column each by its heading."""
+def setting_columns(rows: Sequence[Row]) -> list[tuple[Column, list[str]]]:
+    """Return a column for each setting that varies, with the text of each point."""
     if not _are_of_several(rows):
-        return {
+        found = {
             formatting.heading(name): [formatting.setting(name, setting(row, name)) for row in rows]
             for name in varying(rows, params_first=True)
         }
-    return {
-        "workload": [formatting.setting("workload", row["workload"]) for row in rows],
-        "settings": [formatting.settings(own) for own in _own_settings(rows)],
-    }
+    else:
+        found = {
+            "workload": [str(row["workload"]) for row in rows],
+            "settings": [formatting.settings(own) for own in _own_settings(rows)],
+        }
+    return [
+        (
+            Column(
+                title=title,
+                is_text=True,
+                is_setting=True,
+                # A workload is never folded.
+                min_chars=None if title == "workload" else SETTING_CHARS,
+            ),
+            cells,
+        )
+        for title, cells in found.items()
+    ]
 
 
 def point_names(rows: Sequence[Row]) -> list[str]:
-    """Name points by the settings that tell them from the others, or else by their ids."""
+    """Return a name for each point, from the settings that vary, or its id where none does."""
     columns = setting_columns(rows)
     if _are_of_several(rows):
-        cells = zip(*columns.values(), strict=True)
+        cells = zip(*(texts for _, texts in columns), strict=True)
         return [" ".join(filter(None, texts)) for texts in cells]
     return [
-        formatting.settings({heading: cells[place] for heading, cells in columns.items()})
+        formatting.settings({column.title: cells[place] for column, cells in columns})
         or str(row["point_id"])
         for place, row in enumerate(rows)
     ]

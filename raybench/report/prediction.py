@@ -1,19 +1,29 @@
-"""What is said of steps on more devices than were measured, whatever the format. Pure."""
+"""Predictions of steps on more devices than were measured, as a document. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, Network, Prediction
-from raybench.analysis.settings import setting, varying
+from raybench.analysis.settings import EXECUTION, setting, varying
 from raybench.report import formatting
-from raybench.report.document import Block, Line, Listing, Table
-from raybench.report.plain_text import counted, plain, span
+from raybench.report.blocks import (
+    SETTING_CHARS,
+    Block,
+    Column,
+    ColumnOf,
+    Line,
+    Listing,
+    Table,
+    make_table,
+)
+from raybench.report.documents import Document
+from raybench.report.plain_text import counted, span
 from raybench.results.run import Run
 
-_MEASURED = "step ms", "±", "from", "to", "comm", "efficiency"
 _COLUMNS = (
     "step: what it would take, between from and to in 19 of 20 cases; ±: half of that, in percent. "
     "comm: how many ms communication adds. efficiency: speed-up over {base}, by the ratio of their "
@@ -29,8 +39,10 @@ _INTERVAL = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """The predictions of a run. source: where the cost of communication was got.
+class Forecast(Document):
+    """The predictions of a run: a document (see `raybench.report.documents`).
+
+    source: a sentence that says where the cost of communication comes from.
 
     left_out: why, of each series of which nothing is predicted.
     """
@@ -51,7 +63,7 @@ class Forecast:
     def title(self) -> str:
         """Name the run that everything is from."""
         measured = self.predictions[0].measured
-        return f"{formatting.title(self.run)}, {plain(measured['device_name'])}"
+        return f"{formatting.title(self.run)}, {measured['device_name']}"
 
     @property
     def headline(self) -> str:
@@ -76,24 +88,29 @@ class Forecast:
         """Make the table: a line for each point and number of devices."""
         rows = [replace(one.measured, world_size=one.world_size) for one in self.predictions]
         names = varying(rows, always=("precision", "world_size"), params_first=True)
-        headings = tuple(formatting.heading(name) for name in names)
-        return Table(
-            columns=(*headings, *_MEASURED),
-            settings=len(names),
-            rows=tuple(
-                (
-                    *(formatting.setting(name, setting(row, name)) for name in names),
-                    formatting.number(one.step_ms),
-                    f"{one.half_interval:.0%}",
-                    formatting.number(one.step_ms_low),
-                    formatting.number(one.step_ms_high),
-                    formatting.number(one.comm_exposed_ms),
-                    formatting.percent(one.efficiency),
-                )
-                for row, one in zip(rows, self.predictions, strict=True)
-            ),
-            texts=frozenset(headings),
-        )
+        settings: list[ColumnOf[Prediction]] = [
+            (
+                Column(
+                    title=formatting.heading(name),
+                    is_text=True,
+                    is_setting=True,
+                    min_chars=SETTING_CHARS,
+                ),
+                lambda one, name=name: formatting.setting(  # type: ignore[misc]
+                    name, setting(replace(one.measured, world_size=one.world_size), name)
+                ),
+            )
+            for name in names
+        ]
+        measured: list[ColumnOf[Prediction]] = [
+            (Column(title="step ms"), lambda one: formatting.number(one.step_ms)),
+            (Column(title="±"), lambda one: f"{one.half_interval:.0%}"),
+            (Column(title="from"), lambda one: formatting.number(one.step_ms_low)),
+            (Column(title="to"), lambda one: formatting.number(one.step_ms_high)),
+            (Column(title="comm"), lambda one: formatting.number(one.comm_exposed_ms)),
+            (Column(title="efficiency"), lambda one: formatting.percent(one.efficiency)),
+        ]
+        return make_table(self.predictions, [*settings, *measured])
 
     @property
     def assumptions(self) -> str:
@@ -118,9 +135,8 @@ class Forecast:
             )
         return f"Beyond {within}, which a node has here, that network carries all of it."
 
-    @property
     def blocks(self) -> Iterator[Block]:
-        """List what is said, in order."""
+        """Yield the answer, the table, and what it rests on."""
         yield Line(text=self.headline, tone="strong")
         yield self.table
         base = counted(self.predictions[0].base_world, self.ranks)
@@ -148,3 +164,32 @@ class Forecast:
                 f"At {counted(len(bound), 'point')} the device waits for the host: what was taken "
                 "for communication there may be Python, which more devices do not slow."
             )
+
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object.
+
+        run, assumptions, left_out (reasons), predictions: the settings of each point, its id and
+        measured_world_size, and what is predicted at its world_size.
+        """
+        return {
+            "run": asdict(self.run),
+            "assumptions": self.assumptions,
+            "left_out": list(self.left_out),
+            "predictions": [
+                {
+                    **{name: one.measured[name] for name in _OF_POINT},
+                    "measured_world_size": one.measured["world_size"],
+                    "baseline_world_size": one.base_world,
+                    "world_size": one.world_size,
+                    **{name: getattr(one, name) for name in _PREDICTED},
+                }
+                for one in self.predictions
+            ],
+        }
+
+
+_OF_POINT = ("point_id", "workload", "params", *EXECUTION, "batch_size", "device_name")
+_PREDICTED = (
+    *("step_ms", "step_ms_low", "step_ms_high", "comm_exposed_ms", "speed_up"),
+    *("efficiency", "efficiency_low", "efficiency_high"),
+)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
-from raybench.report.document import Block, Line
+from raybench.report.blocks import Block, Line
 from raybench.report.formatting import sentence
+from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
 from raybench.sweep.messages import command
 
@@ -32,10 +34,15 @@ class Answer:
     summary: Summary
     devices: pd.DataFrame
 
+    @cached_property
+    def report(self) -> RunReport:
+        """Return the report of the run."""
+        return RunReport(summary=self.summary)
+
     @property
     def lead(self) -> str:
-        """What the run found, in a sentence."""
-        return sentence(self.summary.lead or "no point was measured")
+        """Return what the run found, in a sentence."""
+        return sentence(self.report.lead or "no point was measured")
 
     @property
     def commands(self) -> list[tuple[str, str]]:

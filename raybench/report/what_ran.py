@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raybench.analysis.settings import setting, setting_order
 from raybench.job.point import setting_text
-from raybench.report import formatting, plain_text
+from raybench.report import formatting
+from raybench.report.plain_text import span
 from raybench.workloads.base import builtin_class, parameter_count
 from raybench.workloads.replicas import ddp_defaults
 from raybench.workloads.training.layout import layout_defaults
 
-Row = Any
+Row = Mapping[str, Any]
 
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 # Said with words of their own, or of no interest where they are as torch has them.
@@ -42,7 +43,7 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
     yield ", ".join(dict.fromkeys(_model(row) for row in rows))
     yield _span("", [_parameters(row) for row in rows], " parameters")
     yield ", ".join(
-        _OPTIMIZERS.get(name, plain_text.plain(name))
+        _OPTIMIZERS.get(name, str(name))
         # Where nothing is trained, no optimizer is at work.
         for name in _values(
             [row for row in rows if row["params"].get("mode") != "inference"], "optimizer"
@@ -74,7 +75,7 @@ def _model(row: Row) -> str:
     workload = str(row["workload"])
     built_in = builtin_class(workload)
     name = built_in.describe(row["params"]) if built_in else ""
-    return name or plain_text.plain(workload)
+    return name or workload
 
 
 def _parameters(row: Row) -> str:
@@ -96,7 +97,7 @@ def _others(rows: Sequence[Row]) -> Iterator[str]:
             continue
         texts = [formatting.setting(name, value) for value in values]
         shown = _span("", texts) if is_number else _list("", texts)
-        yield f"{plain_text.plain(name)}={shown}"
+        yield f"{name!s}={shown}"
 
 
 def _values(rows: Sequence[Row], name: str) -> list[Any]:
@@ -105,7 +106,7 @@ def _values(rows: Sequence[Row], name: str) -> list[Any]:
 
 
 def _list(prefix: str, values: Sequence[Any]) -> str:
-    texts = [plain_text.plain(value) for value in values]
+    texts = [str(value) for value in values]
     more = len(texts) - _MOST_VALUES
     shown = texts if more <= 2 else [*texts[:_MOST_VALUES], f"and {more} more"]
     return prefix + ", ".join(shown) if shown else ""
@@ -116,4 +117,4 @@ def _span(prefix: str, texts: Sequence[str], suffix: str = "") -> str:
     known = list(dict.fromkeys(filter(None, texts)))
     if not known:
         return ""
-    return prefix + plain_text.span(known[0], known[-1]) + suffix
+    return prefix + span(known[0], known[-1]) + suffix

@@ -18,6 +18,8 @@ from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, Device, Measurement, Record, Repetition, Samples, Status
 from raybench.records.health import Finding, Link, Subject, Verdict
+from raybench.report.documents import format_document
+from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary, summarize
 from raybench.results.columns import to_row
 from raybench.results.point_row import PointRow, point_row
@@ -281,6 +283,22 @@ def make_summary(
     """What reports say of a run of these records."""
     devices = [to_row(make_device(index)) for index in range(device_count)]
     return summarize(run or make_run("run-a"), pd.DataFrame(devices), make_rows(records))
+
+
+def report_text(summary, kind="terminal", **layout):
+    """Write the report of a run in a format. layout: width and color."""
+    return format_document(RunReport(summary=summary), kind, **layout)
+
+
+def tables_of(summary, anchor="points"):
+    """Return the tables of a section; none where it does not apply."""
+    found = {section.anchor: tables for section, tables in RunReport(summary=summary).tables}
+    return found.get(anchor, [])
+
+
+def findings_of(summary):
+    """Return the lines of all findings by their titles."""
+    return {one.title: list(one.lines) for one in RunReport(summary=summary).listings}
 
 
 def make_test(**changes: Any) -> HealthTest:

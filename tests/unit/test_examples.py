@@ -18,11 +18,12 @@ from raybench.cli.page import format_page
 from raybench.cli.results import load_summary
 from raybench.health.charts import health_figures
 from raybench.health.page import format_page as format_health_page
-from raybench.health.text import format_markdown as format_health_markdown
+from raybench.health.text import HealthDocument
 from raybench.report.charts.data import ChartData
 from raybench.report.charts.grammar import draw_figure
 from raybench.report.charts.registry import draw_main_figure
-from raybench.report.text import markdown
+from raybench.report.documents import format_document
+from raybench.report.run_report import RunReport
 from raybench.results import reader
 
 REPOSITORY = Path(__file__).parents[2]
@@ -73,14 +74,15 @@ def marks(svg):
 
 @pytest.mark.parametrize("job", ["ddp_scaling", "collectives", "largest_batch", "gemm"])
 def test_the_committed_markdown_is_what_the_tables_say_today(job):
-    today = markdown.format_report(load_summary(RESULTS, RUNS[job]))
+    today = format_document(RunReport(summary=load_summary(RESULTS, RUNS[job])), "md")
     assert (REPORTS / f"{job}.md").read_text() == today, AGAIN
 
 
 def test_the_committed_health_check_is_what_the_tables_say_today():
     report = load_health(RESULTS, RUNS["health"])
     assert report is not None
-    assert (REPORTS / "health.md").read_text() == format_health_markdown(report), AGAIN
+    today = format_document(HealthDocument(report=report), "md")
+    assert (REPORTS / "health.md").read_text() == today, AGAIN
     drawn = draw_figure(health_figures(report)[0], "svg", below=report.machine)
     assert marks((REPORTS / "health.svg").read_text()) == marks(drawn.decode()), AGAIN
     today = format_health_page(report, reader.load(RESULTS, "devices", RUNS["health"]))

@@ -44,11 +44,13 @@ def test_every_run_that_is_named_is_committed_or_in_the_list_of_earlier_ones(pag
 
 def test_the_table_of_the_readme_is_that_of_its_run():
     from raybench.cli.results import load_summary
-    from raybench.report.text.markdown import format_report
+    from raybench.report.documents import format_document
+    from raybench.report.run_report import RunReport
 
     text = (REPOSITORY / "README.md").read_text()
     run_id = next(run for run in RUN_ID.findall(text) if run.startswith("ddp_scaling-"))
-    reported = format_report(load_summary(REPOSITORY / "results" / "examples", run_id)).splitlines()
+    summary = load_summary(REPOSITORY / "results" / "examples", run_id)
+    reported = format_document(RunReport(summary=summary), "md").splitlines()
     result = text.partition("## A real result")[2].partition("## How to read it")[0]
     shown = [line for line in result.splitlines() if line[:2] == "| "]
     assert len(shown) > 3

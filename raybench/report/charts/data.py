@@ -75,7 +75,7 @@ class ChartData:
 
 def rows_of(summary: Summary) -> list[Row]:
     """Return the latest attempt at each point of a run, with what was derived from it."""
-    return list(summary.scaling)
+    return list(summary.rows)
 
 
 def in_order(rows: Sequence[Row], last: Collection[str] = ()) -> list[Row]:

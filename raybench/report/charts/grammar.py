@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from raybench.report.plain_text import printable
+
 Spec = dict[str, Any]
 Mark = dict[str, Any]
 
@@ -442,7 +444,7 @@ def draw(panel: Panel, name: str) -> str:
         autosize={"type": "fit", "contains": "padding"},
         layer=list(panel.layers),
     )
-    label = html.escape(name)
+    label = html.escape(printable(name))
     return _svg(spec).replace('class="marks"', f'class="chart" role="img" aria-label="{label}"', 1)
 
 
@@ -506,7 +508,9 @@ def _with_config(**spec: Any) -> Spec:
 def _svg(spec: Spec) -> str:
     import vl_convert
 
-    return _NOISE.sub("", str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)))
+    svg = _NOISE.sub("", str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)))
+    # No character of the results turns the direction of writing.
+    return "\n".join(map(printable, svg.split("\n")))
 
 
 def _layer(values: Sequence[Mapping[str, Any]], mark: Spec, **encoding: Spec) -> Spec:

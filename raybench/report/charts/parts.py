@@ -16,7 +16,7 @@ from raybench.report.charts.data import (
 from raybench.report.charts.grammar import MOST_BARS, Figure, Mark, Table, axis, bar_panels
 from raybench.report.charts.ranking import bar_names
 from raybench.report.charts.registry import Chart
-from raybench.report.findings import CAUSES
+from raybench.report.insights import CAUSES
 from raybench.report.tables import has_no_breakdown
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 

@@ -9,7 +9,7 @@ from raybench.report import formatting
 from raybench.report.charts.data import ChartData, Row, lines_over, point_name
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Panel, Spec, axis, bar_panels
 from raybench.report.charts.registry import Chart
-from raybench.report.headline import SIZE, datasheet_gb_s, size_of
+from raybench.report.insights import SIZE, datasheet_gb_s, size_of
 
 # Small messages are often replayed from a graph and large ones not: one line all the same.
 _OVER = (SIZE, *OPTIONAL)

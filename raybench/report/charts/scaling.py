@@ -8,7 +8,7 @@ from raybench.report import formatting
 from raybench.report.charts.data import ChartData, Row, lines_over
 from raybench.report.charts.grammar import Figure, Mark, Spec, axis
 from raybench.report.charts.registry import Chart
-from raybench.report.findings import plus_minus
+from raybench.report.insights import plus_minus
 
 # Room for the numbers beside the last points.
 _ROOM = 34

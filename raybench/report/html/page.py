@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import resources
+from itertools import takewhile
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from raybench.report import document, formatting, plain_text
+from raybench.report import blocks, formatting, plain_text
+from raybench.report.blocks import HOW_TO_ADD_ROUNDS
 from raybench.report.charts.data import ChartData
 from raybench.report.charts.grammar import Figure, Panel, Table, draw
 from raybench.report.charts.registry import main_figure, other_figures, why_no_figure
-from raybench.report.document import HOW_TO_ADD_ROUNDS
 from raybench.report.html.points import point_table
-from raybench.report.key_figures import key_figures
+from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
 from raybench.report.what_ran import what_ran
 
@@ -34,14 +35,17 @@ _VERSIONS = {"torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driv
 def format_page(data: ChartData) -> str:
     """Write the whole page of a run."""
     summary = data.summary
+    report = RunReport(summary=summary)
+    points = point_table(data.rows, data.others if data.against else None, summary)
     first = main_figure(data)
     shared = {row["point_id"] for row in data.rows} & {row["point_id"] for row in data.others}
     return render(
         "page.html",
         summary=summary,
+        report=report,
         run=summary.run,
-        title=plain_text.plain(summary.run.job_name),
-        lead=formatting.sentence(summary.lead) if summary.lead else "",
+        title=summary.run.job_name,
+        lead=formatting.sentence(report.lead) if report.lead else "",
         how_to_add_rounds=HOW_TO_ADD_ROUNDS,
         versions=[
             (label, summary.versions[name])
@@ -51,18 +55,14 @@ def format_page(data: ChartData) -> str:
         against=data.against,
         shares_points=bool(shared),
         trained=what_ran(data.rows, summary.ranks),
-        key_figures=key_figures(summary, data.rows),
+        key_figures=report.key_figures,
         first=first,
         why_none=why_no_figure(summary),
         figures=other_figures(data, first),
-        points=point_table(
-            data.rows, data.others, summary, data.against.run.run_id if data.against else ""
-        ),
-        marks=formatting.MARKS,
-        uneven=plain_tables(summary.uneven_tables),
-        scopes=plain_tables(summary.scope_tables),
-        ranks=plain_tables(summary.rank_tables),
-        regions=plain_tables(summary.region_tables),
+        points=points,
+        meanings=[(one.title, _capital(one.meaning)) for one in points.columns if one.meaning],
+        # The points have a table of their own, which can be sorted.
+        sections_with_tables=[one for one in report.tables if one[0].anchor != "points"],
         facts=[(name, text) for name, text in facts(summary) if text],
         devices=device_table(data.devices),
         job_lines=plain_text.plain_lines(summary.run.job_text),
@@ -88,12 +88,17 @@ def render(template: str, **values: Any) -> str:
     return page
 
 
-def plain_tables(tables: Sequence[document.Table]) -> list[tuple[str, Table]]:
-    """List each table under what its points have in common."""
-    return [
-        (one.title, Table(columns=one.columns, rows=one.rows, texts=one.settings + 1))
-        for one in tables
-    ]
+def _texts(table: blocks.Table | Table) -> int:
+    """Count the columns of text that a table begins with, at most 9."""
+    if isinstance(table, Table):
+        return min(table.texts, 9)
+    found = takewhile(lambda column: column.is_text, table.columns)
+    return min(len(list(found)), 9)
+
+
+def _capital(text: str) -> str:
+    """Return a sentence of a text that has neither capital nor full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _draw(panel: Panel, figure: Figure) -> Markup:
@@ -102,7 +107,7 @@ def _draw(panel: Panel, figure: Figure) -> Markup:
 
 def _finish(value: Any) -> Any:
     """No character of the results turns the direction of writing."""
-    return value if isinstance(value, Markup) else plain_text.printable(str(value))
+    return value if isinstance(value, Markup) else plain_text.one_line(str(value))
 
 
 def _environment() -> Environment:
@@ -114,7 +119,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["draw"] = _draw
+    environment.filters |= {"draw": _draw, "texts": _texts, "capital": _capital}
     return environment
 
 
@@ -151,11 +156,11 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "took", formatting.course(run)
     yield "points", summary.counts
     yield "machine", summary.machine
-    yield "cluster", plain_text.plain(run.cluster)
-    yield "driver ran on", plain_text.plain(run.host)
-    yield "command", plain_text.plain(" ".join(run.argv))
+    yield "cluster", run.cluster
+    yield "driver ran on", run.host
+    yield "command", " ".join(run.argv)
     yield "versions", formatting.versions(summary.versions)
-    yield "git commit", plain_text.plain(run.git_commit or "")
+    yield "git commit", run.git_commit or ""
     yield "variables", formatting.settings(run.environment)
     yield "tags", formatting.settings(run.tags)
     yield "in all points", formatting.settings(summary.shared)
@@ -176,4 +181,4 @@ def _cell(name: str, value: object) -> str:
         return ""
     if name.endswith("_bytes"):
         return formatting.size(float(str(value)))
-    return f"{value:g}" if isinstance(value, float) else plain_text.plain(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

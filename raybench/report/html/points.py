@@ -2,177 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from raybench.analysis.rows import RATES, SCALING, value_of, workload_metrics
 from raybench.analysis.settings import is_numeric, setting, varying
 from raybench.records.metric import Metric
-from raybench.report import formatting, plain_text
+from raybench.report import formatting
+from raybench.report.blocks import (
+    MARKS_TITLE,
+    Cell,
+    Column,
+    ColumnOf,
+    Table,
+    make_table,
+    metric_column,
+)
 from raybench.report.charts.data import Row, in_order
 from raybench.report.charts.scaling import speed_up_words
-from raybench.report.document import MARK_COLUMN
+from raybench.report.plain_text import shorten
 from raybench.report.summary import Summary
-from raybench.report.tables import STEP_MEANING, marks, meaning
+from raybench.report.tables import STEP_MEANING, marks
 
-# Of the columns that only this table has, or has with more than their value.
-_MEANINGS = {
-    "±": "Half of the 95 % interval of the step time, relative to it.",
-    MARK_COLUMN: "What makes the number doubtful; a letter each.",
-    "other step": "Step time in the run that this one is laid over.",
-    "change": "Step time of this run over that of the other, less 1, ± half of the 95 % interval "
-    "of these two starts. `raybench compare` tells chance from change.",
-    "speed-up": "samples/s over those of the baseline point, ± half of the 95 % interval.",
-}
+_HINT_CHARS = 300
+_EMPTY = Cell(text="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A cell of the table.
+def point_table(rows: Sequence[Row], against: Sequence[Row] | None, summary: Summary) -> Table:
+    """Return a line per point, with hints and values to sort by.
 
-    text: what is seen. value: what it is sorted by where the text is no plain number. hint: what it
-    means.
+    against: the points of the run that this one is laid over, whose steps stand beside its own;
+    None where there is no such run.
     """
-
-    text: str
-    value: str = ""
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """is_setting: it can be chosen by its values."""
-
-    title: str
-    is_setting: bool = False
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointTable:
-    """The table of all points.
-
-    texts: how many columns, from the first, are aligned as text. meanings: of its columns and
-    marks.
-    """
-
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
-    texts: int
-    meanings: Sequence[tuple[str, str]]
-
-
-def point_table(
-    rows: Sequence[Row], others: Sequence[Row], summary: Summary, against: str = ""
-) -> PointTable:
-    """Return the table of `rows`; others: the points of the run `against`, under theirs."""
     own = in_order(rows)
-    by_id = {row["point_id"]: row for row in others}
+    others = {row["point_id"]: row for row in against or ()}
     names = varying(own) or ["precision"]
-    words = [name for name in names if not is_numeric(own, name)]
-    numbers = [name for name in names if is_numeric(own, name)]
     metrics = tuple(dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(own))))
-    measured = _measurements(own, by_id, against, metrics)
-    meanings = _meanings(metrics, summary) | _MEANINGS
-    meanings["±"] = f"{meanings['±']} {summary.plus_minus}".rstrip()
-    meanings["step"] = STEP_MEANING
-    kept = [(title, cells) for title, cells in measured if any(cell.text for cell in cells)]
-    settings = [(name, [_setting(row, name) for row in own]) for name in (*words, *numbers)]
-    cells = zip(*(cells for _, cells in [*settings, *kept]), strict=True)
-    found = {letter for row in own for letter in marks(row)}
-    titles = [title for title, _ in kept]
-    return PointTable(
-        columns=[
-            Column(title="point", hint="For `raybench show RUN POINT`."),
-            *(
-                Column(
-                    title=summary.ranks if name == "world_size" else formatting.heading(name),
-                    is_setting=True,
-                )
-                for name, _ in settings
+    columns: list[ColumnOf[Row]] = [
+        (
+            Column(title="point", is_text=True, meaning="for `raybench show RUN POINT`"),
+            lambda row: str(row["point_id"]),
+        ),
+        *(
+            _setting_column(own, name, summary.ranks)
+            for name in sorted(names, key=lambda name: is_numeric(own, name))
+        ),
+        (Column(title="step", meaning=STEP_MEANING), _step),
+        *(_columns_against(others) if against is not None else []),
+        (
+            Column(
+                title="±",
+                meaning="half of the 95 % interval of the step time, relative to it. "
+                + summary.plus_minus.removesuffix("."),
             ),
-            *(Column(title=title, hint=meanings[title]) for title in titles),
-        ],
-        rows=[
-            [Cell(text=str(row["point_id"])), *line] for row, line in zip(own, cells, strict=True)
-        ]
-        if own
-        else [],
-        texts=1 + len(words),
-        meanings=[
-            *((title, meanings[title]) for title in titles),
-            *((mark, text + ".") for mark, text in formatting.MARKS.items() if mark in found),
-        ],
+            _half_width,
+        ),
+        (
+            Column(
+                title=MARKS_TITLE,
+                is_text=False,
+                meaning="what makes the number doubtful: " + summary.layout.marks,
+            ),
+            _marks,
+        ),
+        *(_metric_column(metric, summary.layout.words) for metric in metrics),
+    ]
+    return make_table(own, columns)
+
+
+def _setting_column(rows: Sequence[Row], name: str, ranks: str) -> ColumnOf[Row]:
+    column = Column(
+        title=ranks if name == "world_size" else formatting.heading(name),
+        is_text=not is_numeric(rows, name),
+        is_setting=True,
     )
 
+    def cell(row: Row) -> Cell:
+        value = setting(row, name)
+        text = "" if value is None else formatting.setting(name, value)
+        return Cell(text=text, sort=str(value) if name.endswith("_bytes") else "")
 
-def _meanings(metrics: Sequence[Metric], summary: Summary) -> dict[str, str]:
-    """Say in a sentence what each metric is, by its heading."""
-    words = {"ranks": summary.ranks, "baseline": formatting.settings(summary.run.baseline)}
-    given = {_heading(metric): meaning(metric, words) for metric in metrics}
-    return {heading: f"{text[:1].upper()}{text[1:]}." for heading, text in given.items()}
-
-
-def _heading(metric: Metric) -> str:
-    return formatting.metric_heading(metric, formatting.MILLISECONDS)
+    return column, cell
 
 
-def _setting(row: Row, name: str) -> Cell:
-    value = setting(row, name)
-    text = "" if value is None else formatting.setting(name, value)
-    return Cell(text=text, value=str(value) if name.endswith("_bytes") else "")
+def _columns_against(others: Mapping[str, Row]) -> list[ColumnOf[Row]]:
+    """Return the columns of a run that this one is laid over."""
 
+    def other_step(row: Row) -> Cell:
+        other = others.get(row["point_id"])
+        return _EMPTY if other is None else _step(other)
 
-def _measurements(
-    rows: Sequence[Row], others: Mapping[str, Row], against: str, metrics: Sequence[Metric]
-) -> list[tuple[str, list[Cell]]]:
-    columns: list[tuple[str, Callable[[Row], Cell]]] = [
-        ("step", _step),
-        ("±", _unsure),
-        (MARK_COLUMN, _marks),
-        *((_heading(metric), _metric_cell(metric)) for metric in metrics),
+    def change(row: Row) -> Cell:
+        other = others.get(row["point_id"])
+        if other is None or not all(
+            formatting.has_value(one["step_ms_p50"]) for one in (other, row)
+        ):
+            return _EMPTY
+        share = float(row["step_ms_p50"] / other["step_ms_p50"] - 1)
+        return Cell(text=f"{share:+.1%}", sort=f"{share:.6g}")
+
+    return [
+        (
+            Column(title="other step", meaning="step time in the run that this one is laid over"),
+            other_step,
+        ),
+        (
+            Column(
+                title="change",
+                meaning="step time of this run over that of the other, less 1. `raybench compare` "
+                "tells chance from change",
+            ),
+            change,
+        ),
     ]
-    if against:
-        columns[2:2] = [
-            ("other step", lambda row: _step(others.get(row["point_id"]))),
-            ("change", lambda row: _change(others.get(row["point_id"]), row)),
-        ]
-    return [(title, [cell(row) for row in rows]) for title, cell in columns]
 
 
-_NONE = Cell(text="")
-
-
-def _step(row: Row | None) -> Cell:
-    if row is None:
-        return _NONE
+def _step(row: Row) -> Cell:
     if row["status"] != "ok":
         reason = row["error_message"]
-        hint = (
-            plain_text.shorten(plain_text.plain(reason), 300)
-            if formatting.has_value(reason)
-            else ""
-        )
+        hint = shorten(str(reason), _HINT_CHARS) if formatting.has_value(reason) else ""
         return Cell(text=formatting.STATUS_WORDS[row["status"]], hint=hint)
     time_ms = row["step_ms_p50"]
     if not formatting.has_value(time_ms):
-        return _NONE
-    return Cell(text=formatting.duration(time_ms), value=f"{time_ms:.6g}")
+        return _EMPTY
+    return Cell(text=formatting.duration(time_ms), sort=f"{time_ms:.6g}")
 
 
-def _unsure(row: Row) -> Cell:
+def _half_width(row: Row) -> Cell:
     share = formatting.step_uncertainty(row)
     if share is None:
-        return _NONE
-    return Cell(text=formatting.half_width(share), value=f"{share:.4g}")
-
-
-def _change(other: Row | None, row: Row) -> Cell:
-    """Of the step time, since the other run: this one over it, less 1."""
-    if other is None or not all(formatting.has_value(one["step_ms_p50"]) for one in (other, row)):
-        return _NONE
-    change = float(row["step_ms_p50"] / other["step_ms_p50"] - 1)
-    return Cell(text=f"{change:+.1%}", value=f"{change:.6g}")
+        return _EMPTY
+    return Cell(text=formatting.half_width(share), sort=f"{share:.4g}")
 
 
 def _marks(row: Row) -> Cell:
@@ -180,22 +139,22 @@ def _marks(row: Row) -> Cell:
     return Cell(text=found, hint="; ".join(formatting.MARKS[mark] for mark in found))
 
 
-def _metric_cell(metric: Metric) -> Callable[[Row], Cell]:
-    """Make the cells of a metric; a share is sorted by more digits than it shows."""
-    if metric.name == "speed_up":
-        return _speed_up
+def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[Row]:
+    """Return the column of a metric; a share is sorted by more digits than it shows."""
     whole = {"share": 1.0, "percent": 100.0}.get(metric.format)
 
     def cell(row: Row) -> Cell:
         value = value_of(row, metric)
         text = formatting.metric(metric, value)
-        return Cell(text=text, value=f"{value / whole:.5g}" if text and whole else "")
+        return Cell(text=text, sort=f"{value / whole:.5g}" if text and whole else "")
 
-    return cell
+    is_speed_up = metric.name == "speed_up"
+    column = metric_column(metric, formatting.MILLISECONDS, words, None)
+    return column, _speed_up if is_speed_up else cell
 
 
 def _speed_up(row: Row) -> Cell:
     if not formatting.has_value(row["speed_up"]):
-        reason = plain_text.plain(row["why"]) if formatting.has_value(row["why"]) else ""
+        reason = str(row["why"]) if formatting.has_value(row["why"]) else ""
         return Cell(text="–" if reason else "", hint=reason)
-    return Cell(text=speed_up_words(row), value=f"{row['speed_up']:.6g}")
+    return Cell(text=speed_up_words(row), sort=f"{row['speed_up']:.6g}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from raybench.report.blocks import legend_paragraphs
 from raybench.report.charts.data import ChartData
 from raybench.report.charts.registry import main_figure, why_no_figure
-from raybench.report.html.page import plain_tables, render
-from raybench.report.key_figures import key_figures
+from raybench.report.html.page import render
 from raybench.report.tour import NOTE, Answer
 from raybench.report.what_ran import what_ran
 
@@ -28,15 +28,17 @@ def format_page(answers: Sequence[Answer]) -> str:
 def _section(answer: Answer) -> dict[str, Any]:
     summary = answer.summary
     data = ChartData(summary=summary, devices=answer.devices)
+    found = dict((section.anchor, tables) for section, tables in answer.report.tables)
+    tables = found.get("points", [])
     return {
         "anchor": answer.template,
         "question": answer.question,
         "lead": answer.lead,
         "trained": what_ran(data.rows, summary.ranks),
-        "key_figures": key_figures(summary, data.rows),
+        "key_figures": answer.report.key_figures,
         "figure": main_figure(data),
         "why_none": why_no_figure(summary),
-        "tables": plain_tables(summary.tables),
-        "explanations": summary.explain(summary.tables),
+        "tables": tables,
+        "explanations": list(legend_paragraphs(tables)),
         "commands": answer.commands,
     }

@@ -1,72 +1,65 @@
-"""Reports as GitHub-flavoured Markdown. Text from the results is escaped."""
+"""Blocks as GitHub-flavoured Markdown. Text from the results is escaped."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
-from raybench.report import formatting, plain_text
-from raybench.report.document import Block, Line, Listing, Messages, Table
-
-if TYPE_CHECKING:
-    from raybench.report.summary import Summary
+from raybench.report.blocks import (
+    Block,
+    Legend,
+    Line,
+    Listing,
+    Messages,
+    Table,
+    legend_paragraphs,
+    text_of,
+)
+from raybench.report.plain_text import plain
 
 # What Markdown or HTML could take for markup, anywhere in a line.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@$])")
 _BACKTICKS = re.compile(r"`+")
-_TONES = {"strong": "**{}**", "alarm": "> **{}**"}
+_TONES = {"strong": "**{}**", "good": "**{}**", "alarm": "> **{}**"}
 
 
-def format_report(summary: Summary) -> str:
-    """Write the scaling report, to be read in a pull request."""
-    run = summary.run
-    lost, shared = formatting.some(summary.lost_nodes), formatting.settings(summary.shared)
-    blocks = [
-        f"## {escape(run.job_name)}",
-        *([f"**{escape(formatting.sentence(summary.lead))}**"] if summary.lead else []),
-        f"Run {code(run.run_id)}, {summary.course}; {summary.counts}.  \n"
-        f"{escape(summary.machine)}.  \n{escape(formatting.versions(summary.versions))}",
-        *([f"Nodes lost: {code(lost)}"] if lost else []),
-        *([f"In all points: {code(shared)}"] if shared else []),
-        *lay_out(summary.body(summary.all_tables)),
-        *([escape(f"{summary.more_rounds.sentence}.")] if summary.more_rounds else []),
-    ]
-    return join(blocks)
+def render(title: str, blocks: Iterable[Block]) -> str:
+    """Return the blocks below a heading."""
+    return "\n\n".join([f"## {escape(title)}", *_parts(blocks)]) + "\n"
 
 
-def join(blocks: Iterable[str]) -> str:
-    """Write blocks as one text."""
-    return "\n\n".join(blocks) + "\n"
-
-
-def lay_out(blocks: Iterable[Block]) -> Iterator[str]:
-    """Write each block of a report."""
+def _parts(blocks: Iterable[Block]) -> Iterator[str]:
+    """Yield a paragraph, a list or a table for each block."""
+    tables: list[Table] = []
     for block in blocks:
         match block:
             case Line():
                 yield _TONES.get(block.tone, "{}").format(escape(block.text))
             case Listing():
                 quote = code if block.is_quoted else escape
-                items = [f"* {escape(what)}: {quote(text)}" for what, text in block.lines]
-                yield f"**{escape(block.title)}**"
+                if block.title:
+                    yield f"**{escape(block.title)}**"
+                items = [f"* {escape(name)}: {quote(text)}" for name, text in block.lines]
                 yield "\n".join(items) or escape(block.otherwise)
             case Messages():
                 yield f"**{escape(block.title)}**"
-                yield "\n".join(f"* {lead}{code(text)}" for lead, text in block.lines)
+                yield "\n".join(f"* {count}{code(text)}" for count, text in block.lines)
                 yield from [block.rest] if block.rest else []
             case Table():
+                tables.append(block)
                 yield from _table(block)
+            case Legend():
+                yield from map(escape, legend_paragraphs(tables))
 
 
 def escape(text: str) -> str:
-    """Text that shows as it is."""
-    return _SPECIAL.sub(r"\\\1", plain_text.plain(text))
+    """Return the text such that Markdown shows it as it is, on one line."""
+    return _SPECIAL.sub(r"\\\1", plain(text))
 
 
 def code(text: str) -> str:
-    """Text as a code span: there, no mention or issue number turns into a link either."""
-    one_line = plain_text.plain(text)
+    """Return the text as a code span, in which no mention or issue number becomes a link."""
+    one_line = plain(text)
     longest = max((len(run) for run in _BACKTICKS.findall(one_line)), default=0)
     fence = "`" * (longest + 1)
     pad = " " if one_line.startswith("`") or one_line.endswith("`") else ""
@@ -74,12 +67,12 @@ def code(text: str) -> str:
 
 
 def _table(table: Table) -> Iterator[str]:
-    if table.workload or table.kind:
-        yield "### " + ": ".join(filter(None, (escape(table.workload), escape(table.kind))))
-    if table.params:
-        yield code(table.params_words)
-    aligned = [":---" if column in table.texts else "---:" for column in table.columns]
-    rows = [_row(map(escape, row)) for row in (table.columns, *table.rows)]
+    if table.subject or table.kind:
+        yield "### " + ": ".join(filter(None, (escape(table.subject), escape(table.kind))))
+    if table.settings:
+        yield code(table.settings)
+    aligned = [":---" if column.is_text else "---:" for column in table.columns]
+    rows = [_row(escape(text_of(cell)) for cell in row) for row in (table.titles, *table.rows)]
     yield "\n".join([rows[0], _row(aligned), *rows[1:]])
 
 

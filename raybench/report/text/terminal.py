@@ -1,6 +1,6 @@
-"""Text for a terminal: its parts, and reports laid out of them.
+"""Blocks as text for a terminal.
 
-What comes from the results is never taken for markup, and no character of it controls the terminal.
+Text from the results is never taken for markup, and no character of it controls the terminal.
 """
 
 from __future__ import annotations
@@ -8,185 +8,52 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from raybench.report import formatting
-from raybench.report.document import (
-    HOW_TO_ADD_ROUNDS,
+from raybench.report.blocks import (
     Block,
+    Cell,
+    Column,
+    Legend,
     Line,
     Listing,
     Messages,
     Table,
+    Tone,
+    legend_paragraphs,
+    text_of,
 )
-from raybench.report.plain_text import printable
-
-if TYPE_CHECKING:
-    from raybench.report.summary import Summary
+from raybench.report.plain_text import one_line, printable
 
 WIDTH = 80
-# Longer lines of a text are hard to read; tables may be wider.
-_PROSE = 100
-# Names that take more of the width than this stand above what is said of them.
+# Longer lines of prose are hard to read; tables may be wider.
+_PROSE_WIDTH = 100
+# Where names take more than this share of the width, their texts stand below them.
 _WIDEST_NAMES = 0.45
-# Settings are not folded below this: `world_size` stays whole.
-SETTING_CHARS = 10
+_GAP = 2
+_STYLES: dict[Tone, str] = {
+    "plain": "",
+    "strong": "bold",
+    "aside": "dim",
+    "advice": "yellow",
+    "alarm": "bold red",
+    "good": "bold green",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """folds_to: how narrow its text may be folded where the table is too wide; None: not at all."""
-
-    name: str
-    folds_to: int | None = None
-    side: Literal["left", "right"] = "left"
+def render(blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False) -> str:
+    """Return the blocks as text; without colour it has no escape sequence."""
+    return render_parts(_parts(blocks, width), width, color)
 
 
-def line(text: str, style: str = "") -> Text:
-    """Make a paragraph of a text."""
-    return Text(printable(text), style=style)
-
-
-def whole(text: str, style: str = "") -> Text:
-    """Make a line that is never folded, so that a path or a command can be copied."""
-    return Text(printable(text), style=style, no_wrap=True)
-
-
-def grid(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
-) -> RichTable:
-    """Make a table whose figures are never cut: its `min_width` is what it must have.
-
-    styles: of each row; none where they are all plain.
-    """
-    least = _least(columns, rows)
-    table = RichTable(
-        box=None,
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
-        header_style="bold",
-        min_width=sum(least) + 2 * (len(least) - 1),
-    )
-    for column, size in zip(columns, least, strict=True):
-        name = printable(column.name)
-        table.add_column(
-            Text(name) if column.folds_to is None else _Head(name),
-            justify=column.side,
-            overflow="fold",
-            no_wrap=column.folds_to is None,
-            min_width=size,
-        )
-    lines = [[printable(cell) for cell in row] for row in rows]
-    for style, block in _in_blocks(lines, styles or [""] * len(lines), least):
-        table.add_row(*(Text("\n".join(cells)) for cells in zip(*block, strict=True)), style=style)
-    return table
-
-
-def min_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """How wide a table is at least."""
-    return sum(_least(columns, rows)) + 2 * (len(columns) - 1)
-
-
-def _least(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
-    """How wide each column is at least."""
-    longest = [max(map(len, cells)) for cells in zip([c.name for c in columns], *rows, strict=True)]
-    return [
-        size
-        if column.folds_to is None
-        else min(size, max(column.folds_to, *map(len, _parts(column.name))))
-        for column, size in zip(columns, longest, strict=True)
-    ]
-
-
-def _parts(name: str) -> list[str]:
-    """`activation_checkpointing` as `activation_`, `checkpointing`."""
-    return re.findall(r"[^_\s]*_+|[^_\s]+", name) or [name]
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """The head of a column that may be folded: between its words, never within one."""
-
-    name: str
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(max(map(len, _parts(self.name))), len(self.name))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = [""]
-        for part in re.findall(r"[^_\s]*_+|[^_\s]+\s*|\s+", self.name):
-            if lines[-1] and len(lines[-1]) + len(part.rstrip()) > options.max_width:
-                lines.append("")
-            lines[-1] += part
-        yield Text("\n".join(text.rstrip() for text in lines))
-
-
-def _in_blocks(
-    lines: Sequence[list[str]], styles: Sequence[str], least: Sequence[int]
-) -> Iterator[tuple[str, list[list[str]]]]:
-    """(style, lines): those that follow each other in one style and are never folded, together.
-
-    As one row of the table they look the same, and are drawn several times as fast.
-    """
-
-    def kind(styled: tuple[str, list[str]]) -> tuple[str, bool]:
-        fits = (cell_len(cell) <= size for cell, size in zip(styled[1], least, strict=True))
-        return styled[0], all(fits)
-
-    for (style, is_whole), found in groupby(zip(styles, lines, strict=True), kind):
-        block = [line for _, line in found]
-        yield from [(style, block)] if is_whole else [(style, [line]) for line in block]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pairs:
-    """Names and what is said of each: folded beside the name, or below it where names are long."""
-
-    lines: Sequence[tuple[str, str]]
-    side: Literal["left", "right"]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        longest = max((cell_len(name) for name, _ in self.lines), default=0)
-        if longest > _WIDEST_NAMES * options.max_width:
-            for name, text in self.lines:
-                yield Text(name)
-                yield Padding(Text(text, overflow="fold"), (0, 0, 0, 2))
-            return
-        table = RichTable.grid(padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True, justify=self.side)
-        table.add_column(overflow="fold")
-        for name, text in self.lines:
-            table.add_row(Text(name), Text(text))
-        yield table
-
-
-def pairs(
-    lines: Iterable[tuple[str, str]], side: Literal["left", "right"] = "left"
-) -> RenderableType:
-    """Names and what is said of each."""
-    return _Pairs([(printable(name), printable(text)) for name, text in lines], side)
-
-
-def hanging(lead: str, text: str) -> RichTable:
-    """Text that is folded beside what leads it."""
-    table = RichTable.grid()
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row(Text(lead), Text(printable(text)))
-    return table
-
-
-def render(parts: Iterable[RenderableType], width: int, color: bool) -> str:
-    """Without colour no escape sequence at all; blanks at the ends of lines are dropped."""
+def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> str:
+    """Return what rich draws of these parts, without blanks at the ends of lines."""
     target = io.StringIO()
     console = Console(
         file=target,
@@ -197,99 +64,172 @@ def render(parts: Iterable[RenderableType], width: int, color: bool) -> str:
         legacy_windows=False,
     )
     for part in parts:
-        if isinstance(part, RichTable) and (part.min_width or 0) > width:
-            # Lines that the terminal wraps are read more easily than figures that are cut.
-            part.width = part.min_width
         is_whole = isinstance(part, Text) and bool(part.no_wrap)
-        # Of the tables, those of `hanging` are a text.
-        is_wide = isinstance(part, RichTable) and part.min_width is not None
-        most = None if is_wide or is_whole else min(width, _PROSE)
+        is_table = isinstance(part, RichTable) and part.min_width is not None
+        most = None if is_table or is_whole else min(width, _PROSE_WIDTH)
         console.print(part, width=most, crop=False, soft_wrap=is_whole)
     return "\n".join(text.rstrip() for text in target.getvalue().splitlines()) + "\n"
 
 
-_TONES = {"plain": "", "strong": "bold", "aside": "dim", "advice": "yellow", "alarm": "bold red"}
-# Of the rows of a table, by what stands in its column of verdicts.
-_VERDICTS = {"slower": "bold red", "faster": "bold green", "unclear": "yellow"}
-
-
-def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) -> str:
-    """Write the scaling report."""
-    tables = summary.all_tables
-    fitted = [narrow(table, width) for table in tables]
-    lost, shared = formatting.some(summary.lost_nodes), formatting.settings(summary.shared)
-    head = [
-        line(formatting.title(summary.run), "bold"),
-        *([line(formatting.sentence(summary.lead), "bold"), line("")] if summary.lead else []),
-        line(summary.machine),
-        line(f"{summary.course}; {summary.counts}"),
-        *([line(f"nodes lost: {lost}")] if lost else []),
-        line(formatting.versions(summary.versions)),
-        *([line(f"in all points: {shared}")] if shared else []),
-    ]
-    body = summary.body(fitted, _omissions(tables, fitted, width))
-    if summary.more_rounds:
-        more = f"{summary.more_rounds.sentence}: {HOW_TO_ADD_ROUNDS}"
-        body.append(Line(text=more, tone="aside", is_apart=True))
-    return render([*head, *lay_out(body)], width, color)
-
-
-def lay_out(blocks: Iterable[Block]) -> Iterator[RenderableType]:
-    """Make the parts of a text of each block of a report."""
-    for block in blocks:
-        if not isinstance(block, Line) or block.is_apart:
-            yield line("")
+def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
+    """Yield what rich draws of each block, and blank lines between them."""
+    shown: list[tuple[Table, list[str]]] = []
+    for place, block in enumerate(blocks):
+        if place and not isinstance(block, Legend) and getattr(block, "is_apart", True):
+            yield Text("")
         match block:
             case Line():
-                tone = _TONES[block.tone]
-                yield whole(block.text, tone) if block.is_whole else line(block.text, tone)
+                text = printable(block.text) if block.is_indented else one_line(block.text)
+                yield Text(text, style=_STYLES[block.tone], no_wrap=block.is_whole or None)
             case Listing():
-                side: Literal["left", "right"] = "left" if block.is_quoted else "right"
-                yield line(block.title, "bold")
-                yield pairs(block.lines, side) if block.lines else line(block.otherwise)
+                yield from _listing(block, width)
             case Messages():
-                yield line(block.title, "bold")
-                yield from [hanging(lead, text) for lead, text in block.lines]
-                yield from [line(block.rest)] if block.rest else []
+                yield from _messages(block)
             case Table():
-                if block.title:
-                    yield line(block.title, "bold")
-                styles = [_VERDICTS.get(row[-1], "") for row in block.rows]
-                is_judged = block.columns[-1] == "verdict"
-                yield grid(table_columns(block), block.rows, styles if is_judged else ())
+                fitted, left_out = fit(block, width)
+                shown.append((fitted, left_out))
+                yield from _titled(fitted.title)
+                yield _grid(fitted, width)
+            case Legend():
+                for paragraph in _legend(shown, width):
+                    yield from (Text(""), Text(one_line(paragraph), style="dim"))
 
 
-def narrow(table: Table, width: int) -> Table:
-    """Leave out of the table what it can do without, as far as it needs."""
-    for name in table.optional:
-        if min_width(table_columns(table), table.rows) <= width:
-            break
-        if name in table.columns:
-            table = table.without(name)
-    return table
+def _messages(block: Messages) -> Iterator[RenderableType]:
+    """Yield the title, then each message folded beside its count."""
+    yield from _titled(block.title)
+    for count, text in block.lines:
+        hanging = RichTable.grid()
+        hanging.add_column(no_wrap=True)
+        hanging.add_column(overflow="fold")
+        hanging.add_row(Text(count), Text(one_line(text)))
+        yield hanging
+    if block.rest:
+        yield Text(block.rest)
 
 
-def _omissions(tables: Sequence[Table], fitted: Sequence[Table], width: int) -> list[str]:
-    """Which columns had no room, and where they are."""
-    pairs_of = zip(tables, fitted, strict=True)
-    gone = dict.fromkeys(
-        n for all_, some in pairs_of for n in all_.columns if n not in some.columns
-    )
-    if not gone:
-        return []
-    return [
-        f"Left out to fit {width} columns: {', '.join(gone)}. A wider terminal, COLUMNS=120 or "
-        "`--format md` shows them."
-    ]
-
-
-def table_columns(table: Table) -> list[Column]:
-    """List the columns of a table: settings may be folded, texts stand to the left."""
-    return [
-        Column(
-            name,
-            folds_to=SETTING_CHARS if place < table.settings else None,
-            side="left" if name in table.texts else "right",
+def _legend(shown: Sequence[tuple[Table, list[str]]], width: int) -> Iterator[str]:
+    """Yield what the columns of the tables mean, and which columns had no room."""
+    yield from legend_paragraphs(table for table, _ in shown)
+    if left_out := dict.fromkeys(title for _, titles in shown for title in titles):
+        yield (
+            f"Left out to fit {width} columns: {', '.join(left_out)}. A wider terminal or "
+            "`--format md` shows them."
         )
-        for place, name in enumerate(table.columns)
-    ]
+
+
+def _titled(title: str) -> list[Text]:
+    return [Text(one_line(title), style="bold")] if title else []
+
+
+def _listing(block: Listing, width: int) -> Iterator[RenderableType]:
+    """Yield the title, then texts beside their names, or below them where names are long."""
+    yield from _titled(block.title)
+    lines = [(one_line(name), one_line(text)) for name, text in block.lines]
+    longest = max((cell_len(name) for name, _ in lines), default=0)
+    if not lines:
+        yield Text(one_line(block.otherwise))
+    elif longest > _WIDEST_NAMES * min(width, _PROSE_WIDTH):
+        for name, text in lines:
+            yield Text(name)
+            yield Padding(Text(text, overflow="fold"), (0, 0, 0, 2))
+    else:
+        table = RichTable.grid(padding=(0, _GAP, 0, 0))
+        table.add_column(no_wrap=True, justify="left" if block.is_quoted else "right")
+        table.add_column(overflow="fold")
+        for name, text in lines:
+            table.add_row(Text(name), Text(text))
+        yield table
+
+
+def fit(table: Table, width: int) -> tuple[Table, list[str]]:
+    """Return the table as far as it fits `width`, and the titles of the columns left out.
+
+    Columns with a `drop` go one by one; then comes the table that `narrower` names.
+    """
+    left_out = []
+    for column in sorted(
+        (one for one in table.columns if one.drop is not None), key=lambda one: one.drop or 0
+    ):
+        if _min_width(table) <= width:
+            break
+        table = table.without(column)
+        left_out.append(column.title)
+    if table.narrower is not None and _min_width(table) > width:
+        return fit(table.narrower, width)
+    return table, left_out
+
+
+def _min_width(table: Table) -> int:
+    return sum(_min_widths(table)) + _GAP * (len(table.columns) - 1)
+
+
+def _min_widths(table: Table) -> list[int]:
+    """Return the least width of each column: its longest cell, or less where it may be folded."""
+    cells = zip(*table.texts, strict=True) if table.rows else [()] * len(table.columns)
+    widths = []
+    for column, texts in zip(table.columns, cells, strict=True):
+        head = max(map(len, _head(column, texts)))
+        longest = max((cell_len(text) for text in texts), default=0)
+        least = longest if column.min_chars is None else min(longest, column.min_chars)
+        widths.append(max(head, least))
+    return widths
+
+
+def _head(column: Column, texts: Iterable[str]) -> list[str]:
+    """Return the lines of a column's head.
+
+    The head of a setting is folded between its words, `activation_` and `checkpointing`, where it
+    is wider than all cells.
+    """
+    title = one_line(column.title)
+    if column.min_chars is None:
+        return [title]
+    most = max((column.min_chars, *map(len, texts)))
+    lines = [""]
+    for part in re.findall(r"[^_\s]*_+|[^_\s]+\s*|\s+", title):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > most:
+            lines.append("")
+        lines[-1] += part
+    return [text.rstrip() for text in lines]
+
+
+def _grid(table: Table, width: int) -> RichTable:
+    """Return rich's table. Where it cannot fit, the terminal wraps its lines and cuts no figure."""
+    least = _min_widths(table)
+    min_width = sum(least) + _GAP * (len(least) - 1)
+    grid = RichTable(
+        box=None,
+        padding=(0, _GAP, 0, 0),
+        pad_edge=False,
+        header_style="bold",
+        min_width=min_width,
+        width=min_width if min_width > width else None,
+        show_header=any(table.titles),
+    )
+    cells = list(zip(*table.texts, strict=True)) or [()] * len(least)
+    for column, size, texts in zip(table.columns, least, cells, strict=True):
+        grid.add_column(
+            Text("\n".join(_head(column, texts))),
+            justify="left" if column.is_text else "right",
+            overflow="fold",
+            no_wrap=column.min_chars is None,
+            min_width=size,
+        )
+    # Rows that are never folded are drawn as one: it looks the same and is several times as fast.
+    for (style, is_short), rows in groupby(
+        table.rows, lambda row: (_style(row), _fits(row, least))
+    ):
+        for block in [list(rows)] if is_short else [[row] for row in rows]:
+            lines = zip(*([one_line(text_of(cell)) for cell in row] for row in block), strict=True)
+            grid.add_row(*(Text("\n".join(texts)) for texts in lines), style=style)
+    return grid
+
+
+def _style(row: Sequence[str | Cell]) -> str:
+    tones = (cell.tone for cell in row if isinstance(cell, Cell))
+    return next((_STYLES[tone] for tone in tones if tone != "plain"), "")
+
+
+def _fits(row: Sequence[str | Cell], widths: Sequence[int]) -> bool:
+    return all(cell_len(text_of(cell)) <= size for cell, size in zip(row, widths, strict=True))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from raybench.records import NO_COLLECTIVES, Breakdown, Measurement, Traffic
 from raybench.records.metric import Column
@@ -152,56 +152,82 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     if len(broken_down) < len(measurements):
         broken_down = []
     local_ms = _local_ms(broken_down)
-    straggler = find_straggler([b.local_ms for b in broken_down]) if local_ms else None
     slowest = local_ms.index(max(local_ms)) if local_ms else 0
     of_slowest = broken_down[slowest] if broken_down else Breakdown()
     gap_ms = _host_gap_ms(of_slowest)
-    exposed_ms = step_ms - max(local_ms) if local_ms else 0.0
-    error_ms = _straggler_error_ms(broken_down, straggler, measurements)
-    comm_ms = stats.median_of_smallest([b.comm_ms for b in broken_down]) if broken_down else None
-    device_ms = [b.device_ms for b in broken_down if b.device_ms is not None]
-    walls = [b.wall for b in broken_down if b.wall is not None]
-    if len(walls) < len(broken_down):
-        walls = []
-    copies_ms = [b.copies_ms for b in broken_down if b.copies_ms is not None]
+    is_bound = None
+    if gap_ms is not None:
+        is_bound = gap_ms > _HOST_BOUND_SHARE * median(chain(*of_slowest.local_ms))
     hooked_ms = _hook_ms(broken_down)
-    slowest_rank = (
-        _rank_that_stands_out(straggler, error_ms or 0.0, exposed_ms, step_ms)
-        if straggler
-        else _slowest_by_timed_steps(measurements, step_ms)
-    )
     return PartColumns(
-        slowest_rank=slowest_rank,
-        host_bound=(
-            None
-            if gap_ms is None
-            else gap_ms > _HOST_BOUND_SHARE * median(chain(*of_slowest.local_ms))
-        ),
+        host_bound=is_bound,
         local_step_ms=max(local_ms, default=None),
         compute_ms=_compute_ms(of_slowest, data_wait_ms(measurements[slowest : slowest + 1])),
-        comm_ms=comm_ms,
-        comm_exposed_ms=exposed_ms if local_ms and len(broken_down) > 1 else None,
-        straggler_ms=straggler.excess_ms if straggler else None,
-        straggler_error_ms=error_ms,
-        straggler_device_ms=_device_excess_ms(broken_down, straggler) if straggler else None,
-        late_in_turn_ms=late_in_turn_ms([b.local_ms for b in broken_down]) if straggler else None,
+        comm_exposed_ms=step_ms - max(local_ms) if local_ms and len(broken_down) > 1 else None,
         hooked_step_ms=hooked_ms,
-        local_step_drift_ms=_drift_ms([b.local_ms for b in broken_down]),
         wait_ms=_wait_ms(broken_down, step_ms),
         optimizer_ms=of_slowest.optimizer_ms,
         host_gap_ms=gap_ms,
-        local_step_ms_by_rank=tuple(local_ms) or None,
-        device_ms_by_rank=(
-            tuple(device_ms) if device_ms and len(device_ms) == len(broken_down) else None
-        ),
-        wall_unsynced_ms_by_rank=tuple(wall.unsynced_ms for wall in walls) or None,
-        wall_synced_ms_by_rank=tuple(wall.synced_ms for wall in walls) or None,
-        local_copy_ms=max(copies_ms, default=None),
-        comm_calls=_largest(broken_down, lambda one: one.calls),
-        comm_bytes=_largest(broken_down, lambda one: one.message_bytes),
-        comm_busbw_gb_s=_busbw_by_kind(broken_down) or _busbw_of_gradients(broken_down, comm_ms),
         methods=_methods(broken_down, hooked_ms, step_ms),
+        **_slowest_rank(measurements, broken_down, local_ms, step_ms),
+        **_times_by_rank(broken_down, local_ms),
+        **_communication(broken_down),
     )
+
+
+def _slowest_rank(
+    measurements: Sequence[Measurement],
+    broken_down: Sequence[Breakdown],
+    local_ms: Sequence[float],
+    step_ms: float,
+) -> dict[str, Any]:
+    """Return the columns on ranks that differ; by the timed steps where there are no local ones."""
+    blocks = [b.local_ms for b in broken_down]
+    straggler = find_straggler(blocks) if local_ms else None
+    drift = {"local_step_drift_ms": _drift_ms(blocks)}
+    if straggler is None:
+        return drift | {"slowest_rank": _slowest_by_timed_steps(measurements, step_ms)}
+    error_ms = _straggler_error_ms(broken_down, straggler, measurements)
+    return drift | {
+        "slowest_rank": _rank_that_stands_out(
+            straggler, error_ms, step_ms - max(local_ms), step_ms
+        ),
+        "straggler_ms": straggler.excess_ms,
+        "straggler_error_ms": error_ms,
+        "straggler_device_ms": _device_excess_ms(broken_down, straggler),
+        "late_in_turn_ms": late_in_turn_ms(blocks),
+    }
+
+
+def _times_by_rank(broken_down: Sequence[Breakdown], local_ms: Sequence[float]) -> dict[str, Any]:
+    """Return the columns that have a time for each rank; None where that of one is not known."""
+    device_ms = tuple(b.device_ms for b in broken_down if b.device_ms is not None)
+    is_whole = len(device_ms) == len(broken_down)
+    walls = [b.wall for b in broken_down if b.wall is not None]
+    if len(walls) < len(broken_down):
+        walls = []
+    return {
+        "local_step_ms_by_rank": tuple(local_ms) or None,
+        "device_ms_by_rank": device_ms
+        if device_ms and len(device_ms) == len(broken_down)
+        else None,
+        "wall_unsynced_ms_by_rank": tuple(wall.unsynced_ms for wall in walls) or None,
+        "wall_synced_ms_by_rank": tuple(wall.synced_ms for wall in walls) or None,
+    }
+
+
+def _communication(broken_down: Sequence[Breakdown]) -> dict[str, Any]:
+    """Return the columns on what a step sends, and how long that takes."""
+    # The shortest over ranks: the rank that comes last does not wait.
+    comm_ms = stats.median_of_smallest([b.comm_ms for b in broken_down]) if broken_down else None
+    copies_ms = [b.copies_ms for b in broken_down if b.copies_ms is not None]
+    return {
+        "comm_ms": comm_ms,
+        "local_copy_ms": max(copies_ms, default=None),
+        "comm_calls": _largest(broken_down, lambda one: one.calls),
+        "comm_bytes": _largest(broken_down, lambda one: one.message_bytes),
+        "comm_busbw_gb_s": _busbw_by_kind(broken_down) or _busbw_of_gradients(broken_down, comm_ms),
+    }
 
 
 def _local_ms(broken_down: Sequence[Breakdown]) -> list[float]:
@@ -228,16 +254,12 @@ def _host_gap_ms(breakdown: Breakdown) -> float | None:
 
 
 def _straggler_error_ms(
-    broken_down: Sequence[Breakdown],
-    straggler: Straggler | None,
-    measurements: Sequence[Measurement],
-) -> float | None:
+    broken_down: Sequence[Breakdown], straggler: Straggler, measurements: Sequence[Measurement]
+) -> float:
     """Return the standard error of the slowest rank's excess, in ms.
 
     Where the host is what is slow, at least what hosts scatter by themselves.
     """
-    if straggler is None:
-        return None
     device_ms = _device_excess_ms(broken_down, straggler)
     if device_ms is not None and device_ms >= NEARLY_ALL * straggler.excess_ms:
         return straggler.error_ms

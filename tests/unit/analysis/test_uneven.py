@@ -15,7 +15,7 @@ from builders import (
 
 from raybench.analysis.uneven import RULES, fleets, gain_over
 from raybench.records import Breakdown, RankShare
-from raybench.report.uneven import fleet_name, uneven_lead, uneven_listings, verdict
+from raybench.report.sections.uneven import find_rules, fleet_name, lead_of, verdict
 
 BASELINE = {"shares": "equal"}
 # Of samples about their median and mean, which it leaves where they are.
@@ -121,9 +121,7 @@ def test_published_rules_are_held_against_what_was_measured():
     assert applied["gap under 20 %: use all alike"] == [0.9]
     assert applied["gap above 50 %: leave the slow ones out"] == [0.5]
     assert applied["few slow ones: use all alike"] == []
-    verdicts, rules = uneven_listings(found, "GPUs")
-    assert len(verdicts.lines) == 2
-    assert dict(rules.lines)["gap under 20 %: use all alike"] == (
+    assert dict(find_rules(found))["gap under 20 %: use all alike"] == (
         "holds in 0 of 1; not at 0.89 (by_speed)"
     )
 
@@ -134,23 +132,19 @@ def test_what_is_within_the_intervals_decides_no_rule_and_no_lead():
         ran("by_speed", (65, 63), (10.01, 10.01), 0.89),
     ]
     found = fleets(scaling_rows(near, BASELINE))
-    _, rules = uneven_listings(found, "GPUs")
-    assert dict(rules.lines)["gap under 20 %: use all alike"] == (
+    assert dict(find_rules(found))["gap under 20 %: use all alike"] == (
         "holds in 0 of 1; cannot be told in 1"
     )
-    assert (
-        uneven_lead(found, "GPUs") == "which shares are best in this case is within the intervals"
-    )
+    assert lead_of(found, "GPUs") == "which shares are best in this case is within the intervals"
     decided = fleets(scaling_rows([*near, *fleet(0.5)], BASELINE))
-    assert uneven_lead(decided, "GPUs").endswith("; 1 cannot be told apart")
+    assert lead_of(decided, "GPUs").endswith("; 1 cannot be told apart")
 
 
 def test_a_report_leads_with_the_shares_that_are_best_most_often_and_their_largest_gain():
     found = fleets(scaling_rows([*fleet(0.9), *fleet(0.5)], BASELINE))
-    assert uneven_lead(found, "GPUs").startswith(
+    assert lead_of(found, "GPUs").startswith(
         "shares=by_speed is best in 2 of 2 cases, by up to +23.1%"
     )
-    assert uneven_lead([], "GPUs") == ""
 
 
 def test_scenarios_are_held_against_what_all_devices_do_alone(one):

@@ -12,7 +12,8 @@ from builders import START, make_measure, make_point, make_record, make_run
 
 from raybench.cli import COMMANDS
 from raybench.job.registry import BUILTIN
-from raybench.results.writer import LATEST, RunStore
+from raybench.results.folder import LATEST
+from raybench.results.writer import RunStore
 
 RUNS = ["gemm-3", "mlp-2", "mlp-1"]
 IDS = [make_point(world_size=world_size).point_id for world_size in (2, 1)]

@@ -51,7 +51,7 @@ def test_report_writes_its_formats_to_files(raybench, tmp_path):
     target = tmp_path / "report.md"
     done = raybench("report", "run-o", "--format", "md", "-o", target)
     assert (done.code, done.out) == (0, "")
-    assert "`run-old`" in target.read_text()
+    assert "run-old" in target.read_text()
     assert json.loads(raybench("report", "--format", "json").out)["run"]["run_id"] == "run-new"
 
 

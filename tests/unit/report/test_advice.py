@@ -14,7 +14,8 @@ from builders import (
 
 from raybench.health.report import HealthReport, advise_health
 from raybench.records.health import Verdict
-from raybench.report.advice import advise_run, format_advice
+from raybench.report.advice import AdviceList, advise_run
+from raybench.report.documents import format_document
 
 EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
 
@@ -33,7 +34,9 @@ def test_of_a_rank_that_slowed_the_others_the_gain_of_other_shares_is_estimated(
 def test_nothing_is_advised_where_all_ranks_are_alike():
     advice = advise_run(make_summary([make_apart([10.0, 10.0], 11.0)]))
     assert advice == []
-    assert "nothing to advise" in format_advice(advice, "run-a", 80)
+    assert "nothing to advise" in format_document(
+        AdviceList(run_id="run-a", advice=advice), "terminal"
+    )
 
 
 def test_a_device_that_a_check_found_bad_is_left_out_or_given_less():

@@ -16,11 +16,7 @@ from builders import make_device, make_failed, make_measure, make_point, make_re
 from raybench.cli.results import load_summary
 from raybench.errors import ResultsError
 from raybench.records import Status
-from raybench.report.export.as_json import export_json
-from raybench.report.export.csv import export_csv
-from raybench.report.export.github_benchmark import export_github_benchmark
-from raybench.report.export.junit import export_junit
-from raybench.results import reader
+from raybench.report.export import export
 from raybench.results.run import RunStatus
 from raybench.results.writer import RunStore
 
@@ -56,19 +52,18 @@ def summary(tmp_path):
 
 
 def test_csv_has_a_line_per_point_that_reads_back(summary):
-    rows = list(csv.DictReader(io.StringIO(export_csv(summary))))
+    rows = list(csv.DictReader(io.StringIO(export(summary, "csv"))))
     assert [row["status"] for row in rows] == ["ok", "oom", "skipped"]
     assert [row["params.hidden"] for row in rows] == ["4096"] * 3
     assert rows[0]["speed_up"] == "1.0"
     assert rows[1]["speed_up"] == ""
     assert rows[0]["is_baseline"] == "true"
     assert rows[1]["error_message"] == 'a "b" <c> & ]]> \ufffd[31m\ufffd ünï\n=1+1,2'
-    assert float(rows[0]["step_ms_p50"]) == summary.scaling[0].step_ms_p50
+    assert float(rows[0]["step_ms_p50"]) == summary.rows[0].step_ms_p50
 
 
-def test_json_has_units_devices_and_all_columns(summary, tmp_path):
-    devices = reader.load(tmp_path / "results", "devices", RUN_ID)
-    content = json.loads(export_json(summary, devices))
+def test_json_has_units_devices_and_all_columns(summary):
+    content = json.loads(export(summary, "json"))
     assert content["run"]["run_id"] == RUN_ID
     assert content["units"]["step_ms_p50"] == "ms"
     assert [device["uuid"] for device in content["devices"]] == ["GPU-0", "GPU-1"]
@@ -76,7 +71,7 @@ def test_json_has_units_devices_and_all_columns(summary, tmp_path):
 
 
 def test_junit_counts_and_tells_what_failed(summary):
-    (suite,) = ET.fromstring(export_junit(summary))
+    (suite,) = ET.fromstring(export(summary, "junit"))
     counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
     assert counts == {"tests": "3", "failures": "0", "errors": "1", "skipped": "1"}
     ok, oom, skipped = suite.findall("testcase")
@@ -89,24 +84,24 @@ def test_junit_counts_and_tells_what_failed(summary):
     assert skipped.find("skipped").get("message") == "too few"
     figures = {p.get("name"): p.get("value") for p in ok.iter("property")}
     assert figures["iterations"] == "6"
-    assert float(figures["step_ms_p50"]) == summary.scaling[0].step_ms_p50
+    assert float(figures["step_ms_p50"]) == summary.rows[0].step_ms_p50
 
 
 def test_in_a_search_for_the_largest_batch_out_of_memory_is_no_error(tmp_path):
-    (suite,) = ET.fromstring(export_junit(stored(tmp_path, status=RunStatus.OK)))
+    (suite,) = ET.fromstring(export(stored(tmp_path, status=RunStatus.OK), "junit"))
     assert suite.get("errors") == "0"
     assert suite.findall("testcase")[1].find("error") is None
 
 
 def test_github_benchmark_has_the_same_name_for_the_same_point_in_every_run(summary, tmp_path):
-    (entry,) = json.loads(export_github_benchmark(summary))
+    (entry,) = json.loads(export(summary, "github-action-benchmark"))
     assert entry["unit"] == "ms"
-    assert entry["value"] == summary.scaling[0].step_ms_p50
+    assert entry["value"] == summary.rows[0].step_ms_p50
     assert "range" not in entry  # one start
     # Alone in its run, nothing varies: the name must not depend on that.
     store = RunStore.create(tmp_path / "lone", make_run("lone"), make_measure())
     store.write_records([(0, make_record())])
-    (lone,) = json.loads(export_github_benchmark(load_summary(tmp_path / "lone", "lone")))
+    (lone,) = json.loads(export(load_summary(tmp_path / "lone", "lone"), "github-action-benchmark"))
     assert lone["name"] == entry["name"]
 
 
@@ -114,10 +109,10 @@ def test_github_benchmark_of_nothing_is_refused(tmp_path):
     store = RunStore.create(tmp_path, make_run("none"), make_measure())
     store.write_records([(0, make_failed())])
     with pytest.raises(ResultsError, match="no point is ok"):
-        export_github_benchmark(load_summary(tmp_path, "none"))
+        export(load_summary(tmp_path, "none"), "github-action-benchmark")
 
 
-def export(results, *arguments, **variables):
+def run_export(results, *arguments, **variables):
     """`raybench export` as a process of its own: what it imports warns of many things."""
     command = [sys.executable, "-m", "raybench", "export", *arguments, "--results", str(results)]
     return subprocess.run(
@@ -130,7 +125,7 @@ def test_mlflow_gets_a_run_with_a_run_for_each_point(summary, tmp_path):
         "MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(),
         "MLFLOW_ALLOW_FILE_STORE": "true",
     }
-    done = export(tmp_path / "results", "--to", "mlflow", **offline)
+    done = run_export(tmp_path / "results", "--to", "mlflow", **offline)
     assert (done.returncode, done.stderr) == (0, "")
     assert "experiment ddp_scaling" in done.stdout
     read = (
@@ -152,9 +147,9 @@ def test_mlflow_gets_a_run_with_a_run_for_each_point(summary, tmp_path):
     }
     _, params, figures = runs["ok"]
     assert (params["hidden"], params["world_size"], params["precision"]) == ("4096", "1", "fp32")
-    assert figures["step_ms_p50"] == summary.scaling[0].step_ms_p50
+    assert figures["step_ms_p50"] == summary.rows[0].step_ms_p50
     assert "speed_up" not in runs["oom"][2]
-    again = export(tmp_path / "results", "--to", "mlflow", **offline)
+    again = run_export(tmp_path / "results", "--to", "mlflow", **offline)
     assert again.returncode == 2
     assert "has run-of-three already" in again.stderr
     assert again.stderr.count("\n") == 1
@@ -162,7 +157,7 @@ def test_mlflow_gets_a_run_with_a_run_for_each_point(summary, tmp_path):
 
 def test_a_server_that_cannot_be_reached_is_one_line(summary, tmp_path):
     nowhere = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-    done = export(tmp_path / "results", "--to", "mlflow", **nowhere)
+    done = run_export(tmp_path / "results", "--to", "mlflow", **nowhere)
     assert done.returncode == 2
     assert done.stderr.startswith("--to mlflow: ")
     assert done.stderr.count("\n") == 1
@@ -171,12 +166,12 @@ def test_a_server_that_cannot_be_reached_is_one_line(summary, tmp_path):
 def test_wandb_gets_a_run_for_each_point_offline(summary, tmp_path):
     folders = ("WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
     offline = {"WANDB_MODE": "offline", **dict.fromkeys(folders, str(tmp_path))}
-    done = export(tmp_path / "results", "--to", "wandb", **offline)
+    done = run_export(tmp_path / "results", "--to", "wandb", **offline)
     assert (done.returncode, done.stderr) == (0, "")
     assert "project ddp_scaling, group run-of-three: 3 runs" in done.stdout
     found = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert len(found) == 3
-    point_id = summary.scaling[0].point_id
+    point_id = summary.rows[0].point_id
     mine = next(path for path in found if point_id in path.name)
     written = mine.read_bytes()
     for text in (b"step_ms_p50", b"run-of-three", b"NVIDIA H200", b"4096"):
@@ -187,7 +182,7 @@ def test_wandb_gets_a_run_for_each_point_offline(summary, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give --format csv|json|junit|github-action-benchmark, or --to mlflow|wandb"),
+        ([], "give --format csv|github-action-benchmark|json|junit, or --to mlflow|wandb"),
         (["--format", "csv", "--to", "wandb"], "give --format csv"),
         (["--to", "wandb", "-o", "x"], "-o: goes with --format only"),
         (["--format", "csv", "-o", "no/such/x.csv"], "no/such/x.csv: cannot be written"),

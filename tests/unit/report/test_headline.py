@@ -12,6 +12,7 @@ from builders import (
     make_point,
     make_rows,
     make_steady,
+    make_summary,
     scaling_rows,
     with_values,
 )
@@ -19,8 +20,9 @@ from builders import (
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import best_settings, scaling
 from raybench.job.point import Precision
-from raybench.report.findings import bests
-from raybench.report.headline import headline
+from raybench.report import insight_text
+from raybench.report.insights import find_insights
+from raybench.report.run_report import RunReport
 from raybench.results.metrics.parts import BREAKDOWN
 
 
@@ -28,8 +30,17 @@ def frame(records, baseline, **columns):
     return scaling(make_rows(records, **columns), baseline)
 
 
-def said(records, baseline):
-    return headline(scaling_rows(records, baseline), baseline, "GPUs")
+def headline(rows, baseline, ranks="GPUs", why=""):
+    return insight_text.lead(find_insights(rows, baseline, ranks), baseline, ranks, why)
+
+
+def bests(rows):
+    found = find_insights(rows, {}, "GPUs", best=best_settings(rows))
+    return list(insight_text.best_lines(found))
+
+
+def said(records, baseline, why=""):
+    return headline(scaling_rows(records, baseline), baseline, why=why)
 
 
 def ran(world_size, step_ms, precision=Precision.FP32):
@@ -51,8 +62,9 @@ def test_nothing_is_said_of_a_loss_that_is_none():
 
 
 def test_without_a_baseline_point_it_says_why_and_what_is_left():
-    assert said([make_failed(make_point()), ran(2, 8.0)], {"world_size": 1}) == (
-        "no speed-up: baseline point ran out of memory; "
+    summary = make_summary([make_failed(make_point()), ran(2, 8.0)])
+    assert RunReport(summary=summary).lead.startswith(
+        "no point has a speed-up: baseline point ran out of memory; "
         "at most 16,000 samples/s (fp32, batch 64, 2 GPUs)"
     )
 
@@ -88,9 +100,9 @@ def test_the_best_settings_name_a_rival_that_cannot_be_told_apart():
         replace(row, step_ms_low=row.step_ms_p50 * 0.95, step_ms_high=row.step_ms_p50 * 1.05)
         for row in close
     ]
-    told = bests(best_settings(close), "GPUs")
-    assert told == (("1 GPU", "bf16, batch 64: 16,000 samples/s; fp32, batch 64 may be as good"),)
-    told = bests(best_settings([replace(row, stable=False) for row in close]), "GPUs")
+    told = bests(close)
+    assert told == [("1 GPU", "bf16, batch 64: 16,000 samples/s; fp32, batch 64 may be as good")]
+    told = bests([replace(row, stable=False) for row in close])
     assert told[0][1].startswith("bf16, batch 64: 16,000 samples/s (unsteady); fp32")
 
 
@@ -108,7 +120,7 @@ def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence():
         "no breakdown: the parts come to 18 ms, the step takes 8.9 ms; the instrumented steps "
         "were slower than the timed ones"
     )
-    assert column(found, "compute_ms")[0] == pytest.approx(7.5)
+    assert found[0].compute_ms == pytest.approx(7.5)
     assert {getattr(found[1], name) for name in (*BREAKDOWN, "host_bound", *LOSSES)} == {None}
     assert headline(found, base, "GPUs") == (
         "2 GPUs do 1.80 times the samples/s of 1 GPU, 89.9% efficiency (fp32, batch 64, "

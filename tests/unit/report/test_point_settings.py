@@ -19,7 +19,7 @@ def row(workload, batch_size=None, **params):
 
 def test_points_of_one_workload_have_a_column_for_each_setting_that_varies():
     rows = [row("mlp", 64, hidden="128"), row("mlp", 128, hidden="256")]
-    assert list(setting_columns(rows).values()) == [["128", "256"], ["64", "128"]]
+    assert [cells for _, cells in setting_columns(rows)] == [["128", "256"], ["64", "128"]]
 
 
 def test_points_of_several_workloads_have_one_column_of_what_is_theirs():
@@ -28,7 +28,7 @@ def test_points_of_several_workloads_have_one_column_of_what_is_theirs():
         row("gemm", k="512", direction=""),
         row("smoke", rows="64"),
     ]
-    assert setting_columns(rows) == {
+    assert {column.title: cells for column, cells in setting_columns(rows)} == {
         "workload": ["gemm", "gemm", "smoke"],
         "settings": ["k=256", "k=512", ""],
     }

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from builders import (
+    findings_of,
     make_apart,
     make_collective,
     make_device,
@@ -23,26 +24,32 @@ from builders import (
     make_samples,
     make_summary,
     make_sweep,
+    report_text,
+    tables_of,
     unscaled_point,
 )
 
 from raybench.records import Status
-from raybench.report import formatting
+from raybench.report import formatting, json_text
+from raybench.report.blocks import legend_paragraphs
 from raybench.report.charts.data import rows_of
-from raybench.report.export import as_json
-from raybench.report.summary import group_messages, summarize
-from raybench.report.text import markdown, runs, terminal
-from raybench.report.text.points import PointDetails, format_point, format_points
+from raybench.report.documents import format_document
+from raybench.report.messages import group_messages
+from raybench.report.point_details import PointDetails, PointList
+from raybench.report.run_list import RunList
+from raybench.report.run_report import RunReport
+from raybench.report.summary import summarize
+from raybench.report.text import markdown
 from raybench.report.what_ran import what_ran
 from raybench.results.columns import SCHEMA_VERSION, to_row
 from raybench.results.run import RunStatus
-from raybench.results.tables import units
 
 MS = 1_000_000
 
 
-def explanation(summary):
-    return summary.explain(summary.all_tables)
+def legend_of(summary):
+    """Write what the columns of the points mean."""
+    return " ".join(legend_paragraphs(tables_of(summary)))
 
 
 def test_the_settings_of_a_point_stand_on_the_first_line_of_its_regions():
@@ -52,14 +59,14 @@ def test_the_settings_of_a_point_stand_on_the_first_line_of_its_regions():
         for row in points
         for name in ("a", "b")
     ).assign(rank=0, calls=1, share_pct=50.0)
-    [table] = summarize(make_run(), pd.DataFrame(), points, regions=regions).region_tables
-    assert [row[-4:-2] for row in table.rows] == [("1", "a"), ("", "b"), ("2", "a"), ("", "b")]
+    [table] = tables_of(summarize(make_run(), pd.DataFrame(), points, regions=regions), "regions")
+    assert [row[-4:-2] for row in table.texts] == [("1", "a"), ("", "b"), ("2", "a"), ("", "b")]
 
 
 def test_other_parameters_and_weak_and_strong_are_tables_of_their_own():
     strong = make_point(scaling="strong", batch_size=32)
     other = make_point(params={"hidden": 1})
-    found = make_summary([make_record(), make_record(strong), make_record(other)]).tables
+    found = tables_of(make_summary([make_record(), make_record(strong), make_record(other)]))
     assert [table.kind for table in found] == [
         "weak scaling, batch per device",
         "strong scaling, global batch",
@@ -142,30 +149,26 @@ def test_five_hundred_points_with_one_reason_are_one_line_with_the_places():
     [said] = make_summary(failed).failures
     assert (said.text, said.count) == ("worker lost: its node is gone", 500)
     assert said.where == "rank 1 on a-host, b-host, c-host, d-host and 2 more"
-    text = terminal.format_report(make_summary(failed))
+    text = report_text(make_summary(failed))
     assert "500 x worker lost: its node is gone (rank 1 on a-host, b-host," in text
-    assert "500 x `worker lost: its node is gone (rank 1" in markdown.format_report(
-        make_summary(failed)
-    )
+    assert "500 x `worker lost: its node is gone (rank 1" in report_text(make_summary(failed), "md")
 
 
 def test_the_nodes_that_were_lost_are_named_also_when_the_point_was_tried_again():
     again = make_record(lost_on("beta", 64).point, attempt=2)
     summary = make_summary([lost_on("beta", 64), again, lost_on("[b]x\x1b[0m", 8)])
-    assert summary.lost_nodes == ("beta", "[b]x�[0m")
-    assert [said.where for said in summary.failures] == ["rank 1, [b]x�[0m, cuda:1"]
-    text = terminal.format_report(summary)
+    text = report_text(summary)
     assert "\nnodes lost: beta, [b]x�[0m\n" in text
     assert "\x1b" not in text
-    assert "Nodes lost: `beta, [b]x�[0m`" in markdown.format_report(summary)
-    assert json.loads(as_json.format_report(summary))["lost_nodes"] == ["beta", "[b]x�[0m"]
-    assert "lost" not in terminal.format_report(make_summary([make_record()]))
+    assert r"nodes lost: beta, \[b\]x�\[0m" in report_text(summary, "md")
+    assert json.loads(report_text(summary, "json"))["lost_nodes"] == ["beta", "[b]x\x1b[0m"]
+    assert "lost" not in report_text(make_summary([make_record()]))
 
 
 def test_long_parameters_and_messages_still_fit_80_columns():
     params = {f"parameter_{number}": "v" * 30 for number in range(12)}
     records = [make_failed(make_point(params=params), error_message="x" * 500)]
-    text = terminal.format_report(make_summary(records))
+    text = report_text(make_summary(records))
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
@@ -173,30 +176,30 @@ def test_on_a_cpu_ranks_are_workers_and_there_is_no_column_for_memory():
     plain = make_record(devices=(make_device(kind="cpu", name="CPU"),))
     [measurement] = plain.measurements
     without = replace(measurement, peak_mem_allocated_bytes=None)
-    [table] = make_summary([replace(plain, measurements=(without,))], device_count=0).tables
+    [table] = tables_of(make_summary([replace(plain, measurements=(without,))], device_count=0))
     rates = ("scatter", "samples/s", "speed-up", "efficiency")
-    assert table.columns[2:] == ("workers", "step ms", *rates, "first ms")
-    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert table.titles[2:] == ("workers", "step ms", *rates, "first ms")
+    assert {len(row) for row in table.texts} == {len(table.titles)}
 
 
 def test_a_run_without_an_ok_point_has_no_findings_and_explains_no_column():
-    text = terminal.format_report(make_summary([make_failed()]))
+    text = report_text(make_summary([make_failed()]))
     assert "Speed-up" not in text
     assert "median" not in text
 
 
 def test_a_narrow_terminal_gets_all_figures_and_whole_run_ids():
-    text = terminal.format_report(make_summary(make_sweep()), width=40)
+    text = report_text(make_summary(make_sweep()), width=40)
     assert "…" not in text
     # Whole figures, or none.
     assert re.search(r"^fp32 +64 +1 +8\.\d+ +1\.00$", text, re.MULTILINE)
     run = make_run("ddp_scaling-20260821-101112-abcd")
-    assert run.run_id in runs.format_runs([run], {}, width=40)
+    assert run.run_id in format_document(RunList(runs=[run], machines={}), "terminal", width=40)
 
 
 def test_without_a_baseline_point_the_report_says_why_there_is_no_efficiency():
     records = [make_record(make_point(world_size=2))]
-    text = terminal.format_report(make_summary(records))
+    text = report_text(make_summary(records))
     assert "Without speed-up\n1 x no ok point with world_size=1 in this series" in text
 
 
@@ -226,17 +229,20 @@ def test_the_table_of_a_collective_says_what_nccl_ran():
         replace(one, nccl_choices=told, message_bytes=4096, busbw_factor=1.0, items_per_step=None)
         for one in record.measurements
     )
-    text = terminal.format_report(make_summary([replace(record, measurements=ranks)]), width=200)
+    text = report_text(make_summary([replace(record, measurements=ranks)]), width=200)
     assert "NCCL ran" in text
     assert "  RING LL, 2 channels" in text
 
 
 def test_a_run_without_points_is_reported():
     summary = make_summary([], device_count=0)
-    assert "No point has been finished yet." in terminal.format_report(summary)
-    assert "No point has been finished yet." in markdown.format_report(summary)
-    assert format_points([], []) == "No point has been finished yet.\n"
-    assert json.loads(as_json.format_report(summary))["points"] == []
+    assert "No point has been finished yet." in report_text(summary)
+    assert "No point has been finished yet." in report_text(summary, "md")
+    assert (
+        format_document(PointList(run_id="r", points=[], busy_pct=[]), "terminal")
+        == "No point has been finished yet.\n"
+    )
+    assert json.loads(report_text(summary, "json"))["points"] == []
     assert summary.machine == "private Ray on this host, 4 GPUs"
 
 
@@ -265,7 +271,7 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column():
     times = {"rank": 0, "calls": 1, "region_ms": 1.0, "share_pct": 50.0}
     regions = pd.DataFrame([region | times])
     summary = summarize(run, pd.DataFrame([device]), points, regions=regions)
-    assert summary.region_tables
+    assert tables_of(summary, "regions")
     details = PointDetails(
         row=points[-2],
         ranks=pd.DataFrame(),
@@ -275,14 +281,15 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column():
         traces=[evil],
         attempts=points[-2:],
     )
+    unknown = [None] * len(points)
     texts = (
-        terminal.format_report(summary),
-        markdown.format_report(summary),
-        as_json.format_report(summary),
-        as_json.format_point(details),
-        format_point(details, units("points")),
-        format_points(points, [None] * len(points)),
-        runs.format_runs([replace(run, run_id=evil)], {}),
+        report_text(summary),
+        report_text(summary, "md"),
+        report_text(summary, "json"),
+        format_document(details, "json"),
+        format_document(details, "terminal"),
+        format_document(PointList(run_id="r", points=points, busy_pct=unknown), "terminal"),
+        format_document(RunList(runs=[replace(run, run_id=evil)], machines={}), "terminal"),
     )
     for text in texts:
         assert all(line.isprintable() for line in text.split("\n"))
@@ -305,7 +312,7 @@ def test_a_search_has_a_largest_batch_and_a_list_of_batch_sizes_has_none():
 
 
 def test_json_has_null_for_what_json_cannot_say():
-    text = as_json.format_object(a=float("nan"), b=float("inf"), c=pd.NaT, d=np.array([1, 2]))
+    text = json_text.format_object(a=float("nan"), b=float("inf"), c=pd.NaT, d=np.array([1, 2]))
     nulls = {"a": None, "b": None, "c": None}
     assert json.loads(text) == {"schema_version": SCHEMA_VERSION, **nulls, "d": [1, 2]}
 
@@ -352,15 +359,15 @@ def test_a_run_that_is_not_over_tells_what_is_missing():
     run = make_run("run-a", points_total=10, points_ok=0, finished_at=None)
     found = make_summary(make_sweep(), run)
     assert found.counts == "10 points: 5 ok, 1 failed, 0 skipped, 4 not run"
-    assert "unfinished; 10 points" in terminal.format_report(found)
+    assert "unfinished; 10 points" in report_text(found)
 
 
 def test_an_interrupted_run_says_so_and_its_cancelled_point_did_not_fail():
     run = make_run("run-a", points_total=8, status=RunStatus.INTERRUPTED)
     cancelled = make_failed(make_point(world_size=8), status=Status.CANCELLED)
     for text in (
-        terminal.format_report(make_summary([*make_sweep(), cancelled], run)),
-        markdown.format_report(make_summary([*make_sweep(), cancelled], run)),
+        report_text(make_summary([*make_sweep(), cancelled], run)),
+        report_text(make_summary([*make_sweep(), cancelled], run), "md"),
     ):
         said = " ".join(text.split())
         assert "interrupted after 2 min 5 s; 8 points: 5 ok, 1 failed, 0 skipped, " in said
@@ -370,12 +377,14 @@ def test_an_interrupted_run_says_so_and_its_cancelled_point_did_not_fail():
 def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does_not_know():
     long = make_run("a" * 15 + "-20260821-101112-abcd", tags={"driver": "580.159"})
     running = make_run("run-b", status=RunStatus.RUNNING, finished_at=None)
-    text = runs.format_runs([long, running], {})
+    text = format_document(RunList(runs=[long, running], machines={}), "terminal")
     assert max(len(line) for line in text.splitlines()) <= 80
     assert long.run_id in text
     assert f"{long.started_at:%Y-%m-%d %H:%M}" in text
     assert text.splitlines()[-1].split()[0] == "run-b"
-    assert "a" * 64 + "-20260821" in runs.format_runs([make_run("a" * 64 + "-20260821")], {})
+    longest = make_run("a" * 64 + "-20260821")
+    text = format_document(RunList(runs=[longest], machines={}), "terminal")
+    assert longest.run_id in text
 
 
 def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
@@ -383,13 +392,12 @@ def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
         make_apart([8.0] * size, ms, optimizer_ms=0.5) for size, ms in ((1, 8.0), (4, 4.0))
     )
     summary = make_summary([fits, exceeds])
-    scaling, parts = summary.tables
-    assert [row[scaling.columns.index("!")] for row in scaling.rows] == ["", "b"]
-    known = dict(zip(parts.columns, parts.rows[1], strict=True))
-    assert (known["!"], known["step"]) == ("b", scaling.rows[1][3].split()[0])
+    scaling, parts = tables_of(summary)
+    assert [row[scaling.titles.index("!")] for row in scaling.texts] == ["", "b"]
+    known = dict(zip(parts.titles, parts.texts[1], strict=True))
+    assert (known["!"], known["step"]) == ("b", scaling.texts[1][3].split()[0])
     assert [known[name] for name in ("compute", "optim")] == [""] * 2
-    assert "b no breakdown, the parts exceed the step" in explanation(summary)[-1]
-    assert summary.losses == ()
+    assert "b no breakdown, the parts exceed the step" in legend_of(summary)
     [said] = [said for said in summary.warnings if said.text.startswith("no breakdown")]
     assert not [said for said in summary.warnings if "host-bound" in said.text]
     assert said.count == 1
@@ -402,25 +410,25 @@ def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained():
         for m in slow.measurements
     ]
     summary = make_summary([make_apart([8.0], 8.0), replace(slow, measurements=tuple(settled))])
-    table = summary.tables[0]
-    place = table.columns.index("!")
-    assert [row[place] for row in table.rows] == ["", "uhs"]
-    explained = explanation(summary)[-1]
-    assert explained.startswith("!: u unsteady")
+    table = tables_of(summary)[0]
+    place = table.titles.index("!")
+    assert [row[place] for row in table.texts] == ["", "uhs"]
+    explained = legend_of(summary)
+    assert "!: u unsteady" in explained
     assert "host-bound" in explained
     assert "throttled" not in explained
-    assert "!" not in make_summary(make_sweep()).tables[0].columns
+    assert "!" not in tables_of(make_summary(make_sweep()))[0].columns
 
 
 def test_a_point_that_was_not_alone_on_its_nodes_is_marked():
     beside = make_record(make_point(batch_size=1), neighbours=("abc",))
     failed = make_failed(make_point(batch_size=2), neighbours=("abc",))
     summary = make_summary([beside, failed, make_record()])
-    table = summary.tables[0]
-    place = table.columns.index("!")
-    assert [row[place] for row in table.rows] == ["n", "", ""]
+    table = tables_of(summary)[0]
+    place = table.titles.index("!")
+    assert [row[place] for row in table.texts] == ["n", "", ""]
     explained = "!: n not alone, something else used its devices or nodes at the same time."
-    assert explanation(summary)[-1] == explained
+    assert explained in legend_of(summary)
 
 
 def test_collectives_are_a_table_per_operation_read_down_the_message_size():
@@ -429,14 +437,11 @@ def test_collectives_are_a_table_per_operation_read_down_the_message_size():
         for operation in ("all_reduce", "all_gather")
         for size, ms in ((2**30, 4.5), (4096, 0.0116))
     ]
-    first, second = make_summary(records).tables
-    assert (first.params, second.params) == (
-        {"operation": "all_reduce"},
-        {"operation": "all_gather"},
-    )
+    first, second = tables_of(make_summary(records))
+    assert (first.settings, second.settings) == ("operation=all_reduce", "operation=all_gather")
     assert first.kind == "fp32, 4 GPUs"
-    assert first.columns == ("size", "step µs", "scatter", "algbw GB/s", "busbw GB/s")
-    assert first.rows == (
+    assert first.titles == ("size", "step µs", "scatter", "algbw GB/s", "busbw GB/s")
+    assert first.texts == (
         ("4 KiB", "11.60", "0.0%", "0.3531", "0.5297"),
         ("1 GiB", "4,500", "0.0%", "238.6", "357.9"),
     )
@@ -446,11 +451,11 @@ def test_without_throughput_there_is_no_speed_up_and_no_remark_about_it():
     records = [make_collective("all_reduce", 2**20, 1.0, world_size) for world_size in (2, 4)]
     failed = make_failed(unscaled_point("collective", 8, operation="all_reduce", size_bytes=2**20))
     summary = make_summary([*records, failed])
-    [table] = summary.tables
-    assert table.columns == ("GPUs", "step ms", "scatter", "algbw GB/s", "busbw GB/s")
-    assert table.rows[-1] == ("8", "out of memory", "", "", "")
-    assert (summary.findings, summary.losses, summary.without_speed_up) == ((), (), ())
-    text = terminal.format_report(summary)
+    [table] = tables_of(summary)
+    assert table.titles == ("GPUs", "step ms", "scatter", "algbw GB/s", "busbw GB/s")
+    assert table.texts[-1] == ("8", "out of memory", "", "", "")
+    assert (findings_of(summary), summary.without_speed_up) == ({}, ())
+    text = report_text(summary)
     assert "peed-up" not in text
     assert "nccl-tests" in text
 
@@ -468,8 +473,10 @@ def test_a_product_is_told_as_it_lasts_and_as_it_was_in_its_first_moments():
         devices=(make_device(name="Unheard of"),),
     )
     summary = make_summary([record])
-    [table] = summary.tables
-    assert table.columns == ("step ms", "scatter", "TFLOP/s", "burst", "%GEMM")
-    assert table.rows[0][2:] == ("200.0", "400.0", "80.0%")
-    assert summary.lead.startswith("at most 200.0 TFLOP/s; 400.0 TFLOP/s in its first 30 ms; ")
-    assert any("Burst: TFLOP/s in the first 30 ms" in told for told in explanation(summary))
+    [table] = tables_of(summary)
+    assert table.titles == ("step ms", "scatter", "TFLOP/s", "burst", "%GEMM")
+    assert table.texts[0][2:] == ("200.0", "400.0", "80.0%")
+    assert RunReport(summary=summary).lead.startswith(
+        "at most 200.0 TFLOP/s (fp32); 400.0 TFLOP/s in its first 30 ms; "
+    )
+    assert any("Burst: TFLOP/s in the first 30 ms" in told for told in [legend_of(summary)])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from builders import make_measure, make_point, make_record, make_run
+from builders import make_measure, make_point, make_record, make_run, report_text
 from click.testing import CliRunner
 
 from raybench.analysis.rows import point_rows
 from raybench.cli.plans import plan_command
 from raybench.report.summary import summarize
-from raybench.report.text import terminal
 from raybench.results.reader import load
 from raybench.results.writer import RunStore
 from raybench.sweep.rounds import WORTHWHILE
@@ -36,7 +35,7 @@ def reported(root, rounds, control_ms=10.0):
 
 def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_cost(tmp_path):
     summary = reported(tmp_path, 1)
-    text = " ".join(terminal.format_report(summary, width=200).split())
+    text = " ".join(report_text(summary, width=200).split())
     assert "±" not in text
     assert "one start; `--set measure.rounds=3` gives an interval." in text
     assert "Scatter: standard deviation of the samples within one start" in text

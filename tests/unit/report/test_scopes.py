@@ -7,24 +7,32 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from builders import (
+    findings_of,
     make_failed,
     make_point,
     make_record,
     make_rows,
     make_run,
     make_summary,
+    tables_of,
     with_values,
 )
 
 from raybench.records import Breakdown
+from raybench.report.run_report import RunReport
 from raybench.report.summary import summarize
-from raybench.report.text import markdown
 
 # Of a step on 1 and on 2 devices, in ms. The first step of all takes 50.
 STEPS = {"block": (8.0, 4.4), "loop": (40.0, 32.0)}
 # Without communication, and what the device works of that.
 LOCAL = {"block": (8.0, 4.0), "loop": (40.0, 30.0)}
 DEVICE = {"block": (8.0, 4.0), "loop": (40.0, 20.0)}
+
+
+def gains(summary):
+    """Return what is said of module and whole."""
+    found = findings_of(summary).items()
+    return [line for title, lines in found if title.startswith("Module beside") for line in lines]
 
 
 def point(scope, world_size, *, is_new=True, **params):
@@ -56,12 +64,12 @@ def pipeline(**params):
 
 
 def test_module_and_whole_are_read_beside_each_other_cold_and_warm():
-    [table] = make_summary(pipeline()).scope_tables
+    [table] = tables_of(make_summary(pipeline()), "scopes")
     assert table.title == "mine:Pipeline: module beside end to end, ms"
-    assert table.columns == (
+    assert table.titles == (
         "scope", "GPUs", "cold", "warm", "cold gain", "warm gain", "GiB",
     )  # fmt: skip
-    cells = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    cells = [dict(zip(table.titles, row, strict=True)) for row in table.texts]
     assert [(row["scope"], row["GPUs"]) for row in cells] == [
         ("block", "1"), ("", "2"), ("loop", "1"), ("", "2"),
     ]  # fmt: skip
@@ -73,7 +81,7 @@ def test_module_and_whole_are_read_beside_each_other_cold_and_warm():
 
 
 def test_a_sentence_says_what_is_gained_and_how_cold_the_whole_begins():
-    [(title, text)] = make_summary(pipeline()).scopes
+    [(title, text)] = gains(make_summary(pipeline()))
     assert title == "2 GPUs"
     assert text == (
         "block 1.82x, loop 1.25x; cold, loop gains 1.00x: its first step takes 1.56 times a later "
@@ -85,53 +93,55 @@ def test_a_sentence_says_what_is_gained_and_how_cold_the_whole_begins():
 def test_a_first_step_in_used_processes_is_no_cold_one_to_be_compared(used):
     loop = [point("loop", ranks, is_new=ranks != used) for ranks in (1, 2)]
     found = make_summary([*loop, *pipeline()[2:]])
-    [table] = found.scope_tables
-    cells = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    [table] = tables_of(found, "scopes")
+    cells = [dict(zip(table.titles, row, strict=True)) for row in table.texts]
     assert [row["cold"] for row in cells] == ["50.00"] * 4
     assert cells[-1]["cold gain"] == ""
     assert [row["cold gain"] for row in cells[:2]] == ["1.00", "1.00"]
-    [(_, text)] = found.scopes
+    [(_, text)] = gains(found)
     assert "cold" not in text
 
 
 def test_what_the_whole_loses_and_the_module_does_not_is_said_by_cause():
     found = make_summary([take_apart(record) for record in pipeline()])
-    [(_, text)] = found.scopes
+    [(_, text)] = gains(found)
     assert (
         "; of their steps block and loop lose 9.1% and 6.3% to exposed communication, "
         "0.0% and 31.2% to waiting for the host; cold"
     ) in text
-    [table] = found.scope_tables
-    cells = dict(zip(table.columns, table.rows[-1], strict=True))
+    [table] = tables_of(found, "scopes")
+    cells = dict(zip(table.titles, table.texts[-1], strict=True))
     assert (cells["comm"], cells["host"]) == ("6.3%", "31.2%")
 
 
 def test_settings_in_which_points_differ_have_a_sentence_each():
     found = make_summary([*pipeline(compile=True), *pipeline(compile=False)])
-    assert sorted(title for title, _ in found.scopes) == [
+    assert sorted(title for title, _ in gains(found)) == [
         "compile=false, 2 GPUs", "compile=true, 2 GPUs",
     ]  # fmt: skip
-    [table] = found.scope_tables
-    assert table.columns[: table.settings] == ("compile", "scope", "GPUs")
+    [table] = tables_of(found, "scopes")
+    assert tuple(one.title for one in table.columns if one.is_setting) == (
+        "compile",
+        "scope",
+        "GPUs",
+    )
     assert len(table.rows) == 8
 
 
 def test_points_that_were_not_measured_have_no_line():
     failed = make_failed(pipeline()[0].point)
-    [table] = make_summary([failed, *pipeline()[1:]]).scope_tables
-    assert [row[:2] for row in table.rows] == [("block", "1"), ("", "2"), ("loop", "2")]
+    [table] = tables_of(make_summary([failed, *pipeline()[1:]]), "scopes")
+    assert [row[:2] for row in table.texts] == [("block", "1"), ("", "2"), ("loop", "2")]
 
 
 def test_nothing_is_said_where_scopes_do_not_differ():
     found = make_summary([point("loop", 1), point("loop", 2)])
-    assert (found.scope_tables, found.scopes) == ((), ())
-    assert "end to end" not in markdown.format_report(found)
+    assert (tables_of(found, "scopes"), gains(found)) == ([], [])
 
 
 def test_what_clocks_under_the_power_cap_are_of_a_speed_up_stands_beside_it():
     capped = make_rows(pipeline()[:2], throttled=True, throttle_reasons=("power_cap",))
     points = with_values(capped, sm_clock_mhz_p50=[1815.0, 1965.0])
     found = summarize(make_run("run-a"), pd.DataFrame(), points)
-    assert "times the samples/s of 1 GPU, of which clocks 1.08, 62.5% efficiency" in found.lead
-    assert "of which clocks 1.08, 62.5% efficiency" in found.findings[0][1]
+    assert "at 1.08 times the clocks" in RunReport(summary=found).lead
     assert any("SM clocks are 1.08 times those" in one.text for one in found.warnings)

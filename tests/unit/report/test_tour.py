@@ -8,7 +8,7 @@ from pathlib import Path
 
 from raybench.cli.results import load_summary
 from raybench.report.html.tour import format_page
-from raybench.report.text.terminal import lay_out, render
+from raybench.report.text.terminal import render
 from raybench.report.tour import Answer, tour_blocks
 from raybench.results import reader
 
@@ -34,10 +34,10 @@ def test_a_tour_has_each_question_with_its_answer_its_picture_and_its_tables():
     for answer in answers:
         assert f"<h2>{answer.question}</h2>" in text
         assert answer.lead in text
-        assert all(cell in text for cell in answer.summary.tables[0].rows[-1])
+        assert all(cell in text for cell in answer.report.tables[0][1][0].texts[-1])
     assert "default-src 'none'" in page
     assert re.findall(r"https?:", re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)) == []
-    lines = render(lay_out(tour_blocks(answers)), 80, False).splitlines()
+    lines = render(tour_blocks(answers)).splitlines()
     assert "What of mixed_precision?" in lines
     assert " ".join(answers[0].lead.split()) in " ".join(lines)
     assert f"all of it: raybench report {answers[0].summary.run.run_id}" in lines

@@ -11,7 +11,8 @@ from builders import make_measurement, make_record, make_summary, unscaled_point
 from raybench.cli.results import load_summary
 from raybench.job.point import Precision
 from raybench.report.charts.data import rows_of
-from raybench.report.key_figures import key_figures
+from raybench.report.insight_text import key_figures
+from raybench.report.insights import find_insights
 from raybench.report.what_ran import what_ran
 from raybench.workloads.base import parameter_count
 from raybench.workloads.training.language_models import Decoder
@@ -52,9 +53,12 @@ def test_dtypes_and_precisions_are_told_whichever_workload_comes_first():
 
 
 def test_products_on_cpu_workers_are_told_as_those_of_workers():
-    summary = replace(make_summary(products()), ranks="workers")
-    rows = [{**row, "world_size": 1 + number % 2} for number, row in enumerate(rows_of(summary))]
-    places = [one.where for one in key_figures(summary, rows)]
+    rows = [
+        replace(row, world_size=1 + number % 2)
+        for number, row in enumerate(make_summary(products()).rows)
+    ]
+    figures = key_figures(find_insights(rows, {}, "workers"), {}, "workers")
+    places = [one.where for one in figures]
     assert any("worker" in where for where in places)
     assert not any("GPU" in where for where in places)
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from builders import (
+    findings_of,
     make_apart,
     make_point,
     make_rows,
     make_summary,
+    tables_of,
 )
 
 from raybench.records import WallTimes
 from raybench.report.formatting import MILLISECONDS
-from raybench.report.rank_steps import ranks_of_point
-from raybench.report.text import terminal
+from raybench.report.sections.ranks import ranks_of_point
 
 
 def ran(*own_ms, wall=False, batch=64):
@@ -23,10 +24,10 @@ def ran(*own_ms, wall=False, batch=64):
 
 
 def test_a_point_with_a_slow_rank_shows_what_each_rank_does():
-    [table] = make_summary([ran(10.0, 20.0)]).rank_tables
+    [table] = tables_of(make_summary([ran(10.0, 20.0)]), "ranks")
     assert table.kind == "where ranks differ, ms of each"
-    assert table.columns[-5:] == ("rank", "computes", "idle", "waits", "exchange")
-    assert [row[-5:] for row in table.rows] == [
+    assert table.titles[-5:] == ("rank", "computes", "idle", "waits", "exchange")
+    assert [row[-5:] for row in table.texts] == [
         ("0*", "9.50", "0.500", "10.0", "5.00"),
         ("1", "19.5", "0.500", "0", "5.00"),
     ]
@@ -36,23 +37,24 @@ def test_what_a_wall_clock_says_is_a_range_over_the_points():
     summary = make_summary(
         [ran(20.0, wall=True), ran(20.0, wall=True, batch=128), ran(20.0, batch=32)]
     )
-    lines = dict(summary.wall_clock)
+    title = "What time.time() on rank 0 says of a step"
+    lines = dict(findings_of(summary)[title])
     assert lines["not waited for"].startswith("0.10x (batch 64, 1 GPU)")
     assert lines["waited for in each step"].startswith("1.20x (batch")
-    assert "What time.time() on rank 0 says of a step" in terminal.format_report(summary)
-    assert make_summary([ran(20.0)]).wall_clock == ()
+    assert title not in findings_of(make_summary([ran(20.0)]))
 
 
 def test_the_ranks_of_a_point_have_their_clocks_beside_their_parts():
     [row] = make_rows([ran(10.0, 20.0, wall=True)])
-    heads, lines, legend = ranks_of_point(row, MILLISECONDS)
-    assert heads[-2:] == ["not waited", "waited"]
-    assert [line[-2:] for line in lines] == [["2.50", "30.0"], ["2.50", "30.0"]]
-    assert len(legend) == 2
+    table = ranks_of_point(row, MILLISECONDS)
+    assert table.titles[-2:] == ("not waited", "waited")
+    assert [line[-2:] for line in table.texts] == [("2.50", "30.0")] * 2
+    assert "Exchange:" in table.note
+    assert "time.time()" in table.note
 
 
 def test_a_single_rank_has_its_clock_alone():
     [row] = make_rows([ran(20.0, wall=True)])
-    heads, lines, _ = ranks_of_point(row, MILLISECONDS)
-    assert heads == ["rank", "not waited", "waited"]
-    assert lines == [["0*", "2.50", "30.0"]]
+    table = ranks_of_point(row, MILLISECONDS)
+    assert table.titles == ("rank", "not waited", "waited")
+    assert table.texts == (("0*", "2.50", "30.0"),)

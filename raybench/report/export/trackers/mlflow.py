@@ -10,25 +10,15 @@ from datetime import datetime
 from typing import Any
 
 from raybench.errors import UsageError
-from raybench.records import NOT_RUN
-from raybench.report import plain_text
-from raybench.report.export.rows import (
-    facts_of_run,
-    figures,
-    is_failure,
-    point_name,
-    point_rows,
-    settings,
-)
+from raybench.report.export.points import ExportedPoint, exported_points, facts_of_run
+from raybench.report.plain_text import plain
 from raybench.report.summary import Summary
-
-Row = Any
 
 _RUN_TAG = "raybench.run_id"
 
 
-def to_mlflow(summary: Summary) -> str:
-    """Write the run to the server that MLFLOW_TRACKING_URI names; what was done, as one line.
+def upload(summary: Summary) -> str:
+    """Write the run to the server that MLFLOW_TRACKING_URI names; return a line about it.
 
     The experiment is MLFLOW_EXPERIMENT_NAME, or has the job's name. Settings become params,
     figures metrics, in the units of `raybench.units("points")`. Raises UsageError where mlflow is
@@ -45,7 +35,7 @@ def to_mlflow(summary: Summary) -> str:
     try:
         return _write(MlflowClient(), summary)
     except (MlflowException, ModuleNotFoundError) as error:
-        raise UsageError(f"--to mlflow: {plain_text.plain(error)}") from error
+        raise UsageError(f"--to mlflow: {plain(error)}") from error
 
 
 def _write(client: Any, summary: Summary) -> str:
@@ -62,13 +52,13 @@ def _write(client: Any, summary: Summary) -> str:
         )
     tags = {_RUN_TAG: run.run_id, "cluster": run.cluster, **facts_of_run(summary)}
     parent = client.create_run(experiment_id, _ms(run.started_at), tags, run.run_id).info.run_id
-    rows = point_rows(summary)
-    for row in rows:
-        _write_point(client, experiment_id, parent, row, summary)
+    points = exported_points(summary)
+    for point in points:
+        _write_point(client, experiment_id, parent, point, run.run_id)
     client.log_text(parent, run.job_text, "job.yaml")
     status = "FAILED" if run.status.value == "failed" else "FINISHED"
     client.set_terminated(parent, status, _ms(run.finished_at or run.started_at))
-    return f"MLflow experiment {experiment}: run {parent} with {len(rows)} points below it"
+    return f"MLflow experiment {experiment}: run {parent} with {len(points)} points below it"
 
 
 def _experiment(client: Any, name: str) -> str:
@@ -76,29 +66,32 @@ def _experiment(client: Any, name: str) -> str:
     return str(found.experiment_id if found else client.create_experiment(name))
 
 
-def _write_point(client: Any, experiment_id: str, parent: str, row: Row, summary: Summary) -> None:
+def _write_point(
+    client: Any, experiment_id: str, parent: str, point: ExportedPoint, run_id: str
+) -> None:
     from mlflow.entities import Metric, Param
 
+    row = point.row
     begun_ms = _ms(datetime.fromisoformat(row["started_at"]))
     ended_ms = begun_ms + round(1000 * (row["duration_s"] or 0))
     tags = {
         "mlflow.parentRunId": parent,
-        _RUN_TAG: summary.run.run_id,
+        _RUN_TAG: run_id,
         "raybench.point_id": row["point_id"],
         "status": row["status"],
-        "error": plain_text.plain(row["error_message"] or ""),
-        "warnings": "; ".join(map(plain_text.plain, row["warnings"] or [])),
+        "error": point.error,
+        "warnings": point.warnings,
     }
-    point = client.create_run(experiment_id, begun_ms, tags, point_name(row)).info.run_id
+    created = client.create_run(experiment_id, begun_ms, tags, point.name).info.run_id
     client.log_batch(
-        point,
-        metrics=[Metric(name, value, ended_ms, 0) for name, value in figures(row).items()],
-        params=[Param(name, value) for name, value in settings(row).items()],
+        created,
+        metrics=[Metric(name, value, ended_ms, 0) for name, value in point.figures.items()],
+        params=[Param(name, value) for name, value in point.settings.items()],
     )
-    unfinished = "KILLED" if row["status"] in NOT_RUN else "FINISHED"
-    client.set_terminated(point, "FAILED" if is_failure(row, summary) else unfinished, ended_ms)
+    unfinished = "KILLED" if point.was_not_run else "FINISHED"
+    client.set_terminated(created, "FAILED" if point.is_failure else unfinished, ended_ms)
 
 
 def _ms(time: datetime) -> int:
-    """Milliseconds since 1970, as MLflow has times."""
+    """Return milliseconds since 1970, as MLflow has times."""
     return round(1000 * time.timestamp())

@@ -11,8 +11,8 @@ from dataclasses import fields
 from typing import Any
 
 from raybench.analysis.rows import ScaledRow
-from raybench.report import plain_text
-from raybench.report.export.rows import point_rows
+from raybench.report.export.points import exported_points
+from raybench.report.plain_text import printable
 from raybench.report.summary import Summary
 
 # These have a column for each of their keys.
@@ -25,8 +25,8 @@ _BEGINS_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\u
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
-def export_csv(summary: Summary) -> str:
-    """Write a line per point: the columns of `points` and what the report derives.
+def export(summary: Summary) -> str:
+    """Return a line per point: the columns of `points` and what the report derives.
 
     A parameter of the workload is a column `params.NAME`, a metric of its own a column
     `workload_metrics.NAME`, `methods` is JSON, a list is joined by "; ", null is empty. UTF-8, a
@@ -34,9 +34,14 @@ def export_csv(summary: Summary) -> str:
     begins with a quote.
     """
     rows = [
+        point.row
         # In place of `params`, and so for each of _MAPS.
-        row | {f"{one}.{name}": value for one in _MAPS for name, value in (row[one] or {}).items()}
-        for row in point_rows(summary)
+        | {
+            f"{one}.{name}": value
+            for one in _MAPS
+            for name, value in (point.row[one] or {}).items()
+        }
+        for point in exported_points(summary)
     ]
     names = [field.name for field in fields(ScaledRow) if field.name not in (*_MAPS, _HEADINGS)]
     more = sorted({name for row in rows for name in row if name.startswith(_PREFIXES)})
@@ -44,16 +49,16 @@ def export_csv(summary: Summary) -> str:
 
 
 def write(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write these columns of some rows, below a line of their names."""
+    """Return these columns of some rows, below a line of their names."""
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
-    writer.writerow(map(cell, names))
-    writer.writerows([cell(row.get(name)) for name in names] for row in rows)
+    writer.writerow(map(_cell, names))
+    writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
     return target.getvalue()
 
 
-def cell(value: Any) -> Any:
-    """Write a value as a cell that no spreadsheet takes for a formula."""
+def _cell(value: Any) -> Any:
+    """Return a value as a cell that no spreadsheet takes for a formula."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
@@ -62,6 +67,6 @@ def cell(value: Any) -> Any:
     if not isinstance(text, str):
         return text
     # Somebody will look at it in a terminal.
-    lines = "\n".join(map(plain_text.printable, text.splitlines()))
+    lines = "\n".join(map(printable, text.splitlines()))
     is_formula = text.startswith(_BEGINS_FORMULA) and not _NUMBER.fullmatch(text)
     return f"'{lines}" if is_formula else lines

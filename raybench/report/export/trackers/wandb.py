@@ -9,11 +9,9 @@ import os
 from typing import Any
 
 from raybench.errors import UsageError
-from raybench.report import plain_text
-from raybench.report.export.rows import figures, is_failure, point_name, point_rows, settings
+from raybench.report.export.points import ExportedPoint, exported_points
+from raybench.report.plain_text import plain
 from raybench.report.summary import Summary
-
-Row = Any
 
 # The machine that exports is not the one that was measured.
 _QUIET = {
@@ -27,8 +25,8 @@ _QUIET = {
 }
 
 
-def to_wandb(summary: Summary) -> str:
-    """Write each point as a W&B run; what was done, as one line.
+def upload(summary: Summary) -> str:
+    """Write each point as a W&B run; return a line about it.
 
     The project is WANDB_PROJECT, or has the job's name; with WANDB_MODE=offline all stays below
     WANDB_DIR until `wandb sync`. Settings become config, figures the summary, in the units of
@@ -42,35 +40,18 @@ def to_wandb(summary: Summary) -> str:
         missing = f"--to wandb: no module {error.name}; pip install 'raybench[wandb]'"
         raise UsageError(missing) from error
     project = os.environ.get("WANDB_PROJECT") or summary.run.job_name
-    rows = point_rows(summary)
+    points = exported_points(summary)
     try:
-        for row in rows:
-            _write_point(wandb, project, row, summary)
+        for point in points:
+            _write_point(wandb, project, point, summary)
     except wandb.Error as error:
-        raise UsageError(f"--to wandb: {plain_text.plain(error)}") from error
-    return f"Weights & Biases project {project}, group {summary.run.run_id}: {len(rows)} runs"
+        raise UsageError(f"--to wandb: {plain(error)}") from error
+    return f"Weights & Biases project {project}, group {summary.run.run_id}: {len(points)} runs"
 
 
-def _write_point(wandb: Any, project: str, row: Row, summary: Summary) -> None:
-    run = summary.run
-    written = wandb.init(
-        project=project,
-        group=run.run_id,
-        # Always the same, so that a second export resumes the run instead of adding one.
-        id=f"{run.run_id}-{row['point_id']}",
-        resume="allow",
-        name=point_name(row),
-        config=settings(row) | _of_run(summary),
-        tags=[row["status"]],
-        settings=wandb.Settings(**_QUIET),
-    )
-    written.summary.update(figures(row) | _summary_of(row))
-    written.finish(exit_code=int(is_failure(row, summary)))
-
-
-def _of_run(summary: Summary) -> dict[str, Any]:
-    run = summary.run
-    return {
+def _write_point(wandb: Any, project: str, point: ExportedPoint, summary: Summary) -> None:
+    run, row = summary.run, point.row
+    facts = {
         "run_id": run.run_id,
         "job_name": run.job_name,
         "started_at": run.started_at.isoformat(),
@@ -79,12 +60,22 @@ def _of_run(summary: Summary) -> dict[str, Any]:
         "versions": dict(summary.versions),
         "tags": dict(run.tags),
     }
-
-
-def _summary_of(row: Row) -> dict[str, Any]:
-    return {
+    written = wandb.init(
+        project=project,
+        group=run.run_id,
+        # Always the same, so that a second export resumes the run instead of adding one.
+        id=f"{run.run_id}-{row['point_id']}",
+        resume="allow",
+        name=point.name,
+        config=point.settings | facts,
+        tags=[row["status"]],
+        settings=wandb.Settings(**_QUIET),
+    )
+    ended = {
         "point_id": row["point_id"],
         "status": row["status"],
-        "error": plain_text.plain(row["error_message"] or ""),
-        "warnings": "; ".join(map(plain_text.plain, row["warnings"] or [])),
+        "error": point.error,
+        "warnings": point.warnings,
     }
+    written.summary.update(point.figures | ended)
+    written.finish(exit_code=int(point.is_failure))

@@ -1,0 +1,112 @@
+"""The points of a run as every export takes them: settings, figures, names and how each ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from raybench.analysis.settings import EXECUTION, OPTIONAL, batch_column, setting
+from raybench.job.point import RUN_SETTINGS
+from raybench.records import FAILURES, NOT_RUN
+from raybench.report import formatting
+from raybench.report.json_text import plain_rows
+from raybench.report.plain_text import plain
+from raybench.report.summary import Summary
+
+# Numbers that say which point it is, not what was measured.
+_NOT_FIGURES = {
+    "attempt",
+    "error_rank",
+    "world_size",
+    "node_count",
+    *EXECUTION,
+    "batch_size",
+    "global_batch_size",
+    "batch",
+    "grad_accumulation",
+    "series",
+    "is_baseline",
+}
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
+class ExportedPoint:
+    """The latest attempt at a point.
+
+    row: all columns of `points` and what the report derives, as JSON can hold them.
+    search_ok: whether running out of memory is an answer, as in a search for the largest batch.
+    """
+
+    row: dict[str, Any]
+    search_ok: bool
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """Return all settings that define the point, the same in every run that has it."""
+        row = self.row
+        names = ["precision", *filter(None, [batch_column(row)]), "world_size"]
+        options = {
+            name: formatting.setting(name, value)
+            for name in OPTIONAL
+            if (value := setting(row, name)) != RUN_SETTINGS[name].default
+        }
+        fixed = {name: row[name] for name in names}
+        given = {"workload": row["workload"], **row["params"], **options, **fixed}
+        return {plain(name): plain(value) for name, value in given.items()}
+
+    @property
+    def name(self) -> str:
+        """Return the settings in a line: `mlp hidden=4096 precision=bf16 world_size=2`."""
+        named = dict(self.settings)
+        return f"{named.pop('workload')} {formatting.settings(named)}"
+
+    @property
+    def figures(self) -> dict[str, int | float]:
+        """Return what was measured and derived, as numbers; yes is 1, null is left out.
+
+        A metric that the workload declares itself has its own name, unless a column has it.
+        """
+        return {
+            name: int(value) if isinstance(value, bool) else value
+            for name, value in ({**(self.row["workload_metrics"] or {}), **self.row}).items()
+            if isinstance(value, int | float) and name not in _NOT_FIGURES
+        }
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the point went wrong."""
+        status = self.row["status"]
+        return not self.search_ok if status == "oom" else status in FAILURES
+
+    @property
+    def was_not_run(self) -> bool:
+        """Whether the point was skipped or cancelled."""
+        return self.row["status"] in NOT_RUN
+
+    @property
+    def error(self) -> str:
+        """Return the message of the failure on one line; empty without one."""
+        return plain(self.row["error_message"] or "")
+
+    @property
+    def warnings(self) -> str:
+        """Return all warnings on one line."""
+        return "; ".join(map(plain, self.row["warnings"] or []))
+
+
+def exported_points(summary: Summary) -> list[ExportedPoint]:
+    """Return the latest attempt at each point of a run."""
+    search_ok = summary.run.status.value == "ok"
+    return [ExportedPoint(row=row, search_ok=search_ok) for row in plain_rows(summary.rows)]
+
+
+def facts_of_run(summary: Summary) -> dict[str, str]:
+    """Return what trackers keep of a run: machine, commit, versions and tags."""
+    run = summary.run
+    return {
+        "machine": summary.machine,
+        **({"git_commit": run.git_commit} if run.git_commit else {}),
+        **{f"version.{name}": version for name, version in summary.versions.items()},
+        **{f"tag.{name}": value for name, value in run.tags.items()},
+    }

@@ -1,0 +1,1 @@
+"""Trackers that a run can be written to, a module each."""

@@ -1,0 +1,191 @@
+"""The step time of points over many runs, as a document. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from raybench.analysis.environment_changes import Change
+from raybench.analysis.history import POINT_COLUMNS, HistoryRow
+from raybench.analysis.settings import setting, varying
+from raybench.report import formatting
+from raybench.report.blocks import (
+    SETTING_CHARS,
+    Block,
+    Column,
+    ColumnOf,
+    Line,
+    Listing,
+    Table,
+    make_table,
+)
+from raybench.report.comparison import before_and_now, percent
+from raybench.report.documents import Document
+from raybench.report.plain_text import counted
+
+Series = list[HistoryRow]
+
+_BARS = "▁▂▃▄▅▆▇█"
+# Narrower ranges are drawn flat: noise is not to look like mountains.
+_MIN_RANGE = 0.05
+_MAX_BARS = 24
+_MAX_CHANGES = 4
+_MAX_CHARS = 20
+_MAX_POINTS = 40
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: it keeps its series
+class History(Document):
+    """The step times of points over several runs: a document (see `raybench.report.documents`).
+
+    rows: as `raybench.analysis.history.history` gives them, one or more.
+    causes: (point_id, run_id of the run with the step) -> what changed in its environment.
+    """
+
+    rows: Sequence[HistoryRow]
+    causes: Mapping[tuple[str, str], Sequence[Change]]
+
+    @property
+    def title(self) -> str:
+        """Return how many points changed their level, in a sentence."""
+        steps = sum(_is_step(row) for rows in self._series for row in rows)
+        runs = len({row.run_id for rows in self._series for row in rows})
+        points = len({rows[0].point_id for rows in self._series})
+        text = counted(steps, "step") if steps else "no step"
+        return f"{counted(points, 'point')} over {counted(runs, 'run')}: {text}."
+
+    @cached_property
+    def _series(self) -> list[Series]:
+        """Return the rows of each point on each machine, in order of time; with steps first."""
+        found: dict[tuple[str, int], Series] = {}
+        for row in self.rows:
+            found.setdefault((row.point_id, row.machine), []).append(row)
+        return sorted(found.values(), key=lambda rows: not any(map(_is_step, rows)))
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the tables of points, those with steps first; of one point alone, all its runs."""
+        series = self._series
+        if len(series) == 1:
+            yield Line(text=_bars(series[0]), is_apart=True)
+            yield _runs(series[0])
+        else:
+            yield from _tables(series)
+        steps = [
+            self._step(row, is_named=len(series) > 1)
+            for rows in series
+            for row in rows
+            if _is_step(row)
+        ]
+        if steps:
+            yield Listing(title="Steps", lines=steps, is_quoted=True)
+
+    def members(self) -> Mapping[str, Any]:
+        """Return the member of the JSON object: points, with what was read and the levels."""
+        names = (*POINT_COLUMNS, "machine", "level_ms", "step")
+        return {"points": [{name: getattr(row, name) for name in names} for row in self.rows]}
+
+    def _step(self, row: HistoryRow, *, is_named: bool) -> tuple[str, str]:
+        """Return a step's size, and when it came with what changed in the environment."""
+        changes = self.causes.get((row.point_id, row.run_id), ())
+        phrases = [
+            f"{one.name} {before_and_now(one, _MAX_CHARS)}" for one in changes[:_MAX_CHANGES]
+        ]
+        more = [f"and {len(changes) - _MAX_CHANGES} more"] * (len(changes) > _MAX_CHANGES)
+        where = "; ".join([*phrases, *more]) or "nothing changed that the tables tell"
+        point = f"{row.point_id} " if is_named else ""
+        return (
+            f"{point}{percent(row.step)}",
+            f"{formatting.when(row.started_at)}, {row.run_id}: {where}",
+        )
+
+
+def _tables(series: Sequence[Series]) -> Iterator[Block]:
+    """Yield a table for each workload, of the points that have a history."""
+    with_history = [rows for rows in series if len(rows) > 1]
+    shown = with_history[:_MAX_POINTS]
+    for workload in dict.fromkeys(rows[0]["workload"] for rows in shown):
+        members = [rows for rows in shown if rows[0]["workload"] == workload]
+        yield _points(members, varying([rows[-1] for rows in members], params_first=True))
+    hidden = len(with_history) - len(shown)
+    if hidden > 0:
+        text = f"{hidden} more points have a history; --json has all"
+        yield Line(text=text, is_apart=True)
+    if lone := len(series) - len(with_history):
+        noun = "1 point was" if lone == 1 else f"{lone} points were"
+        yield Line(text=f"{noun} measured by one run only.", is_apart=True)
+
+
+def _bars(rows: Sequence[HistoryRow]) -> str:
+    return sparkline([row.step_ms_p50 for row in rows if row.step_ms_p50 is not None])
+
+
+def sparkline(times: Sequence[float]) -> str:
+    """Return a bar for each run, on a scale of 5 % at least; the last ones where there are many."""
+    values = np.log(np.asarray(times[-_MAX_BARS:], dtype=np.float64))
+    span = max(float(np.ptp(values)), _MIN_RANGE)
+    low = (values.max() + values.min() - span) / 2
+    places = np.clip(((values - low) / span * len(_BARS)).astype(int), 0, len(_BARS) - 1)
+    return "".join(_BARS[place] for place in places)
+
+
+def _is_step(row: HistoryRow) -> bool:
+    return row.step is not None
+
+
+def _points(series: Sequence[Series], names: Sequence[str]) -> Table:
+    def text(title: str, name: str) -> ColumnOf[Series]:
+        column = Column(title=title, is_text=True, min_chars=SETTING_CHARS)
+        return column, lambda rows: _setting(rows[-1], name)
+
+    has_machines = len({rows[0]["machine"] for rows in series}) > 1
+    columns: list[ColumnOf[Series]] = [
+        (Column(title="point", is_text=True), lambda rows: rows[-1]["point_id"]),
+        *(text(formatting.heading(name), name) for name in names),
+        *([text("device", "device_name")] if has_machines else []),
+        (Column(title="runs"), lambda rows: str(len(rows))),
+        (Column(title="last ms"), lambda rows: formatting.number(rows[-1]["step_ms_p50"])),
+        # Of the last level from the first one.
+        (
+            Column(title="change"),
+            lambda rows: (
+                percent(rows[-1]["level_ms"] / rows[0]["level_ms"] - 1)
+                if any(map(_is_step, rows))
+                else ""
+            ),
+        ),
+        (Column(title="by run", is_text=True), _bars),
+    ]
+    return make_table(series, columns, kind=str(series[0][0]["workload"]))
+
+
+def _setting(row: HistoryRow, name: str) -> str:
+    value = setting(row, name)
+    if not formatting.has_value(value):
+        return ""
+    # A column of integers with nulls holds floats.
+    return formatting.setting(name, int(value) if isinstance(value, float) else value)
+
+
+def _runs(rows: Sequence[HistoryRow]) -> Table:
+    unit = formatting.unit_of(rows)
+    columns: list[ColumnOf[HistoryRow]] = [
+        (
+            Column(title="started, UTC", is_text=True),
+            lambda row: f"{row.started_at:%Y-%m-%d %H:%M}",
+        ),
+        (
+            Column(title="run", is_text=True, min_chars=SETTING_CHARS * 3),
+            lambda row: row.run_id,
+        ),
+        (Column(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
+        (
+            Column(title=f"level {unit.name}"),
+            lambda row: formatting.time_in(unit, row.level_ms),
+        ),
+        (Column(title="change"), lambda row: percent(row.step) if _is_step(row) else ""),
+    ]
+    return make_table(rows, columns)

@@ -1,0 +1,147 @@
+"""Failures and warnings of points, grouped: one message for all points that say the same.
+
+The tables hold warnings and failures as texts. Texts that differ in figures only are one message,
+with the range of each figure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from raybench.analysis.rounds import LARGEST_DRIFT, Trials
+from raybench.report import formatting
+from raybench.report.blocks import MessageGroup
+from raybench.report.what_ran import kernels_of
+
+Row = Any
+
+# A figure with its unit. The rank that a sentence begins with is none: rank 1 and rank 3 are not
+# "rank 1 to 3".
+_FIGURE = re.compile(r"±?(?<!\d)(?<!^rank )\d+(?:[.,]\d+)*(?: (?:[KMGT]iB|bytes)\b|%)?")
+_BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_MAX_RANKS = 4
+
+
+def group_messages(
+    texts: Iterable[str], rows: Sequence[Row] | None = None
+) -> tuple[MessageGroup, ...]:
+    """Return each text once, in the order of the first ones, whatever figures it holds.
+
+    rows: the failed point of each text, of which the places are named.
+    """
+    alike: dict[str, list[tuple[str, Row | None]]] = {}
+    for place, text in enumerate(texts):
+        row = rows[place] if rows is not None else None
+        alike.setdefault(_FIGURE.sub("#", text), []).append((text, row))
+    return tuple(
+        MessageGroup(
+            text=_with_ranges([text for text, _ in members]),
+            count=len(members),
+            where=_places([row for _, row in members if row is not None]),
+        )
+        for members in alike.values()
+    )
+
+
+def _with_ranges(texts: Sequence[str]) -> str:
+    """Return texts that differ in figures only as one: `tried 1.5 to 4.5 GiB`."""
+    columns = zip(*(_FIGURE.findall(text) for text in texts), strict=True)
+    ranges = iter([_range(figures) for figures in columns])
+    return _FIGURE.sub(lambda _: next(ranges), texts[0])
+
+
+def _range(figures: Sequence[str]) -> str:
+    ordered = sorted(dict.fromkeys(figures), key=_size)
+    lowest, highest = ordered[0], ordered[-1]
+    if len(ordered) == 1:
+        return lowest
+    if lowest.partition(" ")[2] == highest.partition(" ")[2]:
+        lowest = lowest.partition(" ")[0]
+    return f"{lowest} to {highest}"
+
+
+def _size(figure: str) -> list[float]:
+    """Return a key that sorts figures by size, sizes by bytes, and versions part by part."""
+    digits, _, unit = figure.replace(",", "").strip("±%").partition(" ")
+    parts = digits.split(".") if digits.count(".") > 1 else [digits]
+    return [float(part) * _BYTES.get(unit, 1) for part in parts]
+
+
+def failures(rows: Iterable[Row]) -> tuple[MessageGroup, ...]:
+    """Return how the points that are not ok ended, and why; rows of `points`."""
+    failed = [row for row in rows if row["status"] != "ok"]
+    return group_messages(map(_reason, failed), failed)
+
+
+def _reason(row: Row) -> str:
+    """Return status and message, without the place that the message begins with."""
+    message = row["error_message"]
+    if not formatting.has_value(message):
+        message = "no reason known"
+    if formatting.has_value(row["error_host"]):
+        place = f"rank {row['error_rank']} ({row['error_host']}, {row['error_device']}): "
+        message = message.removeprefix(place)
+    text = formatting.failure(row["status"], row["error_type"], message)
+    return f"{formatting.STATUS_WORDS[row['status']]}: {text}"
+
+
+def _places(rows: Sequence[Row]) -> str:
+    """Name ranks, hosts and devices of failures; empty where they are not known."""
+    known = ("error_rank", "error_host")
+    placed = [row for row in rows if all(formatting.has_value(row[name]) for name in known)]
+    if not placed:
+        return ""
+    ranks = sorted({int(row["error_rank"]) for row in placed})
+    hosts, devices = (
+        list(dict.fromkeys(row[name] for row in placed)) for name in ("error_host", "error_device")
+    )
+    if len(ranks) == len(hosts) == len(devices) == 1:
+        return f"rank {ranks[0]}, {hosts[0]}, {devices[0]}"
+    # In each of these points one rank has failed, not always the same one.
+    if len(ranks) == 1:
+        who = f"rank {ranks[0]}"
+    elif len(ranks) > _MAX_RANKS:
+        who = f"one rank each, of {ranks[0]} to {ranks[-1]},"
+    else:
+        who = f"one rank each, {', '.join(map(str, ranks[:-1]))} or {ranks[-1]},"
+    return f"{who} on {formatting.some(hosts)}"
+
+
+def reasons_without_speed_up(rows: Iterable[Row]) -> list[str]:
+    """Return why points have no speed-up; why baseline points have none only if nothing else."""
+    without = [row for row in rows if formatting.has_value(row["why"])]
+    others = [row for row in without if not row["is_baseline"]]
+    return [row["why"] for row in others or without]
+
+
+def warnings_of(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the warnings of points, except those that say why there is no speed-up."""
+    bases = {row["series"]: row for row in rows if row["is_baseline"]}
+    for row in rows:
+        texts = () if row["warnings"] is None else row["warnings"]
+        yield from (text for text in texts if text != row["why"])
+        if formatting.has_value(ratio := row["clock_ratio"]):
+            yield (
+                f"SM clocks are {formatting.ratio(ratio)} times those of the baseline point, by "
+                "the power cap; at most so much of the speed-up is due to them"
+            )
+        base: Row = bases.get(row["series"], row)
+        own, others = kernels_of(row), kernels_of(base)
+        is_asked = row["params"].get("attention") != base["params"].get("attention")
+        if own and others and own != others and not is_asked:
+            yield (
+                f"attention by {', '.join(own)}, at the baseline point by {', '.join(others)}: "
+                "speed-ups are of the kernels too"
+            )
+
+
+def drift_warnings(trials: Trials, ranks: str) -> Iterator[str]:
+    """Yield a sentence for each control that moved between the ends of a block."""
+    for number, block, drift in trials.drifts():
+        yield (
+            f"round {number}: at the end of the block of {block} {ranks} the control took "
+            f"{abs(drift):.1%} {'longer' if drift > 0 else 'less'} than at first, more than "
+            f"{LARGEST_DRIFT:.0%}: the machine drifts; ratios are taken against the mean of both"
+        )

@@ -1,0 +1,439 @@
+"""The points of a run, and everything about one of them, as documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from raybench.analysis.rows import BY_NAME, MAIN_RATES, value_of, workload_metrics
+from raybench.analysis.step_times import SlowestRegion
+from raybench.records.metric import Metric
+from raybench.report import formatting
+from raybench.report.blocks import (
+    SETTING_CHARS,
+    Block,
+    Column,
+    ColumnOf,
+    Line,
+    Listing,
+    Table,
+    make_table,
+    metric_column,
+)
+from raybench.report.documents import Document
+from raybench.report.json_text import records as json_records
+from raybench.report.plain_text import plain_lines, shorten
+from raybench.report.point_settings import setting_columns
+from raybench.report.sections.ranks import ranks_of_point
+from raybench.results.point_row import PointRow
+
+Row = Any
+
+_REASON_CHARS = 80
+_MIN_REASON_CHARS = 24
+# A model has hundreds of modules; the table `modules` holds the rest.
+_MAX_MODULES = 20
+_MODULE_CHARS = 20
+# The end of a traceback or a log says most; `--json` has all of it.
+_DETAIL_LINES = 15
+# These have a place of their own.
+_APART = ("methods", "error_detail", "workload_metrics", "workload_headings")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointList(Document):
+    """The points of one run: a document (see `raybench.report.documents`).
+
+    busy_pct: of each point, as `raybench.analysis.step_times.busy_pct` finds it.
+    """
+
+    run_id: str
+    points: Sequence[PointRow]
+    busy_pct: Sequence[float | None]
+
+    @property
+    def title(self) -> str:
+        """Return nothing: the table speaks for itself."""
+        return ""
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the table: the settings that vary among the points, and what was measured."""
+        if not self.points:
+            yield Line(text="No point has been finished yet.")
+        else:
+            yield _points_table(self.points, self.busy_pct)
+
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object: run_id and points, with all columns."""
+        shares = zip(self.points, self.busy_pct, strict=True)
+        points = [{**vars(row), "busy_pct": share} for row, share in shares]
+        return {"run_id": self.run_id, "points": points}
+
+
+def _points_table(rows: Sequence[PointRow], busy_pct: Sequence[float | None]) -> Table:
+    """Return the table of the points.
+
+    Where it is too wide, it is shown without further metrics, then without reasons of failures,
+    without the rate, and without a status that is ok everywhere.
+    """
+    unit = formatting.unit_of(rows)
+    found = [m for m in MAIN_RATES if any(formatting.has_value(row[m.name]) for row in rows)]
+    rates = [*found, *workload_metrics(rows)]
+    extras = [*rates[1:], BY_NAME["step_ms_p99"], BY_NAME["peak_mem_allocated_bytes"]]
+    count = len(extras)
+    is_all_ok = all(row["status"] == "ok" for row in rows)
+
+    def of_metric(metric: Metric, drop: int, unit: formatting.Unit) -> ColumnOf[int]:
+        column = metric_column(metric, unit, {}, drop)
+        return column, lambda place: formatting.metric(metric, value_of(rows[place], metric), unit)
+
+    def busy(place: int) -> str:
+        share = busy_pct[place]
+        return "" if share is None else formatting.percent(share / 100)
+
+    columns: list[ColumnOf[int]] = [
+        (Column(title="point", is_text=True), lambda place: str(rows[place]["point_id"])),
+        *(
+            [(Column(title="round", is_text=True), lambda place: _round(rows[place]))]
+            if _has_rounds(rows)
+            else []
+        ),
+        *(
+            (column, lambda place, cells=cells: cells[place])
+            for column, cells in setting_columns(rows)
+        ),
+        (
+            Column(title="status", is_text=True, drop=count + 3 if is_all_ok else None),
+            lambda place: formatting.STATUS_WORDS[rows[place]["status"]],
+        ),
+        (
+            Column(title=f"step {unit.name}"),
+            lambda place: formatting.step_in(unit, rows[place]),
+        ),
+        *(of_metric(metric, count + 2, formatting.MILLISECONDS) for metric in rates[:1]),
+        *(of_metric(metric, count - place, unit) for place, metric in enumerate(extras)),
+        # How much of the time the least busy device of the point ran a kernel.
+        (Column(title="busy", drop=0), busy),
+        (
+            Column(title="reason", is_text=True, min_chars=_MIN_REASON_CHARS, drop=count + 1),
+            lambda place: shorten(_reason(rows[place]), _REASON_CHARS),
+        ),
+    ]
+    return make_table(range(len(rows)), columns)
+
+
+def _has_rounds(rows: Sequence[Row]) -> bool:
+    return any(formatting.has_value(row["round"]) and row["round"] > 1 for row in rows)
+
+
+def _round(row: Row) -> str:
+    """Return the number of the round, and whether the point is a control in it."""
+    number = f"{row['round']:.0f}" if formatting.has_value(row["round"]) else ""
+    return f"{number} control" if formatting.has_value(row["control_of"]) else number
+
+
+def _reason(row: Row) -> str:
+    message = row["error_message"]
+    if not formatting.has_value(message):
+        return ""
+    return formatting.failure(row["status"], row["error_type"], message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointDetails(Document):
+    """Everything about a point: a document (see `raybench.report.documents`).
+
+    row: the latest attempt, of `points`. attempts: all of them, in order. ranks, modules, regions,
+    states, steps_ms: as the functions of `raybench.analysis.step_times` give them; empty where
+    modules were not profiled, the step names no regions or devices were not sampled.
+    traces: paths. wrote_logs: whether there is text of its ranks. units: of all columns.
+    """
+
+    row: PointRow
+    ranks: pd.DataFrame
+    modules: pd.DataFrame
+    states: pd.DataFrame
+    traces: Sequence[str]
+    wrote_logs: bool = False
+    attempts: Sequence[PointRow] = ()
+    regions: Sequence[SlowestRegion] = ()
+    steps_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    units: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Return nothing: the first line names the point."""
+        return ""
+
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object.
+
+        point, ranks, modules, regions, devices (their states), traces, attempts.
+        """
+        return {
+            "point": vars(self.row),
+            "ranks": json_records(self.ranks),
+            "modules": json_records(self.modules),
+            "regions": list(map(vars, self.regions)),
+            "devices": json_records(self.states),
+            "traces": list(self.traces),
+            "attempts": list(map(vars, self.attempts)),
+        }
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield all that is known of the latest attempt, and how the earlier ones ended."""
+        yield Listing(lines=self._facts(), is_quoted=True)
+        yield from self._error_detail()
+        if len(self.attempts) > 1:
+            yield _attempts(self.attempts)
+        methods = self.row["methods"]
+        if isinstance(methods, Mapping) and methods:
+            lines = list(_methods(methods))
+            yield Listing(title="How each was measured", lines=lines, is_quoted=True)
+        tables = (
+            histogram(self.steps_ms),
+            _ranks(self.ranks),
+            ranks_of_point(self.row, formatting.unit_of([self.row])),
+            _regions(self.regions),
+            _states(self.states),
+            _modules(self.modules),
+        )
+        for table in tables:
+            if table is not None and table.rows:
+                yield table
+                yield from [Line(text=table.note)] if table.note else []
+        if self.wrote_logs:
+            text = "What its ranks wrote: the same command with --logs"
+            yield Line(text=text, is_apart=True)
+        if self.traces:
+            yield Line(text="Traces, for ui.perfetto.dev", tone="strong", is_apart=True)
+            yield from (Line(text=path, is_whole=True) for path in self.traces)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Return the columns that hold a value, then the metrics of the workload's own."""
+        row = {
+            name: value[:12] if name.endswith("_sha256") and isinstance(value, str) else value
+            for name, value in self.row.items()
+        }
+        facts = [
+            (name, text)
+            for name, value in row.items()
+            if name not in _APART and (text := _value(value, self.units.get(name, "")))
+        ]
+        own = workload_metrics([self.row])
+        return facts + [(m.title, formatting.metric(m, value_of(self.row, m))) for m in own]
+
+    def _error_detail(self) -> Iterator[Line]:
+        detail = self.row["error_detail"]
+        lines = plain_lines(detail) if formatting.has_value(detail) else []
+        if lines:
+            last = lines[-_DETAIL_LINES:]
+            cut = f", the last {len(last)} of {len(lines)} lines" if len(lines) > len(last) else ""
+            yield Line(text=f"error_detail{cut}", tone="strong", is_apart=True)
+            yield from (Line(text=text, is_indented=True) for text in last)
+
+
+def _attempts(attempts: Sequence[Row]) -> Table:
+    columns: list[ColumnOf[Row]] = [
+        (Column(title="attempt", is_text=True), lambda row: str(row["attempt"])),
+        (
+            Column(title="round", is_text=True),
+            lambda row: _round(row) if _has_rounds(attempts) else "",
+        ),
+        (
+            Column(title="status", is_text=True),
+            lambda row: formatting.STATUS_WORDS[row["status"]],
+        ),
+        (
+            Column(title="started, UTC", is_text=True),
+            lambda row: f"{row['started_at']:%Y-%m-%d %H:%M:%S}",
+        ),
+        (Column(title="took s"), lambda row: formatting.number(row["duration_s"], 3)),
+        (Column(title="reason", is_text=True, min_chars=SETTING_CHARS), _reason),
+    ]
+    return make_table(attempts, columns, kind="Attempts")
+
+
+def _methods(methods: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each column and how it was measured; `the same` where the one before says it."""
+    last = ""
+    for name, text in methods.items():
+        yield name, "the same" if text == last else text
+        last = text
+
+
+def _value(value: Any, unit: str) -> str:
+    """Return a cell and its unit; empty for null and for an empty list or map."""
+    if isinstance(value, Mapping):
+        return formatting.settings({name: _in_few_digits(one) for name, one in value.items()})
+    if isinstance(value, list | tuple):
+        return "; ".join(str(_in_few_digits(item)) for item in value)
+    if not formatting.has_value(value):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat(timespec="seconds"))
+    if unit == "bytes":
+        return formatting.size(value)
+    return f"{_in_few_digits(value)} {unit}".rstrip()
+
+
+def _in_few_digits(value: Any) -> Any:
+    return formatting.number(value) if isinstance(value, float) else value
+
+
+def _ranks(ranks: pd.DataFrame) -> Table | None:
+    if ranks.empty:
+        return None
+    names = {"median ms": 2, "min ms": 3, "max ms": 4, "data ms": 5}
+    columns: list[ColumnOf[tuple[Any, ...]]] = [
+        (Column(title="rank"), lambda row: str(row[0])),
+        (Column(title="iterations"), lambda row: str(row[1])),
+        *(
+            (Column(title=name), lambda row, place=place: formatting.number(row[place]))
+            for name, place in names.items()
+        ),
+    ]
+    return make_table(list(ranks.itertuples(index=False, name=None)), columns)
+
+
+def _regions(regions: Sequence[SlowestRegion]) -> Table | None:
+    if not regions:
+        return None
+    columns: list[ColumnOf[Row]] = [
+        (
+            Column(title="region", is_text=True, min_chars=_MODULE_CHARS),
+            lambda row: str(row["region"]),
+        ),
+        (Column(title="calls"), lambda row: str(row["calls"])),
+        (Column(title="ms"), lambda row: formatting.part_ms(row["region_ms"])),
+        (Column(title="of the step"), lambda row: formatting.percent(row["share_pct"] / 100)),
+    ]
+    kind = "Regions of the step, after the timed steps"
+    return make_table(regions, columns, kind=kind)
+
+
+def _states(states: pd.DataFrame) -> Table | None:
+    """Return what was sampled of the devices, from the least to the most."""
+    if states.empty:
+        return None
+    heads = {
+        "sm_clock_mhz": "SM MHz",
+        "memory_clock_mhz": "memory MHz",
+        "power_w": "W",
+        "temperature_c": "degC",
+        "gpu_utilization_pct": "busy %",
+    }
+    columns: list[ColumnOf[Row]] = [
+        (
+            Column(title="device", is_text=True),
+            lambda row: f"{row['node_id'][:8]}:{row['index']}",
+        ),
+        *(
+            (
+                Column(title=head),
+                lambda row, name=name: _span(row[f"{name}_min"], row[f"{name}_max"]),
+            )
+            for name, head in heads.items()
+        ),
+        (
+            Column(title="throttled by", is_text=True, min_chars=SETTING_CHARS),
+            lambda row: ", ".join(row["throttle_reasons"]),
+        ),
+    ]
+    kind = f"All devices of the run meanwhile, {states['samples'].max()} samples each"
+    return make_table(states.to_dict("records"), columns, kind=kind)
+
+
+def _span(least: float, most: float) -> str:
+    if not formatting.has_value(least) or not formatting.has_value(most):
+        return ""
+    low, high = f"{least:.0f}", f"{most:.0f}"
+    return low if low == high else f"{low}-{high}"
+
+
+def _modules(modules: pd.DataFrame) -> Table | None:
+    if modules.empty:
+        return None
+    more = len(modules) - _MAX_MODULES
+    hidden = f"; {more} more are in the table `modules`" if more > 0 else ""
+
+    def name(title: str, column: str, otherwise: str = "") -> ColumnOf[Row]:
+        shown = Column(title=title, is_text=True, min_chars=_MODULE_CHARS)
+        return shown, lambda row: row[column] or otherwise
+
+    columns: list[ColumnOf[Row]] = [
+        name("module", "module", "(the model)"),
+        name("class", "kind"),
+        (Column(title="calls"), lambda row: str(row["calls"])),
+        (Column(title="forward ms"), lambda row: formatting.part_ms(row["forward_ms"])),
+        (Column(title="backward ms"), lambda row: formatting.part_ms(row["backward_ms"])),
+    ]
+    kind = f"Modules with their children, per step{hidden}"
+    return make_table(modules.head(_MAX_MODULES).to_dict("records"), columns, kind=kind)
+
+
+Times = NDArray[np.float64]
+
+# Fewer say nothing that their minimum, median and maximum do not say.
+_LEAST = 8
+_MOST_BARS = 12
+_BAR_CHARS = 40
+# Of the largest time; nearer ones leave no room for ranges between them.
+_SAME = 1e-6
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+# A few steps that are far slower than the rest would leave one bar for all others.
+_FAR_QUARTILES = 4.0
+
+
+def histogram(times_ms: Times) -> Table | None:
+    """Return a table with a bar for each of at most 12 equal ranges of step times.
+
+    None for fewer than 8 times, and where all are the same, to a millionth.
+
+    Times beyond the third quartile by four times the distance of the quartiles share the last bar,
+    whose range is wider than the others: each range is shown with both of its ends.
+    """
+    if len(times_ms) < _LEAST or np.ptp(times_ms) <= _SAME * times_ms.max():
+        return None
+    is_short = formatting.is_short(float(np.median(times_ms)))
+    times = times_ms * 1000 if is_short else times_ms
+    starts, ends, counts = _bars(times)
+    # So many that the ends of neighbouring ranges differ.
+    digits = max(0, 1 - math.floor(math.log10(float(ends[0] - starts[0]))))
+    rows = []
+    for start, end, count in zip(starts, ends, counts, strict=True):
+        eighths = math.ceil(count / counts.max() * _BAR_CHARS * 8)
+        bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        rows.append([f"{start:,.{digits}f}", f"{end:,.{digits}f}", str(count), bar])
+    unit = "µs" if is_short else "ms"
+    columns: list[ColumnOf[list[str]]] = [
+        (Column(title=f"from {unit}"), lambda row: row[0]),
+        (Column(title=f"to {unit}"), lambda row: row[1]),
+        (Column(title="steps"), lambda row: row[2]),
+        (Column(title="", is_text=True), lambda row: row[3]),
+    ]
+    return make_table(rows, columns, kind="Step times, per iteration of the slowest rank")
+
+
+def _bars(times: Times) -> tuple[Times, Times, NDArray[np.int64]]:
+    """Return the lower and upper ends of the ranges, and how many times are in each."""
+    first, third = np.percentile(times, [25, 75])
+    limit = third + _FAR_QUARTILES * (third - first) if third > first else times.max()
+    near, far = times[times <= limit], times[times > limit]
+    bars = min(_MOST_BARS, math.ceil(2 * math.sqrt(len(times))))
+    counts, edges = np.histogram(near, bins=bars)
+    if not len(far):
+        return edges[:-1], edges[1:], counts
+    return (
+        np.append(edges[:-1], far.min()),
+        np.append(edges[1:], far.max()),
+        np.append(counts, len(far)),
+    )

@@ -1,0 +1,167 @@
+"""The report of a run: what each format shows of its summary, in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from raybench.report import formatting, insight_text
+from raybench.report.blocks import (
+    HOW_TO_ADD_ROUNDS,
+    Block,
+    Legend,
+    Line,
+    Listing,
+    Messages,
+    Table,
+)
+from raybench.report.documents import Document
+from raybench.report.sections import Section, all_sections
+from raybench.report.summary import Summary
+from raybench.sweep.rounds import WORTHWHILE
+
+_ONE_START = f"one start; `--set measure.rounds={WORTHWHILE}` gives an interval"
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
+class RunReport(Document):
+    """A document (see `raybench.report.documents`) of one run."""
+
+    summary: Summary
+
+    @property
+    def title(self) -> str:
+        """Return the run's id, after the job's name where that is another."""
+        return formatting.title(self.summary.run)
+
+    @cached_property
+    def lead(self) -> str:
+        """Return what the run found in a sentence without full stop; empty where nothing ran."""
+        summary = self.summary
+        leads = (section.lead(summary) for section in self._sections if section.lead)
+        text = next(filter(None, leads), "") or insight_text.lead(
+            summary.insights, summary.run.baseline, summary.ranks, self._why_not_compared()
+        )
+        if text and not summary.largest_batches and summary.has_one_start:
+            text += f"; {_ONE_START}"
+        return text
+
+    def _why_not_compared(self) -> str:
+        """Return how many points should have been compared and are not, and why."""
+        rows = self.summary.rows
+        others = [row for row in rows if row["status"] == "ok" and not row["is_baseline"]]
+        reasons = Counter(row["why"] for row in others if formatting.has_value(row["why"]))
+        if not reasons or not self.summary.run.baseline:
+            return ""
+        count = sum(reasons.values())
+        if count == len(others):
+            return f"no point has a speed-up: {reasons.most_common(1)[0][0]}"
+        are = "is" if count == 1 else "are"
+        text = f"{count} of {len(others)} points {are} not compared"
+        return f"{text}: {next(iter(reasons))}" if len(reasons) == 1 else text
+
+    @cached_property
+    def _sections(self) -> list[Section]:
+        return [section for section in all_sections() if section.applies(self.summary)]
+
+    @cached_property
+    def sections(self) -> list[tuple[Section, list[Listing | Table]]]:
+        """Return the sections that apply, each with its listings and tables."""
+        return [(section, list(section.blocks(self.summary))) for section in self._sections]
+
+    @property
+    def listings(self) -> list[Listing]:
+        """Return the findings, those of sections that answer the question first."""
+        own = list(insight_text.listings(self.summary.insights, self.summary.run.baseline))
+        first, after = (
+            [
+                block
+                for section, blocks in self.sections
+                for block in blocks
+                if isinstance(block, Listing) and bool(section.lead) == is_first
+            ]
+            for is_first in (True, False)
+        )
+        return [*first, *own, *after]
+
+    @property
+    def tables(self) -> list[tuple[Section, list[Table]]]:
+        """Return the sections that have tables, with these."""
+        tables = (
+            (section, [block for block in blocks if isinstance(block, Table)])
+            for section, blocks in self.sections
+        )
+        return [(section, found) for section, found in tables if found]
+
+    @property
+    def messages(self) -> list[Messages]:
+        """Return what went wrong, is missing or is doubtful."""
+        found = {
+            "Failed and skipped points": self.summary.failures,
+            "Without speed-up": self.summary.without_speed_up,
+            "Warnings": self.summary.warnings,
+        }
+        return [Messages(title=title, groups=groups) for title, groups in found.items() if groups]
+
+    @property
+    def key_figures(self) -> list[insight_text.KeyFigure]:
+        """Return at most four large figures."""
+        summary = self.summary
+        return insight_text.key_figures(summary.insights, summary.run.baseline, summary.ranks)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield what follows the title in a text."""
+        summary = self.summary
+        if self.lead:
+            yield Line(text=formatting.sentence(self.lead), tone="strong")
+        lost, shared = formatting.some(summary.lost_nodes), formatting.settings(summary.shared)
+        head = (
+            summary.machine,
+            f"{summary.course}; {summary.counts}",
+            f"nodes lost: {lost}" if lost else "",
+            formatting.versions(summary.versions),
+            f"in all points: {shared}" if shared else "",
+        )
+        for place, text in enumerate(filter(None, head)):
+            yield Line(text=text, is_apart=bool(self.lead) and place == 0)
+        yield from self.listings
+        tables = [table for _, tables in self.tables for table in tables]
+        yield from tables
+        if not tables:
+            yield Line(text="No point has been finished yet.", is_apart=True)
+        yield Legend()
+        yield from self.messages
+        if summary.more_rounds:
+            text = f"{summary.more_rounds.sentence}: {HOW_TO_ADD_ROUNDS}"
+            yield Line(text=text, tone="aside", is_apart=True)
+
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object.
+
+        run, machine, lead, insights, lost_nodes, points (all columns and those of
+        `raybench.analysis.scaling`), largest_batches, failures, warnings, plus_minus (what
+        intervals hold over), more_rounds (what they would cost and give), regions (of the step, by
+        point).
+        """
+        summary = self.summary
+        return {
+            "run": asdict(summary.run),
+            "machine": summary.machine,
+            "lead": self.lead,
+            "insights": _as_dicts(summary.insights),
+            "lost_nodes": summary.lost_nodes,
+            "points": list(map(vars, summary.rows)),
+            "largest_batches": _as_dicts(summary.largest_batches),
+            "failures": _as_dicts(summary.failures),
+            "warnings": _as_dicts(summary.warnings),
+            "plus_minus": summary.plus_minus,
+            "more_rounds": asdict(summary.more_rounds) if summary.more_rounds else None,
+            "regions": {name: list(map(vars, found)) for name, found in summary.regions.items()},
+        }
+
+
+def _as_dicts(values: Sequence[Any]) -> list[dict[str, Any]]:
+    return [asdict(one) for one in values]

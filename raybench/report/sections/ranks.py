@@ -1,0 +1,144 @@
+"""The section of ranks: what each does in a step, and what a clock of the host says of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from raybench.analysis.ranks import (
+    MOST_RANKS,
+    RankStep,
+    WallClock,
+    ranks_of_step,
+    telling_ranks,
+    wall_clock,
+)
+from raybench.analysis.settings import varying
+from raybench.report import formatting
+from raybench.report.blocks import Column, ColumnOf, Listing, Table, make_table
+from raybench.report.sections import Section
+from raybench.report.tables import groups_of_points, table_of_points
+from raybench.results.metrics.parts import is_slowed_by_one_rank
+
+if TYPE_CHECKING:
+    from raybench.report.summary import Summary
+
+Row = Any
+
+NOTE = (
+    "Ranks: computes, idle, waits and exchange add up to the step on each. Waits: for the slowest "
+    "rank. Exchange: the step beyond the slowest rank's own. *: the rank whose clock scripts "
+    "usually read."
+)
+_CLOCK_NOTE = (
+    "Not waited, waited: what time.time() says of one step that begins on an idle device, until it "
+    "is issued, and until the device is done."
+)
+_CLOCK_TITLE = "What time.time() on rank 0 says of a step"
+
+
+def _rank_columns(unit: formatting.Unit) -> list[ColumnOf[RankStep]]:
+    def time(name: str) -> Callable[[RankStep], str]:
+        return lambda one: "" if (ms := getattr(one, name)) is None else formatting.part(ms, unit)
+
+    return [
+        (Column(title="rank"), lambda one: _rank_name(one.rank)),
+        *(
+            (Column(title=name), time(f"{name}_ms"))
+            for name in ("computes", "idle", "waits", "exchange")
+        ),
+    ]
+
+
+def _rank_name(rank: int) -> str:
+    """Return the number of a rank; that of rank 0 has a mark, since scripts time by its clock."""
+    return str(rank) if rank else "0*"
+
+
+def _tables(report: Summary) -> Iterator[Table]:
+    """Yield tables of the points in which one rank slows the others: a line for each rank."""
+    if report.fleets:
+        return  # Tables of uneven shares show the ranks themselves.
+    unit = report.layout.unit
+    slowed = [row for row in report.rows if row["status"] == "ok" and is_slowed_by_one_rank(row)]
+    for names, rows in groups_of_points(slowed, report.layout):
+        lines = [(row, rank) for row in rows for rank in telling_ranks(ranks_of_step(row))]
+        if lines:
+            yield table_of_points(
+                [row for row, _ in lines],
+                names,
+                report.layout,
+                [rank for _, rank in lines],
+                _rank_columns(unit),
+                kind=f"where ranks differ, {unit.name} of each",
+                note=NOTE,
+            )
+
+
+def ranks_of_point(row: Row, unit: formatting.Unit) -> Table | None:
+    """Return a table of the ranks of one point; None where nothing of them is known.
+
+    row: of the table `points`.
+    """
+    steps = {one.rank: one for one in telling_ranks(ranks_of_step(row))}
+    known = [row[f"wall_{name}_ms_by_rank"] for name in ("unsynced", "synced")]
+    has_clocks = all(formatting.has_entries(times) for times in known)
+    clocks = dict(enumerate(zip(*known, strict=True))) if has_clocks else {}
+    columns: list[ColumnOf[int]] = [
+        (column, lambda rank, cell=cell: cell(steps[rank]) if rank in steps else "")  # type: ignore[misc]
+        for column, cell in _rank_columns(unit)[1:]
+    ]
+    columns += [
+        (
+            Column(title=title),
+            lambda rank, place=place: formatting.part(clocks[rank][place], unit) if clocks else "",  # type: ignore[misc]
+        )
+        for place, title in enumerate(("not waited", "waited"))
+    ]
+    shown = sorted(steps) or sorted(clocks)[:MOST_RANKS]
+    if not shown:
+        return None
+    notes = [NOTE] * bool(steps) + [_CLOCK_NOTE] * bool(clocks)
+    return make_table(
+        shown,
+        [(Column(title="rank"), _rank_name), *columns],
+        kind=f"Each rank's step, {unit.name}, from steps after the timed ones",
+        note=" ".join(notes),
+    )
+
+
+def _clock_lines(rows: Sequence[Row], ranks: str) -> list[tuple[str, str]]:
+    """Return (how the clock is used, the step by it over the measured one, least to most)."""
+    timed = [(row, wall) for row in rows if row["status"] == "ok" and (wall := wall_clock(row))]
+    if not timed:
+        return []
+    names = varying([row for row, _ in timed], always=("world_size",))
+    ways: dict[str, Callable[[WallClock], float]] = {
+        "not waited for": lambda wall: wall.unsynced_ms / wall.step_ms,
+        "waited for in each step": lambda wall: wall.synced_ms / wall.step_ms,
+    }
+    lines = []
+    for way, share in ways.items():
+        ordered = sorted(timed, key=lambda one: share(one[1]))
+        ends = ordered if len(ordered) == 1 else (ordered[0], ordered[-1])
+        phrases = (
+            f"{formatting.ratio(share(wall))}x ({formatting.settings_words(row, names, ranks)})"
+            for row, wall in ends
+        )
+        lines.append((way, " to ".join(phrases)))
+    return lines
+
+
+def _blocks(report: Summary) -> Iterator[Listing | Table]:
+    if lines := _clock_lines(report.rows, report.ranks):
+        yield Listing(title=_CLOCK_TITLE, lines=lines)
+    yield from _tables(report)
+
+
+SECTION = Section(
+    anchor="ranks",
+    title="Ranks that differ",
+    order=30,
+    applies=lambda report: bool(report.rows),
+    blocks=_blocks,
+)

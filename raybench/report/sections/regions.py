@@ -1,0 +1,52 @@
+"""The section of the regions that a step names itself, such as `attention` in a user's class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from raybench.report import formatting
+from raybench.report.blocks import Column, ColumnOf, Table
+from raybench.report.sections import Section
+from raybench.report.tables import groups_of_points, table_of_points
+
+if TYPE_CHECKING:
+    from raybench.report.summary import Summary
+
+_NOTE = (
+    "Regions: parts that the step names itself, each on the rank where it takes longest, and their "
+    "share of the instrumented step in which they were timed."
+)
+
+
+def _tables(report: Summary) -> Iterator[Table]:
+    """Yield a table for each set of parameters, with a line for each region of a point."""
+    unit = report.layout.unit
+    columns: list[ColumnOf[Mapping[str, Any]]] = [
+        (Column(title="region", is_text=True), lambda region: str(region["region"])),
+        (Column(title="time"), lambda region: formatting.part(region["region_ms"], unit)),
+        (Column(title="of step"), lambda region: formatting.percent(region["share_pct"] / 100)),
+    ]
+    for names, rows in groups_of_points(report.rows, report.layout):
+        lines = [
+            (row, region) for row in rows for region in report.regions.get(row["point_id"], ())
+        ]
+        if lines:
+            yield table_of_points(
+                [row for row, _ in lines],
+                names,
+                report.layout,
+                [region for _, region in lines],
+                columns,
+                kind=f"regions of the step, {unit.name}",
+                note=_NOTE,
+            )
+
+
+SECTION = Section(
+    anchor="regions",
+    title="Regions of the step",
+    order=50,
+    applies=lambda report: bool(report.regions),
+    blocks=_tables,
+)
