@@ -1,4 +1,4 @@
-"""Which workers a point gets, on an idle cluster and beside others, and their ranks. Pure."""
+"""Which workers a point gets, on an idle cluster and beside other points, and their ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Isolation = Literal["cluster", "node", "device"]
 
 
 def in_device_order(devices: Sequence[Device]) -> list[int]:
-    """Positions of `devices` by rack, node (its address, then its id), and device index.
+    """Return the positions of `devices`, sorted by rack, node (address, then id) and device index.
 
-    Placement groups and GPU ids follow no order of their own, so ranks would change from run
-    to run. Nodes that share a machine share an address: the node id tells them apart.
+    Placement groups and GPU ids come in any order, so ranks would change from run to run. Nodes
+    that share a machine share an address: the node id tells them apart.
     """
 
     def key(position: int) -> tuple[str, str, str, int, str]:
@@ -30,7 +30,7 @@ def in_device_order(devices: Sequence[Device]) -> list[int]:
 def choose_workers(
     devices: Sequence[Device], world_size: int, strategy: Strategy
 ) -> tuple[int, ...]:
-    """Choose the workers of a point, in the order of `devices`.
+    """Return the positions in `devices` of the workers of a point, in ascending order.
 
     pack fills one node after the other, rack by rack; spread takes from all racks, and in these
     from all nodes, in turn. rail takes devices of the same index on all nodes of a rack, then of
@@ -43,7 +43,7 @@ def choose_workers(
 
 
 def _in_order_of_choice(devices: Sequence[Device], strategy: Strategy) -> list[int]:
-    """All workers, those first that a point of few devices gets."""
+    """Return the positions of all devices; a point of n devices gets the first n."""
     racks: dict[str, dict[str, list[_Place]]] = {}
     for worker_id, device in enumerate(devices):
         node = racks.setdefault(device.rack, {}).setdefault(device.node_id, [])
@@ -54,10 +54,10 @@ def _in_order_of_choice(devices: Sequence[Device], strategy: Strategy) -> list[i
 def shares(
     free: Mapping[str, int], count: int, strategy: Strategy, racks: Mapping[str, str] | None = None
 ) -> dict[str, int]:
-    """How many of `count` devices each node gives, by node id; fewer where fewer are free.
+    """Return by node id how many of `count` devices each node gives; fewer where fewer are free.
 
-    As `choose_workers`, of nodes of which only the number of free devices is known. racks: of the
-    nodes that have one.
+    Like `choose_workers`, where only the number of free devices of each node is known. racks: by
+    node id, of the nodes that have one.
     """
     there: dict[str, dict[str, list[_Place]]] = {}
     for node, number in sorted(free.items()):
@@ -68,7 +68,7 @@ def shares(
 
 
 class _Place(NamedTuple):
-    """A device to be chosen. rail: its index on the node. number: what who chooses calls it."""
+    """A device to choose from. rail: its index on the node. number: its number for the caller."""
 
     node_id: str
     rail: int
@@ -78,7 +78,7 @@ class _Place(NamedTuple):
 def _ordered(
     racks: Mapping[str, Mapping[str, Sequence[_Place]]], strategy: Strategy
 ) -> list[_Place]:
-    """Put all devices into the order in which a point gets them. racks: rack -> node -> its own."""
+    """Return all devices, in the order of choice. racks: rack -> node -> its devices."""
 
     def size(nodes: Mapping[str, Sequence[_Place]]) -> int:
         return sum(map(len, nodes.values()))
@@ -101,7 +101,7 @@ def _in_turn(groups: Iterable[Sequence[_Place]]) -> list[_Place]:
 
 
 def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
-    """Give each device of a group, which are in rank order, its ranks."""
+    """Return the ranks of the devices of a point, which are in rank order."""
     sizes = Counter(device.node_id for device in devices)
     nodes = {node: place for place, node in enumerate(sizes)}
     taken: Counter[str] = Counter()
@@ -121,32 +121,32 @@ def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
 
 
 def idle_nodes(devices: Sequence[Device], count: int, strategy: Strategy) -> frozenset[str]:
-    """Nodes of which a point of so many of these devices has none."""
+    """Return the ids of nodes of which a point of `count` of these devices uses none."""
     ordered = [devices[position] for position in in_device_order(devices)]
     used = choose_workers(ordered, min(count, len(ordered)), strategy)
     return frozenset(one.node_id for one in devices) - {ordered[one].node_id for one in used}
 
 
 def devices_shared(devices: Sequence[Device]) -> list[str]:
-    """UUIDs that more than one worker has: such workers would measure each other."""
+    """Return the UUIDs that several workers have: such workers would measure each other."""
     return [
         uuid for uuid, owners in Counter(device.uuid for device in devices).items() if owners > 1
     ]
 
 
-# How many nodes give so many devices, by that number and the nodes' model.
-_Form = Counter[tuple[int, str]]
+# The shape of a point within a rack: (devices of a node, model of the node) -> number of nodes.
+_Shape = Counter[tuple[int, str]]
 
 
 class DeviceAllocator:
     """The alive workers of a cluster, which of them are taken, and the place for one more point.
 
     A point gets as many devices of as many nodes of the same models as it would get on the idle
-    cluster: what runs beside it changes which ones, never how many it has on one node, or how many
+    cluster: points beside it change which ones, never how many it has on one node, or how many
     nodes of one rack. A node's model is the name of its first device.
 
-    chosen: the workers that points may have, None for all; of the others it is only known whether
-    they are taken.
+    chosen: the workers that points may have, None for all; of the others it only counts which are
+    taken.
     """
 
     def __init__(
@@ -160,8 +160,10 @@ class DeviceAllocator:
         self._strategy, self._isolation = strategy, isolation
         alive = [worker_id for worker_id in in_device_order(devices) if worker_id not in lost]
         self._worker_ids = [one for one in alive if chosen is None or one in chosen]
-        self._elsewhere = {one: devices[one].node_id for one in {*alive} - {*self._worker_ids}}
-        self._strangers: Counter[str] = Counter()
+        self._node_of_unchosen = {
+            one: devices[one].node_id for one in {*alive} - {*self._worker_ids}
+        }
+        self._unchosen_taken: Counter[str] = Counter()
         self._devices = [devices[worker_id] for worker_id in self._worker_ids]
         self._node: dict[int, str] = {}
         self._of_node: dict[str, list[int]] = {}
@@ -183,17 +185,17 @@ class DeviceAllocator:
         # their order.
         self._nodes: dict[tuple[tuple[str, str], int], dict[str, None]] = {}
         for node in self._of_node:
-            self._nodes.setdefault(self._offer(node), {})[node] = None
+            self._nodes.setdefault(self._available(node), {})[node] = None
         # world_size -> idle workers that ran a point together and none since: their process group
-        # may still be there.
-        self._kept: dict[int, dict[tuple[int, ...], None]] = {}
-        # What other allocators chose is no place for points of this one.
-        self._own: set[tuple[int, ...]] = set()
+        # may still exist.
+        self._idle_groups: dict[int, dict[tuple[int, ...], None]] = {}
+        # Groups that this allocator chose; only these are reused for the next point.
+        self._chosen_here: set[tuple[int, ...]] = set()
         self._last_used: dict[int, tuple[int, ...]] = {}
 
     @property
     def alive(self) -> int:
-        """How many workers there are that points may have, taken or not."""
+        """Number of workers that points may have, taken or not."""
         return len(self._worker_ids)
 
     @property
@@ -202,65 +204,73 @@ class DeviceAllocator:
         return not self._taken
 
     def choose(self, world_size: int) -> tuple[int, ...] | None:
-        """Choose the workers of one more point, in rank order; None where it has to wait."""
+        """Return the workers for one more point, in rank order; None where it has to wait.
+
+        They are not taken yet.
+        """
         worker_ids = self._choose(world_size)
         if worker_ids is not None:
-            self._own.add(worker_ids)
+            self._chosen_here.add(worker_ids)
         return worker_ids
 
     def _choose(self, world_size: int) -> tuple[int, ...] | None:
         if world_size > self.alive - len(self._taken):
             return None
         if self._isolation == "cluster":
-            return self._alone(world_size) if self.is_idle else None
-        if kept := next(iter(self._kept.get(world_size, ())), None):
-            return kept
+            return self._on_idle(world_size) if self.is_idle else None
+        if group := next(iter(self._idle_groups.get(world_size, ())), None):
+            return group
         worker_ids = self._find(world_size)
         return (
             None if worker_ids is None else tuple(sorted(worker_ids, key=self._order.__getitem__))
         )
 
     def take(self, worker_ids: Sequence[int]) -> None:
-        """Give these workers to a point; those that are lost stay out."""
+        """Mark these workers as taken by a point; lost ones are ignored."""
         if self._isolation == "cluster":
             self._taken.update(worker_ids)  # nothing else runs: no node is chosen beside others
             return
-        self._change(worker_ids, self._taken.update, strangers=1)
+        self._change(worker_ids, self._taken.update, unchosen=1)
         for worker_id in worker_ids:
             before = self._last_used.get(worker_id, ())
-            self._kept.get(len(before), {}).pop(before, None)
+            self._idle_groups.get(len(before), {}).pop(before, None)
             self._last_used[worker_id] = tuple(worker_ids)
 
     def free(self, worker_ids: Sequence[int]) -> None:
-        """Take these workers back; those that are lost meanwhile stay out."""
+        """Mark these workers as idle again; those that were lost meanwhile are ignored."""
         if self._isolation == "cluster":
             self._taken.difference_update(worker_ids)
             return
-        self._change(worker_ids, self._taken.difference_update, strangers=-1)
-        is_own = tuple(worker_ids) in self._own and self._node.keys() >= set(worker_ids)
-        if len(worker_ids) > 1 and is_own:
-            self._kept.setdefault(len(worker_ids), {})[tuple(worker_ids)] = None
+        self._change(worker_ids, self._taken.difference_update, unchosen=-1)
+        was_chosen_here = tuple(worker_ids) in self._chosen_here and self._node.keys() >= set(
+            worker_ids
+        )
+        if len(worker_ids) > 1 and was_chosen_here:
+            self._idle_groups.setdefault(len(worker_ids), {})[tuple(worker_ids)] = None
 
-    def _alone(self, world_size: int) -> tuple[int, ...]:
+    def _on_idle(self, world_size: int) -> tuple[int, ...]:
         if world_size not in self._on_idle_cluster:
             chosen = self._order_of_choice[:world_size]
             self._on_idle_cluster[world_size] = tuple(sorted(chosen, key=self._order.__getitem__))
         return self._on_idle_cluster[world_size]
 
     def _find(self, world_size: int) -> Sequence[int] | None:
-        """Workers in the form that they have on the idle cluster, rack by rack."""
-        alone, on_rails = self._alone(world_size), self._strategy == "rail"
+        """Return idle workers in the shape that the point has on the idle cluster, rack by rack.
+
+        None where there are none.
+        """
+        alone, on_rails = self._on_idle(world_size), self._strategy == "rail"
         if self.is_idle and on_rails:
             return alone
-        forms: dict[str, _Form] = {}
+        shapes: dict[str, _Shape] = {}
         for node, count in Counter(self._node[worker_id] for worker_id in alone).items():
             rack, model = self._model[node]
-            forms.setdefault(rack, Counter())[count, model] += 1
+            shapes.setdefault(rack, Counter())[count, model] += 1
         found: list[int] = []
         used: set[str] = set()
-        for form in sorted(forms.values(), key=Counter.total, reverse=True):
+        for shape in sorted(shapes.values(), key=Counter.total, reverse=True):
             racks = [rack for rack in self._racks if rack not in used]
-            fit = self._fit_rails(racks, form) if on_rails else self._fit(racks, form)
+            fit = self._fit_rails(racks, shape) if on_rails else self._fit(racks, shape)
             if fit is None:
                 return None
             rack, worker_ids = fit
@@ -268,19 +278,19 @@ class DeviceAllocator:
             found += worker_ids
         return found
 
-    def _fit(self, racks: Sequence[str], form: _Form) -> tuple[str, list[int]] | None:
-        """Find the rack whose nodes have the least to offer beyond the form: full ones stay whole.
+    def _fit(self, racks: Sequence[str], shape: _Shape) -> tuple[str, list[int]] | None:
+        """Return the rack that keeps the fewest idle workers on the nodes used, and the workers.
 
-        None where none has room.
+        So nodes that are wholly idle stay so. None where no rack has room.
         """
         best: tuple[int, str, dict[str, int]] | None = None
         for rack in racks:
             nodes: dict[str, int] = {}
-            for (count, model), wanted in sorted(form.items(), reverse=True):
+            for (count, model), wanted in sorted(shape.items(), reverse=True):
                 chosen = self._nodes_with(count, (rack, model), wanted, nodes)
                 nodes |= dict.fromkeys(chosen, count)
-            if len(nodes) == form.total():
-                left = sum(self._offer(node)[1] - count for node, count in nodes.items())
+            if len(nodes) == shape.total():
+                left = sum(self._available(node)[1] - count for node, count in nodes.items())
                 if best is None or left < best[0]:
                     best = left, rack, nodes
         if best is None:
@@ -292,26 +302,32 @@ class DeviceAllocator:
             for worker_id in self._side_by_side(self._idle(node), count)
         ]
 
-    def _fit_rails(self, racks: Sequence[str], form: _Form) -> tuple[str, list[int]] | None:
-        """Find the first rack where nodes have the same indices idle; None where they have not."""
+    def _fit_rails(self, racks: Sequence[str], shape: _Shape) -> tuple[str, list[int]] | None:
+        """Return the first rack whose nodes have the same indices idle, and the workers.
+
+        None where there is no such rack.
+        """
         for rack in racks:
             idle = {
                 node: {self._index[worker_id]: worker_id for worker_id in self._idle(node)}
                 for node, (its_rack, _) in self._model.items()
-                if its_rack == rack and self._offer(node)[1]
+                if its_rack == rack and self._available(node)[1]
             }
             rails = sorted({index for there in idle.values() for index in there})
             for start in range(len(rails)):
-                if worker_ids := self._on_rails(idle, rails[start:] + rails[:start], form):
+                if worker_ids := self._on_rails(idle, rails[start:] + rails[:start], shape):
                     return rack, worker_ids
         return None
 
     def _on_rails(
-        self, idle: Mapping[str, Mapping[int, int]], rails: Sequence[int], form: _Form
+        self, idle: Mapping[str, Mapping[int, int]], rails: Sequence[int], shape: _Shape
     ) -> list[int]:
-        """Take workers of the first of these indices on each node; none where nodes lack them."""
+        """Return workers with the first of these indices on each node; [] where nodes lack them.
+
+        idle: node -> index -> worker.
+        """
         nodes: dict[str, int] = {}
-        for (count, model), wanted in sorted(form.items(), reverse=True):
+        for (count, model), wanted in sorted(shape.items(), reverse=True):
             fitting = [
                 node
                 for node, there in idle.items()
@@ -320,7 +336,7 @@ class DeviceAllocator:
                 and there.keys() >= set(rails[:count])
             ]
             nodes |= dict.fromkeys(fitting[:wanted], count)
-        if len(nodes) < form.total():
+        if len(nodes) < shape.total():
             return []
         return [idle[node][rail] for node, count in nodes.items() for rail in rails[:count]]
 
@@ -330,10 +346,10 @@ class DeviceAllocator:
     def _nodes_with(
         self, count: int, model: tuple[str, str], wanted: int, used: Collection[str]
     ) -> list[str]:
-        """At most `wanted` nodes of the model that can give so many workers, but for those used."""
+        """Return at most `wanted` nodes of the model that have `count` workers, without `used`."""
         nodes: list[str] = []
-        for offered in range(count, self._largest + 1):
-            for node in self._nodes.get((model, offered), ()):
+        for available in range(count, self._largest + 1):
+            for node in self._nodes.get((model, available), ()):
                 if len(nodes) == wanted:
                     return nodes
                 if node not in used:
@@ -341,10 +357,10 @@ class DeviceAllocator:
         return nodes
 
     def _side_by_side(self, idle: Sequence[int], count: int) -> list[int]:
-        """`count` of a node's idle workers: of the shortest row of neighbours that is long enough.
+        """Return `count` of a node's idle workers, of the shortest row of neighbours that suffices.
 
-        In it they begin at a multiple of `count` where they can, as pairs and quartets of devices
-        are wired.
+        In the row they begin at a multiple of `count` where possible, because pairs and quartets
+        of devices are wired so.
         """
         local = {
             worker_id: place for place, worker_id in enumerate(self._of_node[self._node[idle[0]]])
@@ -360,27 +376,32 @@ class DeviceAllocator:
         start = next((start for start in starts if local[row[start]] % count == 0), 0)
         return row[start : start + count]
 
-    def _offer(self, node: str) -> tuple[tuple[str, str], int]:
-        """Return rack and model of the node, and how many workers of it a point can have."""
+    def _available(self, node: str) -> tuple[tuple[str, str], int]:
+        """Return rack and model of the node, and how many of its workers a point can have now."""
         worker_ids = self._of_node[node]
         idle = sum(worker_id not in self._taken for worker_id in worker_ids)
-        is_used = idle < len(worker_ids) or self._strangers[node] > 0
+        is_used = idle < len(worker_ids) or self._unchosen_taken[node] > 0
         if self._isolation == "node" and is_used:
             idle = 0
         return self._model[node], idle
 
     def _change(
-        self, worker_ids: Sequence[int], change: Callable[[Iterable[int]], None], *, strangers: int
+        self, worker_ids: Sequence[int], change: Callable[[Iterable[int]], None], *, unchosen: int
     ) -> None:
-        """Change who is taken; strangers: what each worker adds that points may not have."""
+        """Change which workers are taken, and file their nodes by what they can give then.
+
+        unchosen: what each of the workers adds to its node's count that points may not have.
+        """
         alive = [worker_id for worker_id in worker_ids if worker_id in self._node]
-        others = [self._elsewhere[one] for one in worker_ids if one in self._elsewhere]
+        others = [
+            self._node_of_unchosen[one] for one in worker_ids if one in self._node_of_unchosen
+        ]
         changed = dict.fromkeys([*(self._node[worker_id] for worker_id in alive), *others])
         nodes = [node for node in changed if node in self._of_node]
         for node in nodes:
-            del self._nodes[self._offer(node)][node]
+            del self._nodes[self._available(node)][node]
         change(alive)
         for node in others:
-            self._strangers[node] += strangers
+            self._unchosen_taken[node] += unchosen
         for node in nodes:
-            self._nodes.setdefault(self._offer(node), {})[node] = None
+            self._nodes.setdefault(self._available(node), {})[node] = None

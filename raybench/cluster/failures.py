@@ -1,7 +1,7 @@
-"""Of a point that went wrong: what each rank's part in it was. Pure.
+"""Who is to blame when a point fails: the answer of each rank is made to say its part in it.
 
-A failure of one rank shows on the others too, as broken connections or as no answer at all. Those
-become PeerFailed, so that the reason of the point is the one that began it.
+A failure of one rank shows on the others too, as broken connections or as no answer at all. These
+become PeerFailed, so that the failure of the point is the one that came first.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Literal
 
 from raybench.records import Answer, Cause, Failure, Status
 
-# How the loss of a peer is told by NCCL's and by gloo's collectives.
+# How NCCL's and gloo's collectives report the loss of a peer.
 _LOSS_TYPES = (Cause.PEER_FAILED, "DistBackendError", "DistNetworkError")
 _LOSS_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 # NCCL's error has one type for lost peers and for wrong calls.
 _LOST_TYPES = (Cause.PEER_FAILED, "DistNetworkError")
 _NCCL_LOSSES = ("ncclRemoteError", "remote process exited or there was a network error")
-# What Python's and Ray's handlers write to the log of a process that a signal ends.
+# Lines of Python's and Ray's handlers in the log of a process that a signal ends.
 _FATAL = re.compile(r"Fatal Python error: (.+)|\*\*\* (SIG[A-Z]+) received")
 _SIGNALS = {
     "Segmentation fault": "SIGSEGV",
@@ -30,19 +30,20 @@ _SIGNALS = {
     "Floating point exception": "SIGFPE",
     "Illegal instruction": "SIGILL",
 }
-# Where ranks fail in different ways: the peers of a dead one report broken connections, and those
-# of a slow one nothing at all.
+# Which of several failures is the cause: the peers of a dead rank report broken connections, and
+# those of a slow one nothing at all.
 _LIKELY_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
-# So many consecutive ranks are named by the first and the last of them.
+# From this number on, consecutive ranks are named by the first and the last of them.
 _MANY_RANKS = 4
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointObservation:
-    """answers: by rank, in the order in which they came; those without one are stuck.
+    """What is known of a point that failed.
 
-    finished: ranks that answered before the others were told to stop. log_tails: of stuck ranks.
+    answers: by rank, in the order in which they came; ranks without one are stuck. finished: ranks
+    that answered before the others were told to stop. log_tails: last lines of stuck ranks.
     """
 
     world_size: int
@@ -58,31 +59,34 @@ class PointObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StackLocation:
-    """A line of code. waits_for: what it is in, where that may wait for other ranks."""
+    """A line of code. waits_for: what it may wait for; a collective waits for other ranks."""
 
     text: str
     waits_for: Literal["nothing", "device", "collective"]
 
 
 def own_failure(answers: Collection[Answer]) -> Failure | None:
-    """Return the first failure that is not the loss of a peer."""
+    """Return the first failure that is not the loss of a peer; None without one."""
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     return next((failure for failure in failures if not _is_loss_of_peer(failure)), None)
 
 
 def is_death(answer: Answer | None) -> bool:
-    """Whether this is the answer of a rank whose process died."""
+    """Return whether this is the answer of a rank whose process died."""
     deaths = [cause for cause in Cause if cause.is_death]
     return isinstance(answer, Failure) and answer.error_type in deaths
 
 
 def is_lost_node(answer: Answer | None) -> bool:
-    """Whether this is the answer of a rank whose node is gone, frozen or cut off."""
+    """Return whether this is the answer of a rank whose node is gone, frozen or cut off."""
     return isinstance(answer, Failure) and answer.error_type == Cause.NODE_LOST
 
 
 def explain_death(answer: Answer, log_tail: str) -> Answer:
-    """Give the answer of a process that died the end of its log, and the signal that it names."""
+    """Return the answer of a dead process with the end of its log, and the signal named there.
+
+    Other answers are returned as they are.
+    """
     if not (isinstance(answer, Failure) and is_death(answer)):
         return answer
     explained = replace(answer, detail=log_tail or answer.detail)
@@ -103,22 +107,23 @@ def cause_of(answers: Collection[Answer]) -> Failure | None:
 
 
 def hanging(point: PointObservation) -> list[int]:
-    """Find the stuck ranks that do not wait for others; all, where all of them may.
+    """Return the stuck ranks that do not wait for others; all, where all of them may.
 
-    A device may be busy with a collective, or with an endless kernel of its own.
+    A rank that waits for its device may be in a collective, or in an endless kernel of its own: it
+    hangs only if no rank hangs elsewhere.
     """
     waiting = {rank: _waits_for(rank, point) for rank in point.stuck}
-    for innocent in ({"device", "collective"}, {"collective"}):
-        if guilty := [rank for rank, what in waiting.items() if what not in innocent]:
-            return guilty
+    for harmless in ({"device", "collective"}, {"collective"}):
+        if found := [rank for rank, what in waiting.items() if what not in harmless]:
+            return found
     return point.stuck
 
 
 def after_failure(point: PointObservation) -> tuple[Answer, ...]:
-    """Give each rank of a point that failed before its time was up its answer."""
+    """Return the final answer of each rank of a point that failed before its time was up."""
     cause = own_failure(point.answers.values())
     if cause is None and point.stuck:
-        silent = {rank: _silent(rank, point) for rank in point.stuck}
+        silent = {rank: _no_answer(rank, point) for rank in point.stuck}
         blamed = _ranks(point.stuck)
     elif cause is None:
         return tuple(_make_lost(point.answers[rank]) for rank in range(point.world_size))
@@ -131,15 +136,15 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
 
 
 def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
-    """Give each rank of a point whose time is up its answer.
+    """Return the final answer of each rank of a point whose time is up.
 
-    Those that answer once they are told to stop had only waited for others, and so had those whose
-    stack ends in a collective or in a wait for the device, if there is another.
+    Ranks that answer once they are told to stop had only waited for others. So had those whose
+    stack ends in a collective or in a wait for the device, if there is another rank to blame.
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
     blamed = hanging(point) or late
-    guilty = frozenset(blamed)
-    waiting = [rank for rank in late if rank not in guilty]
+    to_blame = frozenset(blamed)
+    waiting = [rank for rank in late if rank not in to_blame]
     facts = []
     if len(blamed) > 1:
         facts.append(f"{_ranks(blamed)} gave none")
@@ -151,7 +156,7 @@ def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ..
     message = f"no answer within measure.timeout_s = {timeout_s:g} s"
     answers: list[Answer] = []
     for rank in range(point.world_size):
-        if rank in guilty:
+        if rank in to_blame:
             text = "; ".join([message + _at(rank, point), *facts])
             answers.append(_make_failed(rank, Cause.TIMEOUT, text, point))
         else:
@@ -161,9 +166,9 @@ def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ..
 
 
 def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answer, ...]:
-    """Let a rank that failed with its node or device say so: its dead process is how it showed.
+    """Return the answers; a rank that was lost with its node or device says so.
 
-    What the rank itself said of its failure stays, also when it took the device along.
+    A failure that the rank itself reported stays, also when it took the device along.
     reasons: why each rank's worker is lost; "" where it is not.
     """
     unsaid = (Status.LOST, Status.TIMEOUT)
@@ -176,12 +181,15 @@ def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answ
 
 
 def _loss_of(reason: str) -> Cause:
-    """Tell whether a worker is lost with its node or alone."""
+    """Return whether a worker is lost with its node or alone. reason: as the pool words it."""
     return Cause.NODE_LOST if reason.startswith("node ") else Cause.WORKER_LOST
 
 
 def find_location(log_tail: str) -> _StackLocation | None:
-    """Where the main thread was when its time was up, from what faulthandler wrote to the log."""
+    """Return where the main thread was when its time was up; None without a stack in the log.
+
+    log_tail: ends with the stacks that faulthandler wrote.
+    """
     # Of several threads the main one stands last.
     _, thread, frames = log_tail.rpartition("(most recent call first):")
     matches = [match for line in frames.splitlines() if (match := _FRAME.match(line))]
@@ -195,7 +203,10 @@ def find_location(log_tail: str) -> _StackLocation | None:
 
 
 def _make_lost(answer: Answer) -> Answer:
-    """Take a peer that all lost, and nobody knows why, for no fault of the point."""
+    """Give a failure that is the loss of a peer the status `lost`; return other answers unchanged.
+
+    For points in which all ranks lost a peer, and none says why.
+    """
     if not isinstance(answer, Failure):
         return answer
     words = (*_LOSS_WORDS, *_NCCL_LOSSES)
@@ -206,13 +217,16 @@ def _make_lost(answer: Answer) -> Answer:
 
 
 def _beside(rank: int, reason: str, status: Status, point: PointObservation) -> Answer:
-    """Of a rank that did not begin it; its own failure stays, and so do samples in full."""
+    """Return the answer of a rank that is not to blame.
+
+    Its own failure stays, and so does a measurement that it had finished.
+    """
     answer = point.answers.get(rank)
     if answer is None:
         text = f"{reason}, and this rank did not stop{_at(rank, point)}"
         return _make_failed(rank, Cause.PEER_FAILED, text, point, status)
     if isinstance(answer, Failure):
-        # A process that dies when it is told to stop dies of that.
+        # The death of a process that was told to stop is no failure of its own.
         is_own = answer.error_type != Cause.WORKER_DIED or rank in point.finished
         if is_own and not _is_loss_of_peer(answer):
             return answer
@@ -221,7 +235,7 @@ def _beside(rank: int, reason: str, status: Status, point: PointObservation) -> 
     return _make_failed(rank, Cause.PEER_FAILED, reason, point, status)
 
 
-def _silent(rank: int, point: PointObservation) -> Failure:
+def _no_answer(rank: int, point: PointObservation) -> Failure:
     text = f"no answer, and the others lost the connection to it{_at(rank, point)}"
     return _make_failed(rank, Cause.NO_ANSWER, text, point)
 
@@ -229,7 +243,7 @@ def _silent(rank: int, point: PointObservation) -> Failure:
 def _make_failed(
     rank: int, cause: Cause, message: str, point: PointObservation, status: Status | None = None
 ) -> Failure:
-    """Make the failure of a rank; it ends as its cause does, where no status is given."""
+    """Return a failure with the status of its cause, where no other is given."""
     answer = point.answers.get(rank)
     return Failure(
         rank=rank,
@@ -254,12 +268,12 @@ def _waits_for(rank: int, point: PointObservation) -> str:
 
 
 def _wait_reason(rank: int, point: PointObservation) -> str:
-    """As _waits_for; one that came back when it was told to stop was in a collective."""
+    """Return what a rank waited for; a collective, where it stopped when it was told to."""
     return "collective" if rank in point.answers else _waits_for(rank, point)
 
 
 def _is_script_held(frames: Sequence[re.Match[str]]) -> bool:
-    """Whether a script has run its steps, and waits while its worker does for those of others."""
+    """Return whether a script has run its steps, while its worker waits for other ranks."""
     return any(
         frame["path"].endswith("/raybench/workloads/scripts/child.py")
         and frame["function"] == "receive"
@@ -286,18 +300,16 @@ def _is_of_workload(path: str) -> bool:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """`rank 1`, `ranks 1, 2 and 5`, `ranks 0 to 1022 and 1024`; they are in ascending order."""
+    """Return ascending ranks as `rank 1`, `ranks 1, 2 and 5` or `ranks 0 to 1022 and 1024`."""
     rows: list[list[int]] = []
     for rank in ranks:
         if rows and rank == rows[-1][-1] + 1:
             rows[-1].append(rank)
         else:
             rows.append([rank])
-    texts = [text for row in rows for text in _row(row)]
+    texts: list[str] = []
+    for row in rows:
+        is_long = len(row) >= _MANY_RANKS
+        texts += [f"{row[0]} to {row[-1]}"] if is_long else map(str, row)
     *others, last = texts
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(others)}{' and ' * bool(others)}{last}"
-
-
-def _row(row: Sequence[int]) -> Sequence[str]:
-    """Consecutive ranks, of many only the first and the last."""
-    return [f"{row[0]} to {row[-1]}"] if len(row) >= _MANY_RANKS else list(map(str, row))

@@ -1,14 +1,14 @@
-"""Nothing that raybench started outlives it: watchers end what a dead process leaves behind.
+"""Watchers that end the processes which a dead driver or worker leaves behind.
 
 Ray 2.60 ends the process group of a dead worker, but not what has left it (sessions, daemons), and
 it does not notice the death while a forked child holds the worker's sockets. A worker that hangs
 outlives its raylet, and two agents of a private Ray outlive the driver by a minute.
 
-A watcher is a small Python that sleeps until the process that it watches has ended. It then kills
-all whose first environment bears the mark, for a worker also its process group, and the
-descendants of these. Ray's agents write their titles over their environment: those that a driver
-has started it is told by their numbers. What it does not find is another process that was
-started with another environment, has left the group and has lost its parent.
+A watcher is a small Python process that sleeps until the process that it watches has ended. It then
+kills all processes whose first environment has the mark, for a worker also its process group, and
+their descendants. Ray's agents write their titles over their environment: a driver sends the ids
+of those that it has started. Not found is a process that was started with another environment,
+has left the group and has lost its parent.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import psutil
 
-# The variable that bears the mark: another value for each watcher.
+# The variable with the mark, which has another value for each watcher.
 MARK = "RAYBENCH_MARK"
-# Bears the mark of a driver, also in workers, which have marks of their own.
+# The mark of the driver, also in workers, which have marks of their own.
 _DRIVERS_MARK = "RAYBENCH_DRIVERS_MARK"
-# A file by which a folder says that it is to stay.
+# A folder in which there is such a file is not removed.
 KEPT = "kept"
 # Ray's processes end by themselves, and a worker writes its last lines to the log.
 _GRACE_S = 5.0
-# What cannot be killed, as it waits for a device, is left.
+# A process that cannot be killed, because it waits for a device, is left.
 _LIMIT_S = 15.0
 _LOOK_S = 0.2
 
@@ -44,10 +44,9 @@ def new_mark() -> str:
 
 
 def reap_orphans_of_worker() -> None:
-    """End what this worker leaves behind at once, and the worker soon after its raylet.
+    """Have a watcher kill what this worker leaves behind, and the worker soon after its raylet.
 
-    It must have been started with MARK in its environment: what it forks then has it too, where
-    the system shows it.
+    The worker must have been started with MARK in its environment, which its children inherit.
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
@@ -56,17 +55,17 @@ def reap_orphans_of_worker() -> None:
 
 @contextmanager
 def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[None]:
-    """Let what is started in this block end soon after this process.
+    """Have a watcher end the processes that are started in this block, soon after this process.
 
-    folder: theirs. It is removed then, unless there is a file KEPT in it.
+    folder: of these processes. It is removed then, unless there is a file KEPT in it.
     """
     import psutil
 
     mark = new_mark()
     before = {name: os.environ.get(name) for name in (MARK, _DRIVERS_MARK)}
-    told, tell = os.pipe()
-    _start_watcher(mark, told=told, folder=os.fspath(folder))
-    os.close(told)
+    ids, send_ids = os.pipe()
+    _start_watcher(mark, ids=ids, folder=os.fspath(folder))
+    os.close(ids)
     os.environ |= dict.fromkeys(before, mark)
     try:
         yield
@@ -77,14 +76,15 @@ def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[No
                 os.environ[name] = value
         started = psutil.Process().children(recursive=True)
         # Where there is no watcher nobody reads, which shows when the file is closed.
-        with suppress(BrokenPipeError), os.fdopen(tell, "w", encoding="ascii") as file:
+        with suppress(BrokenPipeError), os.fdopen(send_ids, "w", encoding="ascii") as file:
             file.write(" ".join(str(process.pid) for process in started))
 
 
-def _start_watcher(
-    mark: str, *, raylet: int = 0, told: int | None = None, folder: str = ""
-) -> None:
-    """Not before Linux 5.3, which has no pidfd. told: where it reads of processes."""
+def _start_watcher(mark: str, *, raylet: int = 0, ids: int | None = None, folder: str = "") -> None:
+    """Start the watcher of this process; do nothing before Linux 5.3, which has no pidfd.
+
+    raylet: of a worker. ids: a pipe from which it reads ids of further processes.
+    """
     # Not at the top: the watcher has no use for it.
     import subprocess
 
@@ -96,27 +96,27 @@ def _start_watcher(
     words = [str(os.getpid()), str(raylet), mark, packages, folder]
     command = [sys.executable, "-I", "-S", __file__, *words]
     # In a session of its own, and without the mark: it must not find itself. Where it cannot
-    # start it says why on stderr, and points can be measured all the same.
+    # start it writes why to stderr, and points can be measured all the same.
     null = subprocess.DEVNULL
-    stdin = null if told is None else told
+    stdin = null if ids is None else ids
     subprocess.run(command, env={}, cwd="/", start_new_session=True, stdin=stdin, stdout=null)
 
 
 def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> None:
-    """Return when the process and all that it left behind are gone. raylet: a worker's, else 0."""
+    """Wait until the process has ended, and kill what it left behind. raylet: 0 for a driver."""
     watched = [os.pidfd_open(one) for one in (process, raylet) if one]
     # A child of a worker would be taken for one of the workload's, and Ray kills those.
     if os.fork():
         return
     os.dup2(1, 2)
     sys.path.append(packages)
-    # Until the driver has said all, or has ended.
-    told = set(map(int, sys.stdin.read().split()))
-    known = {one for one in _living() if one.pid in told} if told else set()
+    # Until the driver has sent all, or has ended.
+    ids = set(map(int, sys.stdin.read().split()))
+    known = {one for one in _living() if one.pid in ids} if ids else set()
     ended, _, _ = select.select(watched, [], [])
     group = process if raylet else None
     kill_s = time.monotonic() + (0.0 if raylet and watched[0] in ended else _GRACE_S)
-    # Looks from the start: what Ray is starting may lose its parent before it can be told.
+    # Looks from the start: a process of Ray may lose its parent before its id was sent.
     while (known := _find_orphans(known, mark, group)) or time.monotonic() < kill_s:
         if time.monotonic() >= kill_s:
             for one in known:
@@ -132,7 +132,7 @@ def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> 
 
 
 def _find_orphans(known: set[psutil.Process], mark: str, group: int | None) -> set[psutil.Process]:
-    """Living processes that are known, bear the mark or are of the group, and their descendants."""
+    """Return the living processes that are known, marked or of the group, with descendants."""
     living = _living()
     found = {one for one in living if one in known or _belongs(one, mark, group)}
     while children := {one for one in living if one.info["ppid"] in {f.pid for f in found}} - found:

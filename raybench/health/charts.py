@@ -134,7 +134,7 @@ def _map(
         names_axis(labels, **shown, orient="top", labelAngle=angle) | {"title": "to"},
         names_axis(labels, **shown),
         by_threshold("excess", _STEPS, "time against the median"),
-        ink={f"datum.excess < {_STEPS[0]} || datum.excess >= {_STEPS[-1]}": "var(--page)"},
+        inverse=f"datum.excess < {_STEPS[0]} || datum.excess >= {_STEPS[-1]}",
     )
     return Panel(title=title, layers=layers, height=max(150, min(550, 30 * len(labels) + 80)))
 

@@ -1,4 +1,4 @@
-"""The log of NCCL in this process: switched on for good when NCCL is loaded, and read when asked.
+"""The log of NCCL in this process, written to memory and read for its routes and algorithms.
 
 NCCL reads its variables once, when the first communicator is made. From then on it writes lines of
 INIT and NET where communicators are made and connected, before anything is timed; a collective
@@ -16,17 +16,15 @@ from contextlib import contextmanager
 from raybench.hardware.nccl_log import choices, describe, parse
 
 _SWITCH = "NCCL_DEBUG"
-# What a communicator of a thousand ranks may write, and more than that is not read.
+# A communicator of a thousand ranks may write so much; more is not read.
 _MOST_BYTES = 4 * 2**20
-
-
 _CONNECTIONS, _CHOICES = "INIT,NET", "TUNING"
 
 
 class NcclFile:
-    """A file in memory that NCCL writes to, unless the user has switched its log on.
+    """A file in memory to which NCCL writes its log, unless the user has switched the log on.
 
-    read_again: has NCCL read its variables again; None: this NCCL cannot.
+    read_again: returns a function that has NCCL read its variables again; None if it cannot.
     """
 
     def __init__(self, read_again: Callable[[], Callable[[], object] | None] | None = None) -> None:
@@ -37,9 +35,10 @@ class NcclFile:
 
     @contextmanager
     def record(self) -> Iterator[None]:
-        """Form a group, and let it communicate once, inside the `with` block.
+        """Have NCCL log the connections of the group that is formed in the block.
 
-        The variables are gone behind it: they are not for processes that a workload starts.
+        The group must communicate once in it. The variables are removed after the block: they are
+        not for processes that a workload starts.
         """
         self._known = frozenset()
         if self._file is not None:
@@ -53,17 +52,17 @@ class NcclFile:
             yield
 
     def routes(self) -> tuple[str, ...]:
-        """Describe the ways that the last group has taken; empty where nothing is known of them."""
+        """Return the transports that the last group uses, in words; () where they are not known."""
         if self._file is None:
             return ()
         log = parse(_read(self._file, self._begin))
         return tuple(sorted(self._known.union(describe(route, log) for route in log.routes)))
 
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
-        """Run a step, and describe what NCCL runs for its collectives, as its log says.
+        """Run a step, and return which algorithm NCCL runs for each of its collectives.
 
-        Empty where the log is the user's, where this NCCL cannot change it any more, and on ranks
-        that do not write such lines. The step runs in any case: others may take part in it.
+        () where the log is the user's, where this NCCL cannot change its log any more, and on ranks
+        that write no such lines. The step runs in any case: other ranks may take part in it.
         """
         read_again = self._find_read_again() if self._file is not None else None
         if self._file is None or read_again is None:
@@ -92,7 +91,7 @@ def _read(file: int, begin: int) -> list[str]:
 
 @contextmanager
 def _variables(file: int, subsystems: str) -> Iterator[None]:
-    """Set the variables of a log inside the `with` block."""
+    """Set the variables of NCCL's log in the block."""
     variables = {
         _SWITCH: "INFO",
         "NCCL_DEBUG_SUBSYS": subsystems,
@@ -109,10 +108,10 @@ def _variables(file: int, subsystems: str) -> Iterator[None]:
 
 
 def _find_read_again() -> Callable[[], object] | None:
-    """Find how to have the NCCL of this process read the variables of its log again, at once.
+    """Return a function that has the NCCL of this process read the variables of its log again.
 
-    NCCL has a function for its own tests, which later versions may lack. It takes effect with the
-    next line of the log: a call without a communicator writes one.
+    None where NCCL is not loaded or lacks the function, which is for its own tests. It takes effect
+    with the next line of the log: a call without a communicator writes one.
     """
     try:
         library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

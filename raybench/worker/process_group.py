@@ -1,9 +1,16 @@
-"""The process group of a worker: raybench's own, kept while points use the same workers."""
+"""The process group of a worker, kept while points use the same workers, and its rendezvous.
+
+Ranks find each other in one TCP store for the whole run. It lives in a process of its own, so it
+outlives any rank, and the system picks its port, so no other process can take it first.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -33,21 +40,22 @@ _LOOK_S = 0.02
 # whose collective has just failed still needs.
 _GLOO_QUIET_S = 0.05
 _FREE_TRIES, _FREE_WAIT_S = 20, 0.02
-# What ends that wait, as the value of `abort_key`.
-BROKEN, _LEFT = "broken", "left"
+# The values of a group's abort key.
+_BROKEN, _LEFT = "broken", "left"
+_SIOCGIFADDR = 0x8915
 _c10d: Any = dist.distributed_c10d
 _world: Any = _c10d._world
 
 
 class GroupGoneError(Exception):
-    """The group cannot be joined: another rank, or the driver, has ended it."""
+    """The group cannot be joined, because another rank or the driver has ended it."""
 
 
 class ProcessGroup:
     """Membership of one worker in the group of its point, if that has one.
 
-    When one rank fails the others are stuck in a collective. So a key of the store, for which a
-    thread of each process waits, ends the group on all of them.
+    When one rank fails, the others are stuck in a collective. So a thread of each process waits for
+    a key of the store, which ends the group on all ranks.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -61,9 +69,9 @@ class ProcessGroup:
         self._nccl_file = NcclFile()
 
     def join(self, task: Task, rank_info: RankInfo, group: Group | None) -> None:
-        """Form `group` if it is another than the last; set the variables of torchrun.
+        """Form `group` if it is not the current one, and set the variables of torchrun.
 
-        Raises GroupGoneError.
+        Raises GroupGoneError where another rank or the driver has ended it.
         """
         set_torchrun_variables(rank_info, group)
         if group == self._group:
@@ -77,10 +85,11 @@ class ProcessGroup:
                 self._form(group, task, rank_info)
 
     def free_buffers(self, is_held: Callable[[], bool]) -> None:
-        """Let NCCL give back the buffers of finished collectives; all ranks call it together.
+        """Wait until NCCL has freed the buffers of finished collectives; all ranks must call it.
 
-        Those that the host never waited for, such as DDP's, it keeps until its watchdog, which
-        looks ten times a second, has seen their end, and then until the next collective.
+        is_held: returns whether this rank still has some. Buffers of collectives for which the host
+        never waited, such as DDP's, are kept until NCCL's watchdog, which looks ten times a second,
+        has seen their end, and then until the next collective.
         """
         if self._is_nccl and self._group is not None:
             for _ in range(_FREE_TRIES):  # counted, not timed: no rank may stop before another
@@ -89,15 +98,15 @@ class ProcessGroup:
                 time.sleep(_FREE_WAIT_S)
 
     def transports(self) -> tuple[str, ...]:
-        """Describe the ways of the group's bytes, as NCCL tells them; empty where it does not."""
+        """Return the transports that the group uses, in words; () where NCCL does not say."""
         return self._nccl_file.routes() if self._group is not None else ()
 
     def nccl_choices(self, step: Callable[[], object]) -> tuple[str, ...]:
-        """Run a step, and describe what NCCL runs for its collectives, as far as it tells."""
+        """Run a step, and return which algorithm NCCL runs for each of its collectives."""
         return self._nccl_file.choices(step)
 
     def is_broken(self, group: Group | None) -> bool:
-        """Whether another rank, or the driver, has ended it."""
+        """Return whether another rank, or the driver, has ended the group."""
         return group is not None and group == self._broken
 
     def _form(self, group: Group, task: Task, rank_info: RankInfo) -> None:
@@ -123,9 +132,9 @@ class ProcessGroup:
         align_ranks(self._device)
 
     def _meet(self, store: TCPStore, group: Group, rank_info: RankInfo) -> None:
-        """Wait until all ranks are there: one that waits within torch could not be told to stop.
+        """Wait until all ranks are there: one that waits inside of torch could not be stopped.
 
-        Raises GroupGoneError when the group is ended before: a rank has failed on its way here.
+        Raises GroupGoneError when the group is ended before, because a rank has failed.
         """
         all_here = f"{group.name}/all-here"
         if store.add(f"{group.name}/here", 1) == rank_info.world_size:
@@ -138,7 +147,7 @@ class ProcessGroup:
             time.sleep(_LOOK_S)
 
     def leave(self) -> None:
-        """Take down the process group. All its members must be alive and idle."""
+        """Leave the process group. All its members must be alive and idle, and leave it too."""
         with self._lock:
             if self._signal is not None:
                 dist.destroy_process_group()
@@ -146,7 +155,7 @@ class ProcessGroup:
                 self._forget()
 
     def is_taken_down(self, timeout_s: float) -> bool:
-        """End the group on all its ranks; False when that, or work on the device, hangs here.
+        """End the group on all ranks; return False when that, or work on the device, hangs here.
 
         NCCL's collectives then return, without an error and with garbage. gloo's connections
         close as soon as no workload holds the group, and the peers' collectives raise.
@@ -173,9 +182,9 @@ class ProcessGroup:
         return bool(done)
 
     def check(self, workload: str) -> None:
-        """Without the group the ranks measure alone, and so would those of the next points.
+        """Raise UsageError where the workload has destroyed the process group.
 
-        Raises UsageError.
+        Its ranks have measured alone then, and so would those of the next points.
         """
         if self._group is not None and dist.group.WORLD is not self._ours:
             raise UsageError(
@@ -184,7 +193,7 @@ class ProcessGroup:
             )
 
     def drop_others(self) -> None:
-        """Take down the groups that a workload made, last made first, on every rank alike.
+        """Destroy the groups that a workload made, in the same order on every rank.
 
         At world size 1 a workload may have made a default group of its own, and the next point's
         could not be formed.
@@ -200,17 +209,17 @@ class ProcessGroup:
     def _end_broken(self, group: Group) -> None:
         with self._lock:
             if group != self._group:
-                return  # an earlier one: the thread that waited for its end woke late
+                return  # an earlier group: the thread that waited for its end woke late
             self._broken = group
         if self._is_nccl:  # gloo's collectives raise when a peer has closed its connections
             self._take_down(group)
 
     def _take_down(self, group: Group) -> None:
-        """End it on this rank, from any thread, and let the others end it."""
+        """End the group on this rank, from any thread, and have the others end it."""
         with self._lock:
             if self._signal is None or self._group != group:
                 return
-            self._signal.send(BROKEN)  # first: the others' part takes as long as this one's
+            self._signal.send(_BROKEN)  # first: the other ranks need as long as this one
             self._end()
             self._forget()
 
@@ -224,21 +233,21 @@ class ProcessGroup:
 
 
 class _AbortSignal:
-    """How the group ends, for all its members at once: a key of the store."""
+    """The key of the store that ends a group, for all its members at once."""
 
     def __init__(self, group: Group, store: TCPStore) -> None:
         self._group, self._store = group, store
 
     def wait(self, then: Callable[[], None]) -> None:
-        """Start a thread that sleeps until the group is left or broken; broken, it calls `then`."""
-        # A client of its own: one that waits serves nobody else.
+        """Start a thread that waits until the group is left or broken; broken, it calls `then`."""
+        # A client of its own, because one that waits can do nothing else.
         store = TCPStore(self._group.store_address, self._group.store_port, is_master=False)
-        key = abort_key(self._group)
+        key = _abort_key(self._group)
 
         def wait() -> None:
             try:
                 store.wait([key], _LONG)
-                is_broken = store.get(key) == BROKEN.encode()
+                is_broken = store.get(key) == _BROKEN.encode()
             except dist.DistError:
                 return  # the store is gone, and with it all signals
             if is_broken:
@@ -248,16 +257,16 @@ class _AbortSignal:
 
     def send(self, end: str) -> None:
         with suppress(dist.DistError):  # the store is gone, and the waits have ended with it
-            self._store.set(abort_key(self._group), end)
+            self._store.set(_abort_key(self._group), end)
 
 
-def abort_key(group: Group) -> str:
-    """Return the store's key under which members are told that their group is broken."""
+def _abort_key(group: Group) -> str:
+    """Return the key of the store that ends this group."""
     return f"{group.name}/abort"
 
 
 def set_torchrun_variables(rank_info: RankInfo, group: Group | None) -> None:
-    """Set the variables of torchrun, which libraries read."""
+    """Set the environment variables of torchrun, which libraries read."""
     os.environ.update(
         RANK=str(rank_info.rank),
         WORLD_SIZE=str(rank_info.world_size),
@@ -267,3 +276,68 @@ def set_torchrun_variables(rank_info: RankInfo, group: Group | None) -> None:
     )
     if group is not None:
         os.environ.update(MASTER_ADDR=group.store_address, MASTER_PORT=str(group.store_port))
+
+
+class StoreHost:
+    """Serves the store in which the ranks of all groups meet, as long as this process lives."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._store = serve_store(address)
+
+    def endpoint(self) -> tuple[str, int]:
+        """Return the address and port to which a rank connects."""
+        return self._address, self._store.port
+
+    def tell_abort(self, group: Group) -> None:
+        """Have the members of this group end it, because one of them has failed."""
+        self._store.set(_abort_key(group), _BROKEN)
+
+
+def serve_store(address: str) -> TCPStore:
+    """Return a store served on this address alone, on a port that the system picks.
+
+    It is served as long as the object lives.
+    """
+    # A listener of our own: TCPStore's would be open on every network of this host.
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family, backlog=2048)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def choose_interface(address: str) -> None:
+    """Have gloo use the network interface that has `address`, unless the user chose one.
+
+    gloo takes the address that this host's own name resolves to. That is a loopback address on
+    many hosts (Debian and Ubuntu write 127.0.1.1 into /etc/hosts), so that no other host can
+    connect, and on hosts with several networks it may be one that the others do not reach. They
+    all reach the address by which Ray knows this node.
+
+    NCCL does not use the name, and leaves loopback out by itself. Its choice of interfaces is part
+    of the measurement (without InfiniBand it uses several at once), and torchrun does not change it
+    either: where it is wrong, the user sets NCCL_SOCKET_IFNAME.
+    """
+    if not os.environ.get("GLOO_SOCKET_IFNAME") and (name := _interface_of(address)):
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def _interface_of(address: str) -> str | None:
+    """Return the interface whose first IPv4 address this is; None for IPv6 and behind a NAT."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
+            except OSError:
+                # This interface has no IPv4 address.
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None

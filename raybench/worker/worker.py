@@ -41,8 +41,12 @@ from raybench.records import (
 )
 from raybench.records.environment import Code, code_here, differing, raybench_sha256
 from raybench.worker import state
-from raybench.worker.process_group import GroupGoneError, ProcessGroup, set_torchrun_variables
-from raybench.worker.rendezvous import serve_store
+from raybench.worker.process_group import (
+    GroupGoneError,
+    ProcessGroup,
+    serve_store,
+    set_torchrun_variables,
+)
 from raybench.worker.state import ProcessState
 from raybench.workloads import precision
 from raybench.workloads.attention import choose_kernel
@@ -76,16 +80,17 @@ class Worker:
         self._state = ProcessState(self._device)
 
     def identity(self, *, node_id: str, address: str) -> Device:
-        """Describe the device of this worker."""
+        """Return the device of this worker, with what is known of its process."""
         self._enter_device()
         self._address = address
         return describe_device(self._device, self._index, node_id=node_id, address=address)
 
     def run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
-        """Form the group if it is another than the last, run the point, clean up.
+        """Run the point as this rank, clean up, and return the answer.
 
-        Whatever the workload raises comes back as a Failure. A rank that does not come back in
-        time writes to stderr where it is.
+        The group is formed if it is not that of the last point. Whatever the workload raises is
+        returned as a Failure. A rank that takes longer than the time limit of the point writes its
+        stack to stderr.
         """
         faulthandler.dump_traceback_later(task.settings.timeout_s, file=_STDERR)
         self._began_s = time.monotonic()
@@ -96,19 +101,19 @@ class Worker:
             self._is_new = False
 
     def leave(self) -> None:
-        """Take down the process group. All its members must be alive and idle."""
+        """Leave the process group. All its members must be alive and idle, and leave it too."""
         self._group.leave()
 
     def _run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
         answer: Answer
         try:
             self._enter_device()
-            self._import(task, rank_info)
+            self._load_workload(task, rank_info)
             self._check_code(task)
             _check_environment(task)
             self._state.begin()
-            self._probe(task)
-            answer = self._measurement(task, rank_info, group)
+            self._find_sustained_tflops(task)
+            answer = self._measure(task, rank_info, group)
         except GroupGoneError:
             answer = _peer_failed(rank_info, worker_reusable=True)
         except ScriptFailedError as error:
@@ -128,7 +133,7 @@ class Worker:
         return failure.worker_reusable and self._group.is_taken_down(_TAKE_DOWN_TIMEOUT_S)
 
     def _prepare(self) -> None:
-        """Pay once, while all workers start, for what every first point would pay for.
+        """Do once, while all workers start, what every first point would have to do.
 
         The first tensor on a GPU makes its context.
         """
@@ -136,8 +141,8 @@ class Worker:
         self._enter_device()
         torch.zeros(1, device=self._device)
         if self._device.type == "cuda":
-            # torch chooses the order of its attention kernels once in a process, and that is a part
-            # of the key of compiled code (`attention.use_kernel`).
+            # torch chooses the order of its attention kernels once in a process, and the order is
+            # part of the key of compiled code (`attention.use_kernel`).
             tokens = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=self._device)
             choose_kernel("auto", tokens)
         _freeze()
@@ -148,11 +153,11 @@ class Worker:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
-    def _import(self, task: Task, rank_info: RankInfo) -> None:
-        """Load the workload's module, and let what that sets in this process stay.
+    def _load_workload(self, task: Task, rank_info: RankInfo) -> None:
+        """Load the workload's module, and keep the settings that it makes in this process.
 
-        A module is executed once in a process: undone after its first point, its settings would
-        be missing in all later ones, where a fresh process would have them.
+        A module is executed once in a process: if its settings were undone after its first point,
+        they would be missing in all later ones.
         """
         workload = task.point.workload
         if workload in self._code:
@@ -162,11 +167,11 @@ class Worker:
         self._state = ProcessState(self._device)
         self._state.begin()
         _freeze()
-        # Now: a file that changes later is not what this process runs.
+        # Read now: a file that changes later is not the one that this process runs.
         self._code[workload] = code_here(task.code) if task.code else None
 
     def _check_code(self, task: Task) -> None:
-        """Raise UsageError when this process has loaded other code than the driver."""
+        """Raise UsageError where this process has loaded other code than the driver."""
         loaded = self._code[task.point.workload]
         if task.code and task.code.script:
             loaded = code_here(task.code)  # each of its processes reads it anew
@@ -178,14 +183,14 @@ class Worker:
             "differs; let all nodes have the same files, and leave them alone while a sweep runs"
         )
 
-    def _measurement(self, task: Task, rank_info: RankInfo, group: Group | None) -> Measurement:
+    def _measure(self, task: Task, rank_info: RankInfo, group: Group | None) -> Measurement:
         began_s = time.perf_counter()
         self._group.join(task, rank_info, group)
         point, context = task.point, self._context(task, rank_info)
         workload_class: Any = as_workload(registry.load(point.workload))
 
         def make(context: Context, params: Mapping[str, Scalar]) -> Workload:
-            # For each repeat alike.
+            # The same for each repeat.
             precision.apply(point.precision)
             state.seed_all(task.seed)
             if point.workload == SCRIPT:
@@ -205,20 +210,20 @@ class Worker:
             rested=self._rested,
             nccl_choices=self._group.nccl_choices,
         )
-        self._rest()
+        self._note_rest()
         warnings = (*done.warnings, *self._precision_warnings(point.precision))
         if part is not None:
             done = replace(done, share=part.share)
             warnings = (*part.warnings, *warnings)
         self._group.check(point.workload)
-        # What follows is raybench's own work, and may not suffer from what the workload has set.
+        # raybench's own work follows, without the settings of the workload.
         self._clean_up()
         self._group.join(task, rank_info, group)
         self._group.free_buffers(self._state.holds_device_memory)
         precision.apply(point.precision)
         return replace(
             done,
-            # Among those that have a share of the step it has another one.
+            # In the group of the ranks that have a share of the step the rank is another one.
             rank=rank_info.rank,
             # A script has its own, and its first step is part of its set-up.
             is_of_new_process=None if point.workload == SCRIPT else self._is_new,
@@ -231,7 +236,7 @@ class Worker:
         )
 
     def _start_script(self, task: Task, context: Context, group: Group | None) -> Workload:
-        # Its process writes where it is when the time is up; this one only waits for it.
+        # Its process writes its stack when the time is up; this one only waits for it.
         faulthandler.cancel_dump_traceback_later()
         return RunningScript(
             context,
@@ -260,7 +265,7 @@ class Worker:
         context: Context,
         group: Group | None,
     ) -> dict[str, Any]:
-        """Find the operations of a step and, where there is a breakdown, how they were got."""
+        """Return `flops_per_step`, and the breakdown with the way in which they were counted."""
         if done.flops_per_step is not None:
             counted = Counted(flops=done.flops_per_step, method=_DECLARED)
         elif done.items_per_step == 0:
@@ -270,14 +275,14 @@ class Worker:
         elif point.workload == SCRIPT:
             counted = Counted(flops=None, method=_NOT_COUNTED)
         else:
-            counted = self._count(point, part, context, group)
+            counted = self._count_flops(point, part, context, group)
         breakdown = done.breakdown
         if breakdown is not None:
             methods = {**breakdown.methods, "flops_per_step": counted.method}
             breakdown = replace(breakdown, methods=methods)
         return {"flops_per_step": counted.flops, "breakdown": breakdown}
 
-    def _count(
+    def _count_flops(
         self, point: Point, part: UnevenStep | None, context: Context, group: Group | None
     ) -> Counted:
         # With the group: a workload may communicate while it is counted, so its ranks must either
@@ -289,11 +294,11 @@ class Worker:
             self._flops[key] = step_flops(workload_class, params, context)
         return self._flops[key]
 
-    def _probe(self, task: Task) -> None:
-        """Find out what this device sustains in matrix products, before its first point.
+    def _find_sustained_tflops(self, task: Task) -> None:
+        """Measure what this device sustains in matrix products, before its first point.
 
         For all precisions of the plan at once: between two points the products would leave the
-        device hot and its clocks limited in the second.
+        device hot, and its clocks limited in the second.
         """
         if task.precisions is None:
             return
@@ -301,16 +306,16 @@ class Worker:
         new = [one for one in asked if one not in self._gemm_tflops]
         self._gemm_tflops |= tflops_sustained(self._device, new)
         if new:
-            self._rest()
+            self._note_rest()
 
-    def _rest(self) -> None:
-        """Note when a limit of the clocks may have acted last."""
+    def _note_rest(self) -> None:
+        """Note the last reading of the counters before which the clocks may have been limited."""
         now, last = self._counters.read(), self._rested
         if now is None or last is None or now.limited_s != last.limited_s:
             self._rested = now
 
     def _precision_warnings(self, asked: Precision) -> Iterator[str]:
-        """Tell what makes the precision another than the one asked for, read after the samples."""
+        """Yield why the precision was not the one asked for, as read after the samples."""
         if reason := precision.why_not_supported(asked, self._device):
             yield reason
         switched = Precision.TF32 if asked is Precision.TF32 else Precision.FP32
@@ -318,7 +323,7 @@ class Worker:
             yield f"precision {asked} asked, but fp32 arithmetic was {got} after the last step"
 
     def _clean_up(self) -> tuple[str, ...]:
-        """Put back what a workload changes; return what is left behind, a phrase each."""
+        """Undo what a workload changed; return what it left behind, a phrase for each thing."""
         self._group.drop_others()
         return self._state.restore()
 
@@ -331,28 +336,28 @@ def _check_environment(task: Task) -> None:
 
 
 def load() -> None:
-    """Do what the start of a Worker can do before it has a device; again it costs nothing.
+    """Load what a Worker needs before it has a device; a second call costs nothing.
 
-    The first optimizer of a process imports 800 modules of torch, which is 1 to 3 s: this module
-    has them imported.
+    The first optimizer of a process imports 800 modules of torch, which takes 1 to 3 s: this module
+    has imported them.
     """
     load_decisions()
-    # Of the files as they are loaded now.
+    # Hashes the files as they are loaded now.
     raybench_sha256()
     _freeze()
 
 
 def _freeze() -> None:
-    """Keep what is loaded now for good: a collection then looks at the workload alone.
+    """Leave all objects of now out of garbage collections, which look at the workload's alone then.
 
-    That takes 0.1 ms instead of 130.
+    One takes 0.1 ms instead of 130.
     """
     gc.collect()
     gc.freeze()
 
 
 def _warn_of_leftovers(answer: Answer, left: tuple[str, ...]) -> Answer:
-    """Return the answer of a worker in which the workload left something behind."""
+    """Return the answer; where something was left behind it warns, and the worker is not reused."""
     if not left:
         return answer
     if isinstance(answer, Failure):
@@ -365,7 +370,7 @@ def _warn_of_leftovers(answer: Answer, left: tuple[str, ...]) -> Answer:
 
 
 def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
-    """Turn an exception into data: it may not survive pickling, and its frames hold memory."""
+    """Return an exception as data: it may not survive pickling, and its frames hold memory."""
     # A module that cannot be imported has a reason of its own.
     cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
     return Failure(
@@ -379,9 +384,9 @@ def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
 
 
 def _explain_variables(failure: Failure, point: Point) -> Failure:
-    """Say what to do where NCCL has nothing that does what the job's variables ask for.
+    """Add to a failure what to do where NCCL cannot do what the job's variables ask for.
 
-    NCCL says so by its invalid usage, also for other reasons, so this is a note.
+    Its error is "invalid usage" then, which may have other reasons, so it is a note.
     """
     asked = [f"{name}={point.env[name]}" for name in _CHOICES_OF_NCCL if name in point.env]
     if not asked or "invalid usage" not in failure.message:
@@ -395,7 +400,7 @@ def _explain_variables(failure: Failure, point: Point) -> Failure:
 
 
 def _peer_failed(rank_info: RankInfo, *, worker_reusable: bool) -> Failure:
-    """In place of what a rank answers whose group was taken down: it may be garbage."""
+    """Return the failure of a rank whose group was taken down: its own answer may be garbage."""
     return Failure.of(
         Cause.PEER_FAILED,
         rank=rank_info.rank,
@@ -413,9 +418,9 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_cuda_error(error: BaseException) -> bool:
-    """After an error of the device itself the CUDA context of the process stays broken.
+    """Return whether the CUDA context of the process is broken after this error.
 
-    Not after torch's own allocator has run out: it only asked.
+    It is after an error of the device, not where torch's allocator ran out of memory.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return False

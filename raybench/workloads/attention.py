@@ -1,6 +1,6 @@
-"""Attention with what it takes to merge parts of it: each query's log-sum-exp over its keys.
+"""Kernels of attention, with the log-sum-exp of each query over its keys, to merge parts by.
 
-By torch's own kernels. Shapes: query (1, heads, queries, head), key and value (1, heads, keys,
+They are torch's own. Shapes: query (1, heads, queries, head), key and value (1, heads, keys,
 head); output as query; log-sum-exp (1, heads, queries), natural, in fp32 (fp64 for fp64).
 """
 
@@ -32,9 +32,10 @@ _CHOICES: dict[int, Kernel] = {
 
 
 def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
-    """Return the kernel asked for; for auto the one that torch takes for tokens such as these.
+    """Return the kernel asked for; for auto the one that torch takes for such tokens.
 
-    Raises UsageError where the device has no such kernel.
+    tokens: (1, heads, tokens, head), used as query, key and value; only shape, type and device
+    count. Raises UsageError where the device has no such kernel.
     """
     if asked == "auto":
         return _CHOICES[torch._fused_sdp_choice(tokens, tokens, tokens)]
@@ -43,10 +44,10 @@ def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
 
 
 def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
-    """Let torch's attention take this kernel from now on, in this process; auto: as it is.
+    """Make torch's attention use this kernel from now on, in this process; auto changes nothing.
 
-    Compiled code and what is computed again keep to it. Raises UsageError where the device has no
-    such kernel.
+    Compiled code and recomputed activations use it too. Nothing on the meta device. Raises
+    UsageError where the device has no such kernel.
     """
     if device.type == "meta":
         return
@@ -72,7 +73,7 @@ def _check_device(asked: Kernel, device: torch.device) -> None:
 
 
 def attend(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the output alone."""
+    """Return the output of attention, without the log-sum-exp; not causal. math on meta tensors."""
     if kernel == "math" or query.device.type == "meta":
         with sdpa_kernel(SDPBackend.MATH):
             return functional.scaled_dot_product_attention(query, key, value)
@@ -80,7 +81,7 @@ def attend(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def attention_part(kernel: Kernel) -> Attention:
-    """Return what computes the output and the log-sum-exp.
+    """Return a function of query, key and value that returns the output and the log-sum-exp.
 
     Raises UsageError for math, which computes no log-sum-exp.
     """
@@ -112,10 +113,10 @@ def _cudnn(query: Tensor, key: Tensor, value: Tensor) -> Part:
 
 
 def merge(parts: Iterable[Part]) -> Tensor:
-    """Merge the outputs of attention over parts of the keys, one after another.
+    """Return the output of attention over all keys from those over parts of the keys.
 
-    With weights exp(logsumexp of the part - logsumexp of all), in fp32 at least. Returns the type
-    of the parts.
+    The mean of the outputs with weights exp(logsumexp of the part - logsumexp of all), computed in
+    fp32 at least, in the type of the parts. Each part is used as soon as it comes.
     """
     remaining = iter(parts)
     out, logsumexp = next(remaining)

@@ -53,7 +53,7 @@ _NEVER_GROWS = 2**31
 
 
 class WrongResultError(Exception):
-    """A step computed something wrong: what, where, and what it should have been."""
+    """Raised by `check` when a step computed something wrong; says what and where."""
 
 
 class PartTimes:
@@ -76,7 +76,7 @@ class PartTimes:
             self._spent_ns[name] = self._spent_ns.get(name, 0) + spent_ns
 
     def take(self) -> dict[str, int]:
-        """Take what was spent since the last call."""
+        """Return the nanoseconds of each part since the last call, by name, and begin anew."""
         spent_ns, self._spent_ns = self._spent_ns, {}
         return spent_ns
 
@@ -84,8 +84,8 @@ class PartTimes:
 class Regions:
     """The parts of a step that are timed on the device, in instrumented steps only.
 
-    are_used: the step has named a region since this was made.
-    compiled: names of regions inside code that torch.compile has compiled, which are left out.
+    are_used: whether the step has entered a region outside of compiled code and of `timed_by`.
+    compiled: names of regions inside code that torch.compile has compiled; these are not timed.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Regions:
         self._time: Callable[[str], AbstractContextManager[None]] | None = None
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """As Context.region."""
+        """Return the context of a region; see Context.region."""
         if self._is_compiling():
             self._leave_out(name)
             return _UNTIMED
@@ -112,7 +112,7 @@ class Regions:
 
     @contextmanager
     def timed_by(self, time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-        """Inside the `with` block each region runs in what `time` gives for its name."""
+        """Enter `time(name)` for each region inside the `with` block."""
         self._time = time
         try:
             yield
@@ -134,12 +134,14 @@ class Context(Execution):
     cuda_graph: steps will be captured in a CUDA graph, so a step may not wait for the device, and
     an optimizer must be capturable.
     seed: the same on all ranks; add the rank where ranks must draw different data.
+    parts: host times of the current step; `with context.parts.part("data")` adds to one.
     replicas: the models that `ddp` wrapped.
-    loss_weight: what the mean loss of this rank's samples is multiplied by, so that the mean over
-    the ranks is that over all samples: world_size times its share of them.
-    extra_work: forward and backward work to be done besides, as a share of the step's: this rank
-    emulates a slower device. sms: multiprocessors that it may use for the same; None: all.
-    process_group: of the ranks that train together; None: of all.
+    loss_weight: factor for the mean loss of this rank's samples, world_size times its share of all
+    samples. With it the mean of the ranks' losses is the mean over all samples.
+    extra_work: share of the step's forward and backward work that this rank repeats in each step,
+    to emulate a slower device.
+    sms: multiprocessors that this rank may use, to emulate a slower device; None: all.
+    process_group: the ranks that train together; None: all ranks.
     """
 
     device: torch.device
@@ -157,10 +159,10 @@ class Context(Execution):
     process_group: ProcessGroup | None = None
 
     def ddp(self, model: nn.Module, **options: Any) -> nn.Module:
-        """Wrap the model by DistributedDataParallel with these options of it; alone, return it.
+        """Return the model wrapped by DistributedDataParallel; the model itself on a single rank.
 
-        A model that is on the device, or has only moved there. Where it is wrapped here, raybench
-        can tell what its communication costs.
+        The model must be on the device. options: arguments of DistributedDataParallel. raybench can
+        tell what communication costs only of models that are wrapped here.
         """
         if self.world_size == 1 or self.device.type == "meta":
             return model
@@ -169,22 +171,22 @@ class Context(Execution):
         )
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Enter what a forward and backward pass runs in whose gradients are not reduced yet.
+        """Return a context in which backward passes add up gradients without reducing them.
 
-        model: as `ddp` gave it.
+        model: as returned by `ddp`, or sharded by FSDP2; for others the context does nothing.
         """
         return self.replicas.no_sync(model)
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """Time what the `with` block issues to the device, as the part `name` of the step.
+        """Return a context that times what its block issues to the device, as the part `name`.
 
-        In a few instrumented steps after the timed ones; in all others the block just runs. Times
-        of one name add up within a step, and an outer region contains those inside of it.
+        It times in a few instrumented steps after the timed ones; in all others it does nothing.
+        Times of one name add up within a step, and an outer region contains those inside of it.
         """
         return self.regions.region(name)
 
     def generator(self) -> torch.Generator | None:
-        """Make a generator on the device, with other numbers on each rank.
+        """Return a random number generator on the device, seeded by `seed` + `rank`.
 
         None on the meta device, which has no numbers.
         """
@@ -207,7 +209,7 @@ class Context(Execution):
         return torch.autocast(self.device.type, dtype=getattr(torch, self.precision.dtype))
 
     def grad_scaler(self) -> torch.amp.GradScaler:
-        """Scales the gradients of fp16; in other precisions it passes everything through.
+        """Return a gradient scaler that is enabled in precision fp16 and else does nothing.
 
         Enabled, it waits for the device once a step, to learn whether a gradient overflowed: that
         is part of what fp16 training costs. Its scale falls while gradients overflow and never

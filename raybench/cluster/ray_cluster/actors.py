@@ -62,7 +62,7 @@ class _Worker:
             sys.path.insert(0, search_path)
         reaper.reap_orphans_of_worker()
         gc.disable()  # the collections in between are a sixth of the time of these imports
-        from raybench.worker.rendezvous import choose_interface
+        from raybench.worker.process_group import choose_interface
         from raybench.worker.worker import load
 
         choose_interface(node_address())

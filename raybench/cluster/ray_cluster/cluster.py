@@ -355,7 +355,7 @@ class _Store:
     """The actor that holds the rendezvous store of all process groups, on the driver's node."""
 
     def __init__(self) -> None:
-        from raybench.worker.rendezvous import StoreHost
+        from raybench.worker.process_group import StoreHost
 
         self._host = StoreHost(node_address())
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from raybench.analysis.settings import setting, varying
 from raybench.records import Status
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, Row, batch_title, lines_over
+from raybench.report.charts.data import ChartData, LineFigure, Row, batch_title
 from raybench.report.charts.grammar import Figure, Spec, axis
 from raybench.report.charts.registry import Chart
 
@@ -93,8 +93,7 @@ def _over_batch(
         note += " Crosses on the axis: out of memory."
     # What a search tried lies close together, and memory grows in proportion.
     base = None if data.summary.largest_batches else 2
-    return lines_over(
-        data,
+    return LineFigure(
         anchor=anchor,
         title=title,
         note=note,
@@ -108,4 +107,4 @@ def _over_batch(
         value=lambda row: value(row) if row.status == Status.OK else None,
         is_on_axis=lambda row: row.status == Status.OOM,
         tip=tip,
-    )
+    ).draw(data)

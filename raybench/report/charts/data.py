@@ -27,7 +27,7 @@ from raybench.report.summary import Summary
 Row = ScaledRow
 
 # Up to so many lines can be told apart in one panel.
-_LINES_OF_A_LONE_PANEL = 4
+_FEW_LINES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,125 +113,117 @@ def batch_title(rows: Sequence[Row]) -> str:
     return "global batch size" if found == {"global_batch_size"} else "batch size per device"
 
 
-def lines_over(
-    data: ChartData,
-    *,
-    anchor: str,
-    title: str,
-    note: str,
-    over: Sequence[str],
-    lines_by: Sequence[str],
-    x: Spec,
-    y: Spec,
-    along: Callable[[Row], float],
-    value: Callable[[Row], float | None],
-    tip: Callable[[Row], str],
-    more: Callable[[Row], Mark] = lambda row: {},
-    among: Callable[[Row], bool] = lambda row: True,
-    is_on_axis: Callable[[Row], bool] = lambda row: False,
-    ideal: Sequence[tuple[float, float]] = (),
-    level: tuple[float, str] | None = None,
-) -> Figure | None:
-    """Draw points as lines over one of their settings; None where no line has two points.
+@dataclass(frozen=True, kw_only=True)
+class LineFigure:
+    """Declares a figure of points as lines over one of their settings.
 
     over: the setting along x, and settings that do not matter. lines_by: settings that tell the
     lines of a panel apart; the others that vary tell the panels apart. along, value: where a point
     is drawn; a point without a value is left out, or a cross on the axis where `is_on_axis`.
     tip: what its mark says besides its settings. more: more of its mark, as `low` and `high`.
-    among: the points that could be drawn at all.
+    among: the points that could be drawn at all. ideal, level: as of `line_chart`.
     """
-    other_ids = {id(row) for row in data.others}
-    rows = in_order([row for row in (*data.rows, *data.others) if among(row)], over)
-    apart, names = varying(rows, over), varying(rows)
+
+    anchor: str
+    title: str
+    note: str
+    over: Sequence[str]
+    lines_by: Sequence[str]
+    x: Spec
+    y: Spec
+    along: Callable[[Row], float]
+    value: Callable[[Row], float | None]
+    tip: Callable[[Row], str]
+    more: Callable[[Row], Mark] = lambda row: {}
+    among: Callable[[Row], bool] = lambda row: True
+    is_on_axis: Callable[[Row], bool] = lambda row: False
+    ideal: Sequence[tuple[float, float]] = ()
+    level: tuple[float, str] | None = None
+
+    def draw(self, data: ChartData) -> Figure | None:
+        """Return the figure; None where no line has two points."""
+        every_row = [row for row in (*data.rows, *data.others) if self.among(row)]
+        rows = in_order(every_row, self.over)
+        groups, every_line = _panels_and_lines(rows, self.over, self.lines_by, data.ranks)
+        lines, names = every_line[:MOST_LINES], varying(rows)
+        other_ids = {id(row) for row in data.others}
+
+        def mark(line: str, row: Row) -> Mark:
+            is_other = id(row) in other_ids
+            name = point_name(row, names, data.ranks, is_other=is_other)
+            place = {"x": self.along(row), "y": self.value(row), "line": line}
+            return {**place, "other": is_other, "tip": f"{name}\n{self.tip(row)}", **self.more(row)}
+
+        shown = {
+            panel: [(line, row) for line, row in some if line in lines]
+            for panel, some in [*groups.items()][:MOST_PANELS]
+        }
+        marks = {
+            panel: [mark(line, row) for line, row in some if self._is_drawn(row)]
+            for panel, some in shown.items()
+        }
+        drawn = [(panel, one) for panel, some in marks.items() for one in some]
+        places = {(panel, one["line"], one["x"]) for panel, one in drawn if one["y"] is not None}
+        if len(places) == len({(panel, line) for panel, line, _ in places}):
+            return None
+        used = {one["line"] for _, one in drawn}
+        legend = [line for line in lines if line in used]
+        note = self.note
+        if any(one["other"] for _, one in drawn):
+            note += " Hollow points and dotted lines are of the other run."
+        counts = ((len(shown), len(groups), "charts"), (len(lines), len(every_line), "lines"))
+        few = [f"{some} of {many} {noun}" for some, many, noun in counts if some < many]
+        if few:
+            note += f" The first {' and '.join(few)} are drawn; the table of the points has all."
+        panels = []
+        for panel, some in shown.items():
+            layers = line_chart(
+                marks[panel], legend, self.x, self.y, ideal=self.ideal, level=self.level
+            )
+            missing = self._missing([one for one in some if id(one[1]) not in other_ids], data)
+            height = HEIGHT + legend_height(legend)
+            panels.append(Panel(title=panel, layers=layers, missing=missing, height=height))
+        return Figure(anchor=self.anchor, title=self.title, note=note, panels=panels)
+
+    def _is_drawn(self, row: Row) -> bool:
+        return self.value(row) is not None or self.is_on_axis(row)
+
+    def _missing(self, members: Sequence[tuple[str, Row]], data: ChartData) -> str:
+        """Return what a panel does not show and why: `Not drawn: batch 256: out of memory`."""
+        lines = dict.fromkeys(line for line, _ in members)
+        reasons: dict[str, list[str]] = {}
+        for line in lines:
+            own = [row for found, row in members if found == line]
+            lacking = [row for row in own if not self._is_drawn(row)]
+            for why in dict.fromkeys(map(why_not_drawn, lacking)):
+                rows = [row for row in lacking if why_not_drawn(row) == why]
+                places = [formatting.settings_words(row, self.over, data.ranks) for row in rows]
+                where = "" if len(lacking) == len(own) else ", ".join(places)
+                name = line if len(lines) > 1 or not where else ""
+                reasons.setdefault(why, []).append(", ".join(filter(None, (name, where))))
+        text = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+        return f"Not drawn: {text}." if text else ""
+
+
+def _panels_and_lines(
+    rows: Sequence[Row], over: Sequence[str], lines_by: Sequence[str], ranks: str
+) -> tuple[dict[str, list[tuple[str, Row]]], list[str]]:
+    """Return the lines and rows of each panel, by its title, and the lines of all panels in order.
+
+    A setting that varies tells the lines apart where it is in `lines_by`, else the panels; where
+    there are few lines, one panel has them all.
+    """
+    apart = varying(rows, over)
     of_lines = [name for name in apart if name in lines_by]
-    of_panels = [name for name in apart if name not in lines_by]
-    if len({tuple(str(setting(row, name)) for name in apart) for row in rows}) <= (
-        _LINES_OF_A_LONE_PANEL
-    ):
-        of_lines, of_panels = apart, []
-
-    def is_drawn(row: Row) -> bool:
-        return value(row) is not None or is_on_axis(row)
-
-    by_size = sorted(rows, key=lambda row: [setting_order(setting(row, n)) for n in of_lines])
-    every_line = dict.fromkeys(line_name(row, of_lines, data.ranks) for row in by_size)
-    lines = [*every_line][:MOST_LINES]
-    members: dict[str, list[tuple[str, Row]]] = {}
+    if len({tuple(str(setting(r, name)) for name in apart) for r in rows}) <= _FEW_LINES:
+        of_lines = apart
+    of_panels = [name for name in apart if name not in of_lines]
+    groups: dict[str, list[tuple[str, Row]]] = {}
     for row in rows:
-        panel = formatting.settings_words(row, of_panels, data.ranks)
-        members.setdefault(panel, []).append((line_name(row, of_lines, data.ranks), row))
-    shown = {
-        panel: [(line, row) for line, row in some if line in lines]
-        for panel, some in [*members.items()][:MOST_PANELS]
-    }
-    used = {line for some in shown.values() for line, row in some if is_drawn(row)}
-    legend = [line for line in lines if line in used]
-    marks = {
-        panel: [
-            {
-                "x": along(row),
-                "y": value(row),
-                "line": line,
-                "other": id(row) in other_ids,
-                "tip": f"{point_name(row, names, data.ranks, is_other=id(row) in other_ids)}\n"
-                + tip(row),
-                **more(row),
-            }
-            for line, row in some
-            if is_drawn(row)
-        ]
-        for panel, some in shown.items()
-    }
-    places: dict[tuple[str, str], set[float]] = {}
-    for panel, some_marks in marks.items():
-        for mark in some_marks:
-            if mark["y"] is not None:
-                places.setdefault((panel, mark["line"]), set()).add(mark["x"])
-    if max(map(len, places.values()), default=0) < 2:
-        return None
-    panels = [
-        Panel(
-            title=panel,
-            layers=line_chart(marks[panel], legend, x, y, ideal=ideal, level=level),
-            missing=_missing(
-                [(line, row) for line, row in some if id(row) not in other_ids],
-                is_drawn,
-                over,
-                data.ranks,
-            ),
-            height=HEIGHT + legend_height(legend),
-        )
-        for panel, some in shown.items()
-    ]
-    if any(mark["other"] for some in marks.values() for mark in some):
-        note += " Hollow points and dotted lines are of the other run."
-    counts = ((len(shown), len(members), "charts"), (len(lines), len(every_line), "lines"))
-    phrases = [f"{few} of {many} {noun}" for few, many, noun in counts if few < many]
-    if phrases:
-        note += f" The first {' and '.join(phrases)} are drawn; the table of the points has all."
-    return Figure(anchor=anchor, title=title, note=note, panels=panels)
-
-
-def _missing(
-    members: Sequence[tuple[str, Row]],
-    is_drawn: Callable[[Row], bool],
-    over: Sequence[str],
-    ranks: str,
-) -> str:
-    """Return what a panel does not show and why, as in `Not drawn: batch 256: out of memory`."""
-    lines = dict.fromkeys(line for line, _ in members)
-    reasons: dict[str, list[str]] = {}
-    for line in lines:
-        own = [row for found, row in members if found == line]
-        lacking = [row for row in own if not is_drawn(row)]
-        for why in dict.fromkeys(map(why_not_drawn, lacking)):
-            rows = [row for row in lacking if why_not_drawn(row) == why]
-            places = (formatting.settings_words(row, over, ranks) for row in rows)
-            where = "" if len(lacking) == len(own) else ", ".join(places)
-            name = line if len(lines) > 1 or not where else ""
-            reasons.setdefault(why, []).append(", ".join(filter(None, (name, where))))
-    text = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
-    return f"Not drawn: {text}." if text else ""
+        title = formatting.settings_words(row, of_panels, ranks)
+        groups.setdefault(title, []).append((line_name(row, of_lines, ranks), row))
+    by_size = sorted(rows, key=lambda row: [setting_order(setting(row, n)) for n in of_lines])
+    return groups, list(dict.fromkeys(line_name(row, of_lines, ranks) for row in by_size))
 
 
 def why_not_drawn(row: Row) -> str:

@@ -47,7 +47,7 @@ def gains_figure(data: ChartData) -> Figure | None:
     panels: list[Panel] = []
     for place, (title, unit, form) in enumerate(
         (
-            (f"Speed-up over {against}", f"times the samples/s of {against}", "~g"),
+            (f"Speed-up over {against}", "times the samples/s", "~g"),
             (f"Memory, of {against}", "share", "~%"),
         )
     ):

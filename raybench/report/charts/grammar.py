@@ -41,7 +41,7 @@ _LONGEST_INTERVAL = 2.0
 _LONG = 0.5
 # Two numbers at the ends of lines nearer than this would lie on each other.
 _APART = 1.2
-_CROSS = "M-1,-1L1,1M1,-1L-1,1"
+_CROSS = {"shape": "M-1,-1L1,1M1,-1L-1,1", "filled": False, "strokeWidth": 2}
 _DASHED = {"color": "var(--axis)", "strokeDash": [5, 4], "strokeWidth": 1.5}
 _COLOR = re.compile(r"(--[a-z]+\d?): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
 _USED = re.compile(r"var\((--[a-z]+\d?)\)")
@@ -50,7 +50,6 @@ _NOISE = re.compile(
     r'<path class="(?:back|fore)ground"[^>]*? d="(?:M0,0h0v0h0Z)?"[^>]*/>'
     r'| (?:class="mark-|role="graphics|aria-roledescription=")[^"]*"'
 )
-_TIP: Spec = {"field": "tip", "type": "nominal"}
 
 CONFIG: Spec = {
     "font": "Arial, Liberation Sans, Helvetica, sans-serif",
@@ -209,46 +208,36 @@ def line_chart(
     one is laid over: hollow and dotted). A mark without `y` is a cross on the axis of x.
     ideal: points of a dashed line. level: where a dashed line crosses the chart, and its label.
     """
-    x, y = {"field": "x", **x}, {"field": "y", **y}
+    at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     # The legend stands above the title of the axis.
     offset = 22 if y["title"] else 6
     color, shape = (by_series(lines, channel, offset=offset) for channel in ("color", "shape"))
+    along = {**at, "color": color}
+    if not has_points:
+        along["detail"] = {"field": "part", "type": "nominal"}
     drawn = [mark for mark in marks if mark["y"] is not None]
     own = [mark for mark in drawn if not mark.get("other")]
     other = [mark for mark in drawn if mark.get("other")]
-    along = {"x": x, "y": y, "color": color}
-    if not has_points:
-        along["detail"] = {"field": "part", "type": "nominal"}
-    layers: list[Spec] = []
-    if ideal:
-        points = [{"x": at, "y": value} for at, value in ideal]
-        layers.append(_layer(points, {"type": "line", **_DASHED}, x=x, y=y))
-        end = _text_mark(align="right", dx=-4, dy=-6, color="var(--quiet)")
-        label = {**points[-1], "text": "ideal"}
-        layers.append(_layer([label], end, x=x, y=y, text={"field": "text"}))
-    if level:
-        layers += level_line(*level, "y", y)
-    layers += _intervals(own, x, y, color)
-    if other:
-        faint = {"type": "line", "strokeWidth": 2, "strokeDash": [2, 3], "opacity": 0.75}
-        layers.append(_layer(other, faint, **along))
-        layers.append(_points(other, is_filled=False, x=x, y=y, color=color, shape=shape))
-    width = 2 if has_points else 1.5
-    layers.append(_layer(own, {"type": "line", "strokeWidth": width}, **along))
-    if has_points:
-        layers.append(_points(own, x=x, y=y, color=color, shape=shape))
-    layers += _numbers_at_ends(own, x, y)
-    crosses = [mark for mark in marks if mark["y"] is None]
-    if crosses:
-        # Of crosses of several lines at one place, those below are larger.
-        order = {line: place for place, line in enumerate(reversed(lines))}
-        crosses = [{**mark, "size": 50 + 60 * order[mark["line"]]} for mark in crosses]
-        crosses.sort(key=lambda mark: -mark["size"])
-        cross = {"type": "point", "shape": _CROSS, "strokeWidth": 2, "opacity": 1, "aria": True}
-        at_axis = {"x": x, "y": {"value": "height"}, "color": color}
-        size = {"field": "size", "type": "quantitative", "scale": None}
-        layers.append(_layer(crosses, cross, **at_axis, size=size, description=_TIP))
-    return layers
+    points = [{"x": at, "y": value, "text": "ideal"} for at, value in ideal]
+    # Of crosses of several lines at one place, those below are larger.
+    sizes = {line: 50 + 60 * place for place, line in enumerate(reversed(lines))}
+    crosses = [{**mark, "size": sizes[mark["line"]]} for mark in marks if mark["y"] is None]
+    crosses.sort(key=lambda mark: -float(mark["size"]))
+    on_axis = {**at, "y": {"value": "height"}, "size": {"field": "size", "scale": None}}
+    point = {"type": "point", "filled": True, "size": 50, "opacity": 1}
+    dotted = {"type": "line", "strokeWidth": 2, "strokeDash": [2, 3], "opacity": 0.75}
+    return _with_data(
+        _layer(points, {"type": "line", **_DASHED}, at),
+        _text(points[-1:], at, align="right", dx=-4, dy=-6, color="var(--quiet)"),
+        *_level_line(level, "y", at["y"]),
+        *_intervals(own, at, color),
+        _layer(other, dotted, along),
+        _layer(other, {**point, "filled": False}, at, color=color, shape=shape),
+        _layer(own, {"type": "line", "strokeWidth": 2 if has_points else 1.5}, along),
+        _layer(own if has_points else (), point, at, color=color, shape=shape),
+        _text(_ends(own), at, align="left", dx=8, fontWeight=600, field="number"),
+        _layer(crosses, {**point, **_CROSS}, on_axis, color=color),
+    )
 
 
 def bar_chart(
@@ -268,48 +257,37 @@ def bar_chart(
     each other; where `is_stacked`, a bar is a part from `x` to `x2` of the whole one.
     level: where a dashed line crosses the chart, and its label.
     """
-    is_split = _lines_of_names(names) > 1
-    split = {"labelExpr": "split(datum.label, ', ')"} if is_split else {}
+    split = {"labelExpr": "split(datum.label, ', ')"} if _lines_of_names(names) > 1 else {}
     y = {"field": "bar", **names_axis(names, labelLimit=_NAME_PX, **split)}
+    at: Spec = {"x": {"field": "x", **x}, "y": y}
     y["scale"] = {"paddingInner": 0.25, "paddingOuter": 0.12}
-    x = {"field": "x", **x}
-    place: Spec = {"x": x, "y": y}
     if is_stacked:
-        place["x2"] = {"field": "x2"}
+        at["x2"] = {"field": "x2"}
     elif len(series) > 1:
-        place["yOffset"] = {"field": "line", "type": "nominal", "sort": list(series)}
+        at["yOffset"] = {"field": "line", "type": "nominal", "sort": list(series)}
     color: Spec = {"value": "var(--s1)"}
     if series:
         # The legend stands above the label of a level.
         above, room = 22 if level else 6, _beside(names)
         color = by_series(series, "color", colors, symbol="square", room=room, offset=above)
-    mark = {"type": "bar", "aria": True}
-    layers = [_layer(bars, mark, **place, color=color, description=_TIP)]
     ranges = [bar for bar in bars if bar.get("low") is not None]
-    if ranges:
-        ends = {**place, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
-        layers.append(
-            _layer(
-                ranges, {"type": "rule", "strokeWidth": 1.5}, **ends, color={"value": "var(--text)"}
-            )
-        )
-    longest = max((bar["x"] for bar in bars if bar["x"] is not None), default=0.0)
-    longest = max(longest, level[0] if level else 0.0)
-    for is_inside in (True, False):
-        texts = [
-            # Beyond the interval, which it would lie on.
-            {**bar, "x": max(bar["x"], bar.get("high") or 0.0) if not is_inside else bar["x"]}
-            for bar in bars
-            if bar.get("text") and (bar["x"] > _LONG * longest and not ranges) == is_inside
-        ]
-        if texts:
-            ink = "var(--page)" if is_inside else "var(--text)"
-            side = {"align": "right", "dx": -5} if is_inside else {"align": "left", "dx": 5}
-            mark = _text_mark(**side, color=ink)
-            layers.append(_layer(texts, mark, **place, text={"field": "text"}))
-    if level:
-        layers += level_line(*level, "x", x)
-    return layers
+    ends = {**at, "x": {"field": "low", **x}, "x2": {"field": "high"}}
+    longest = max([*(bar["x"] for bar in bars), level[0] if level else 0.0])
+    # Beyond an interval, which it would lie on, and inside of a bar that is long.
+    texts = [{**bar, "x": max(bar["x"], bar.get("high") or 0.0)} for bar in bars if "text" in bar]
+    inside = "false" if ranges else f"datum.x > {_LONG * longest}"
+    return _with_data(
+        _layer(bars, {"type": "bar"}, at, color=color),
+        _layer(ranges, {"type": "rule", "strokeWidth": 1.5, "color": "var(--text)"}, ends),
+        _text(
+            texts,
+            at,
+            align={"expr": f"{inside} ? 'right' : 'left'"},
+            dx={"expr": f"{inside} ? -5 : 5"},
+            color={"expr": f"{inside} ? 'var(--page)' : 'var(--text)'"},
+        ),
+        *_level_line(level, "x", at["x"]),
+    )
 
 
 def bar_panels(
@@ -353,34 +331,27 @@ def _lines_of_names(names: Sequence[str]) -> int:
 
 
 def heat_map(
-    cells: Sequence[Mark],
-    x: Spec,
-    y: Spec,
-    color: Spec,
-    *,
-    ink: Mapping[str, str] | None = None,
+    cells: Sequence[Mark], x: Spec, y: Spec, color: Spec, *, inverse: str = "false"
 ) -> list[Spec]:
     """Return the layers of coloured cells.
 
     cells: `x`, `y`, the field of `color` and `tip` each; `x2` where x is a range; `text` where
-    something is written into the cell; `is_marked` where it is outlined. ink: a Vega expression ->
-    the colour of the text where it is true.
+    something is written into the cell; `is_marked` where it is outlined. inverse: a Vega
+    expression that is true for the cells on whose colour the text is inverted.
     """
-    x, y = {"field": "x", **x}, {"field": "y", **y}
-    place: Spec = {"x": x, "y": y} | ({"x2": {"field": "x2"}} if "x2" in cells[0] else {})
-    has_border = "x2" not in cells[0]
-    mark = {"type": "rect", "stroke": "var(--page)" if has_border else None, "strokeWidth": 2}
-    layers = [_layer(cells, {**mark, "aria": True}, **place, color=color, description=_TIP)]
-    if marked := [cell for cell in cells if cell.get("is_marked")]:
-        outline = {"type": "rect", "fill": None, "stroke": "var(--bad)", "strokeWidth": 3}
-        layers.append(_layer(marked, outline, x=x, y=y))
+    at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
+    is_range = "x2" in cells[0]
+    wide = {"x2": {"field": "x2"}} if is_range else {}
+    mark = {"type": "rect", "stroke": None if is_range else "var(--page)", "strokeWidth": 2}
+    ink = {"expr": f"{inverse} ? 'var(--page)' : 'var(--text)'"}
     texts = [cell for cell in cells if cell.get("text")]
-    if texts:
-        conditions = [{"test": test, "value": value} for test, value in (ink or {}).items()]
-        colors = {"condition": conditions, "value": "var(--text)"}
-        text = {"field": "text", "type": "nominal"}
-        layers.append(_layer(texts, _text_mark(), x=x, y=y, text=text, color=colors))
-    return layers
+    marked = [{"x": one["x"], "y": one["y"]} for one in cells if one.get("is_marked")]
+    outline = {"type": "rect", "fill": None, "stroke": "var(--bad)", "strokeWidth": 3}
+    return _with_data(
+        _layer(cells, mark, at | wide, color=color),
+        _layer(marked, outline, at),
+        _text(texts, at, color=ink),
+    )
 
 
 def scatter_chart(
@@ -396,13 +367,14 @@ def scatter_chart(
     marks: `x`, `y`, `line` and `tip` each. kinds: value of `line` -> its shape and colour.
     level: where a dashed line crosses the chart at a value of x, and its label.
     """
-    x, y = {"field": "x", **x}, {"field": "y", **y}
-    shape, color = (
-        by_series(list(kinds), channel, [kind[place] for kind in kinds.values()])
-        for place, channel in enumerate(("shape", "color"))
-    )
-    points = _points(marks, x=x, y=y, color=color, shape=shape)
-    return [*(level_line(*level, "x", x) if level else ()), points]
+    at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
+    shapes, colors = zip(*kinds.values(), strict=True)
+    legend = {
+        "shape": by_series(list(kinds), "shape", shapes),
+        "color": by_series(list(kinds), "color", colors),
+    }
+    point = {"type": "point", "filled": True, "size": 50, "opacity": 1}
+    return _with_data(*_level_line(level, "x", at["x"]), _layer(marks, point, at, **legend))
 
 
 def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
@@ -420,20 +392,6 @@ def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
             **{"gradientLength": 220, "direction": "horizontal"},
         },
     }
-
-
-def level_line(level: float, label: str, channel: str, axis: Spec) -> list[Spec]:
-    """Return a dashed line over the whole chart at a level of x or y, with its label at its end."""
-    at = {channel: {**axis, "field": "level"}}
-    drawn = [_layer([{"level": level}], {"type": "rule", **_DASHED}, **at)]
-    if label:
-        # Along the line of y, and above that of x.
-        corner = {"x": {"value": 4}} if channel == "y" else {"y": {"value": -5}}
-        side = {"align": "left", "dy": 9} if channel == "y" else {"align": "right", "dx": 4}
-        mark = _text_mark(**side, color="var(--quiet)")
-        text = [{"level": level, "text": label}]
-        drawn.append(_layer(text, mark, **at, **corner, text={"field": "text"}))
-    return drawn
 
 
 def draw(panel: Panel, name: str) -> str:
@@ -455,10 +413,8 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
     light, as a PNG is, which has two pixels for each of the layout.
     title: instead of the figure's. below: a line under it.
     """
-    count = len(figure.panels)
-    columns = {1: 1, 2: 2, 4: 2}.get(count, 3)
-    width = 520 if columns == 1 else 300
-    letters = int(columns * (width + 60) / _LETTER_PX)
+    columns = {1: 1, 2: 2, 4: 2}.get(len(figure.panels), 3)
+    width, least = (520, 300) if columns == 1 else (300, 0)
     panels = [
         {
             "title": {
@@ -466,17 +422,15 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
                 "subtitle": textwrap.wrap(panel.missing, int(width / _LETTER_PX)),
             },
             "width": width,
-            "height": panel.height if columns > 1 else max(300, panel.height),
+            "height": max(least, panel.height),
             "layer": list(panel.layers),
         }
         for panel in figure.panels
     ]
-    subtitle = [below, *textwrap.wrap(figure.note, letters)]
+    note = textwrap.wrap(figure.note, int(columns * (width + 60) / _LETTER_PX))
+    heading = {"text": title or figure.title, "subtitle": [below, *note] if below else note}
     spec = _with_config(
-        title={
-            **{"text": title or figure.title, "subtitle": [line for line in subtitle if line]},
-            **{"fontSize": 17, "offset": 14, "subtitlePadding": 5},
-        },
+        title=heading | {"fontSize": 17, "offset": 14, "subtitlePadding": 5},
         padding=16,
         background="var(--page)",
         concat=panels,
@@ -513,52 +467,68 @@ def _svg(spec: Spec) -> str:
     return "\n".join(map(printable, svg.split("\n")))
 
 
-def _layer(values: Sequence[Mapping[str, Any]], mark: Spec, **encoding: Spec) -> Spec:
-    return {"data": {"values": list(values)}, "mark": mark, "encoding": encoding}
+def _with_data(*layers: Spec) -> list[Spec]:
+    return [layer for layer in layers if layer["data"]["values"]]
+
+
+def _layer(values: Sequence[Mark], mark: Spec, at: Spec, **encoding: Spec) -> Spec:
+    """Return a layer; where its marks have tips, they can be pointed at."""
+    tip = {"description": {"field": "tip", "type": "nominal"}}
+    has_tips = mark["type"] not in ("line", "rule") and bool(values) and "tip" in values[0]
+    return {
+        "data": {"values": list(values)},
+        "mark": {**mark, "aria": has_tips},
+        "encoding": {**at, **encoding, **(tip if has_tips else {})},
+    }
+
+
+def _text(values: Sequence[Mark], at: Spec, field: str = "text", **settings: Any) -> Spec:
+    words = [{name: one for name, one in value.items() if name != "tip"} for value in values]
+    mark = {"type": "text", "fontSize": 12, "baseline": "middle", "color": "var(--text)"}
+    return _layer(words, mark | settings, at, text={"field": field, "type": "nominal"})
+
+
+def _level_line(level: tuple[float, str] | None, channel: str, axis: Spec) -> list[Spec]:
+    """Return a dashed line over the chart, and its label: along a line of y, above one of x."""
+    if level is None:
+        return []
+    values = [{"level": level[0], "text": level[1]}]
+    at = {channel: {**axis, "field": "level"}}
+    corner = {"x": {"value": 4}} if channel == "y" else {"y": {"value": -5}}
+    side: Spec = {"align": "left", "dy": 9} if channel == "y" else {"align": "right", "dx": 4}
+    line = _layer(values, {"type": "rule", **_DASHED}, at)
+    return [line, _text(values, at | corner, color="var(--quiet)", **side)]
+
+
+def _intervals(marks: Sequence[Mark], at: Spec, color: Spec) -> list[Spec]:
+    """Return a thin bar from `low` to `high`, with an arrow where it is longer than is drawn."""
+    known, arrows = [], []
+    for mark in marks:
+        if mark.get("low") is not None:
+            low = max(mark["low"], mark["y"] / _LONGEST_INTERVAL)
+            high = min(mark["high"], mark["y"] * _LONGEST_INTERVAL)
+            known.append({"x": mark["x"], "line": mark["line"], "y": low, "high": high})
+            down, up = {**known[-1], "shape": "triangle-down"}, {**known[-1], "y": high}
+            arrows += [down] * (low > mark["low"]) + [{**up, "shape": "triangle-up"}] * (
+                high < mark["high"]
+            )
+    shape = {"field": "shape", "type": "nominal", "scale": None}
+    arrow = {"type": "point", "filled": True, "size": 40}
+    return [
+        _layer(known, {"type": "rule", "strokeWidth": 1.5}, at, y2={"field": "high"}, color=color),
+        _layer(arrows, arrow, at, shape=shape, color=color),
+    ]
+
+
+def _ends(marks: Sequence[Mark]) -> list[Mark]:
+    """Return the last points of the highest and the lowest line that have a number."""
+    known = [mark for mark in marks if mark.get("number")]
+    end = max((mark["x"] for mark in known), default=None)
+    last = sorted((mark for mark in known if mark["x"] == end), key=lambda mark: mark["y"])
+    is_apart = last and last[-1]["y"] >= _APART * last[0]["y"]
+    return [last[0], last[-1]] if is_apart else last[-1:]
 
 
 def _beside(names: Sequence[str]) -> float:
     """Return the width that is left beside the names of bars, in px."""
     return WIDTH - 20 - min(_NAME_PX, _LETTER_PX * max(map(len, names), default=0))
-
-
-def _text_mark(**settings: Any) -> Spec:
-    return {"type": "text", "fontSize": 12, "baseline": "middle", **settings}
-
-
-def _points(marks: Sequence[Mark], *, is_filled: bool = True, **encoding: Spec) -> Spec:
-    mark = {"type": "point", "filled": is_filled, "size": 50, "opacity": 1, "aria": True}
-    return _layer(marks, mark, **encoding, description=_TIP)
-
-
-def _intervals(marks: Sequence[Mark], x: Spec, y: Spec, color: Spec) -> list[Spec]:
-    """Return a thin bar from `low` to `high`, with an arrow where it is longer than is drawn."""
-    known = []
-    for mark in marks:
-        if mark.get("low") is not None:
-            low = max(mark["low"], mark["y"] / _LONGEST_INTERVAL)
-            high = min(mark["high"], mark["y"] * _LONGEST_INTERVAL)
-            cut = {"cut_low": low > mark["low"], "cut_high": high < mark["high"]}
-            known.append({**mark, "low": low, "high": high, **cut})
-    if not known:
-        return []
-    ends = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color}
-    layers = [_layer(known, {"type": "rule", "strokeWidth": 1.5}, **ends)]
-    for end, shape in (("low", "triangle-down"), ("high", "triangle-up")):
-        cut_off = [mark for mark in known if mark[f"cut_{end}"]]
-        if cut_off:
-            arrow = {"type": "point", "filled": True, "shape": shape, "size": 40}
-            layers.append(_layer(cut_off, arrow, x=x, y={**y, "field": end}, color=color))
-    return layers
-
-
-def _numbers_at_ends(marks: Sequence[Mark], x: Spec, y: Spec) -> list[Spec]:
-    """Return the numbers beside the last points of the highest and the lowest line."""
-    known = [mark for mark in marks if mark.get("number")]
-    if not known:
-        return []
-    end = max(mark["x"] for mark in known)
-    last = sorted((mark for mark in known if mark["x"] == end), key=lambda mark: mark["y"])
-    shown = [last[0], last[-1]] if last[-1]["y"] >= _APART * last[0]["y"] else last[-1:]
-    mark = _text_mark(align="left", dx=8, fontWeight=600, color="var(--text)")
-    return [_layer(shown, mark, x=x, y=y, text={"field": "number"})]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from raybench.analysis.settings import OPTIONAL, is_numeric, varying
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, Row, lines_over, point_name
+from raybench.report.charts.data import ChartData, LineFigure, Row, point_name
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Panel, Spec, axis, bar_panels
 from raybench.report.charts.registry import Chart
 from raybench.report.insights import SIZE, datasheet_gb_s, size_of
@@ -115,8 +115,7 @@ def _over_size(
     known = [row for row in data.measured if value(row) and size_of(row)]
     # Parameters that are no numbers, as an operation, tell the lines apart.
     numbers = {name for row in known for name in row.params if is_numeric(known, name)}
-    return lines_over(
-        data,
+    return LineFigure(
         anchor=anchor,
         title=title,
         note=note,
@@ -128,7 +127,7 @@ def _over_size(
         along=size_of,
         value=lambda row: value(row) or None if size_of(row) else None,
         tip=lambda row: f"{_words(row)}\n{formatting.step_time(row)}",
-    )
+    ).draw(data)
 
 
 def _time_us(row: Row) -> float:

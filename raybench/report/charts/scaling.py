@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, Row, lines_over
+from raybench.report.charts.data import ChartData, LineFigure, Row
 from raybench.report.charts.grammar import Figure, Mark, Spec, axis
 from raybench.report.charts.registry import Chart
 from raybench.report.insights import plus_minus
@@ -86,8 +86,7 @@ def _over_ranks(
         return {"number": number(row), **ends} if value(row) is not None else {}
 
     x = axis(data.ranks, 2, values=_sizes(data), format="~g", scale={"padding": _ROOM})
-    return lines_over(
-        data,
+    return LineFigure(
         anchor=name.replace("_", "-"),
         title=title,
         note=note,
@@ -103,4 +102,4 @@ def _over_ranks(
             f"speed-up {speed_up_words(row)}, efficiency {formatting.percent(row.efficiency)}\n"
             f"{formatting.step_time(row)}, {formatting.number(row.throughput)} samples/s"
         ),
-    )
+    ).draw(data)

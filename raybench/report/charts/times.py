@@ -33,7 +33,21 @@ def times_figure(data: ChartData) -> Figure | None:
         low, high = row.step_ms_min or median, row.step_ms_p95 or median
         tip = f"{point_name(row, names, data.ranks)}\n{formatting.step_time(row)}\n"
         tip += f"least {formatting.duration(low)}, p95 {formatting.duration(high)}"
-        bars.append((panel, bar, [{"x": median, "low": low, "high": high, "tip": tip}]))
+        bars.append(
+            (
+                panel,
+                bar,
+                [
+                    {
+                        "x": median,
+                        "low": low,
+                        "high": high,
+                        "tip": tip,
+                        "text": formatting.duration(median),
+                    }
+                ],
+            )
+        )
     note = f"{STEP_MEANING} Bars: medians; thin lines: from the least to the 95th percentile."
     if len(shown) < len(known):
         note += f" {len(shown)} of {len(known)} points are drawn; the table has all."

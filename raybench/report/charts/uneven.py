@@ -101,7 +101,7 @@ def _map(fleets: Sequence[Fleet], groups: list[str], shares: list[str], ranks: s
             names_axis(groups, orient="top", labelAngle=0),
             names_axis(speeds) | {"title": "speed"},
             by_series(shares, "color", symbol="square"),
-            ink={"true": "var(--page)"},
+            inverse="true",
         ),
         height=max(140, 34 * len(speeds) + 60) + legend_height(shares),
     )

@@ -68,18 +68,20 @@ class Gemm(Workload):
         self.first = torch.randn(m, k, **options)
         self.second = torch.randn(k, n, **options)
         self.product = torch.full((m, n), torch.nan, dtype=dtype, device=context.device)
-        self._matmul = torch.matmul
         self._context = context
         self.flops_per_step = 2.0 * m * n * k
 
     def step(self) -> None:
         """Issue the product once."""
-        self._matmul(self.first, self.second, out=self.product)
+        import torch
+
+        torch.matmul(self.first, self.second, out=self.product)
 
     def check(self) -> None:
-        """Compare elements of the last product with float64's; then make it wrong for the next.
+        """Compare the last product with that in float64, where 64 random rows and columns cross.
 
-        64 random rows and columns are compared where they cross. Raises WrongResultError.
+        Raises WrongResultError where the error is more than rounding explains. Afterwards the
+        product is NaN until the next step.
         """
         import torch
 
@@ -153,10 +155,10 @@ class SameBits(Workload):
         torch.matmul(self._first, self._second, out=self.product)
 
     def check(self) -> None:
-        """Digest the last product; then make it wrong for the next check.
+        """Update the metrics from the last product; afterwards it is 0 until the next step.
 
-        Once more it is computed with its rows elsewhere: where the bits differ then, either the
-        device is wrong or its library treats rows differently by their place.
+        The product is computed once more with its rows in other places: where the bits differ then,
+        either the device is wrong or its library treats rows differently by their place.
         """
         import torch
 
@@ -170,7 +172,7 @@ class SameBits(Workload):
 
 
 def digest_of(tensor: Tensor) -> int:
-    """Hash the bytes of a tensor into an integer that a double holds exactly."""
+    """Return a hash of the bytes of a tensor, 48 bits, which a double holds exactly."""
     import torch
 
     content = tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
@@ -208,14 +210,14 @@ class Launch(Workload):
         self._steps = 0
 
     def step(self) -> None:
-        """Launch once."""
+        """Launch the kernel once; with `wait`, wait for its result."""
         self.number.add_(1)
         self._steps += 1
         if self._wait is not None:
             self._wait()
 
     def check(self) -> None:
-        """Compare the number with the count of the steps. Raises WrongResultError."""
+        """Raise WrongResultError where the number is not the count of steps, but in CUDA graphs."""
         found = int(self.number)
         # Of steps that are replayed from a graph the host knows nothing.
         if self._counts and found != self._steps:

@@ -101,9 +101,9 @@ class Memory(Workload):
         self._compute()
 
     def check(self) -> None:
-        """Compare the last output with float64 arithmetic; then make it wrong for the next check.
+        """Raise WrongResultError where the last output differs from float64 arithmetic.
 
-        Raises WrongResultError.
+        By more than rounding explains. Afterwards the output is NaN until the next step.
         """
         arrays = [self.output, *self.inputs]
         for start in range(0, len(self.output), _CHECKED_AT_A_TIME):
@@ -118,6 +118,7 @@ class Memory(Workload):
 
 
 def _computing(operation: Operation, inputs: list[Tensor], out: Tensor) -> Callable[[], object]:
+    """Return a function that computes the operation into `out` by one kernel."""
     import torch
 
     match operation:
@@ -132,6 +133,7 @@ def _computing(operation: Operation, inputs: list[Tensor], out: Tensor) -> Calla
 
 
 def _first_wrong(operation: Operation, found: Tensor, inputs: list[Tensor]) -> int | None:
+    """Return the index of the first element that rounding does not explain; None: all are right."""
     import torch
 
     factor = _SCALAR if operation in ("scale", "triad") else 1.0
@@ -147,9 +149,9 @@ def _first_wrong(operation: Operation, found: Tensor, inputs: list[Tensor]) -> i
 
 
 def memory_gb_s(context: Context) -> float | None:
-    """GB/s of the triad of the workload `memory`, the median of 10 steps; None on the meta device.
+    """Return GB/s of the triad of the workload `memory`, by the median of 10 steps.
 
-    It takes 3 GiB on a GPU, which it gives back.
+    None on the meta device. It needs 3 GiB on a GPU while it runs.
     """
     import torch
 
@@ -167,6 +169,7 @@ def memory_gb_s(context: Context) -> float | None:
 
 
 def _device_times_s(step: Callable[[], None]) -> list[float]:
+    """Return the seconds of each of `_STEPS` steps after a warm-up, between CUDA events."""
     import torch
 
     events = [
@@ -184,6 +187,7 @@ def _device_times_s(step: Callable[[], None]) -> list[float]:
 
 
 def _host_times_s(step: Callable[[], None]) -> list[float]:
+    """Return the seconds of each of `_STEPS` steps after one more, by the host's clock."""
     step()
     marks_s = [time.perf_counter()]
     for _ in range(_STEPS):
@@ -247,9 +251,9 @@ class HostCopy(Workload):
         self._run()
 
     def check(self) -> None:
-        """Compare what arrived with what was sent; then make it wrong for the next check.
+        """Raise WrongResultError where other bytes arrived than were sent.
 
-        Raises WrongResultError.
+        Afterwards the targets are wrong until the next step.
         """
         import torch
 
@@ -262,12 +266,13 @@ class HostCopy(Workload):
         self._spoil()
 
     def _spoil(self) -> None:
+        """Overwrite the targets with a value that no source has."""
         for _, target in self._copies:
             target.fill_(-1)
 
 
 def _copying(copies: list[tuple[Tensor, Tensor]], context: Context) -> Callable[[], None]:
-    """Return what issues the copies; the current stream waits for all of them."""
+    """Return a function that issues the copies at once; the current stream waits for them all."""
     import torch
 
     first, *others = copies

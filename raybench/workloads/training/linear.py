@@ -84,17 +84,7 @@ class Linear(Model):
         from torch.nn import functional
 
         self._loader: LoaderBatches | None = None
-        if data == "device" and (num_workers or pin_memory):
-            # Such a point would be a repeat of another under a wrong name.
-            raise UsageError(
-                f"workload linear: num_workers ({num_workers}) and pin_memory ({pin_memory}) need "
-                "data: dataloader; leave them out where data is device"
-            )
-        if data != "device" and context.cuda_graph:
-            raise UsageError(
-                "workload linear: cuda_graph: true needs data: device; a graph replays its steps "
-                "without the DataLoader"
-            )
+        _check_data(context, data, num_workers, pin_memory=pin_memory)
         # On the meta device there is nothing to load.
         if data == "device" or context.device.type == "meta":
             batches = _device_batches(context, rows)
@@ -127,7 +117,7 @@ class Linear(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
-        """Estimate the memory of a rank with these settings; None where nothing is trained."""
+        """Return the estimated memory of a rank; None as `estimate_rows`."""
         return estimate_rows(settings, FEATURES)
 
     def close(self) -> None:
@@ -136,6 +126,21 @@ class Linear(Model):
         super().close()
         if loader is not None:
             loader.close()
+
+
+def _check_data(context: Context, data: str, num_workers: int, *, pin_memory: bool) -> None:
+    """Raise UsageError where parameters of the loader, or a CUDA graph, do not fit `data`."""
+    if data == "device" and (num_workers or pin_memory):
+        # Such a point would be a repeat of another under a wrong name.
+        raise UsageError(
+            f"workload linear: num_workers ({num_workers}) and pin_memory ({pin_memory}) need "
+            "data: dataloader; leave them out where data is device"
+        )
+    if data != "device" and context.cuda_graph:
+        raise UsageError(
+            "workload linear: cuda_graph: true needs data: device; a graph replays its steps "
+            "without the DataLoader"
+        )
 
 
 def _device_batches(context: Context, rows: int) -> Iterator[Batch]:
@@ -186,7 +191,7 @@ def _check_batch_size(context: Context, rows: int, origin: str) -> None:
 
 
 class LoaderBatches:
-    """Full batches from a DataLoader, epoch after epoch, copied to the device.
+    """An endless iterator over full batches from a DataLoader, copied to the device.
 
     The part `data` is the time that the host waits for the loader. The copy to the device is not
     in it: from pageable memory it waits for the device's earlier work too, which is no waiting
@@ -248,7 +253,7 @@ class LoaderBatches:
         return inputs.to(device, non_blocking=pinned), targets.to(device, non_blocking=pinned)
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the loader's worker processes."""
         # The loader has no public way but this: they end with the last reference.
         del self._iterator, self._loader
 

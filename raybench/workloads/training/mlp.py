@@ -85,7 +85,7 @@ class Mlp(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
-        """Estimate the memory of a rank with these settings; None where nothing is trained."""
+        """Return the estimated memory of a rank; None as `estimate_stack`."""
         return estimate_stack(settings, settings["hidden"], settings["layers"])
 
 

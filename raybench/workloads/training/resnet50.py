@@ -98,13 +98,13 @@ class ResNet(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
-        """Estimate the memory of a rank with these settings; None where nothing is trained."""
+        """Return the estimated memory of a rank; None as `estimate_resnet`."""
         return estimate_resnet(settings)
 
     def _make_model(
         self, preset: str, layout: torch.memory_format, images: Tensor, context: Context
     ) -> nn.Module:
-        """Make the network, and keep what it answers in fp32, before anything is cast."""
+        """Return the network; keeps its logits in fp32 for `images` in `_exact`, but on meta."""
         from raybench.workloads import precision
 
         model = _import_models().__dict__[preset]().to(memory_format=layout)
@@ -117,7 +117,7 @@ class ResNet(Model):
 
 
 def _import_models() -> Any:
-    """Import torchvision's models. Raises UsageError where that cannot be."""
+    """Return the module torchvision.models. Raises UsageError where it cannot be imported."""
     try:
         from torchvision import models
     # One for another torch lacks its operators: a RuntimeError, or an OSError of the loader.
@@ -132,7 +132,7 @@ def _import_models() -> Any:
 
 
 def _learn_statistics(model: nn.Module, images: Tensor) -> None:
-    """Let the normalisation layers know the mean and variance of these images."""
+    """Set the running statistics of all BatchNorm layers to those of these images."""
     import torch
     from torch import nn
 
@@ -147,7 +147,7 @@ def _learn_statistics(model: nn.Module, images: Tensor) -> None:
 
 
 def _answer(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits in fp32, as they are without training; the model stays in its mode."""
+    """Return the logits in evaluation mode, as float32; the mode of the model is restored."""
     import torch
 
     is_training = model.training

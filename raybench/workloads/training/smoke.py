@@ -33,7 +33,6 @@ class Smoke(Workload):
         *,
         rows: Annotated[int, Field(gt=0, description="Rows of a step on each rank.")] = 64,
     ) -> None:
-        # `raybench plan` reads this signature and must not pay for importing torch.
         import torch
         from torch import nn
 
@@ -65,9 +64,9 @@ class Smoke(Workload):
         self._first = self._last if self._first is None else self._first
 
     def check(self) -> None:
-        """Compare the gradients of all ranks, and the loss with the first one; meet the others.
+        """Raise WrongResultError where this rank's gradients are not those of most ranks.
 
-        Raises WrongResultError, on the ranks that differ from most of them.
+        Also where the loss has not fallen since the first step. All ranks must call it together.
         """
         rank = self._context.rank
         digests = self._gradient_digests()
@@ -88,7 +87,7 @@ class Smoke(Workload):
         self.__dict__.clear()
 
     def _gradient_digests(self) -> list[int]:
-        """Digest the gradients of each rank. To gather them, all ranks meet."""
+        """Return a digest of the gradients of each rank, by rank. All ranks call it together."""
         import torch
         import torch.distributed as dist
 

@@ -195,13 +195,16 @@ class Transformer(Model):
         self.flops_per_step = training.flops
 
     def check(self) -> None:
-        """Compare the logits of training with those in fp32, of the same weights and tokens."""
+        """Set `output_error` of training: its logits against those in fp32, where it can be had.
+
+        Not where the model is divided, compiled by block, or in float8: see LanguageTraining.
+        """
         if self._output_error is not None:
             self.output_error = self._output_error(self.model)
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
-        """Why a point with these settings cannot be run, in a sentence; None where it can."""
+        """Return why a point cannot be run, in a sentence; None where it can."""
         if (phase := settings.get("phase")) and settings["mode"] == "train":
             return f"phase: {phase} needs mode: inference"
         if settings["mode"] == "train":
@@ -232,7 +235,7 @@ class Transformer(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
-        """Estimate the memory of a rank with these settings; None where nothing is trained."""
+        """Return the estimated memory of a rank; None as `estimate_language_model`."""
         return estimate_language_model(settings)
 
     @classmethod
@@ -248,7 +251,7 @@ class Transformer(Model):
         compile: bool,
         cast_weights: bool,
     ) -> None:
-        """Make the model alone; a step gives the logits of all positions."""
+        """Prepare inference without a cache: a step computes the logits of all positions."""
         from raybench.workloads.training.language_training import make_model, token_batches
 
         self.load(
@@ -270,7 +273,9 @@ class Transformer(Model):
         compile: bool,
         cast_weights: bool,
     ) -> None:
-        """Make the model with its cache; `length` tokens are a prompt or stand before the new one.
+        """Prepare inference with a cache of keys and values.
+
+        length: tokens of the prompt; in phase decode those in the cache before the new one.
 
         Every step computes the same: decoding goes on at one position, so that no step has more
         before it than another one.
@@ -305,7 +310,7 @@ class Transformer(Model):
         setattr(self, "decode_ms_per_token" if is_decode else "prefill_ms", 1)
 
     def _fill(self, cache: KeyValueCache, prompts: Tensor) -> None:
-        """Read the prompts into the cache, one by one: together they may need more memory."""
+        """Fill the cache from the prompts, one by one: together they may need more memory."""
         # On the meta device there is nothing to fill.
         if prompts.device.type != "meta":
             with self.inference():
@@ -314,9 +319,10 @@ class Transformer(Model):
         cache.position = prompts.shape[1]
 
     def _count_bytes(self, cache: KeyValueCache) -> None:
-        """Count what a step must read: weights, all but tables of one row a token, and the cache.
+        """Set `memory_bytes` to what a decoding step must read: weights and the cache.
 
-        An output layer that is the table of tokens reads the whole of it.
+        Without tables of which a token reads one row; a tied output layer reads all of its table.
+        Also sets `bandwidth_share_pct` where `triad_gb_s` is known.
         """
         looked_up: Any = self.model.looked_up
         parameters = self.model.named_parameters()
@@ -328,6 +334,7 @@ class Transformer(Model):
 
 
 def _as_word(checkpointing: bool | Checkpointing) -> Checkpointing:
+    """Return the word for a boolean: full or none."""
     if isinstance(checkpointing, bool):
         return "full" if checkpointing else "none"
     return checkpointing

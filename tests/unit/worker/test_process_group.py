@@ -1,5 +1,6 @@
-from __future__ import annotations
+"""The process group of a worker, its store, and the interface that gloo uses."""
 
+import os
 import time
 
 import pytest
@@ -8,8 +9,7 @@ import torch.distributed as dist
 
 from raybench.job.model import Measure
 from raybench.records import Group, RankInfo, Task
-from raybench.worker.process_group import GroupGoneError, ProcessGroup
-from raybench.worker.rendezvous import StoreHost
+from raybench.worker.process_group import GroupGoneError, ProcessGroup, StoreHost, choose_interface
 from tests.unit.fakes import make_point
 
 ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
@@ -55,3 +55,29 @@ def test_a_group_that_is_ended_while_it_is_formed_is_not_in_the_way_of_the_next(
     monkeypatch.undo()
     ours.join(TASK, ALONE, groups[1])
     assert dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "address", "expected"),
+    [
+        ("", "127.0.0.1", "lo"),
+        ("eth7", "127.0.0.1", "eth7"),
+        ("", "192.0.2.77", ""),
+        ("", "2001:db8::7", ""),
+    ],
+    ids=["found", "the user's", "no interface", "IPv6"],
+)
+def test_gloo_gets_the_interface_of_the_nodes_address_unless_the_user_chose_one(
+    monkeypatch, chosen, address, expected
+):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", chosen)
+    choose_interface(address)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == expected
+
+
+def test_the_store_answers_at_its_address():
+    address, port = StoreHost("127.0.0.1").endpoint()
+    assert address == "127.0.0.1"
+    host = StoreHost(address)
+    dist.TCPStore(*host.endpoint(), is_master=False).set("key", "value")
+    assert port != host.endpoint()[1]

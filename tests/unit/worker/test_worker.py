@@ -24,7 +24,7 @@ from raybench.measure import phases
 from raybench.measure.flops import Counted
 from raybench.records import Failure, Group, Measurement, RankInfo, Status, Task
 from raybench.records.environment import code_of
-from raybench.worker.rendezvous import StoreHost
+from raybench.worker.process_group import StoreHost
 from raybench.worker.worker import Worker
 from raybench.workloads import precision
 
