@@ -151,14 +151,14 @@ def find_insights(
     ]
 
 
-def value_of(row: Row, name: str, where: str = "") -> Value:
-    """Return a column of a point with its interval, where it has one, and the point's doubts."""
+def value_of(row: Row, name: str, where: str = "", *, scale: float = 1.0) -> Value:
+    """Return a column of a point times `scale`, with its interval and the point's doubts."""
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     has_interval = formatting.has_value(low) and formatting.has_value(high)
     return Value(
-        value=float(row[name]),
-        low=float(low) if has_interval else None,
-        high=float(high) if has_interval else None,
+        value=float(row[name]) * scale,
+        low=float(low) * scale if has_interval else None,
+        high=float(high) * scale if has_interval else None,
         where=where,
         doubts=_doubts(row),
         point_id=str(row["point_id"]),
@@ -193,7 +193,7 @@ def _range(
     known = [row for row in rows if formatting.has_value(row[name])]
     if known:
         least, most = (choose(known, key=lambda row: row[name]) for choose in (min, max))
-        ends = [value_of(row, name, where(row)) for row in (least, most)]
+        ends = [value_of(row, name, where(row), scale=scale) for row in (least, most)]
         yield Insight(
             kind=kind,
             subject=subject,
@@ -459,10 +459,10 @@ def _bandwidths(measured: Sequence[Row], ranks: str) -> Iterator[Insight]:
             "bandwidth", f"{what}{having} on {on}", "GB/s", chosen, column, _named(chosen)
         )
         if column == "memory_gb_s" and (peak := datasheet_gb_s(known)) is not None:
-            shares = [{**row, "of_datasheet": row[column] / peak} for row in chosen]
             subject = f"of the datasheet's {peak:,.0f} GB/s"
+            named = _named(chosen)
             yield from _range(
-                "of_datasheet", subject, "share", shares, "of_datasheet", _named(chosen)
+                "of_datasheet", subject, "share", chosen, column, named, scale=1 / peak
             )
         sums = [row for row in chosen if row["params"].get("operation") == "all_reduce"]
         if sums and len(sums) < len(chosen):

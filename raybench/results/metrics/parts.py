@@ -208,9 +208,7 @@ def _times_by_rank(broken_down: Sequence[Breakdown], local_ms: Sequence[float]) 
         walls = []
     return {
         "local_step_ms_by_rank": tuple(local_ms) or None,
-        "device_ms_by_rank": device_ms
-        if device_ms and len(device_ms) == len(broken_down)
-        else None,
+        "device_ms_by_rank": device_ms if device_ms and is_whole else None,
         "wall_unsynced_ms_by_rank": tuple(wall.unsynced_ms for wall in walls) or None,
         "wall_synced_ms_by_rank": tuple(wall.synced_ms for wall in walls) or None,
     }
