@@ -56,9 +56,9 @@ def test_decoding_gives_what_a_pass_over_the_whole_sequence_gives(mode, cuda_gra
                 seen["whole"] = self.model(tokens)[:, -1:].float()
                 seen["step"] = seen["answer"].float()
 
-        def answer_by(self, forward):
+        def run_forward(self, forward):
             # In a graph the answer is where the captured pass has put it.
-            super().answer_by(lambda: seen.update(answer=forward()))
+            super().run_forward(lambda: seen.update(answer=forward()))
 
     def build():
         return Watched(context, seq_len=32, mode="inference", phase="decode")

@@ -6,6 +6,7 @@ from torch import nn
 
 from raybench.job.model import Measure
 from raybench.measure.phases import measure
+from raybench.workloads.base import Workload
 from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
@@ -14,7 +15,7 @@ SETTINGS = Measure(warmup=5, iterations=20)
 CYCLES = 10_000_000
 
 
-class Spinning:
+class Spinning(Workload):
     """The device spins for one part and three times as long for another; the host goes on."""
 
     def __init__(self, context):

@@ -10,6 +10,7 @@ from raybench.errors import UsageError
 from raybench.job.model import Measure
 from raybench.measure.phases import measure
 from raybench.measure.streams import TRIAL_REPLAYS
+from raybench.workloads.base import Workload
 from raybench.workloads.training.mlp import Mlp
 from tests.gpu.gpus import make_context
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.gpu
 SETTINGS = Measure(warmup=20, iterations=50, breakdown=False)
 
 
-class Counting:
+class Counting(Workload):
     """Adds one to a counter on the device, with many launches; counts what Python does too."""
 
     def __init__(self, context, launches=20):

@@ -1,5 +1,7 @@
 """`batch_size: auto` as a user runs it: real Ray, and a workload that runs out of memory."""
 
+import pytest
+
 from tests.integration.sweeps import cpu_sweep, table, write_text
 
 # Two workers get the smaller limit: each series has its own.
@@ -23,6 +25,7 @@ ONE = [4, 8, 16, 32, 24, 20, 22, 21]
 TWO = [4, 8, 16, 12, 10, 11]
 
 
+@pytest.mark.long
 def test_each_series_ends_with_its_largest_batch_and_a_row_for_each_try(tmp_path):
     (tmp_path / "limited.py").write_text(WORKLOAD)
     write_text(tmp_path, JOB)

@@ -114,6 +114,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 def test_a_wait_for_slots_that_others_use_can_be_interrupted(nodes, tmp_path):
     head = nodes[0]
     hold = head.command([PYTHON, "-c", HOLD])
@@ -187,8 +188,8 @@ NO_TOKENS = [
 ]
 
 
-@pytest.mark.parametrize("wrong", [NO_TOKENS[1:2], pytest.param(NO_TOKENS, marks=pytest.mark.long)])
-def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp_path, wrong):
+@pytest.mark.long
+def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp_path):
     """`ray start` asks for the token of ~/.ray/auth_token wherever there is one."""
     (tmp_path / "numpy-9.9.9.dist-info").mkdir()
     metadata = "Metadata-Version: 2.1\nName: numpy\nVersion: 9.9.9\n"
@@ -198,7 +199,7 @@ def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp
     token.write_text("a" * 64)
     lone.start_ray(*HEAD, PYTHONPATH=str(tmp_path))
     command = [*SWEEP, write_job(tmp_path, world_sizes="[1]"), "-o", tmp_path / "results"]
-    for variables in wrong:
+    for variables in NO_TOKENS:
         address = () if "RAY_AUTH_TOKEN_PATH" in variables else ("--address", "10.99.0.10:6379")
         done = lone.run([*command, *address], **variables)
         assert done.returncode == 3

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pandas as pd
+import pytest
 
 from tests.integration.sweeps import raybench, sweep_command, table, write_text
 
@@ -40,6 +41,7 @@ sys.exit(run_tour(where, (large, small)))
 """
 
 
+@pytest.mark.long
 def test_a_tour_leaves_out_what_fits_nowhere_and_makes_a_page_of_the_rest(three_nodes, tmp_path):
     results = tmp_path / "results"
     command = [sys.executable, "-c", TOUR, three_nodes, str(results)]

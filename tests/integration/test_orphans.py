@@ -99,6 +99,7 @@ def test_a_closed_terminal_leaves_nothing(tmp_path):
     print(f"gone after the terminal was closed: {took_s:.1f} s")
 
 
+@pytest.mark.long
 def test_a_killed_worker_or_driver_leaves_nothing_on_a_cluster(tmp_path, three_nodes):
     with hanging_sweep(tmp_path, "--address", three_nodes) as driver:
         first, second = orphans_in(tmp_path).values()

@@ -33,6 +33,7 @@ class Nothing:
     pass
 
 
+@pytest.mark.long
 def test_a_process_that_does_not_come_up_keeps_no_other_waiting_and_none_comes_unasked(
     raylet, tmp_path
 ):
