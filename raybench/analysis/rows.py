@@ -184,23 +184,20 @@ MAIN_RATES = tuple(
 )
 
 
-def workload_metrics(rows: Iterable[Any]) -> tuple[Metric, ...]:
+def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
     """Return the metrics that the workloads of these points declare themselves."""
     found: dict[str, Metric] = {}
     for row in rows:
-        headings, methods = row["workload_headings"] or {}, row["methods"] or {}
-        for name in row["workload_metrics"] or {}:
+        headings, methods = row.workload_headings or {}, row.methods or {}
+        for name in row.workload_metrics or {}:
             heading = headings.get(name, name)
             text = methods.get(name, heading)
             found.setdefault(name, Metric(name=name, heading=heading, description=text))
     return tuple(found.values())
 
 
-def value_of(row: Any, metric: Metric) -> Any:
+def value_of(row: PointRow, metric: Metric) -> Any:
     """Return the value of a metric, of a column or of the workload's own; None where unknown."""
-    if isinstance(row, dict):  # until reports have typed rows
-        is_column = BY_NAME.get(metric.name) is metric
-        return row[metric.name] if is_column else (row["workload_metrics"] or {}).get(metric.name)
     if BY_NAME.get(metric.name) is metric:
         return getattr(row, metric.name)
     return (row.workload_metrics or {}).get(metric.name)

@@ -29,10 +29,8 @@ class HasSettings(Protocol):
         ...
 
 
-def setting(row: Any, name: str) -> Any:
+def setting(row: HasSettings, name: str) -> Any:
     """Return the value of a setting: a field, or the text of a parameter; None without it."""
-    if isinstance(row, dict):  # until reports have typed rows
-        return row["params"].get(name) if name not in row else row[name]
     return getattr(row, name) if name in _fields_of(row) else row.params.get(name)
 
 
@@ -41,9 +39,9 @@ def _fields_of(row: Any) -> Collection[str]:
     return names
 
 
-def batch_column(row: Any) -> str | None:
+def batch_column(row: HasSettings) -> str | None:
     """Return the name of the batch size that the job fixed; None where the workload takes none."""
-    return _BATCH.get(row["scaling"] if isinstance(row, dict) else row.scaling)
+    return _BATCH.get(row.scaling or "")
 
 
 def setting_order(value: Any) -> tuple[int, float, str]:
@@ -65,17 +63,13 @@ def number_of(value: Any) -> float | None:
         return None
 
 
-def is_numeric(rows: Sequence[Any], name: str) -> bool:
+def is_numeric(rows: Sequence[HasSettings], name: str) -> bool:
     """Whether a setting is a number in all rows."""
     return all(number_of(setting(row, name)) is not None for row in rows)
 
 
-def _has_batch(row: Any) -> bool:
-    return "batch" in row if isinstance(row, dict) else "batch" in _fields_of(row)
-
-
 def varying(
-    rows: Sequence[Any],
+    rows: Sequence[HasSettings],
     but: Collection[str] = (),
     *,
     always: Collection[str] = (),
@@ -88,11 +82,11 @@ def varying(
     Rows of `points`, which have no `batch`, differ in the column of it: where all of them scale
     weakly, in the batch per device, else in the global one.
     """
-    params = dict.fromkeys(name for row in rows for name in setting(row, "params"))
-    is_weak = all(setting(row, "scaling") == "weak" for row in rows)
+    params = dict.fromkeys(name for row in rows for name in row.params)
+    is_weak = all(row.scaling == "weak" for row in rows)
     stored = "batch_size" if is_weak else "global_batch_size"
     fixed = [
-        stored if name == "batch" and rows and not _has_batch(rows[0]) else name
+        stored if name == "batch" and rows and "batch" not in _fields_of(rows[0]) else name
         for name in SETTINGS
     ]
     names = [fixed[0], *params, *fixed[1:]] if params_first else [*fixed, *params]
