@@ -106,8 +106,8 @@ class HealthDocument(Document):
             ],
             "advice": report.advice,
             "notes": report.notes,
-            "findings": [rows.finding_row(run_id, one) for one in report.findings],
-            "links": [rows.link_row(run_id, one) for one in report.links],
+            "findings": [{"run_id": run_id, **to_row(one)} for one in report.findings],
+            "links": [{"run_id": run_id, **to_row(one)} for one in report.links],
         }
 
 
