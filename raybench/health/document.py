@@ -17,6 +17,7 @@ from raybench.records.health import Finding, Link, Verdict, figure
 from raybench.report import formatting
 from raybench.report.blocks import SETTING_CHARS, Block, Column, Line, Listing, Table, Tone
 from raybench.report.documents import Document
+from raybench.results.columns import to_row
 
 _TONES: Mapping[int, Tone] = {0: "good", 1: "alarm", 3: "advice"}
 _MARKS = {Verdict.BAD: "!", Verdict.SUSPECT: "?", Verdict.UNTESTED: "x"}
