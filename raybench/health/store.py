@@ -42,8 +42,8 @@ def _finding(row: Mapping[str, Any]) -> Finding:
     """Return the finding of a row; a verdict that a later version added is taken as unknown."""
     verdicts = {verdict.value: verdict for verdict in Verdict}
     actions = {action.value: action for action in Action}
+    texts = ("test", "unit", "expected", "reason", "evidence", "culprit", "command")
     return Finding(
-        test=row["test"] or "",
         stage=row["stage"],
         subject=Subject(
             kind=row["kind"],
@@ -53,13 +53,8 @@ def _finding(row: Mapping[str, Any]) -> Finding:
         ),
         passes=row["passes"] or 0,
         value=row["value"],
-        unit=row["unit"] or "",
-        expected=row["expected"] or "",
         ratio=row["ratio"],
         verdict=verdicts.get(row["verdict"], Verdict.UNKNOWN),
-        reason=row["reason"] or "",
-        evidence=row["evidence"] or "",
-        culprit=row["culprit"] or "",
         action=actions.get(row["action"] or ""),
-        command=row["command"] or "",
+        **{name: row[name] or "" for name in texts},
     )
