@@ -23,7 +23,7 @@ import pandas as pd
 from ruamel.yaml import YAML
 
 import raybench
-from raybench.analysis.rounds import records
+from raybench.analysis.rows import point_rows
 from raybench.analysis.scaling import scaling
 from raybench.report import formatting
 
@@ -264,7 +264,7 @@ def _load(table: str, run_id: str) -> pd.DataFrame:
 def _points(run_id: str) -> Sequence[dict[str, Any]]:
     """Read the points of a run with speed-ups and intervals over the rounds."""
     baseline = _load("runs", run_id).baseline.iloc[0] or {}
-    return records(scaling(_load("points", run_id), baseline))
+    return list(map(vars, scaling(point_rows(_load("points", run_id)), baseline)))
 
 
 def evaluate(claim: Mapping[str, Any], runs: Mapping[str, str]) -> tuple[list[str], str, list[str]]:

@@ -26,15 +26,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.common import REPOSITORY, options, write_result
 from raybench.analysis.prediction import Network, Prediction, predict, reduce_times
-from raybench.analysis.rounds import mean_of_rounds, records
+from raybench.analysis.rounds import mean_of_rounds
+from raybench.analysis.rows import point_rows
+from raybench.records import Status
 from raybench.results import reader
-from raybench.results.run import run_ids
+from raybench.results.folder import run_ids
+from raybench.results.point_row import PointRow
 from raybench.stats.communication import Link, ReduceTimes, wire_factor
 from raybench.workloads.base import parameter_count
 
@@ -55,26 +57,27 @@ def main() -> None:
 
 
 def held_out() -> Iterator[tuple[str, Any]]:
-    runs = {run_id: reader.load(EXAMPLES, "points", run_id) for run_id in run_ids(EXAMPLES)}
+    runs = {one: point_rows(reader.load(EXAMPLES, "points", one)) for one in run_ids(EXAMPLES)}
     collectives = next(points for run_id, points in runs.items() if run_id.startswith("collective"))
     alone = Network(devices_per_node=4)
-    measured = Network(devices_per_node=4, times=reduce_times(records(collectives)))
+    measured = Network(devices_per_node=4, times=reduce_times(collectives))
     for name, network in (("run alone", alone), ("with collectives", measured)):
         rows = [row for run_id, points in runs.items() for row in _hidden(run_id, points, network)]
         bound = [row for row in rows if not row["point"].startswith(HOST_BOUND)]
         yield name, {"all": _summary(rows), "bound by GPUs": _summary(bound), "points": rows}
 
 
-def _hidden(run_id: str, points: pd.DataFrame, network: Network) -> Iterator[dict[str, Any]]:
-    if not {1, 2, 4} <= set(points["world_size"]) or run_id.startswith("collective"):
+def _hidden(run_id: str, points: list[PointRow], network: Network) -> Iterator[dict[str, Any]]:
+    if not {1, 2, 4} <= {row.world_size for row in points} or run_id.startswith("collective"):
         return
     names = ("workload", "precision", "batch_size", "params")
-    truths = records(mean_of_rounds(points[points["world_size"] == 4]))
-    for one in predict(points[points["world_size"] < 4], [4], network):
+    truths = mean_of_rounds([row for row in points if row.world_size == 4])
+    for one in predict([row for row in points if row.world_size < 4], [4], network):
         for row in truths:
-            if row["status"] == "ok" and all(row[name] == one.measured[name] for name in names):
-                label = f"{row['workload']} {row['precision']} {row['batch_size']} {run_id}"
-                yield _compare(label, one, float(row["step_ms_p50"]))
+            is_same = all(getattr(row, name) == getattr(one.measured, name) for name in names)
+            if row.status is Status.OK and row.step_ms_p50 and is_same:
+                label = f"{row.workload} {row.precision} {row.batch_size} {run_id}"
+                yield _compare(label, one, row.step_ms_p50)
 
 
 def _compare(point: str, one: Prediction, true_ms: float) -> dict[str, Any]:
@@ -116,12 +119,12 @@ def simulated(starts: int) -> Iterator[dict[str, Any]]:
             with tempfile.TemporaryDirectory() as folder:
                 _write(Path(folder), rng, measured, gb_s)
                 refusal = refusal or _refusal(folder)
-                points = reader.load(folder, "points", TEMPLATE)
+                points = point_rows(reader.load(Path(folder), "points", TEMPLATE))
             for kind, network, world in kinds:
                 for one in predict(points, [world], network):
                     preset, compute_ms = (
-                        one.measured["params"]["preset"],
-                        one.measured["batch_size"],
+                        one.measured.params["preset"],
+                        one.measured.batch_size or 0,
                     )
                     true_ms = _step(rng, preset, float(compute_ms), world, gb_s)["step_ms_p50"]
                     row = _compare(f"{preset} {compute_ms} ms", one, true_ms)

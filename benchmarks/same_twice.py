@@ -22,6 +22,7 @@ import pandas as pd
 import raybench
 from benchmarks.common import options, write_result
 from raybench.analysis.rounds import mean_of_rounds
+from raybench.analysis.rows import point_rows
 
 THRESHOLD = 0.02
 
@@ -41,7 +42,8 @@ def main() -> None:
 
 def steps(*runs: pd.DataFrame) -> dict[str, Any]:
     """Say how the step times of the two runs agree."""
-    ok = [mean[mean["status"] == "ok"] for mean in map(mean_of_rounds, runs)]
+    means = [pd.DataFrame(map(vars, mean_of_rounds(point_rows(run)))) for run in runs]
+    ok = [mean[mean["status"] == "ok"] for mean in means]
     both = ok[0].merge(ok[1], on="point_id", suffixes=("_a", "_b"))
     change = (both["step_ms_p50_b"] / both["step_ms_p50_a"] - 1).abs()
     apart = ~overlap(both, "step_ms_ci")

@@ -18,7 +18,7 @@ import pyarrow as pa
 from raybench.cli import COMMANDS
 from raybench.job.model import job_schema
 from raybench.report.glossary import load_glossary
-from raybench.results.schema import TABLES, schema
+from raybench.results.tables import TABLES, schema
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "This page is generated: `python docs/generate.py`."

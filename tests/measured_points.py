@@ -7,7 +7,7 @@ from typing import Any
 
 from raybench.cluster import Cluster
 from raybench.records import Measurement, Record, Status, Task
-from raybench.results import rows
+from raybench.results.point_row import point_row
 
 
 def measure_record(cluster: Cluster, task: Task) -> Record:
@@ -30,4 +30,4 @@ def measure_record(cluster: Cluster, task: Task) -> Record:
 
 def measure_row(cluster: Cluster, task: Task) -> dict[str, Any]:
     """Run a point on the first workers; its row in the table `points`."""
-    return rows.point_row("run-a", measure_record(cluster, task), task.settings)
+    return point_row("run-a", measure_record(cluster, task), task.settings)

@@ -39,11 +39,12 @@ from click.testing import CliRunner
 from benchmarks.common import options
 from benchmarks.made_up import START, devices, run
 from benchmarks.store_scale import records
-from raybench.analysis.compare import POINT_COLUMNS, compare
+from raybench.analysis.compare import compare
 from raybench.cli import raybench
 from raybench.job.model import Measure
-from raybench.results import rows
-from raybench.results.schema import schema
+from raybench.results.columns import to_row
+from raybench.results.point_row import PointRow, point_row
+from raybench.results.tables import schema
 from raybench.results.writer import RunStore
 
 STARTS = (0.005, 0.015, 0.03)
@@ -73,7 +74,7 @@ def main() -> None:
 
 
 # As a sweep writes it; what differs is filled in by `point_rows`.
-ROW = rows.point_row("", next(records(1, 40)), Measure())
+ROW = point_row("", next(records(1, 40)), Measure())
 COLUMNS = schema("points")
 
 
@@ -86,23 +87,28 @@ def write(root: Path, run_id: str, medians_ms: Sequence[Sequence[float]], stall:
     store.write_devices(devices(1, per_node=1))
     folder = root / "points" / run_id
     folder.mkdir(parents=True, exist_ok=True)
-    content = list(point_rows(run_id, medians_ms, stall))
+    content = list(map(to_row, point_rows(run_id, medians_ms, stall)))
     pq.write_table(pa.Table.from_pylist(content, COLUMNS), folder / "all.parquet")
 
 
 def point_rows(
     run_id: str, medians_ms: Sequence[Sequence[float]], stall: float
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[PointRow]:
     """Yield the rows of `points` of a run. medians_ms, stall: as of `write`."""
     for number, of_round in enumerate(medians_ms, 1):
         for place, median_ms in enumerate(of_round):
             mean_ms = median_ms * (1 + stall)
-            yield (
-                ROW
-                | {"run_id": run_id, "point_id": f"{place:012x}", "batch_size": place + 1}
-                | {"attempt": number, "round": number if len(medians_ms) > 1 else None}
-                | {"step_ms_p50": median_ms, "step_ms_mean": mean_ms}
-                | {"throughput": 1000 / mean_ms, "params": {"layer": str(place)}}
+            yield replace(
+                ROW,
+                run_id=run_id,
+                point_id=f"{place:012x}",
+                batch_size=place + 1,
+                attempt=number,
+                round=number if len(medians_ms) > 1 else None,
+                step_ms_p50=median_ms,
+                step_ms_mean=mean_ms,
+                throughput=1000 / mean_ms,
+                params={"layer": str(place)},
             )
 
 
@@ -171,11 +177,8 @@ def _compare(
             ]
             for side, is_new in (("base", False), ("new", True))
         }
-        base, new = (
-            [pd.DataFrame(point_rows(*run))[[*POINT_COLUMNS]] for run in runs]
-            for runs in sides.values()
-        )
-        verdicts = Counter(compare(base, new, threshold=THRESHOLD)["verdict"])
+        base, new = ([list(point_rows(*run)) for run in runs] for runs in sides.values())
+        verdicts = Counter(point.verdict for point in compare(base, new, threshold=THRESHOLD))
         if number % EVERY == 0:
             _check_command(sides, verdicts)
         results.append(verdicts)

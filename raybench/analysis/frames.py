@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from raybench.analysis.settings import EXECUTION
 from raybench.errors import ResultsError
 from raybench.job.problems import did_you_mean
-from raybench.results import reader, schema
-from raybench.results.schema import TABLES
+from raybench.results import reader, tables
+from raybench.results.point_row import PointRow
+from raybench.results.tables import TABLES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,8 +67,8 @@ def load(
 def units(table: str) -> dict[str, str]:
     """Column -> unit, in column order; empty where a column has none."""
     if table != SCALING:
-        return schema.units(table)
-    of_points = schema.units("points")
+        return tables.units(table)
+    of_points = tables.units("points")
     return {name: of_points.get(name, "") for name in (*_FROM_POINTS, *_DERIVED)}
 
 
@@ -90,33 +91,31 @@ def _dtypes() -> dict[Any, Any]:
 
 
 def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
-    """Speed-ups of each run against the baseline of its own job."""
+    """Return the speed-ups of each run against the baseline of its own job."""
     import pandas as pd
 
+    from raybench.analysis.rows import point_rows
     from raybench.analysis.scaling import scaling
 
     if run_id is not None:
         root, run_id = reader.find_run(root, run_id)
-    points = reader.load(root, "points", run_id)
     baselines = reader.baselines(root, run_id)
-    derived = [
-        scaling(of_run, baselines.get(str(name), {})) for name, of_run in points.groupby("run_id")
-    ] or [scaling(points, {})]
-    frame = pd.concat([_with_baselines(one) for one in derived], ignore_index=True)
-    frame = frame.rename(columns={"why": "why_not"})[[*_FROM_POINTS, *_DERIVED]]
+    by_run: dict[str, list[PointRow]] = {}
+    for row in point_rows(reader.load(root, "points", run_id)):
+        by_run.setdefault(row.run_id, []).append(row)
+    found = []
+    for name, points in by_run.items():
+        rows = scaling(points, baselines.get(name, {}))
+        ids = {row.series: row.point_id for row in reversed(rows) if row.is_baseline}
+        found += [
+            {**vars(row), "baseline_point_id": ids.get(row.series), "why_not": row.why}
+            for row in rows
+        ]
+    frame = pd.DataFrame(found, columns=[*_FROM_POINTS, *_DERIVED])
     kinds = {column.name: column.kind for column in TABLES["points"]}
     named = {"int64": "Int64", "bool": "boolean", "string": "string", "double": "float64"}
-    texts = dict.fromkeys(("baseline_point_id", "why_not"), "string")
-    return frame.astype(
-        {name: named[kinds[name]] for name in _FROM_POINTS if kinds[name] in named} | texts
-    )
-
-
-def _with_baselines(of_run: pd.DataFrame) -> pd.DataFrame:
-    """Each point with the id of the point that it is compared with."""
-    baselines = of_run[of_run["is_baseline"]].drop_duplicates("series")
-    ids = baselines.set_index("series")["point_id"]
-    return of_run.assign(baseline_point_id=of_run["series"].map(ids))
+    types = {name: named.get(kinds.get(name, "double"), "object") for name in frame.columns}
+    return frame.astype(types | dict.fromkeys(("baseline_point_id", "why_not"), "string"))
 
 
 def _with_columns(frame: pd.DataFrame) -> pd.DataFrame:

@@ -9,16 +9,16 @@ searched.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from raybench.analysis.rounds import ATTEMPT_COLUMNS, mean_of_rounds
 from raybench.analysis.settings import EXECUTION
-from raybench.analysis.typed_rows import typed_rows
+from raybench.records import Status
 from raybench.results.point_row import PointRow
 
 # Smaller changes of the step time are none.
@@ -33,8 +33,6 @@ POINT_COLUMNS = (
     *("grad_accumulation", "device_type", "device_name", "node_count"),
     *("step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),
 )
-# Runs on other machines are no history of one thing: each has its own.
-_MACHINE = ["device_type", "device_name", "node_count"]
 # Below this, the differences of neighbours may be the step itself.
 _MIN_RUNS = 5
 # The efficiency of the median absolute deviation for normal noise, and its scale.
@@ -61,43 +59,44 @@ class HistoryRow(PointRow):
     step: float | None = None
 
 
-def history_rows(found: pd.DataFrame) -> list[HistoryRow]:
-    """Return the rows of what `history` gives."""
-    return typed_rows(found, HistoryRow)
+def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list[HistoryRow]:
+    """Return the ok points of all runs with the level of each, by point and in order of time.
 
-
-def history(points: pd.DataFrame, *, threshold: float = THRESHOLD) -> pd.DataFrame:
-    """Find the levels of the ok rows of `points`, by point and in order of time.
-
-    points: rows of the table `points` of any runs, of which POINT_COLUMNS are enough.
-    Columns besides those: machine (counts from 0, a number for each model and count of nodes),
-    level_ms, the geometric mean of the runs between two steps; step, the relative change from the
-    level before, in the first run of a new level, otherwise NaN.
+    points: of any runs, of which POINT_COLUMNS are enough. A point has a history for each machine;
+    their rows are mixed, in order of time.
     """
-    latest = mean_of_rounds(points)
-    ok = latest[(latest["status"] == "ok") & latest["step_ms_p50"].notna()]
-    ok = ok.sort_values(["started_at", "run_id"], kind="stable")
-    machines = ok.groupby(_MACHINE, dropna=False, sort=False).ngroup()
-    ok = ok.assign(machine=machines, level_ms=math.nan, step=math.nan)
-    parts = [
-        _level(series, threshold) for _, series in ok.groupby(["point_id", "machine"], sort=False)
+    order = {name: place for place, name in enumerate(dict.fromkeys(p.point_id for p in points))}
+    ok = [row for row in mean_of_rounds(points) if row.status is Status.OK and row.step_ms_p50]
+    ok.sort(key=lambda row: (row.started_at, row.run_id))
+    machines: dict[tuple[object, ...], int] = {}
+    series: dict[tuple[str, int], list[PointRow]] = {}
+    for row in ok:
+        key = (row.device_type, row.device_name, row.node_count)
+        machine = machines.setdefault(key, len(machines))
+        series.setdefault((row.point_id, machine), []).append(row)
+    found = [
+        row
+        for (_, machine), rows in series.items()
+        for row in _with_levels(rows, machine, threshold)
     ]
-    if not parts:
-        return ok
-    whole = pd.concat(parts).sort_values(["started_at", "run_id"], kind="stable")
-    order = {name: place for place, name in enumerate(dict.fromkeys(points["point_id"]))}
-    places = whole["point_id"].map(order)
-    return whole.iloc[np.argsort(places, kind="stable")].reset_index(drop=True)
+    return sorted(found, key=lambda row: (order[row.point_id], row.started_at, row.run_id))
 
 
-def _level(series: pd.DataFrame, threshold: float) -> pd.DataFrame:
-    values = np.log(series["step_ms_p50"].to_numpy(np.float64))
-    steps_at = find_steps(values, _within(series), threshold)
-    firsts = [0, *steps_at, len(values)]
-    levels = [values[a:b].mean() for a, b in pairwise(firsts)]
-    steps = np.full(len(values), math.nan)
-    steps[firsts[1:-1]] = np.expm1(np.diff(levels))
-    return series.assign(level_ms=np.exp(np.repeat(levels, np.diff(firsts))), step=steps)
+def _with_levels(rows: Sequence[PointRow], machine: int, threshold: float) -> Iterator[HistoryRow]:
+    values = np.log([row.step_ms_p50 or math.nan for row in rows])
+    firsts = [0, *find_steps(values, _within(rows), threshold), len(values)]
+    before: float | None = None
+    for first, end in pairwise(firsts):
+        level = float(values[first:end].mean())
+        for place in range(first, end):
+            is_step = place == first and before is not None
+            yield HistoryRow(
+                **vars(rows[place]),
+                machine=machine,
+                level_ms=math.exp(level),
+                step=math.expm1(level - (before or 0.0)) if is_step else None,
+            )
+        before = level
 
 
 def find_steps(values: Values, within: float, threshold: float) -> list[int]:
@@ -139,8 +138,11 @@ def _largest_step(values: Values, sd: float, degrees: float, threshold: float) -
     return place + 1 if is_large and chance <= FALSE_STEPS else None
 
 
-def _within(series: pd.DataFrame) -> float:
+def _within(rows: Sequence[PointRow]) -> float:
     """Return the standard deviation that the samples leave open in the median run."""
-    spans = (series["step_ms_ci_high"] / series["step_ms_ci_low"]).to_numpy(np.float64)
-    spans = spans[spans > 0]
-    return math.log(float(np.median(spans))) / 2 / _TWO_SIDED_95 if len(spans) else 0.0
+    spans = [
+        row.step_ms_ci_high / row.step_ms_ci_low
+        for row in rows
+        if row.step_ms_ci_high and row.step_ms_ci_low
+    ]
+    return math.log(float(np.median(spans))) / 2 / _TWO_SIDED_95 if spans else 0.0

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from raybench.results.quality import value_or_none
+from raybench.results.point_row import PointRow
 from raybench.stats.stragglers import slowest_and_other
-
-Row = Mapping[str, Any]
 
 # In the order in which they are told; together they are 1 - efficiency.
 LOSSES = (
@@ -22,7 +19,7 @@ LOSSES = (
 )
 
 
-def shares_of_loss(row: Row, base: Row, efficiency: float) -> dict[str, float | None]:
+def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str, float | None]:
     """Compute the shares of the step that are lost, by cause; their sum is 1 - efficiency.
 
     row, base: rows of the table `points`, both with a throughput. A cause costs what it takes
@@ -46,7 +43,7 @@ def shares_of_loss(row: Row, base: Row, efficiency: float) -> dict[str, float | 
     work = efficiency * step_ms / _pace_ms(base)
     now, before = _parts(row), _parts(base)
     grown = {name: _growth(getattr(now, name), getattr(before, name), work) for name in _NAMES}
-    if row["device_type"] != "cpu":
+    if row.device_type != "cpu":
         grown = _with_data_in_the_gap(grown)
     shares = {name: None if ms is None else ms / step_ms for name, ms in grown.items()}
     found = {name: shares[name.removeprefix("lost_")] for name in LOSSES[:-1]}
@@ -72,14 +69,14 @@ class _Parts:
     host: float | None = None
 
 
-def _parts(row: Row) -> _Parts:
-    local_ms = value_or_none(row["local_step_ms"])
+def _parts(row: PointRow) -> _Parts:
+    local_ms = row.local_step_ms
     if local_ms is None:
-        return _Parts(data=value_or_none(row["data_ms"]))
-    is_alone = row["world_size"] == 1
-    excess_ms = 0.0 if is_alone else value_or_none(row["straggler_ms"])
-    own_ms, data_ms = local_ms - (excess_ms or 0.0), value_or_none(row["data_ms"])
-    on_cpu, device_ms = row["device_type"] == "cpu", _device_ms(row)
+        return _Parts(data=row.data_ms)
+    is_alone = row.world_size == 1
+    excess_ms = 0.0 if is_alone else row.straggler_ms
+    own_ms, data_ms = local_ms - (excess_ms or 0.0), row.data_ms
+    on_cpu, device_ms = row.device_type == "cpu", _device_ms(row)
     if is_alone and device_ms is not None:
         # Its timed step is its own one too: the device did not idle longer in it than that leaves.
         own_ms = min(own_ms, max(_pace_ms(row), device_ms))
@@ -94,7 +91,7 @@ def _parts(row: Row) -> _Parts:
     )
 
 
-def _communication_ms(row: Row) -> float | None:
+def _communication_ms(row: PointRow) -> float | None:
     """Take what the step is longer than the slowest rank's own, as far as communication tells.
 
     Between none and what was measured of communication, and of ranks that are late in turn. All of
@@ -104,38 +101,34 @@ def _communication_ms(row: Row) -> float | None:
     Communication delays a rank for as long as it runs at most, whether it is waited for or takes
     from the computation beside it.
     """
-    timed_ms, exposed_ms = value_or_none(row["comm_ms"]), value_or_none(row["comm_exposed_ms"])
+    timed_ms, exposed_ms = row.comm_ms, row.comm_exposed_ms
     if exposed_ms is None:
         return None
     if timed_ms is None:
-        return max(0.0, exposed_ms) if _has_calls(row) else None
-    most_ms = timed_ms + (value_or_none(row["late_in_turn_ms"]) or 0.0)
-    return float(min(max(0.0, exposed_ms), most_ms))
+        return max(0.0, exposed_ms) if row.comm_calls else None
+    most_ms = timed_ms + (row.late_in_turn_ms or 0.0)
+    return min(max(0.0, exposed_ms), most_ms)
 
 
-def _has_calls(row: Row) -> bool:
-    calls = row.get("comm_calls")
-    return isinstance(calls, Mapping) and len(calls) > 0
-
-
-def _device_ms(row: Row) -> float | None:
+def _device_ms(row: PointRow) -> float | None:
     """Find the device's work of the rank that the slowest one is compared with; alone, its own.
 
-    Before schema 5 it is known of the slowest rank only.
+    None where it was not measured.
     """
-    by_rank, local_ms = _list(row["device_ms_by_rank"]), _list(row["local_step_ms_by_rank"])
+    by_rank, local_ms = row.device_ms_by_rank or (), row.local_step_ms_by_rank or ()
     if len(by_rank) == 1:
         return by_rank[0]
     if by_rank and len(by_rank) == len(local_ms):
         return by_rank[slowest_and_other(local_ms)[1]]
-    local, gap = value_or_none(row["local_step_ms"]), value_or_none(row["host_gap_ms"])
+    local, gap = row.local_step_ms, row.host_gap_ms
     return None if local is None or gap is None else local - gap
 
 
-def _pace_ms(row: Row) -> float:
-    """Take the step that the row's samples/s are of: since schema 5 the mean one."""
-    is_mean = bool(_list(row["local_step_ms_by_rank"]))
-    return float(row["step_ms_mean" if is_mean else "step_ms_p50"])
+def _pace_ms(row: PointRow) -> float:
+    """Return the step that the row's samples/s are of: the mean one where it was taken apart."""
+    step_ms = row.step_ms_mean if row.local_step_ms_by_rank else row.step_ms_p50
+    assert step_ms is not None  # both rows have a throughput
+    return step_ms
 
 
 def _growth(now: float | None, before: float | None, work: float) -> float | None:
@@ -150,8 +143,3 @@ def _with_data_in_the_gap(grown: Mapping[str, float | None]) -> dict[str, float 
         return {**grown, "data": None}
     waited = min(max(0.0, data), max(0.0, gap))
     return {**grown, "data": waited, "host": gap - waited}
-
-
-def _list(value: Any) -> list[float]:
-    """Take the list of a cell; empty for null."""
-    return [] if value is None or isinstance(value, float) else [float(ms) for ms in value]

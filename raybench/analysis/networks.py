@@ -8,19 +8,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from raybench.analysis.prediction import Network, reduce_times
+from raybench.analysis.rounds import ATTEMPT_COLUMNS
+from raybench.analysis.rows import point_rows
 from raybench.errors import ResultsError, UsageError
 from raybench.results import reader
-from raybench.results.run import run_ids
+from raybench.results.folder import run_ids
+from raybench.results.point_row import PointRow
 from raybench.stats.communication import Link, ReduceTimes
 
 _LINK = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:GB/s)?\s*@\s*(\d+(?:\.\d+)?)\s*(?:us|µs|μs)?\s*")
 # Runs near in name that are looked at for all_reduces on the same devices.
 _MOST_READ = 60
 _COLUMNS = (
-    *("workload", "params", "world_size", "node_count", "status", "step_ms_p50", "device_name"),
+    *ATTEMPT_COLUMNS,
+    *("workload", "params", "world_size", "node_count", "step_ms_p50", "device_name"),
 )
 
 _BY_THE_RUN = (
@@ -86,8 +89,8 @@ def _network_of_run(
             f"--network {name}: has no all_reduce of several devices; "
             "`raybench sweep jobs/collectives.yaml` measures some"
         )
-    models = {str(row["device_name"]) for row in rows}
-    own = {str(row["device_name"]) for row in _rows(root, run_id)}
+    models = {str(row.device_name) for row in rows}
+    own = {str(row.device_name) for row in _rows(root, run_id)}
     if not own & models:
         raise ResultsError(
             f"--network {name}: ran on {', '.join(sorted(models))}, {run_id} on "
@@ -120,9 +123,9 @@ def _uuids(root: Path, run_id: str) -> set[str]:
     return {row["uuid"] for row in rows if row["uuid"]}
 
 
-def _rows(root: Path, run_id: str) -> list[dict[str, Any]]:
+def _rows(root: Path, run_id: str) -> list[PointRow]:
     table = reader.read_table(root, "points", run_id, _COLUMNS)
-    return list(table.to_pylist(maps_as_pydicts="strict"))
+    return point_rows(table.to_pandas(maps_as_pydicts="strict"))
 
 
 def _devices_per_node(root: Path, run_id: str) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
 
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.rounds import ATTEMPT_COLUMNS, mean_of_rounds, records
-from raybench.results.quality import BREAKDOWN, why_no_breakdown
+from raybench.analysis.rounds import ATTEMPT_COLUMNS, mean_of_rounds
+from raybench.records import Status
+from raybench.results.metrics.parts import BREAKDOWN, why_no_breakdown
+from raybench.results.point_row import PointRow
 
 _PARTS = {
     "compute_ms": "compute",
@@ -35,8 +37,6 @@ POINT_COLUMNS = (
 )
 CLOCK_COLUMNS = ("time", "gpu_utilization_pct", "sm_clock_mhz")
 
-Row = Mapping[str, Any]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointChange:
@@ -48,64 +48,77 @@ class PointChange:
     unit: str = ""
 
 
-def point_changes(base: Row, new: Row) -> tuple[PointChange, ...]:
-    """Find the parts of the step that moved the way the step did, the largest first, then states.
+def point_changes(
+    base: PointRow, new: PointRow, clocks_mhz: tuple[float | None, float | None] = (None, None)
+) -> tuple[PointChange, ...]:
+    """Return the parts of the step that moved the way the step did, the largest first, then states.
 
-    No part where one of the two breakdowns contradicts its step.
-
-    base, new: rows of `points` of one point, with `clock_mhz` of `with_clocks` where it is known.
+    No part where one of the two breakdowns contradicts its step. clocks_mhz: the SM clock at the
+    two points, as `busy_clocks` finds it.
     """
-    step = new["step_ms_p50"] - base["step_ms_p50"]
+    step_ms = (new.step_ms_p50 or 0.0) - (base.step_ms_p50 or 0.0)
     is_broken_down = not (why_no_breakdown(base) or why_no_breakdown(new))
-    parts = [
-        PointChange(name=name, base=base[column], new=new[column], unit="ms")
-        for column, name in (_PARTS.items() if is_broken_down else ())
-        if abs(step) > 0 and (new[column] - base[column]) / step >= _LEAST_SHARE
-    ]
+    parts = []
+    for column, name in _PARTS.items():
+        before, now = getattr(base, column), getattr(new, column)
+        is_known = is_broken_down and before is not None and now is not None
+        if is_known and step_ms and (now - before) / step_ms >= _LEAST_SHARE:
+            parts.append(PointChange(name=name, base=before, new=now, unit="ms"))
     parts.sort(key=lambda part: -abs(part.new - part.base))
     states = [
-        PointChange(name=name, base=bool(base[column]), new=bool(new[column]))
+        PointChange(name=name, base=before, new=now)
         for column, name in _STATES.items()
-        if pd.notna(base[column]) and pd.notna(new[column]) and base[column] != new[column]
+        if (before := getattr(base, column)) is not None
+        and (now := getattr(new, column)) is not None
+        and before != now
     ]
-    return (*parts, *states, *_clock(base.get("clock_mhz"), new.get("clock_mhz")))
+    before, now = clocks_mhz
+    if before and now and abs(now / before - 1) >= _LEAST_CLOCK:
+        states.append(PointChange(name="SM clock", base=before, new=now, unit="MHz"))
+    return (*parts, *states)
 
 
-def all_point_changes(base: pd.DataFrame, new: pd.DataFrame) -> dict[str, tuple[PointChange, ...]]:
-    """point_id -> `point_changes` of the points whose latest attempt is ok in both runs."""
-    of_base, of_new = (
-        {str(row["point_id"]): row for row in records(mean_of_rounds(points))}
-        for points in (base, new)
-    )
-    return {
-        point_id: point_changes(of_base[point_id], row)
-        for point_id, row in of_new.items()
-        if point_id in of_base and row["status"] == of_base[point_id]["status"] == "ok"
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointsWithClocks:
+    """The points of a run, and the SM clock of busy devices at each of them, by point_id."""
+
+    points: Sequence[PointRow]
+    clocks_mhz: Mapping[str, float]
 
 
-def with_clocks(points: pd.DataFrame, telemetry: pd.DataFrame) -> pd.DataFrame:
-    """Add clock_mhz to the latest attempts: the median SM clock of busy devices meanwhile.
+def with_clocks(points: Sequence[PointRow], telemetry: pd.DataFrame) -> PointsWithClocks:
+    """Return the latest attempts with the median SM clock of busy devices meanwhile.
 
-    points, telemetry: rows of these tables of one run; of `telemetry` CLOCK_COLUMNS are enough.
-    NaN where no sample was taken in time.
+    points: of one run. telemetry: rows of that table of the run, of which CLOCK_COLUMNS are enough.
+    A point during which no sample was taken has no clock.
     """
     latest = mean_of_rounds(points)
     is_busy = telemetry["gpu_utilization_pct"] >= _BUSY_PCT
     busy = telemetry[is_busy & telemetry["sm_clock_mhz"].notna()].sort_values("time")
-    clocks = busy["sm_clock_mhz"].to_numpy(np.float64)
-    until = latest["started_at"] + pd.to_timedelta(latest["duration_s"], unit="s")
-    until = until.dt.as_unit(busy["time"].dt.unit)
-    firsts = busy["time"].searchsorted(latest["started_at"], side="left")
-    lasts = busy["time"].searchsorted(until, side="right")
-    medians = [
-        float(np.median(clocks[first:last])) if first < last else np.nan
-        for first, last in zip(firsts, lasts, strict=True)
-    ]
-    return latest.assign(clock_mhz=medians)
+    times, clocks = busy["time"], busy["sm_clock_mhz"].to_numpy(np.float64)
+    found: dict[str, float] = {}
+    for row in latest:
+        if row.duration_s is None:
+            continue
+        first = int(times.searchsorted(pd.Timestamp(row.started_at), side="left"))
+        until = row.started_at + timedelta(seconds=row.duration_s)
+        last = int(times.searchsorted(pd.Timestamp(until), side="right"))
+        if first < last:
+            found[row.point_id] = float(np.median(clocks[first:last]))
+    return PointsWithClocks(points=latest, clocks_mhz=found)
 
 
-def _clock(base: Any, new: Any) -> tuple[PointChange, ...]:
-    if pd.isna(base) or pd.isna(new) or abs(new / base - 1) < _LEAST_CLOCK:
-        return ()
-    return (PointChange(name="SM clock", base=float(base), new=float(new), unit="MHz"),)
+def all_point_changes(
+    base: PointsWithClocks, new: PointsWithClocks
+) -> dict[str, tuple[PointChange, ...]]:
+    """Return point_id -> `point_changes` of the points that are ok in both runs."""
+    of_base = {row.point_id: row for row in base.points if row.status is Status.OK}
+    return {
+        row.point_id: point_changes(
+            of_base[row.point_id],
+            row,
+            (base.clocks_mhz.get(row.point_id), new.clocks_mhz.get(row.point_id)),
+        )
+        for row in new.points
+        if row.status is Status.OK and row.point_id in of_base
+    }

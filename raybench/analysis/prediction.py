@@ -14,28 +14,21 @@ ERROR_OF_A_DOUBLING for each doubling of the devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import stdev
 from typing import Any
 
-import pandas as pd
-
-from raybench.analysis.rounds import Trials, mean_of_rounds, records
+from raybench.analysis.rounds import Trials, mean_of_rounds
 from raybench.analysis.settings import EXECUTION, batch_column
 from raybench.errors import ResultsError
-from raybench.results.quality import (
-    WIDEST_INTERVAL,
-    half_interval,
-    is_imprecise,
-    value_or_none,
-    why_no_breakdown,
-)
+from raybench.records import Status
+from raybench.results.metrics.parts import why_no_breakdown
+from raybench.results.metrics.steps import WIDEST_INTERVAL, half_interval, is_imprecise
+from raybench.results.point_row import PointRow
 from raybench.stats.communication import Exposure, Link, ReduceTimes, fit_growth, wire_factor
 from raybench.stats.summary import student_t
 from raybench.workloads.base import parameter_count
-
-Row = dict[str, Any]
 
 # What 27 of 28 committed points that the GPU bounds were missed by at most when 4 H200s of one node
 # were predicted from 1 and 2, by benchmarks/prediction_accuracy.py. Other models, machines and
@@ -77,7 +70,7 @@ class Prediction:
     `base_world`. No efficiency is above 100 %, or above what was measured where that is more.
     """
 
-    measured: Mapping[str, Any]
+    measured: PointRow
     world_size: int
     step_ms: float
     step_ms_low: float
@@ -94,7 +87,7 @@ class Prediction:
     @property
     def measured_efficiency(self) -> float:
         """The efficiency of the largest measured world, which may be above 1."""
-        return float(self.base_ms / self.measured["step_ms_p50"])
+        return self.base_ms / step_of(self.measured)
 
     @property
     def efficiency(self) -> float:
@@ -120,7 +113,9 @@ class Prediction:
         return self.efficiency * self.world_size / self.base_world
 
 
-def predict(points: pd.DataFrame, world_sizes: Sequence[int], network: Network) -> list[Prediction]:
+def predict(
+    points: Sequence[PointRow], world_sizes: Sequence[int], network: Network
+) -> list[Prediction]:
     """Predict every series of the run that has what it takes, in the order of its points.
 
     points: rows of that table of one run.
@@ -141,9 +136,11 @@ def predict(points: pd.DataFrame, world_sizes: Sequence[int], network: Network) 
     ]
 
 
-def _check_nodes(measured: Sequence[Row], world_sizes: Sequence[int], network: Network) -> None:
+def _check_nodes(
+    measured: Sequence[PointRow], world_sizes: Sequence[int], network: Network
+) -> None:
     """Raise ResultsError for worlds of more nodes than were measured, over an unknown network."""
-    largest = max(int(row["world_size"]) for row in measured)
+    largest = max(row.world_size for row in measured)
     between = network.between
     if network.link is not None or (between and between.largest_world >= largest):
         return
@@ -161,51 +158,61 @@ def _check_nodes(measured: Sequence[Row], world_sizes: Sequence[int], network: N
         )
 
 
-def _nodes(row: Row) -> int:
-    return max(1, int(value_or_none(row["node_count"]) or 1))
+def _nodes(row: PointRow) -> int:
+    return max(1, row.node_count or 1)
 
 
-def omissions(points: pd.DataFrame) -> dict[str, str]:
+def omissions(points: Sequence[PointRow]) -> dict[str, str]:
     """Tell of which series nothing is predicted: point_id of its first point -> why."""
-    found = {rows[0]["point_id"]: _why_not(rows) for rows in _series(mean_of_rounds(points))}
+    found = {rows[0].point_id: _why_not(rows) for rows in _series(mean_of_rounds(points))}
     return {point_id: why for point_id, why in found.items() if why is not None}
 
 
-def reduce_times(points: Iterable[Row], *, between_nodes: bool = False) -> ReduceTimes | None:
+def reduce_times(points: Iterable[PointRow], *, between_nodes: bool = False) -> ReduceTimes | None:
     """Collect the all_reduces among the rows of a run; None without any of several devices.
 
     between_nodes: those over several nodes, else those within one.
     """
     return ReduceTimes.of(
-        (int(row["world_size"]), float(row["params"]["size_bytes"]), float(row["step_ms_p50"]))
+        (row.world_size, float(row.params["size_bytes"]), row.step_ms_p50)
         for row in points
-        if row["workload"] == "collective"
-        and row["status"] == "ok"
-        and row["params"].get("operation") == "all_reduce"
-        and row["step_ms_p50"] > 0
+        if row.workload == "collective"
+        and row.status is Status.OK
+        and row.params.get("operation") == "all_reduce"
+        and row.step_ms_p50
         and (_nodes(row) > 1) is between_nodes
     )
 
 
-def _series(points: pd.DataFrame) -> Iterator[list[Row]]:
+def _series(points: Sequence[PointRow]) -> Iterator[list[PointRow]]:
     """Group points that differ in the number of devices alone, the fewest first."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in records(points):
+    found: dict[tuple[Any, ...], list[PointRow]] = {}
+    for row in points:
         column = batch_column(row)
-        settings = tuple(str(row[name]) for name in _SETTINGS)
-        batch = None if column is None else str(row[column])
-        key = (*settings, batch, tuple(sorted(row["params"].items())))
+        settings = tuple(str(getattr(row, name)) for name in _SETTINGS)
+        batch = None if column is None else str(getattr(row, column))
+        key = (*settings, batch, tuple(sorted(row.params.items())))
         found.setdefault(key, []).append(row)
     for rows in found.values():
-        yield sorted(rows, key=lambda row: row["world_size"])
+        yield sorted(rows, key=lambda row: row.world_size)
 
 
-def _usable(rows: Iterable[Row]) -> list[Row]:
+def _usable(rows: Iterable[PointRow]) -> list[PointRow]:
     """Keep the points that a prediction may stand on: ok, and known well enough to compare."""
-    return [row for row in rows if row["status"] == "ok" and not is_imprecise(row)]
+    return [row for row in rows if _is_timed(row) and not is_imprecise(row)]
 
 
-def _why_not(rows: Sequence[Row]) -> str | None:
+def _is_timed(row: PointRow) -> bool:
+    return row.status is Status.OK and bool(row.step_ms_p50)
+
+
+def step_of(row: PointRow) -> float:
+    """Return the step of a point that a prediction stands on, in ms."""
+    assert row.step_ms_p50 is not None
+    return row.step_ms_p50
+
+
+def _why_not(rows: Sequence[PointRow]) -> str | None:
     """Why nothing can be said of a series; None where it can."""
     ok = _usable(rows)
     if not any(map(_is_data_parallel, rows)):
@@ -213,35 +220,35 @@ def _why_not(rows: Sequence[Row]) -> str | None:
             f"no step of DistributedDataParallel: {rows[0]['workload']} has no gradients that are "
             "known to be reduced"
         )
-    if len({row["world_size"] for row in ok}) < 2:
+    if len({row.world_size for row in ok}) < 2:
         return _why_not_two(rows, ok)
-    if rows[0]["scaling"] == "strong":
+    if rows[0].scaling == "strong":
         return (
             "scales strongly: with global_batch_size fixed a device has another batch at every "
             "world size, and none of the run's steps is that one; sweep batch_size instead"
         )
-    if any(row["crowded"] is True for row in ok):
+    if any(row.crowded is True for row in ok):
         return "its workers shared cores, which more devices would not"
     return None
 
 
-def _why_not_two(rows: Sequence[Row], usable: Sequence[Row]) -> str:
+def _why_not_two(rows: Sequence[PointRow], usable: Sequence[PointRow]) -> str:
     """Say which world sizes a series has, and what is the matter with the others."""
-    wide = [row for row in rows if row["status"] == "ok" and is_imprecise(row)]
+    wide = [row for row in rows if _is_timed(row) and is_imprecise(row)]
     if wide:
         known = ", ".join(f"{row['world_size']} ±{half_interval(row):.1%}" for row in wide)
         return (
             f"needs two world sizes with steps known to ±{WIDEST_INTERVAL:.0%}, but has {known}; "
             "measure for longer, on devices that nothing else uses"
         )
-    worlds = ", ".join(str(row["world_size"]) for row in usable) or "none"
+    worlds = ", ".join(str(row.world_size) for row in usable) or "none"
     return f"needs ok points of two world sizes, has {worlds}; sweep world_size: [1, 2]"
 
 
-def _is_data_parallel(row: Row) -> bool:
+def _is_data_parallel(row: PointRow) -> bool:
     """Whether its gradients are reduced: a built-in model's are, another's where it was timed."""
-    methods = row["methods"] if isinstance(row["methods"], Mapping) else {}
-    is_built_in = parameter_count(str(row["workload"]), row["params"]) is not None
+    methods = row.methods or {}
+    is_built_in = parameter_count(row.workload, row.params) is not None
     return is_built_in or "noop_hook" in methods.get("local_step_ms", "")
 
 
@@ -252,24 +259,24 @@ class _Model:
     growth: (constant, slope) of its exposed communication over `wire_factor`.
     """
 
-    first: Row
-    last: Row
+    first: PointRow
+    last: PointRow
     exposure: Exposure
     growth: tuple[float, float]
     network: Network
     gradient_bytes: float | None
 
     @classmethod
-    def of(cls, rows: Sequence[Row], network: Network) -> _Model:
+    def of(cls, rows: Sequence[PointRow], network: Network) -> _Model:
         ok = _usable(rows)
         first, last = ok[0], ok[-1]
-        several = [row for row in ok if row["world_size"] > 1]
+        several = [row for row in ok if row.world_size > 1]
         exposed = [_exposure_ms(row, first) for row in several]
         model = cls(
             first=first,
             last=last,
             exposure=_exposure(first, last, exposed[-1]),
-            growth=fit_growth([row["world_size"] for row in several], exposed),
+            growth=fit_growth([row.world_size for row in several], exposed),
             network=network,
             gradient_bytes=_gradient_bytes(last),
         )
@@ -280,21 +287,21 @@ class _Model:
         times, size_bytes = self.network.times, self.gradient_bytes
         if self.exposure.comm_ms > 0 or times is None or size_bytes is None:
             return self.exposure
-        world = int(self.last["world_size"])
+        world = self.last.world_size
         whole_ms = times.time_ms(world, self.message_bytes) * size_bytes / self.message_bytes
         return replace(self.exposure, comm_ms=whole_ms)
 
     @property
     def message_bytes(self) -> float:
-        mib = float(self.last["params"].get("bucket_cap_mb", _BUCKET_MIB))
+        mib = float(self.last.params.get("bucket_cap_mb", _BUCKET_MIB))
         return min(mib * _MIB, self.gradient_bytes or math.inf)
 
     def predict(self, world_size: int, own_error: float) -> Prediction:
         """own_error: half the interval of the measured step, as a logarithm."""
-        measured_ms = float(self.last["step_ms_p50"])
+        measured_ms = step_of(self.last)
         added_ms, least_ms, most_ms = self.increase_ms(world_size)
         step_ms, least, most = (measured_ms + ms for ms in (added_ms, least_ms, most_ms))
-        doublings = max(0.0, math.log2(world_size / self.last["world_size"]))
+        doublings = max(0.0, math.log2(world_size / self.last.world_size))
         noise = math.hypot(own_error, ERROR_OF_A_DOUBLING * math.sqrt(doublings))
         return Prediction(
             measured=self.last,
@@ -303,8 +310,8 @@ class _Model:
             step_ms_low=step_ms * math.exp(-math.hypot(math.log(step_ms / least), noise)),
             step_ms_high=step_ms * math.exp(math.hypot(math.log(most / step_ms), noise)),
             comm_exposed_ms=max(0.0, self.exposure.exposed_ms) + added_ms,
-            base_world=int(self.first["world_size"]),
-            base_ms=float(self.first["step_ms_p50"]),
+            base_world=self.first.world_size,
+            base_ms=step_of(self.first),
         )
 
     def increase_ms(self, world_size: int) -> tuple[float, float, float]:
@@ -313,7 +320,7 @@ class _Model:
         if comm_ms is not None and self.exposure.comm_ms > 0:
             return (self.exposure.growth_ms(comm_ms), *self.exposure.bounds_ms(comm_ms))
         constant, slope = self.growth
-        last = wire_factor(int(self.last["world_size"]))
+        last = wire_factor(self.last.world_size)
         added_ms = slope * (wire_factor(world_size) - last)
         whole_ms = (self.exposure.comm_ms or constant + slope * last) / last
         most_ms = whole_ms * (wire_factor(world_size) - last) * max(1.0, self.exposure.share)
@@ -325,7 +332,7 @@ class _Model:
         By the ratio of measured all_reduces of so many devices and of as many as the step had;
         where the latter are not known, and over a link, by the bytes of the gradients.
         """
-        network, world = self.network, int(self.last["world_size"])
+        network, world = self.network, self.last.world_size
         nodes = network.nodes(world_size)
         if nodes > 1 and network.link is not None:
             size_bytes = self.bytes_between_nodes()
@@ -359,41 +366,41 @@ class _Model:
         return self.gradient_bytes
 
 
-def _exposure_ms(row: Row, first: Row) -> float:
+def _exposure_ms(row: PointRow, first: PointRow) -> float:
     """Find what communication adds to the step; without a breakdown all beyond one device."""
-    known = None if why_no_breakdown(row) else value_or_none(row["comm_exposed_ms"])
-    return float(row["step_ms_p50"] - first["step_ms_p50"]) if known is None else float(known)
+    known = None if why_no_breakdown(row) else row.comm_exposed_ms
+    return step_of(row) - step_of(first) if known is None else known
 
 
-def _exposure(first: Row, last: Row, exposed_ms: float) -> Exposure:
+def _exposure(first: PointRow, last: PointRow, exposed_ms: float) -> Exposure:
     has_parts = why_no_breakdown(last) is None
-    comm_ms = value_or_none(last["comm_ms"]) if has_parts else None
-    passes_ms = value_or_none(first["compute_ms"]) or float(first["step_ms_p50"])
-    accumulation = max(1, int(last["params"].get("grad_accumulation", 1)))
+    comm_ms = last.comm_ms if has_parts else None
+    passes_ms = first.compute_ms or step_of(first)
+    accumulation = max(1, int(last.params.get("grad_accumulation", 1)))
     return Exposure(
-        comm_ms=float(comm_ms or 0.0),
+        comm_ms=comm_ms or 0.0,
         exposed_ms=exposed_ms,
         # The gradients of the last backward pass alone are reduced.
         hideable_ms=_BACKWARD_SHARE * passes_ms / accumulation,
-        local_ms=float(last["step_ms_p50"]) - max(0.0, exposed_ms),
+        local_ms=step_of(last) - max(0.0, exposed_ms),
     )
 
 
-def _gradient_bytes(row: Row) -> float | None:
+def _gradient_bytes(row: PointRow) -> float | None:
     """Count the bytes that a step reduces: a float a parameter, also under autocast."""
-    count = parameter_count(str(row["workload"]), row["params"])
+    count = parameter_count(row.workload, row.params)
     return None if count is None else float(_BYTES_PER_GRADIENT * count)
 
 
-def _own_error(row: Row, trials: Trials) -> float:
+def _own_error(row: PointRow, trials: Trials) -> float:
     """Half the 95 % interval of a measured step, as a logarithm.
 
     From the scatter of its rounds; of one round from its samples, which do not tell how far another
     start would be.
     """
-    steps_ms = [float(one["step_ms_p50"]) for one in trials.rounds(row).values()]
+    steps_ms = [one.step_ms_p50 for one in trials.rounds(row).values() if one.step_ms_p50]
     if len(steps_ms) > 1:
         scatter = stdev(map(math.log, steps_ms))
         return student_t(len(steps_ms) - 1) * scatter / math.sqrt(len(steps_ms))
-    ends = (value_or_none(row[name]) for name in ("step_ms_ci_low", "step_ms_ci_high"))
-    return max((abs(math.log(end / row["step_ms_p50"])) for end in ends if end), default=0.0)
+    ends = (row.step_ms_ci_low, row.step_ms_ci_high)
+    return max((abs(math.log(end / step_of(row))) for end in ends if end), default=0.0)

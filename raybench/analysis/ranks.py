@@ -5,13 +5,11 @@ On each rank the parts add up to the step: computes + idle + waits + exchange.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from raybench.results.quality import value_or_none, why_no_breakdown
-
-Row = Mapping[str, Any]
+from raybench.results.metrics.parts import why_no_breakdown
+from raybench.results.point_row import PointRow
 
 # Of more ranks those that tell most are shown: rank 0, the quickest and the slowest.
 MOST_RANKS = 8
@@ -38,17 +36,17 @@ class RankStep:
         return self.computes_ms + (self.idle_ms or 0.0)
 
 
-def ranks_of_step(row: Row) -> tuple[RankStep, ...]:
-    """Read the ranks of a point, in their order; empty where it has one, or nobody knows.
+def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
+    """Return the ranks of a point, in their order, but for those without a share of the step.
 
-    row: of the table `points`. Ranks that have no share of the step are left out.
+    Empty where it has one rank, or its steps were not taken apart.
     """
-    own, device = (_numbers(row[f"{name}_ms_by_rank"]) for name in ("local_step", "device"))
-    if len(own) < 2 or why_no_breakdown(row):
+    own, device = row.local_step_ms_by_rank or (), row.device_ms_by_rank
+    if len(own) < 2 or row.step_ms_p50 is None or why_no_breakdown(row):
         return ()
-    shares = _numbers(row.get("share_by_rank")) or own
+    shares = row.share_by_rank or own
     working = [rank for rank, share in enumerate(shares) if share]
-    exchange_ms = float(row["step_ms_p50"]) - max(own)
+    exchange_ms = row.step_ms_p50 - max(own)
     return tuple(
         RankStep(
             rank=rank,
@@ -80,15 +78,9 @@ class WallClock:
     step_ms: float
 
 
-def wall_clock(row: Row) -> WallClock | None:
-    """Read what time.time() on rank 0 says of a point; None where that was not asked."""
-    unsynced, synced = (_numbers(row[f"wall_{name}_ms_by_rank"]) for name in ("unsynced", "synced"))
-    step_ms = value_or_none(row["step_ms_p50"])
-    if not unsynced or not synced or not step_ms:
+def wall_clock(row: PointRow) -> WallClock | None:
+    """Return what time.time() on rank 0 says of a point; None where that was not asked."""
+    unsynced, synced = row.wall_unsynced_ms_by_rank, row.wall_synced_ms_by_rank
+    if not unsynced or not synced or not row.step_ms_p50:
         return None
-    return WallClock(unsynced_ms=unsynced[0], synced_ms=synced[0], step_ms=step_ms)
-
-
-def _numbers(cell: Any) -> list[float]:
-    """Read a cell of numbers; empty for null."""
-    return [float(one or 0.0) for one in cell] if hasattr(cell, "__len__") else []
+    return WallClock(unsynced_ms=unsynced[0], synced_ms=synced[0], step_ms=row.step_ms_p50)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from raybench.job import point
-from raybench.job.point import RUN_SETTINGS, Precision
-
-Row = Mapping[str, Any]
+from raybench.job.point import Precision
 
 # All that reports tell points apart by, in the order of every format; the parameters of the
 # workload follow. `batch` is the batch size that the job fixed.
@@ -17,19 +15,33 @@ SETTINGS = ("workload", "scaling", *EXECUTION, "batch", "world_size")
 _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}
 
 
-def setting(row: Row, name: str) -> Any:
-    """Look up the value of a setting: a column, or a parameter of the workload; None without it.
+class HasSettings(Protocol):
+    """A row that has the settings of a point: a field for each of the run, the others in params."""
 
-    Rows of before a setting of the execution came have its default.
-    """
-    value = row["params"].get(name) if name not in row else row[name]
-    is_missing = value is None or value != value
-    return RUN_SETTINGS[name].default if is_missing and name in OPTIONAL else value
+    @property
+    def params(self) -> Mapping[str, str]:
+        """Parameters of the workload and variables of env, as text."""
+        ...
+
+    @property
+    def scaling(self) -> str | None:
+        """The kind of scaling: weak, strong, or None."""
+        ...
 
 
-def batch_column(row: Row) -> str | None:
-    """Name the batch size that the job fixed; None where the workload takes none."""
-    return _BATCH.get(row["scaling"])
+def setting(row: HasSettings, name: str) -> Any:
+    """Return the value of a setting: a field, or the text of a parameter; None without it."""
+    return getattr(row, name) if name in _fields_of(row) else row.params.get(name)
+
+
+def _fields_of(row: Any) -> Collection[str]:
+    names: Collection[str] = type(row).__dataclass_fields__
+    return names
+
+
+def batch_column(row: HasSettings) -> str | None:
+    """Return the name of the batch size that the job fixed; None where the workload takes none."""
+    return _BATCH.get(row.scaling or "")
 
 
 def setting_order(value: Any) -> tuple[int, float, str]:
@@ -51,13 +63,13 @@ def number_of(value: Any) -> float | None:
         return None
 
 
-def is_numeric(rows: Sequence[Row], name: str) -> bool:
+def is_numeric(rows: Sequence[HasSettings], name: str) -> bool:
     """Whether a setting is a number in all rows."""
     return all(number_of(setting(row, name)) is not None for row in rows)
 
 
 def varying(
-    rows: Sequence[Row],
+    rows: Sequence[HasSettings],
     but: Collection[str] = (),
     *,
     always: Collection[str] = (),
@@ -70,11 +82,12 @@ def varying(
     Rows of `points`, which have no `batch`, differ in the column of it: where all of them scale
     weakly, in the batch per device, else in the global one.
     """
-    params = dict.fromkeys(name for row in rows for name in row["params"])
-    is_weak = all(row["scaling"] == "weak" for row in rows)
+    params = dict.fromkeys(name for row in rows for name in row.params)
+    is_weak = all(row.scaling == "weak" for row in rows)
     stored = "batch_size" if is_weak else "global_batch_size"
     fixed = [
-        stored if name == "batch" and rows and "batch" not in rows[0] else name for name in SETTINGS
+        stored if name == "batch" and rows and "batch" not in _fields_of(rows[0]) else name
+        for name in SETTINGS
     ]
     names = [fixed[0], *params, *fixed[1:]] if params_first else [*fixed, *params]
     return [

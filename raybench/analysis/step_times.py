@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raybench.analysis.rounds import records
+from raybench.results.point_row import PointRow, TransitionalMapping
+from raybench.results.tables import RegionRow
 from raybench.stats.summary import step_series
 
 _NS_PER_MS = 1e6
@@ -112,7 +114,9 @@ def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
 _RANGES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c", "gpu_utilization_pct")
 
 
-def device_states(telemetry: pd.DataFrame, start: datetime, duration_s: float) -> pd.DataFrame:
+def device_states(
+    telemetry: pd.DataFrame, start: datetime, duration_s: float | None
+) -> pd.DataFrame:
     """Find the least and the most of what was sampled of each device from `start` on.
 
     telemetry: rows of the table of one run. Columns: node_id, index, samples, *_min and *_max of
@@ -135,29 +139,27 @@ def device_states(telemetry: pd.DataFrame, start: datetime, duration_s: float) -
     )
 
 
-def busy_pct(
-    telemetry: pd.DataFrame, samples: pd.DataFrame, point: Mapping[str, Any]
-) -> float | None:
-    """Find how busy the devices of a point were while it was timed: the least busy one's median.
+def busy_pct(telemetry: pd.DataFrame, samples: pd.DataFrame, point: PointRow) -> float | None:
+    """Return for how much of the time, in percent, the least busy device of a point ran a kernel.
 
-    In percent of the time, a kernel was running; None where nothing was sampled meanwhile.
-    telemetry: rows of the table of one run. samples: of the point, BUSY_COLUMNS of the table.
-    point: its row of `points`. The table does not tell which devices worked: the busiest of all.
+    The median while it was timed; None where nothing was sampled meanwhile. Telemetry does not tell
+    which devices worked: the busiest of all are taken, as many as the point had.
+    telemetry: rows of that table of the run. samples: of the point, BUSY_COLUMNS of that table.
     """
     timed = samples[~samples["is_warmup"].astype(bool)]
     if timed.empty:
         return None
     begin_s = timed["start_ns"].min() / _NS_PER_S
     lasted_s = (timed["start_ns"] + timed["step_ns"]).max() / _NS_PER_S - begin_s
-    during = _meanwhile(telemetry, point["started_at"] + timedelta(seconds=begin_s), lasted_s)
+    during = _meanwhile(telemetry, point.started_at + timedelta(seconds=begin_s), lasted_s)
     medians = during.groupby(["node_id", "index"])["gpu_utilization_pct"].median().dropna()
-    count = int(point["world_size"])
+    count = point.world_size
     return float(medians.nlargest(count).min()) if len(medians) >= count else None
 
 
-def _meanwhile(telemetry: pd.DataFrame, start: datetime, duration_s: float) -> pd.DataFrame:
+def _meanwhile(telemetry: pd.DataFrame, start: datetime, duration_s: float | None) -> pd.DataFrame:
     # Nobody knows how long: then nothing was sampled meanwhile.
-    until = start if pd.isna(duration_s) else start + timedelta(seconds=duration_s)
+    until = start if duration_s is None else start + timedelta(seconds=duration_s)
     return telemetry[(telemetry["time"] >= start) & (telemetry["time"] <= until)]
 
 
@@ -179,25 +181,38 @@ def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:
     return longest.loc[order].reset_index(drop=True)
 
 
-def slowest_regions(regions: pd.DataFrame) -> pd.DataFrame:
-    """Return each region on the rank where it takes longest, in the order of the step.
+@dataclass(frozen=True, kw_only=True)
+class SlowestRegion(TransitionalMapping):
+    """A region of the step on the rank where it takes longest. share_pct: of the step."""
 
-    regions: rows of the table `regions` of one attempt at one point.
-    Columns: region, calls, region_ms, share_pct.
-    """
-    known = regions.dropna(subset=["region", "region_ms"])
-    longest = known.groupby("region", sort=False)["region_ms"].idxmax()
-    columns = ["region", "calls", "region_ms", "share_pct"]
-    return known.loc[longest, columns].reset_index(drop=True)
+    region: str
+    calls: int | None
+    region_ms: float
+    share_pct: float | None
 
 
-def regions_by_point(regions: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Return the `slowest_regions` of the last attempt at each point, a dict each.
+def slowest_regions(regions: Sequence[RegionRow]) -> list[SlowestRegion]:
+    """Return each region of one attempt at one point, in the order of the step."""
+    longest: dict[str, RegionRow] = {}
+    for one in regions:
+        if one.region not in longest or one.region_ms > longest[one.region].region_ms:
+            longest[one.region] = one
+    return [
+        SlowestRegion(
+            region=one.region, calls=one.calls, region_ms=one.region_ms, share_pct=one.share_pct
+        )
+        for one in longest.values()
+    ]
 
-    regions: rows of the table `regions` of one run.
-    """
-    last = regions[regions["attempt"] == regions.groupby("point_id")["attempt"].transform("max")]
+
+def regions_by_point(regions: Sequence[RegionRow]) -> dict[str, list[SlowestRegion]]:
+    """Return point_id -> the regions of its last attempt. regions: of one run."""
+    last: dict[str, int] = {}
+    for one in regions:
+        last[one.point_id] = max(one.attempt, last.get(one.point_id, 0))
     return {
-        str(point_id): records(slowest_regions(of_point))
-        for point_id, of_point in last.groupby("point_id")
+        point_id: slowest_regions(
+            [one for one in regions if (one.point_id, one.attempt) == (point_id, attempt)]
+        )
+        for point_id, attempt in last.items()
     }

@@ -13,12 +13,11 @@ from functools import cached_property
 from typing import Any
 
 from raybench.analysis.own_speeds import models_of, probe_speeds
+from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import EXECUTION, batch_column, setting
 from raybench.job.point import BY_ACCUMULATION, BY_SPEED, EQUAL, FAST
-from raybench.results.quality import value_or_none
+from raybench.records import Status
 from raybench.stats.shares import fast_devices
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +40,19 @@ class RankOfStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A point with some shares."""
+    """A point with some shares, which was measured.
 
-    row: Row
+    throughput: in samples/s. step_ms: its step.
+    """
+
+    row: ScaledRow
+    throughput: float
+    step_ms: float
 
     @property
     def shares(self) -> str:
         """As the job asks for them."""
-        return str(setting(self.row, "shares"))
-
-    @property
-    def throughput(self) -> float:
-        """In samples/s."""
-        return float(self.row["throughput"])
+        return self.row.shares
 
     @property
     def half_width(self) -> float:
@@ -61,27 +60,30 @@ class Scenario:
 
         Over rounds; of one round over its samples, which is the least that is open.
         """
-        for ends in (("step_ms_low", "step_ms_high"), ("step_ms_ci_low", "step_ms_ci_high")):
-            low, high = (value_or_none(self.row[name]) for name in ends)
+        row = self.row
+        over_rounds, over_samples = (
+            (row.step_ms_low, row.step_ms_high),
+            (row.step_ms_ci_low, row.step_ms_ci_high),
+        )
+        for low, high in (over_rounds, over_samples):
             if low is not None and high is not None:
-                return (high - low) / 2 / float(self.row["step_ms_p50"])
+                return (high - low) / 2 / self.step_ms
         return 0.0
 
     @cached_property
     def ranks(self) -> tuple[RankOfStep, ...]:
         """What each rank does; empty for a step that was shared out without a probe."""
-        items = _list(self.row["share_by_rank"])
-        ratios = _list(self.row["slow_ratio_by_rank"])
+        items = self.row.share_by_rank or ()
+        ratios = self.row.slow_ratio_by_rank or ()
         working = [rank for rank, share in enumerate(items) if share]
-        measured = zip(working, _list(self.row["local_step_ms_by_rank"]), strict=False)
-        own = {rank: ms for rank, ms in measured if ms is not None}
+        own = dict(zip(working, self.row.local_step_ms_by_rank or (), strict=False))
         last_ms = max(own.values(), default=None)
         are_fast, models = self._are_fast, models_of(self.row)
         return tuple(
             RankOfStep(
                 rank=rank,
                 model=models[rank],
-                items=int(share or 0),
+                items=share,
                 own_ms=own.get(rank),
                 wait_ms=None if rank not in own or last_ms is None else last_ms - own[rank],
                 slow_ratio=ratios[rank],
@@ -92,7 +94,7 @@ class Scenario:
 
     @property
     def _are_fast(self) -> Sequence[bool]:
-        ratios = _list(self.row["slow_ratio_by_rank"])
+        ratios = self.row.slow_ratio_by_rank or ()
         if any(ratio is not None for ratio in ratios):
             return [ratio is None for ratio in ratios]
         return fast_devices(self.speeds) if self.speeds else ()
@@ -110,25 +112,25 @@ class Scenario:
     @property
     def devices_used(self) -> int:
         """Those that have a share."""
-        return sum(rank.items > 0 for rank in self.ranks) or int(self.row["world_size"])
+        return sum(rank.items > 0 for rank in self.ranks) or self.row.world_size
 
     @property
     def exchange_ms(self) -> float | None:
         """What the step takes beyond the longest own step of a rank."""
         own = [rank.own_ms for rank in self.ranks if rank.own_ms is not None]
-        return float(self.row["step_ms_p50"]) - max(own) if own else None
+        return self.step_ms - max(own) if own else None
 
     @property
     def idle_share_of_fast(self) -> float | None:
         """Share of the step for which the fast devices in use wait for the last one."""
         waits = [r.wait_ms for r in self.ranks if r.is_fast and r.wait_ms is not None]
-        return sum(waits) / len(waits) / float(self.row["step_ms_p50"]) if waits else None
+        return sum(waits) / len(waits) / self.step_ms if waits else None
 
     @property
     def prediction_error(self) -> float | None:
         """Predicted step over the measured one, less 1."""
-        predicted = value_or_none(self.row["predicted_step_ms"])
-        return None if predicted is None else predicted / float(self.row["step_ms_p50"]) - 1
+        predicted = self.row.predicted_step_ms
+        return None if predicted is None else predicted / self.step_ms - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,20 +159,20 @@ class Fleet:
     scenarios: Mapping[str, Scenario]
 
     @cached_property
-    def first(self) -> Row:
+    def first(self) -> ScaledRow:
         """A row of it, for what all have in common."""
         return next(iter(self.scenarios.values())).row
 
     @property
     def slow_ratio(self) -> float:
         """Asked of emulated slow devices; 1 where none is emulated."""
-        return float(setting(self.first, "slow_ratio"))
+        return self.first.slow_ratio
 
     @property
     def slow_count(self) -> int:
         """How many devices are slow."""
         if self.slow_ratio < 1:
-            return min(int(setting(self.first, "slow_count")), int(self.first["world_size"]))
+            return min(self.first.slow_count, self.first.world_size)
         return sum(not rank.is_fast for rank in self._ranks)
 
     @property
@@ -191,11 +193,12 @@ class Fleet:
         return next((s.ranks for s in self.scenarios.values() if s.ranks), ())
 
     def gain_in_theory(self, shares: str) -> float | None:
-        """Gain of these shares over equal ones by the devices' speeds alone; None of other shares.
+        """Return samples/s over those of equal shares, less 1, by the devices' speeds alone.
 
-        As if a step had no fixed costs, and the exchange cost nothing.
+        As if a step had no fixed costs, and the exchange cost nothing. For the shares FAST and
+        BY_SPEED; None for any others.
         """
-        devices = int(self.first["world_size"])
+        devices = self.first.world_size
         fast, ratio = devices - self.slow_count, self.probe_ratio
         work = {FAST: fast, BY_SPEED: fast + self.slow_count * ratio}.get(shares)
         return None if work is None else work / (devices * ratio) - 1
@@ -208,8 +211,12 @@ class Fleet:
     @property
     def predicted_best(self) -> Scenario | None:
         """The one whose step was predicted to be the shortest; None without predictions."""
-        known = [s for s in self.scenarios.values() if s.prediction_error is not None]
-        return min(known, key=lambda s: float(s.row["predicted_step_ms"]), default=None)
+        known = [
+            (predicted, place)
+            for place, one in enumerate(self.scenarios.values())
+            if (predicted := one.row.predicted_step_ms) is not None
+        ]
+        return [*self.scenarios.values()][min(known)[1]] if known else None
 
     def as_good(self) -> list[str]:
         """List shares that may be as good as the best ones, by their intervals."""
@@ -219,22 +226,22 @@ class Fleet:
     @property
     def crossover_batch(self) -> float | None:
         """Global batch above which shares by speed beat the fast devices alone; None: unknown."""
-        found = (value_or_none(s.row["crossover_batch"]) for s in self.scenarios.values())
+        found = (s.row.crossover_batch for s in self.scenarios.values())
         return next((batch for batch in found if batch is not None), None)
 
 
-def fleets(rows: Sequence[Row]) -> list[Fleet]:
+def fleets(rows: Sequence[ScaledRow]) -> list[Fleet]:
     """Find the fleets that were measured with at least two kinds of shares."""
     groups: dict[tuple[Any, ...], dict[str, Scenario]] = {}
     for row in rows:
-        if row["status"] != "ok" or value_or_none(row["throughput"]) is None:
+        if row.status is not Status.OK or row.throughput is None or not row.step_ms_p50:
             continue
         names = ("workload", "world_size", "scaling", *EXECUTION, batch_column(row) or "status")
         alike = tuple(str(setting(row, name)) for name in names if name != "shares")
-        group = groups.setdefault((*alike, *sorted(row["params"].items())), {})
-        group[str(setting(row, "shares"))] = Scenario(row=row)
+        group = groups.setdefault((*alike, *sorted(row.params.items())), {})
+        group[row.shares] = Scenario(row=row, throughput=row.throughput, step_ms=row.step_ms_p50)
     found = [Fleet(scenarios=group) for group in groups.values() if len(group) > 1]
-    return sorted(found, key=lambda f: (int(f.first["world_size"]), f.slow_count, -f.slow_ratio))
+    return sorted(found, key=lambda f: (f.first.world_size, f.slow_count, -f.slow_ratio))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +256,7 @@ class Rule:
 
     def applies(self, fleet: Fleet) -> bool:
         """Whether it says something of this fleet."""
-        few = fleet.slow_count <= self.most_slow_share * int(fleet.first["world_size"])
+        few = fleet.slow_count <= self.most_slow_share * fleet.first.world_size
         return few and self.slowest <= fleet.probe_ratio < self.fastest
 
     def holds(self, fleet: Fleet) -> bool | None:
@@ -273,8 +280,3 @@ RULES = (
         most_slow_share=0.25,
     ),
 )
-
-
-def _list(cell: Any) -> list[float | None]:
-    """Read a cell of numbers; empty for null."""
-    return [value_or_none(one) for one in cell] if hasattr(cell, "__len__") else []

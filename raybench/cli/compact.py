@@ -22,7 +22,7 @@ def compact_command(run: str, results: Path) -> None:
     RUN is as for `raybench report`.
     """
     from raybench.results.compaction import compact_run
-    from raybench.results.run import find_run
+    from raybench.results.folder import find_run
 
     root, run_id = find_run(results, run)
     with make_console().status(f"putting the parts of {run_id} together"):

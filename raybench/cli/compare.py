@@ -24,6 +24,7 @@ from raybench.errors import ResultsError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raybench.analysis.point_changes import PointsWithClocks
     from raybench.health.comparison import HealthComparison
     from raybench.report.comparison import Comparison, LeftOut
 
@@ -142,16 +143,19 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     from raybench.analysis.compare import POINT_COLUMNS, compare
     from raybench.analysis.environment_changes import changes
     from raybench.analysis.point_changes import all_point_changes
+    from raybench.analysis.rows import point_rows
     from raybench.report.comparison import Comparison
 
     base, new = sides
-    points = [[_read(run, "points", POINT_COLUMNS) for run in side.runs] for side in sides]
+    points = [
+        [point_rows(_read(run, "points", POINT_COLUMNS)) for run in side.runs] for side in sides
+    ]
     return Comparison(
         base=tuple(run.run for run in base.runs),
         new=tuple(run.run for run in new.runs),
         words=(base.words, new.words),
         threshold=threshold,
-        frame=compare(*points, threshold=threshold),
+        points=compare(*points, threshold=threshold),
         changes=changes(base.own.facts, new.own.facts),
         beside=all_point_changes(_with_clocks(base.own), _with_clocks(new.own)),
         left_out=tuple(run for side in sides for run in _runs_left_out(side)),
@@ -168,10 +172,11 @@ def _runs_left_out(side: Side) -> Iterator[LeftOut]:
         yield LeftOut(run_id=one.run_id, differs_in=tuple(change.name for change in differing))
 
 
-def _with_clocks(found: Found) -> pd.DataFrame:
+def _with_clocks(found: Found) -> PointsWithClocks:
     from raybench.analysis import point_changes
+    from raybench.analysis.rows import point_rows
 
-    points = _read(found, "points", point_changes.POINT_COLUMNS)
+    points = point_rows(_read(found, "points", point_changes.POINT_COLUMNS))
     telemetry = _read(found, "telemetry", point_changes.CLOCK_COLUMNS)
     return point_changes.with_clocks(points, telemetry)
 

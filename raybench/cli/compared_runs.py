@@ -96,14 +96,14 @@ def find_side(results: Path, text: str) -> Side:
 
 
 def _find(results: Path, text: str) -> Found:
-    from raybench.results.run import find_run
+    from raybench.results.folder import find_run
 
     root, run_id = find_run(results, text)
     return Found(root=root, run_id=run_id)
 
 
 def _runs_with_tag(results: Path, text: str) -> Side:
-    from raybench.results.run import run_ids
+    from raybench.results.folder import run_ids
 
     name, _, value = text.partition("=")
     runs = (Found(root=results, run_id=run_id) for run_id in reversed(run_ids(results)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,10 +15,10 @@ from raybench.cli.output import write_document, write_file
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from raybench.analysis.environment_changes import Change
+    from raybench.analysis.history import HistoryRow
     from raybench.job.point import Point, Scalar
+    from raybench.results.point_row import PointRow
 
 
 @click.command("history")
@@ -74,34 +74,36 @@ def history_command(
             raise UsageError("--health: goes without --point, --filter and --chart")
         write_document(load_health_history(results, threshold), "json" if as_json else "terminal")
         return
-    frame = history(_points(results, point, expression), threshold=threshold)
-    if frame.empty:
+    rows = history(_points(results, point, expression), threshold=threshold)
+    if not rows:
         raise ResultsError(f"{results}: no run has measured such a point")
     if chart is not None:
-        _draw(frame, chart)
-    causes = {} if as_json else _causes(frame, results)
-    write_document(History(frame=frame, causes=causes), "json" if as_json else "terminal")
+        _draw(rows, chart)
+    causes = {} if as_json else _causes(rows, results)
+    write_document(History(rows=rows, causes=causes), "json" if as_json else "terminal")
 
 
-def _points(results: Path, prefix: str | None, expression: str | None) -> pd.DataFrame:
+def _points(results: Path, prefix: str | None, expression: str | None) -> list[PointRow]:
     """Read the rows of `points` that are asked for."""
     from raybench.analysis.history import POINT_COLUMNS
+    from raybench.analysis.rows import point_rows
     from raybench.results import reader
 
     table = reader.read_table(results, "points", None, POINT_COLUMNS)
-    points: pd.DataFrame = table.to_pandas(maps_as_pydicts="strict")
     # Points of a check are short, and of devices that may be shared: their figures have limits.
-    points = points[~points["run_id"].isin(check_ids(results))]
-    if points.empty:
+    checks = check_ids(results)
+    found = point_rows(table.to_pandas(maps_as_pydicts="strict"))
+    points = [row for row in found if row.run_id not in checks]
+    if not points:
         raise ResultsError(f"{results}: no points yet; `raybench sweep JOB` measures some")
     if prefix is not None:
-        ids = list(dict.fromkeys(points["point_id"]))
+        ids = list(dict.fromkeys(row.point_id for row in points))
         point_id = reader.pick(prefix, ids, kind="point", where=str(results))
-        points = points[points["point_id"] == point_id]
+        points = [row for row in points if row.point_id == point_id]
     return points if expression is None else _filter(points, expression)
 
 
-def _filter(points: pd.DataFrame, expression: str) -> pd.DataFrame:
+def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
     """Keep the points for which the expression is true; those that lack one of its names are not.
 
     Raises UsageError when that leaves none.
@@ -109,9 +111,9 @@ def _filter(points: pd.DataFrame, expression: str) -> pd.DataFrame:
     from raybench.job.filter import select_points
 
     alike: dict[tuple[str, ...], dict[int, tuple[Point, str]]] = {}
-    for row in points.drop_duplicates("point_id").to_dict("records"):
+    for row in {row.point_id: row for row in points}.values():
         point = _point(row)
-        alike.setdefault(tuple(point.settings), {})[id(point)] = point, row["point_id"]
+        alike.setdefault(tuple(point.settings), {})[id(point)] = point, row.point_id
     kept: set[str] = set()
     errors: list[UsageError] = []
     for group in alike.values():
@@ -123,26 +125,22 @@ def _filter(points: pd.DataFrame, expression: str) -> pd.DataFrame:
             kept.update(group[id(point)][1] for point in chosen)
     if not kept:
         raise errors[0]
-    return points[points["point_id"].isin(kept)]
+    return [row for row in points if row.point_id in kept]
 
 
-def _point(row: Mapping[Any, Any]) -> Point:
+def _point(row: PointRow) -> Point:
     """Make the point of a row of `points`."""
     from raybench.job.point import EXECUTION, RUN_SETTINGS, Point
 
     return Point(
-        workload=row["workload"],
-        params={name: _scalar(value) for name, value in row["params"].items()},
-        world_size=int(row["world_size"]),
-        **{name: RUN_SETTINGS[name].restore(row[name]) for name in EXECUTION},
-        batch_size=_whole(row["batch_size"]),
-        global_batch_size=_whole(row["global_batch_size"]),
-        scaling=row["scaling"],
+        workload=row.workload,
+        params={name: _scalar(value) for name, value in row.params.items()},
+        world_size=row.world_size,
+        **{name: RUN_SETTINGS[name].restore(getattr(row, name)) for name in EXECUTION},
+        batch_size=row.batch_size,
+        global_batch_size=row.global_batch_size,
+        scaling=row.scaling,
     )
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None or value != value else int(value)
 
 
 def _scalar(text: str) -> Scalar:
@@ -157,18 +155,23 @@ def _scalar(text: str) -> Scalar:
     return text
 
 
-def _causes(frame: pd.DataFrame, results: Path) -> dict[tuple[str, str], Sequence[Change]]:
-    """Return what changed since the run before, by (point_id, run_id) of each step."""
+def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], Sequence[Change]]:
+    """(point_id, run_id) of each step -> what changed since the run before."""
     from raybench.analysis.environment_changes import changes
 
-    before = frame.groupby(["point_id", "machine"])["run_id"].shift()
-    steps = frame.assign(before=before)[frame["step"].notna()]
-    ids = set(steps["run_id"]) | set(steps["before"])
+    last: dict[tuple[str, int], str] = {}
+    steps: list[tuple[HistoryRow, str]] = []
+    for row in rows:
+        before = last.get((row.point_id, row.machine), "")
+        if row.step is not None:
+            steps.append((row, before))
+        last[row.point_id, row.machine] = row.run_id
+    ids = {run_id for row, before in steps for run_id in (row.run_id, before)}
     known = _facts(results, ids) if ids else {}
     return {
-        (row["point_id"], row["run_id"]): changes(known[row["before"]], known[row["run_id"]])
-        for row in steps.to_dict("records")
-        if row["before"] in known and row["run_id"] in known
+        (row.point_id, row.run_id): changes(known[before], known[row.run_id])
+        for row, before in steps
+        if before in known and row.run_id in known
     }
 
 
@@ -183,8 +186,8 @@ def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
     }
 
 
-def _draw(frame: pd.DataFrame, path: Path) -> None:
+def _draw(rows: Sequence[HistoryRow], path: Path) -> None:
     from raybench.report.charts.grammar import draw_figure
     from raybench.report.charts.history import history_figure
 
-    write_file(path, draw_figure(history_figure(frame), path.suffix.lower().removeprefix(".")))
+    write_file(path, draw_figure(history_figure(rows), path.suffix.lower().removeprefix(".")))

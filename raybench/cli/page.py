@@ -37,14 +37,16 @@ def format_page(root: Path, summary: Summary, against: Summary | None = None) ->
 def _rank_times(root: Path, run_id: str, rows: list[Row]) -> list[RankTimes]:
     """Read the samples of these points one after the other: a run's may not fit into memory."""
     from raybench.analysis.rounds import Trials
+    from raybench.analysis.rows import point_rows
     from raybench.analysis.step_times import SAMPLE_COLUMNS, join_rounds, rank_by_iteration
     from raybench.report.charts.data import RankTimes
     from raybench.report.charts.rank_times import columns_of_a_map
     from raybench.results import reader
 
-    trials, columns = Trials(reader.load(root, "points", run_id)), columns_of_a_map(rows)
+    trials = Trials(point_rows(reader.load(root, "points", run_id)))
+    columns = columns_of_a_map(rows)
     rounds = [[*trials.rounds(row).values()] for row in rows]
-    attempts = [(str(one["point_id"]), int(one["attempt"])) for made in rounds for one in made]
+    attempts = [(one.point_id, one.attempt) for made in rounds for one in made]
     read = reader.samples_of_each(root, run_id, attempts, SAMPLE_COLUMNS)
     return [
         RankTimes(row=row, times_ms=rank_by_iteration(join_rounds(samples), columns))

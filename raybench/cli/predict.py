@@ -80,12 +80,13 @@ def load_forecast(
     """Read the run and predict. Raises ResultsError where nothing can be predicted."""
     from raybench.analysis.networks import find_network
     from raybench.analysis.prediction import omissions, predict
+    from raybench.analysis.rows import point_rows
     from raybench.report.prediction import Forecast
     from raybench.results import reader
 
     root, run_id = reader.find_run(results, run)
-    found, points = reader.read_run(root, run_id), reader.load(root, "points", run_id)
-    largest = int(points["world_size"].max()) if len(points) else 0
+    found, points = reader.read_run(root, run_id), point_rows(reader.load(root, "points", run_id))
+    largest = max((row.world_size for row in points), default=0)
     if world_sizes[0] <= largest:
         raise UsageError(
             f"--world-size {world_sizes[0]}: must be more than the {largest} that {run_id} measured"

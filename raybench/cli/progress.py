@@ -13,12 +13,13 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from raybench.analysis.rows import MAIN_RATES
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
 from raybench.records import Record, Status
 from raybench.report import formatting, plain_text
-from raybench.results.metrics import MAIN_RATES
-from raybench.results.point_metrics import mean_step_ms, rates, typical_step_ms
+from raybench.results.metrics.rates import rate_columns
+from raybench.results.metrics.steps import mean_step_ms, typical_step_ms
 from raybench.sweep.loop import (
     Event,
     PointAdded,
@@ -175,11 +176,10 @@ class _Count:
 
     def left(self) -> str:
         left_s = (self.total - self.done) * self._pace_s
-        return f"about {_duration(left_s)} left" if left_s >= 1 else ""
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        if left_s < 1:
+            return ""
+        duration = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
+        return f"about {duration} left"
 
 
 class _Wording:
@@ -197,7 +197,12 @@ class _Wording:
 
     def finished(self, record: Record) -> str:
         """Status, settings and the step time or the reason."""
-        outcome = _reason(record) if record.status is not Status.OK else _outcome(record)
+        if record.status is Status.OK:
+            outcome = _outcome(record)
+        else:
+            message = record.error_message or ""
+            told = formatting.failure(record.status, record.error_type, message)
+            outcome = plain_text.shorten(told, _REASON_CHARS)
         outcome += " (control)" if record.control_of else ""
         return "  ".join([f"{record.status.value:<7}", self.settings(record.point), outcome])
 
@@ -211,17 +216,11 @@ class _Wording:
         return " ".join(cells) or point.point_id
 
 
-def _reason(record: Record) -> str:
-    message = record.error_message or ""
-    told = formatting.failure(record.status, record.error_type, message)
-    return plain_text.shorten(told, _REASON_CHARS)
-
-
 def _outcome(record: Record) -> str:
     """Show the step time as the report will have it, and what it comes to."""
-    reached = rates(record, mean_step_ms(record))
-    known = [metric for metric in MAIN_RATES if reached[metric.name] is not None]
-    rate = formatting.rate(known[0], reached[known[0].name]) if known else ""
+    reached = rate_columns(record, mean_step_ms(record))
+    known = [(m, value) for m in MAIN_RATES if (value := getattr(reached, m.name)) is not None]
+    rate = formatting.rate(*known[0]) if known else ""
     return f"{formatting.duration(typical_step_ms(record)):>9}  {rate}".rstrip()
 
 

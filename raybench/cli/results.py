@@ -30,10 +30,9 @@ from raybench.report import formatting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pandas as pd
-
     from raybench.report.point_details import PointDetails, PointList
     from raybench.report.summary import Summary
+    from raybench.results.point_row import PointRow
     from raybench.results.run import Run
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
@@ -120,6 +119,7 @@ def print_report(results: Path, run_id: str, kind: str) -> None:
 
 def load_summary(results: Path, run: str) -> Summary:
     """Return the summary of the run that `run` means. Raises ResultsError when there is none."""
+    from raybench.analysis.rows import point_rows
     from raybench.report.summary import summarize
     from raybench.results import reader
 
@@ -128,7 +128,7 @@ def load_summary(results: Path, run: str) -> Summary:
     devices, points, regions = (
         reader.load(root, table, run_id) for table in ("devices", "points", "regions")
     )
-    return summarize(found, devices, points, regions)
+    return summarize(found, devices, point_rows(points), regions)
 
 
 def _format(
@@ -182,7 +182,7 @@ def list_command(
     """List the runs in the results, the newest last."""
     from raybench.report.run_list import RunList
     from raybench.results import reader
-    from raybench.results.run import no_runs, run_ids
+    from raybench.results.folder import no_runs, run_ids
     from raybench.sweep.messages import name_program
 
     if last and is_all:
@@ -280,28 +280,27 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
 
 def _points(results: Path, run_id: str) -> PointList:
     from raybench.analysis.rounds import latest_trials
+    from raybench.analysis.rows import point_rows
     from raybench.report.point_details import PointList
     from raybench.results import reader
 
-    points = latest_trials(reader.load(results, "points", run_id))
-    points["busy_pct"] = _busy(results, run_id, points)
-    return PointList(run_id=run_id, points=points)
+    points = latest_trials(point_rows(reader.load(results, "points", run_id)))
+    return PointList(run_id=run_id, points=points, busy_pct=_busy(results, run_id, points))
 
 
-def _busy(results: Path, run_id: str, points: pd.DataFrame) -> list[float | None]:
+def _busy(results: Path, run_id: str, rows: Sequence[PointRow]) -> list[float | None]:
     """Find how busy the devices were, point by point: all samples may not fit into memory."""
-    from raybench.analysis.rounds import records
     from raybench.analysis.step_times import BUSY_COLUMNS, busy_pct
     from raybench.results import reader
 
-    rows = records(points)
-    attempts = [(str(row["point_id"]), int(row["attempt"])) for row in rows]
+    attempts = [(row.point_id, row.attempt) for row in rows]
     telemetry = reader.load(results, "telemetry", run_id)
     samples = reader.samples_of_each(results, run_id, attempts, BUSY_COLUMNS)
     return [busy_pct(telemetry, of_point, row) for of_point, row in zip(samples, rows, strict=True)]
 
 
 def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
+    from raybench.analysis.rows import point_rows, typed_rows
     from raybench.analysis.step_times import (
         device_states,
         rank_steps,
@@ -309,17 +308,19 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
         slowest_regions,
         step_times,
     )
-    from raybench.report.json_text import records
     from raybench.report.point_details import PointDetails
     from raybench.results import reader
+    from raybench.results.tables import RegionRow, units
 
-    points = reader.load(results, "points", run_id)
-    ids = list(dict.fromkeys(points["point_id"]))
+    points = point_rows(reader.load(results, "points", run_id))
+    ids = list(dict.fromkeys(row.point_id for row in points))
     point_id = reader.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
-    attempts = records(points[points["point_id"] == point_id].sort_values("attempt"))
+    attempts = sorted(
+        (row for row in points if row.point_id == point_id), key=lambda row: row.attempt
+    )
     row = attempts[-1]
     samples, modules, regions = (
-        reader.load_attempt(results, table, run_id, point_id, row["attempt"])
+        reader.load_attempt(results, table, run_id, point_id, row.attempt)
         for table in ("samples", "modules", "regions")
     )
     telemetry = reader.load(results, "telemetry", run_id)
@@ -327,11 +328,11 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
         row=row,
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
-        regions=slowest_regions(regions),
-        states=device_states(telemetry, row["started_at"], row["duration_s"]),
+        regions=slowest_regions(typed_rows(regions, RegionRow)),
+        states=device_states(telemetry, row.started_at, row.duration_s),
         wrote_logs=bool(reader.logs(results, run_id, point_id)),
-        traces=[str(path) for path in reader.traces(results, run_id, point_id, row["attempt"])],
+        traces=[str(path) for path in reader.traces(results, run_id, point_id, row.attempt)],
         attempts=attempts,
         steps_ms=step_times(samples),
-        units=reader.units("points"),
+        units=units("points"),
     )

@@ -74,7 +74,9 @@ def judge(answers: Sequence[Answer]) -> list[Check]:
 
 def _first(measurements: Sequence[Measurement]) -> Check:
     """Return the check of the time to form the group, with NCCL's set-up in the first call."""
-    first_s = max(m.setup_s + m.repetitions[0].warmup.step_ns[0] / _NS_PER_S for m in measurements)
+    first_s = max(
+        (m.setup_s or 0.0) + m.repetitions[0].warmup.step_ns[0] / _NS_PER_S for m in measurements
+    )
     slow = first_s > _SLOW_S
     return Check(
         name="first collective",

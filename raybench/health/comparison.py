@@ -47,7 +47,7 @@ _MOST_SAME, _MOST_IN_HISTORY = 20, 40
 _LEAST_MULTIPLE = 2.0
 _LEGEND = (
     "change: of the figure. slower from: the change of its time that is called slower, as against "
-    "a device's own earlier checks (docs/explanation/health.md): days differ by less. The passes of a check "
+    "a device's own earlier checks: days differ by less. The passes of a check "
     "share their workers, so they do not tell how days differ."
 )
 

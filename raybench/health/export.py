@@ -10,7 +10,7 @@ from raybench.records.health import Finding, Verdict
 from raybench.report.documents import format_document
 from raybench.report.export.formats import csv
 from raybench.report.export.formats.junit import Case, format_suite
-from raybench.results import rows
+from raybench.results.columns import to_row
 
 
 def export(report: HealthReport, kind: str) -> str:
@@ -24,7 +24,7 @@ def export(report: HealthReport, kind: str) -> str:
     if kind == "json":
         return format_document(HealthDocument(report=report), "json")
     if kind == "csv":
-        found = [rows.finding_row(run.run_id, one) for one in report.findings]
+        found = [{"run_id": run.run_id, **to_row(one)} for one in report.findings]
         return csv.write(list(found[0]) if found else [], found)
     facts = {"run_id": run.run_id, "machine": report.machine}
     return format_suite(report.headline, run, facts, list(map(_case, report.findings)))

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from raybench.job.point import SCRIPT, Point, Precision
-from raybench.records.metric import Metric
+from raybench.records.metric import Column, Metric
 
 if TYPE_CHECKING:
     from raybench.job.model import Measure
@@ -291,8 +291,53 @@ class RankShare:
 SpanNs = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+@dataclass(frozen=True, kw_only=True)
+class RankMetrics:
+    """What each rank tells of a point, and `points` holds of all ranks together.
+
+    A field here is all that a new number of this kind needs, beside the code that measures it: its
+    column, its check, and how ranks are combined (`over_ranks`) follow. Each is a number from 0;
+    None where it is not known.
+    """
+
+    setup_s: Annotated[
+        float | None, Column("s", "process group and model, slowest rank", over_ranks="max")
+    ] = None
+    flops_per_step: Annotated[
+        float | None, Column("FLOP", "of one device and optimizer step", over_ranks="max")
+    ] = None
+    energy_j: Annotated[float | None, Column("J", "all devices, timed steps", over_ranks="sum")] = (
+        None
+    )
+    peak_mem_allocated_bytes: Annotated[
+        int | None,
+        Column(
+            "bytes",
+            "by tensors, largest rank",
+            heading="GiB",
+            meaning="peak memory allocated on the device that needs most",
+            format="gib",
+            over_ranks="max",
+        ),
+    ] = None
+    peak_mem_reserved_bytes: Annotated[
+        int | None, Column("bytes", "by torch's allocator, largest rank", over_ranks="max")
+    ] = None
+    alloc_retries: Annotated[
+        int | None,
+        Column("", "allocator ran out in the timed steps, largest rank", over_ranks="max"),
+    ] = None
+    device_allocs: Annotated[
+        int | None,
+        Column("", "cudaMalloc calls in the timed steps, largest rank", over_ranks="max"),
+    ] = None
+    gradient_error: Annotated[
+        float | None, Column("", "to one process over all samples, relative", over_ranks="max")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(RankMetrics):
     """One rank's answer for one point.
 
     items_per_step: samples (rows, sequences) that this rank finished in one iteration; None where
@@ -325,19 +370,12 @@ class Measurement:
     rank: int
     repetitions: tuple[Repetition, ...]
     items_per_step: int | None
-    setup_s: float
     is_of_new_process: bool | None = None
-    peak_mem_allocated_bytes: int | None = None
-    peak_mem_reserved_bytes: int | None = None
-    alloc_retries: int | None = None
-    device_allocs: int | None = None
     message_bytes: int | None = None
     busbw_factor: float | None = None
     memory_bytes: int | None = None
-    flops_per_step: float | None = None
     model_flops_per_step: float | None = None
     gemm_tflops: float | None = None
-    energy_j: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     timed_at_ns: tuple[SpanNs, ...] = ()
     sm_clocks_mhz: tuple[int, ...] = ()
@@ -345,7 +383,6 @@ class Measurement:
     profile: Profile | None = None
     workload_metrics: Mapping[Metric, float] = field(default_factory=dict)
     share: RankShare | None = None
-    gradient_error: float | None = None
     transports: tuple[str, ...] = ()
     nccl_choices: tuple[str, ...] = ()
     attention_kernels: tuple[str, ...] = ()
@@ -399,40 +436,46 @@ class Device:
     disk_free_bytes: where the worker keeps temporary files. shm_free_bytes: of /dev/shm.
     """
 
-    kind: Literal["cuda", "cpu"]
-    node_id: str
-    host: str
-    address: str
-    index: int
-    uuid: str
-    name: str
-    rack: str = ""
-    memory_bytes: int | None = None
-    pci_bus_id: str | None = None
-    driver_version: str | None = None
-    sm_clock_mhz: int | None = None
-    sm_clock_max_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    power_cap_w: float | None = None
-    power_cap_default_w: float | None = None
-    topology: str | None = None
-    temperature_c: float | None = None
-    throttle_reasons: tuple[str, ...] = ()
-    ecc_errors: int | None = None
-    persistence_mode: bool | None = None
-    mig_mode: bool | None = None
-    pcie_link: str | None = None
-    pcie_link_max: str | None = None
-    numa_node: int | None = None
-    other_processes: int | None = None
-    disk_free_bytes: int | None = None
-    shm_free_bytes: int | None = None
-    process_id: int
-    cpu_count: int
-    niceness: int
-    omp_num_threads: int
-    versions: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    kind: Annotated[Literal["cuda", "cpu"], Column("", "cuda or cpu")]
+    node_id: Annotated[str, Column("", "node")]
+    host: Annotated[str, Column("", "host name")]
+    address: Annotated[str, Column("", "IP address")]
+    rack: Annotated[str, Column("", "of the node, by its label; empty: none")] = ""
+    index: Annotated[int, Column("", "on its node, in PCI order")]
+    uuid: Annotated[str, Column("", "identity")]
+    name: Annotated[str, Column("", "model")]
+    pci_bus_id: Annotated[str | None, Column("", "PCI id")] = None
+    driver_version: Annotated[str | None, Column("", "driver")] = None
+    memory_bytes: Annotated[int | None, Column("bytes", "total")] = None
+    sm_clock_mhz: Annotated[int | None, Column("MHz", "SM clock at the start")] = None
+    sm_clock_max_mhz: Annotated[int | None, Column("MHz", "highest SM clock")] = None
+    memory_clock_mhz: Annotated[int | None, Column("MHz", "memory clock at the start")] = None
+    power_cap_w: Annotated[float | None, Column("W", "power limit")] = None
+    power_cap_default_w: Annotated[float | None, Column("W", "as delivered")] = None
+    topology: Annotated[str | None, Column("", "links to the other devices")] = None
+    temperature_c: Annotated[float | None, Column("degC", "GPU temperature at the start")] = None
+    throttle_reasons: Annotated[
+        tuple[str, ...], Column("", "why clocks are limited at the start")
+    ] = ()
+    ecc_errors: Annotated[int | None, Column("", "uncorrected, since the driver was loaded")] = None
+    persistence_mode: Annotated[bool | None, Column("", "driver stays loaded")] = None
+    mig_mode: Annotated[bool | None, Column("", "GPU is partitioned")] = None
+    pcie_link: Annotated[str | None, Column("", "PCIe link at the start")] = None
+    pcie_link_max: Annotated[str | None, Column("", "widest PCIe link")] = None
+    numa_node: Annotated[int | None, Column("", "nearest")] = None
+    other_processes: Annotated[int | None, Column("", "using the device before")] = None
+    disk_free_bytes: Annotated[int | None, Column("bytes", "temporary files")] = None
+    shm_free_bytes: Annotated[int | None, Column("bytes", "/dev/shm")] = None
+    process_id: Annotated[int, Column("", "of the worker")]
+    cpu_count: Annotated[int, Column("", "of the node")]
+    niceness: Annotated[int, Column("", "of the worker")]
+    omp_num_threads: Annotated[int, Column("", "of the worker")]
+    versions: Annotated[Mapping[str, str], Column("", "software of the worker")] = field(
+        default_factory=dict
+    )
+    environment: Annotated[Mapping[str, str], Column("", "variables of the worker")] = field(
+        default_factory=dict
+    )
 
     @property
     def lasting_name(self) -> str:
@@ -576,18 +619,22 @@ class Task:
 class DeviceSample:
     """What NVML said of one device at one moment; unknown facts are None."""
 
-    node_id: str
-    index: int
-    uuid: str
-    time: datetime
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    gpu_utilization_pct: float | None = None
-    memory_utilization_pct: float | None = None
-    memory_used_bytes: int | None = None
-    ecc_errors: int | None = None
-    nvlink_tx_bytes: int | None = None
-    nvlink_rx_bytes: int | None = None
-    throttle_reasons: tuple[str, ...] = ()
+    node_id: Annotated[str, Column("", "node")]
+    index: Annotated[int, Column("", "device on its node, in PCI order")]
+    uuid: Annotated[str, Column("", "device")]
+    time: Annotated[datetime, Column("UTC", "when it was read")]
+    sm_clock_mhz: Annotated[int | None, Column("MHz", "SM clock")] = None
+    memory_clock_mhz: Annotated[int | None, Column("MHz", "memory clock")] = None
+    power_w: Annotated[float | None, Column("W", "power drawn")] = None
+    temperature_c: Annotated[float | None, Column("degC", "GPU temperature")] = None
+    gpu_utilization_pct: Annotated[float | None, Column("%", "kernel running")] = None
+    memory_utilization_pct: Annotated[float | None, Column("%", "memory busy")] = None
+    memory_used_bytes: Annotated[int | None, Column("bytes", "by all processes")] = None
+    nvlink_tx_bytes: Annotated[int | None, Column("bytes", "sent since the driver was loaded")] = (
+        None
+    )
+    nvlink_rx_bytes: Annotated[
+        int | None, Column("bytes", "received since the driver was loaded")
+    ] = None
+    ecc_errors: Annotated[int | None, Column("", "uncorrected, since the driver was loaded")] = None
+    throttle_reasons: Annotated[tuple[str, ...], Column("", "why clocks are limited")] = ()

@@ -10,12 +10,21 @@ import math
 import numbers
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import chain
 from typing import Any
 
 from raybench.errors import UsageError
-from raybench.records import Answer, Breakdown, Cause, Failure, Measurement, Profile, Samples
+from raybench.records import (
+    Answer,
+    Breakdown,
+    Cause,
+    Failure,
+    Measurement,
+    Profile,
+    RankMetrics,
+    Samples,
+)
 from raybench.records.failure_text import MESSAGE_CHARACTERS, shorten
 from raybench.records.metric import Metric
 
@@ -28,6 +37,7 @@ DECLARED = (
     "flops_per_step",
     "model_flops_per_step",
 )
+_COMBINED = tuple(field.name for field in fields(RankMetrics))
 # Beyond what any step does; over the shortest step it is still a double.
 MOST = 1e30
 _WHOLE = ("items_per_step", "message_bytes", "memory_bytes")
@@ -117,14 +127,8 @@ def _problems(measurement: Measurement) -> Iterator[str]:
         for samples in (repetition.warmup, repetition.timed):
             yield from _sample_problems(samples)
     yield from _amount_problems(
-        setup_s=measurement.setup_s,
         gemm_tflops=measurement.gemm_tflops,
-        energy_j=measurement.energy_j,
-        peak_mem_allocated_bytes=measurement.peak_mem_allocated_bytes,
-        peak_mem_reserved_bytes=measurement.peak_mem_reserved_bytes,
-        alloc_retries=measurement.alloc_retries,
-        device_allocs=measurement.device_allocs,
-        gradient_error=measurement.gradient_error,
+        **{name: getattr(measurement, name) for name in _COMBINED if name not in DECLARED},
     )
     yield from _breakdown_problems(measurement.breakdown)
     yield from _profile_problems(measurement.profile)

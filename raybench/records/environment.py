@@ -84,7 +84,11 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[int]:
-    """Whole cores that the cgroup of this process, as it sees it, may use; none where any."""
+    """Yield the cores that the root of the cgroup file system allows, rounded down, 0 below one.
+
+    root: of the file system. Nothing where there is no quota. Nested cgroups are not read: a
+    container sees its own as the root.
+    """
     for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
         try:
             content = (root / "sys/fs/cgroup" / name).read_text(encoding="ascii").split()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
+
+from raybench.records.metric import Column
 
 SubjectKind = Literal["device", "pair", "node", "cluster"]
 # Groups of tests that answer one question; `raybench health --only STAGE` runs one.
@@ -45,10 +47,10 @@ class Subject:
     name: for people, "node7 GPU 3". model: of its devices; only subjects of one model are compared.
     """
 
-    kind: SubjectKind
-    uuids: tuple[str, ...]
-    name: str
-    model: str
+    kind: Annotated[SubjectKind, Column("", "device, pair, node or cluster")]
+    name: Annotated[str, Column("", "its name", name="subject")]
+    model: Annotated[str, Column("", "of its devices")]
+    uuids: Annotated[tuple[str, ...], Column("", "of its devices; of a pair from and to")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +65,20 @@ class Finding:
     action: what to do. command: what to type for it, a line each; it is never run.
     """
 
-    test: str
-    stage: Stage
+    test: Annotated[str, Column("", "what was read")]
+    stage: Annotated[Stage, Column("", "tests that it is one of")]
     subject: Subject
-    passes: int
-    value: float | None
-    unit: str
-    expected: str
-    ratio: float | None
-    verdict: Verdict
-    reason: str = ""
-    evidence: str = ""
-    culprit: str = ""
-    action: Action | None = None
-    command: str = ""
+    passes: Annotated[int, Column("", "in which it was read")]
+    value: Annotated[float | None, Column("", "median of the passes, in `unit`; null: did not run")]
+    unit: Annotated[str, Column("", "of value")]
+    expected: Annotated[str, Column("", "what it was held against")]
+    ratio: Annotated[float | None, Column("", "its time to that of those alike; null: none are")]
+    verdict: Annotated[Verdict, Column("", "bad, untested, suspect, unknown or healthy")]
+    reason: Annotated[str, Column("", "why it is not healthy")] = ""
+    evidence: Annotated[str, Column("", "with whom it was tried, and what held")] = ""
+    culprit: Annotated[str, Column("", "what it is slow because of; empty: itself")] = ""
+    action: Annotated[Action | None, Column("", "replace, reset, setting or watch")] = None
+    command: Annotated[str, Column("", "what to type; never run")] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +90,14 @@ class Link:
     message_bytes: of one message. gb_per_s, latency_us: None where not measured.
     """
 
-    from_uuid: str
-    to_uuid: str
-    from_name: str
-    to_name: str
-    kind: str
-    message_bytes: int
-    gb_per_s: float | None
-    latency_us: float | None
+    from_uuid: Annotated[str, Column("", "device, or host")]
+    to_uuid: Annotated[str, Column("", "device, or host")]
+    from_name: Annotated[str, Column("", "its name")]
+    to_name: Annotated[str, Column("", "its name")]
+    kind: Annotated[str, Column("", "how the bytes went")]
+    message_bytes: Annotated[int, Column("bytes", "of one message")]
+    gb_per_s: Annotated[float | None, Column("GB/s", "bandwidth")]
+    latency_us: Annotated[float | None, Column("us", "of the smallest message")]
 
 
 def figure(value: float) -> str:

@@ -29,12 +29,13 @@ class Column:
     """What a column of a table holds: stands in the annotation of the field that is written to it.
 
     unit: empty where it has none. description: in at most 60 characters.
-    The others as of a `Metric`.
+    name: of the column; empty: that of the field. The others as of a `Metric`.
     """
 
     unit: str
     description: str
     _: KW_ONLY
+    name: str = ""
     heading: str = ""
     meaning: str = ""
     format: Format = "number"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from raybench.analysis.rows import ScaledRow
 from raybench.job.point import BY_SPEED, FAST
 from raybench.report import formatting
 from raybench.report.blocks import Block, Line, Listing
@@ -16,7 +17,7 @@ from raybench.report.documents import Document
 from raybench.report.insight_text import best_lines
 from raybench.report.sections.uneven import fleet_name, verdict
 from raybench.report.summary import Summary
-from raybench.results.quality import is_slowed_by_one_rank
+from raybench.results.metrics.parts import is_slowed_by_one_rank
 from raybench.stats.shares import fast_devices
 
 # Less is not worth a change.
@@ -81,12 +82,12 @@ class AdviceList(Document):
         return {"run_id": self.run_id, "advice": [asdict(one) for one in self.advice]}
 
 
-def _from_slow_ranks(rows: Sequence[Mapping[str, Any]], ranks: str) -> Iterator[Advice]:
+def _from_slow_ranks(rows: Sequence[ScaledRow], ranks: str) -> Iterator[Advice]:
     """Estimate what shares would gain where one rank slowed the others down, and they were equal.
 
     Of the point with the most samples on each number of ranks.
     """
-    slowed: dict[int, Mapping[str, Any]] = {}
+    slowed: dict[int, ScaledRow] = {}
     for row in rows:
         is_equal = not formatting.has_entries(row["share_by_rank"])
         if row["status"] == "ok" and is_equal and is_slowed_by_one_rank(row):

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from raybench.analysis.compare import (
     FALSE_VERDICTS,
@@ -18,7 +17,7 @@ from raybench.analysis.compare import (
     SAME,
     SLOWER,
     UNCLEAR,
-    compared_points,
+    ComparedPoint,
 )
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.point_changes import PointChange
@@ -36,12 +35,11 @@ from raybench.report.blocks import (
     make_table,
 )
 from raybench.report.documents import Document
-from raybench.report.json_text import records as json_records
 from raybench.report.plain_text import counted, shorten, span
 from raybench.report.point_settings import point_names, setting_columns
 from raybench.results.run import Run
 
-Row = Mapping[str, Any]
+Row = ComparedPoint
 
 _ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
 _NAMES = (*EXECUTION, "world_size")
@@ -65,7 +63,7 @@ class Comparison(Document):
     """Two sides, compared: a document (see `raybench.report.documents`).
 
     base, new: the runs of each side, the newest last. words: how the user named them.
-    frame: as `raybench.analysis.compare.compare` gives it. changes: of the environment, from the
+    points: as `raybench.analysis.compare.compare` gives them. changes: of the environment, from the
     newest of `base` to the newest of `new`. beside: point_id -> what else changed there, between
     these two. left_out: runs with a side's tag that were not compared.
     """
@@ -74,7 +72,7 @@ class Comparison(Document):
     new: Sequence[Run]
     words: tuple[str, str]
     threshold: float
-    frame: pd.DataFrame
+    points: Sequence[ComparedPoint]
     changes: Sequence[Change]
     beside: Mapping[str, Sequence[PointChange]]
     left_out: Sequence[LeftOut] = ()
@@ -82,7 +80,7 @@ class Comparison(Document):
     @cached_property
     def rows(self) -> list[Row]:
         """One for each point: what got worse first, and what changed most of it first."""
-        return sorted(compared_points(self.frame), key=_urgency)
+        return sorted(self.points, key=_urgency)
 
     @cached_property
     def compared(self) -> list[Row]:
@@ -170,9 +168,10 @@ class Comparison(Document):
         there are obstacles, which say why), changes, verdicts, points (all columns of
         `raybench.analysis.compare.compare`, and what else changed there as beside).
         """
-        points = json_records(self.frame)
-        for row in points:
-            row["beside"] = [asdict(one) for one in self.beside.get(row["point_id"], ())]
+        points = [
+            {**vars(row), "beside": [asdict(one) for one in self.beside.get(row.point_id, ())]}
+            for row in self.points
+        ]
         return {
             "base": [asdict(run) for run in self.base],
             "new": [asdict(run) for run in self.new],
@@ -359,7 +358,8 @@ def before_and_now(change: Change, most: int) -> str:
 
 _MOST_VALUES = 6
 _MOST_LEFT_OUT = 3
-# Runs a side with which a regression of 5 % is found on most machines: docs/explanation/statistics.md.
+# Runs a side with which a regression of 5 % is found on most machines:
+# docs/explanation/statistics.md.
 _ENOUGH_RUNS = 3
 
 

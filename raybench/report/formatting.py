@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from raybench.analysis.settings import HasSettings
 from raybench.analysis.settings import setting as setting_of
 from raybench.records import Status
 from raybench.records.metric import Metric
@@ -252,7 +253,7 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
     return text if name in _WITHOUT_NAME else f"{heading(name)}={text}"
 
 
-def settings_words(row: Mapping[str, Any], names: Iterable[str], ranks: str) -> str:
+def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
     """Write the values of some settings: `fp32, batch 64, 4 GPUs, hidden=8`."""
     values = ((name, setting_of(row, name)) for name in names)
     # Ranks that share their work may have no batch.

@@ -8,10 +8,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from raybench.analysis.environment_changes import Change
-from raybench.analysis.history import HistoryRow, history_rows
+from raybench.analysis.history import POINT_COLUMNS, HistoryRow
 from raybench.analysis.settings import setting, varying
 from raybench.report import formatting
 from raybench.report.blocks import (
@@ -26,7 +25,6 @@ from raybench.report.blocks import (
 )
 from raybench.report.comparison import before_and_now, percent
 from raybench.report.documents import Document
-from raybench.report.json_text import records as json_records
 from raybench.report.plain_text import counted
 
 Series = list[HistoryRow]
@@ -44,11 +42,11 @@ _MAX_POINTS = 40
 class History(Document):
     """The step times of points over several runs: a document (see `raybench.report.documents`).
 
-    frame: as `raybench.analysis.history.history` gives it, with one row or more.
+    rows: as `raybench.analysis.history.history` gives them, one or more.
     causes: (point_id, run_id of the run with the step) -> what changed in its environment.
     """
 
-    frame: pd.DataFrame
+    rows: Sequence[HistoryRow]
     causes: Mapping[tuple[str, str], Sequence[Change]]
 
     @property
@@ -56,7 +54,7 @@ class History(Document):
         """Return how many points changed their level, in a sentence."""
         steps = sum(_is_step(row) for rows in self._series for row in rows)
         runs = len({row.run_id for rows in self._series for row in rows})
-        points = len({rows[0]["point_id"] for rows in self._series})
+        points = len({rows[0].point_id for rows in self._series})
         text = counted(steps, "step") if steps else "no step"
         return f"{counted(points, 'point')} over {counted(runs, 'run')}: {text}."
 
@@ -64,7 +62,7 @@ class History(Document):
     def _series(self) -> list[Series]:
         """Return the rows of each point on each machine, in order of time; with steps first."""
         found: dict[tuple[str, int], Series] = {}
-        for row in history_rows(self.frame):
+        for row in self.rows:
             found.setdefault((row.point_id, row.machine), []).append(row)
         return sorted(found.values(), key=lambda rows: not any(map(_is_step, rows)))
 
@@ -86,8 +84,9 @@ class History(Document):
             yield Listing(title="Steps", lines=steps, is_quoted=True)
 
     def members(self) -> Mapping[str, Any]:
-        """Return the member of the JSON object: points, the rows of the frame."""
-        return {"points": json_records(self.frame)}
+        """Return the member of the JSON object: points, with what was read and the levels."""
+        names = (*POINT_COLUMNS, "machine", "level_ms", "step")
+        return {"points": [{name: getattr(row, name) for name in names} for row in self.rows]}
 
     def _step(self, row: HistoryRow, *, is_named: bool) -> tuple[str, str]:
         """Return a step's size, and when it came with what changed in the environment."""

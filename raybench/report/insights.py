@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from raybench.analysis.losses import LOSSES
+from raybench.analysis.scaling import BestSettings
 from raybench.analysis.settings import OPTIONAL, setting, setting_order, varying
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import formatting
 from raybench.report.tables import marks
-from raybench.results.quality import is_slowed_by_one_rank
+from raybench.results.metrics.parts import is_slowed_by_one_rank
 from raybench.sweep.batch_search import is_found
 
-Row = Mapping[str, Any]
+Row = Any
 Kind = Literal[
     "largest_batch",
     "speed_up",
@@ -129,7 +130,7 @@ def find_insights(
     baseline: Mapping[str, Any],
     ranks: str,
     *,
-    best: Sequence[Row] = (),
+    best: Sequence[BestSettings] = (),
     over_fp32: Sequence[Row] = (),
 ) -> list[Insight]:
     """Return all that the points tell, in the order of a report.
@@ -142,7 +143,7 @@ def find_insights(
         *_largest(largest_batches(rows), ranks),
         *_speed_ups(rows, baseline, ranks),
         *_losses(rows, baseline, ranks),
-        *_best(best, rows, ranks),
+        *_best(best, ranks),
         *_speed_ups(over_fp32, {"precision": "fp32"}, ranks),
         *_throughput(measured, ranks),
         *_bandwidths(measured, ranks),
@@ -150,14 +151,14 @@ def find_insights(
     ]
 
 
-def value_of(row: Row, name: str, where: str = "") -> Value:
-    """Return a column of a point with its interval, where it has one, and the point's doubts."""
+def value_of(row: Row, name: str, where: str = "", *, scale: float = 1.0) -> Value:
+    """Return a column of a point times `scale`, with its interval and the point's doubts."""
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     has_interval = formatting.has_value(low) and formatting.has_value(high)
     return Value(
-        value=float(row[name]),
-        low=float(low) if has_interval else None,  # type: ignore[arg-type]
-        high=float(high) if has_interval else None,  # type: ignore[arg-type]
+        value=float(row[name]) * scale,
+        low=float(low) * scale if has_interval else None,
+        high=float(high) * scale if has_interval else None,
         where=where,
         doubts=_doubts(row),
         point_id=str(row["point_id"]),
@@ -192,7 +193,7 @@ def _range(
     known = [row for row in rows if formatting.has_value(row[name])]
     if known:
         least, most = (choose(known, key=lambda row: row[name]) for choose in (min, max))
-        ends = [value_of(row, name, where(row)) for row in (least, most)]
+        ends = [value_of(row, name, where(row), scale=scale) for row in (least, most)]
         yield Insight(
             kind=kind,
             subject=subject,
@@ -331,30 +332,28 @@ def _largest_cause(row: Row) -> str:
     return max(named, key=lambda name: row[name] if formatting.has_value(row[name]) else 0.0)
 
 
-def _best(best: Sequence[Row], rows: Sequence[Row], ranks: str) -> Iterator[Insight]:
+def _best(best: Sequence[BestSettings], ranks: str) -> Iterator[Insight]:
     """Yield the precision and batch with the most samples/s, or per watt, on the most ranks."""
-    most = max((one["world_size"] for one in best), default=0)
-    by_id = {row["point_id"]: row for row in rows}
-    chosen = [one for one in best if one["world_size"] == most]
+    most = max((one.row.world_size for one in best), default=0)
+    chosen = [one for one in best if one.row.world_size == most]
     names = ("precision", "batch")
-    apart = varying([by_id[one["point_id"]] for one in chosen], names)
+    apart = varying([one.row for one in chosen], names)
     for one in chosen:
-        row = by_id[one["point_id"]]
+        row, rival = one.row, one.rival
         where = formatting.settings_words(row, apart, ranks)
-        rival = by_id.get(one["rival_point_id"])
         value = Value(
-            value=float(one["value"]),
+            value=one.value,
             where=formatting.settings_words(row, names, ranks),
             doubts=("unsteady",) if "u" in marks(row) else (),
-            point_id=row["point_id"],
+            point_id=row.point_id,
         )
         yield Insight(
             kind="best",
             subject=formatting.ranks_words(most, ranks) + (f" with {where}" if where else ""),
-            unit={"throughput": "samples/s", "samples_per_joule": "samples/s per watt"}[one["by"]],
+            unit={"throughput": "samples/s", "samples_per_joule": "samples/s per watt"}[one.by],
             least=value,
             most=value,
-            devices=int(most),
+            devices=most,
             note=f"{formatting.settings_words(rival, names, ranks)} may be as good"
             if rival
             else "",
@@ -460,10 +459,10 @@ def _bandwidths(measured: Sequence[Row], ranks: str) -> Iterator[Insight]:
             "bandwidth", f"{what}{having} on {on}", "GB/s", chosen, column, _named(chosen)
         )
         if column == "memory_gb_s" and (peak := datasheet_gb_s(known)) is not None:
-            shares = [{**row, "of_datasheet": row[column] / peak} for row in chosen]
             subject = f"of the datasheet's {peak:,.0f} GB/s"
+            named = _named(chosen)
             yield from _range(
-                "of_datasheet", subject, "share", shares, "of_datasheet", _named(chosen)
+                "of_datasheet", subject, "share", chosen, column, named, scale=1 / peak
             )
         sums = [row for row in chosen if row["params"].get("operation") == "all_reduce"]
         if sums and len(sums) < len(chosen):

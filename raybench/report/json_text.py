@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 from typing import Any
 
 import pandas as pd
 
-from raybench.analysis import rounds
-from raybench.results.schema import SCHEMA_VERSION, TABLES
+from raybench.results.columns import SCHEMA_VERSION
+from raybench.results.tables import TABLES
 
 _INTEGERS = {
     column.name for columns in TABLES.values() for column in columns if column.kind == "int64"
@@ -32,18 +32,18 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """
     return [
         {
-            name: int(value)
+            str(name): int(value)
             if name in _INTEGERS and isinstance(value, float) and value == value
             else value
             for name, value in row.items()
         }
-        for row in rounds.records(frame)
+        for row in frame.to_dict("records")
     ]
 
 
-def plain_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return `records` as values that JSON can hold: null is None, times are ISO 8601."""
-    return [_jsonable(row) for row in records(frame)]
+def plain_rows(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return the fields of dataclasses as values that JSON can hold: times are ISO 8601."""
+    return [_jsonable(vars(row)) for row in rows]
 
 
 def _jsonable(value: Any) -> Any:

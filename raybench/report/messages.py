@@ -7,7 +7,7 @@ with the range of each figure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from raybench.analysis.rounds import LARGEST_DRIFT, Trials
@@ -15,7 +15,7 @@ from raybench.report import formatting
 from raybench.report.blocks import MessageGroup
 from raybench.report.what_ran import kernels_of
 
-Row = Mapping[str, Any]
+Row = Any
 
 # A figure with its unit. The rank that a sentence begins with is none: rank 1 and rank 3 are not
 # "rank 1 to 3".
@@ -81,7 +81,7 @@ def _reason(row: Row) -> str:
     if not formatting.has_value(message):
         message = "no reason known"
     if formatting.has_value(row["error_host"]):
-        place = f"rank {row['error_rank']:.0f} ({row['error_host']}, {row['error_device']}): "
+        place = f"rank {row['error_rank']} ({row['error_host']}, {row['error_device']}): "
         message = message.removeprefix(place)
     text = formatting.failure(row["status"], row["error_type"], message)
     return f"{formatting.STATUS_WORDS[row['status']]}: {text}"
@@ -127,7 +127,7 @@ def warnings_of(rows: Sequence[Row]) -> Iterator[str]:
                 f"SM clocks are {formatting.ratio(ratio)} times those of the baseline point, by "
                 "the power cap; at most so much of the speed-up is due to them"
             )
-        base = bases.get(row["series"], row)
+        base: Row = bases.get(row["series"], row)
         own, others = kernels_of(row), kernels_of(base)
         is_asked = row["params"].get("attention") != base["params"].get("attention")
         if own and others and own != others and not is_asked:

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raybench.analysis.rounds import records
+from raybench.analysis.rows import BY_NAME, MAIN_RATES, value_of, workload_metrics
+from raybench.analysis.step_times import SlowestRegion
 from raybench.records.metric import Metric
 from raybench.report import formatting
 from raybench.report.blocks import (
@@ -30,9 +31,9 @@ from raybench.report.json_text import records as json_records
 from raybench.report.plain_text import plain_lines, shorten
 from raybench.report.point_settings import setting_columns
 from raybench.report.sections.ranks import ranks_of_point
-from raybench.results.metrics import BY_NAME, MAIN_RATES, value_of, workload_metrics
+from raybench.results.point_row import PointRow
 
-Row = Mapping[str, Any]
+Row = Any
 
 _REASON_CHARS = 80
 _MIN_REASON_CHARS = 24
@@ -49,11 +50,12 @@ _APART = ("methods", "error_detail", "workload_metrics", "workload_headings")
 class PointList(Document):
     """The points of one run: a document (see `raybench.report.documents`).
 
-    points: rows of the table, with `busy_pct` as `raybench.analysis.step_times` finds it.
+    busy_pct: of each point, as `raybench.analysis.step_times.busy_pct` finds it.
     """
 
     run_id: str
-    points: pd.DataFrame
+    points: Sequence[PointRow]
+    busy_pct: Sequence[float | None]
 
     @property
     def title(self) -> str:
@@ -62,17 +64,19 @@ class PointList(Document):
 
     def blocks(self) -> Iterator[Block]:
         """Yield the table: the settings that vary among the points, and what was measured."""
-        if self.points.empty:
+        if not self.points:
             yield Line(text="No point has been finished yet.")
         else:
-            yield _points_table(records(self.points))
+            yield _points_table(self.points, self.busy_pct)
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object: run_id and points, with all columns."""
-        return {"run_id": self.run_id, "points": json_records(self.points)}
+        shares = zip(self.points, self.busy_pct, strict=True)
+        points = [{**vars(row), "busy_pct": share} for row, share in shares]
+        return {"run_id": self.run_id, "points": points}
 
 
-def _points_table(rows: Sequence[Row]) -> Table:
+def _points_table(rows: Sequence[PointRow], busy_pct: Sequence[float | None]) -> Table:
     """Return the table of the points.
 
     Where it is too wide, it is shown without further metrics, then without reasons of failures,
@@ -90,8 +94,8 @@ def _points_table(rows: Sequence[Row]) -> Table:
         return column, lambda place: formatting.metric(metric, value_of(rows[place], metric), unit)
 
     def busy(place: int) -> str:
-        share = rows[place].get("busy_pct", math.nan)
-        return formatting.percent(share / 100) if formatting.has_value(share) else ""
+        share = busy_pct[place]
+        return "" if share is None else formatting.percent(share / 100)
 
     columns: list[ColumnOf[int]] = [
         (Column(title="point", is_text=True), lambda place: str(rows[place]["point_id"])),
@@ -151,14 +155,14 @@ class PointDetails(Document):
     traces: paths. wrote_logs: whether there is text of its ranks. units: of all columns.
     """
 
-    row: Row
+    row: PointRow
     ranks: pd.DataFrame
     modules: pd.DataFrame
     states: pd.DataFrame
     traces: Sequence[str]
     wrote_logs: bool = False
-    attempts: Sequence[Row] = ()
-    regions: pd.DataFrame = field(default_factory=pd.DataFrame)
+    attempts: Sequence[PointRow] = ()
+    regions: Sequence[SlowestRegion] = ()
     steps_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     units: Mapping[str, str] = field(default_factory=dict)
 
@@ -173,13 +177,13 @@ class PointDetails(Document):
         point, ranks, modules, regions, devices (their states), traces, attempts.
         """
         return {
-            "point": self.row,
+            "point": vars(self.row),
             "ranks": json_records(self.ranks),
             "modules": json_records(self.modules),
-            "regions": json_records(self.regions),
+            "regions": list(map(vars, self.regions)),
             "devices": json_records(self.states),
             "traces": list(self.traces),
-            "attempts": list(self.attempts),
+            "attempts": list(map(vars, self.attempts)),
         }
 
     def blocks(self) -> Iterator[Block]:
@@ -222,8 +226,8 @@ class PointDetails(Document):
             for name, value in row.items()
             if name not in _APART and (text := _value(value, self.units.get(name, "")))
         ]
-        own = workload_metrics([row])
-        return facts + [(m.title, formatting.metric(m, value_of(row, m))) for m in own]
+        own = workload_metrics([self.row])
+        return facts + [(m.title, formatting.metric(m, value_of(self.row, m))) for m in own]
 
     def _error_detail(self) -> Iterator[Line]:
         detail = self.row["error_detail"]
@@ -268,7 +272,7 @@ def _value(value: Any, unit: str) -> str:
     """Return a cell and its unit; empty for null and for an empty list or map."""
     if isinstance(value, Mapping):
         return formatting.settings({name: _in_few_digits(one) for name, one in value.items()})
-    if isinstance(value, list | np.ndarray):
+    if isinstance(value, list | tuple):
         return "; ".join(str(_in_few_digits(item)) for item in value)
     if not formatting.has_value(value):
         return ""
@@ -300,8 +304,8 @@ def _ranks(ranks: pd.DataFrame) -> Table | None:
     return make_table(list(ranks.itertuples(index=False, name=None)), columns)
 
 
-def _regions(regions: pd.DataFrame) -> Table | None:
-    if regions.empty:
+def _regions(regions: Sequence[SlowestRegion]) -> Table | None:
+    if not regions:
         return None
     columns: list[ColumnOf[Row]] = [
         (
@@ -313,7 +317,7 @@ def _regions(regions: pd.DataFrame) -> Table | None:
         (Column(title="of the step"), lambda row: formatting.percent(row["share_pct"] / 100)),
     ]
     kind = "Regions of the step, after the timed steps"
-    return make_table(records(regions), columns, kind=kind)
+    return make_table(regions, columns, kind=kind)
 
 
 def _states(states: pd.DataFrame) -> Table | None:
@@ -345,7 +349,7 @@ def _states(states: pd.DataFrame) -> Table | None:
         ),
     ]
     kind = f"All devices of the run meanwhile, {states['samples'].max()} samples each"
-    return make_table(records(states), columns, kind=kind)
+    return make_table(states.to_dict("records"), columns, kind=kind)
 
 
 def _span(least: float, most: float) -> str:
@@ -373,7 +377,7 @@ def _modules(modules: pd.DataFrame) -> Table | None:
         (Column(title="backward ms"), lambda row: formatting.part_ms(row["backward_ms"])),
     ]
     kind = f"Modules with their children, per step{hidden}"
-    return make_table(records(modules.head(_MAX_MODULES)), columns, kind=kind)
+    return make_table(modules.head(_MAX_MODULES).to_dict("records"), columns, kind=kind)
 
 
 Times = NDArray[np.float64]

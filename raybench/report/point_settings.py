@@ -6,14 +6,14 @@ of a health check, differ in most settings: one column holds all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from raybench.analysis.settings import setting, varying
 from raybench.report import formatting
 from raybench.report.blocks import SETTING_CHARS, Column
 
-Row = Mapping[str, Any]
+Row = Any
 
 
 def setting_columns(rows: Sequence[Row]) -> list[tuple[Column, list[str]]]:

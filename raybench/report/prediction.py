@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, Network, Prediction
@@ -86,7 +86,7 @@ class Forecast(Document):
     @property
     def table(self) -> Table:
         """Make the table: a line for each point and number of devices."""
-        rows = [{**one.measured, "world_size": one.world_size} for one in self.predictions]
+        rows = [replace(one.measured, world_size=one.world_size) for one in self.predictions]
         names = varying(rows, always=("precision", "world_size"), params_first=True)
         settings: list[ColumnOf[Prediction]] = [
             (
@@ -97,7 +97,7 @@ class Forecast(Document):
                     min_chars=SETTING_CHARS,
                 ),
                 lambda one, name=name: formatting.setting(  # type: ignore[misc]
-                    name, setting({**one.measured, "world_size": one.world_size}, name)
+                    name, setting(replace(one.measured, world_size=one.world_size), name)
                 ),
             )
             for name in names

@@ -146,8 +146,6 @@ class RunReport(Document):
         intervals hold over), more_rounds (what they would cost and give), regions (of the step, by
         point).
         """
-        from raybench.report.json_text import records
-
         summary = self.summary
         return {
             "run": asdict(summary.run),
@@ -155,13 +153,13 @@ class RunReport(Document):
             "lead": self.lead,
             "insights": _as_dicts(summary.insights),
             "lost_nodes": summary.lost_nodes,
-            "points": records(summary.scaling),
+            "points": list(map(vars, summary.rows)),
             "largest_batches": _as_dicts(summary.largest_batches),
             "failures": _as_dicts(summary.failures),
             "warnings": _as_dicts(summary.warnings),
             "plus_minus": summary.plus_minus,
             "more_rounds": asdict(summary.more_rounds) if summary.more_rounds else None,
-            "regions": summary.regions,
+            "regions": {name: list(map(vars, found)) for name, found in summary.regions.items()},
         }
 
 

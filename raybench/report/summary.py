@@ -8,28 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import pandas as pd
 
-from raybench.analysis.rounds import Trials, latest_trials, records, without_controls
-from raybench.analysis.scaling import ScaledRow, best_settings, scaled_rows, scaling
+from raybench.analysis.rounds import Trials, latest_trials, without_controls
+from raybench.analysis.rows import ScaledRow, typed_rows
+from raybench.analysis.scaling import best_settings, scaling
 from raybench.analysis.settings import OPTIONAL, batch_column
-from raybench.analysis.step_times import regions_by_point
-from raybench.analysis.typed_rows import point_rows
+from raybench.analysis.step_times import SlowestRegion, regions_by_point
 from raybench.analysis.uneven import Fleet, fleets
 from raybench.job.point import RUN_SETTINGS
 from raybench.records import Cause, TrialKey, by_point
 from raybench.report import formatting, messages
 from raybench.report.blocks import MessageGroup
 from raybench.report.insights import Insight, LargestBatch, find_insights, largest_batches
+from raybench.report.json_text import records
 from raybench.report.plain_text import counted, span
 from raybench.report.tables import Layout, marks
 from raybench.results.point_row import PointRow
 from raybench.results.run import Run
+from raybench.results.tables import RegionRow
 from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
-
-Row = dict[str, Any]
 
 _OVER_FP32 = {"precision": "fp32"}
 
@@ -52,23 +51,18 @@ class MoreRounds:
 class Summary:
     """A run with its rows of the tables, and what follows from them.
 
-    devices, points, regions: its rows of these tables, as `raybench.load` gives them.
+    devices, region_rows: its rows of these tables, as `raybench.load` gives them.
     """
 
     run: Run
     devices: pd.DataFrame
-    points: pd.DataFrame
+    points: Sequence[PointRow]
     region_rows: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @cached_property
-    def scaling(self) -> pd.DataFrame:
+    def rows(self) -> list[ScaledRow]:
         """Return the latest attempt at each point against its baseline, of `analysis.scaling`."""
         return scaling(self.points, self.run.baseline)
-
-    @cached_property
-    def rows(self) -> list[ScaledRow]:
-        """Return the rows of `scaling`."""
-        return scaled_rows(self.scaling)
 
     @cached_property
     def _trials(self) -> Trials:
@@ -76,7 +70,7 @@ class Summary:
 
     @cached_property
     def _attempts(self) -> list[PointRow]:
-        return point_rows(without_controls(latest_trials(self.points)))
+        return without_controls(latest_trials(self.points))
 
     @cached_property
     def ranks(self) -> str:
@@ -91,9 +85,9 @@ class Summary:
         rows = self.rows
         if not rows:
             return {}
-        first = rows[0]["params"]
+        first = rows[0].params
         same = {k: v for k, v in first.items() if all(row.params.get(k) == v for row in rows)}
-        options = {name: {row[name] for row in rows} for name in OPTIONAL}
+        options = {name: {getattr(row, name) for row in rows} for name in OPTIONAL}
         alike = {name: values.pop() for name, values in options.items() if len(values) == 1}
         return same | {
             name: formatting.setting(name, value)
@@ -123,9 +117,9 @@ class Summary:
         return fleets(self.rows)
 
     @cached_property
-    def regions(self) -> Mapping[str, Sequence[Row]]:
+    def regions(self) -> Mapping[str, Sequence[SlowestRegion]]:
         """Return the regions that the step of each point names, by point_id."""
-        return {} if self.region_rows.empty else regions_by_point(self.region_rows)
+        return regions_by_point(typed_rows(self.region_rows, RegionRow))
 
     @cached_property
     def largest_batches(self) -> tuple[LargestBatch, ...]:
@@ -140,8 +134,8 @@ class Summary:
             self.rows,
             self.run.baseline,
             self.ranks,
-            best=best_settings(self.scaling),
-            over_fp32=[] if is_over_fp32 else scaled_rows(scaling(self.points, _OVER_FP32)),
+            best=best_settings(self.rows),
+            over_fp32=[] if is_over_fp32 else scaling(self.points, _OVER_FP32),
         )
 
     @cached_property
@@ -174,17 +168,13 @@ class Summary:
     @cached_property
     def lost_nodes(self) -> tuple[str, ...]:
         """Return hosts lost during an attempt, also where the point was measured later."""
-        failed = zip(self.points["error_type"], self.points["error_host"], strict=True)
-        hosts = (host for error_type, host in failed if error_type == Cause.NODE_LOST)
-        return tuple(dict.fromkeys(host for host in hosts if formatting.has_value(host)))
+        hosts = (row.error_host for row in self.points if row.error_type == Cause.NODE_LOST)
+        return tuple(dict.fromkeys(host for host in hosts if host is not None))
 
     @cached_property
     def counts(self) -> str:
         """Return how the points ended: `36 points: 36 ok, 0 failed, 0 skipped; 3 rounds`."""
-        ended = {
-            TrialKey(row.point_id, int(row.round) if row.round is not None else 1): str(row.status)
-            for row in self._attempts
-        }
+        ended = {TrialKey(row.point_id, row.round or 1): str(row.status) for row in self._attempts}
         rounds = max((row.rounds for row in self.rows), default=1)
         text = formatting.counts(self.run, list(by_point(ended).values()))
         return text + (f"; {rounds} rounds" if rounds > 1 else "")
@@ -232,10 +222,10 @@ class Summary:
         if done >= WORTHWHILE:
             return None
         each_s = [
-            one["duration_s"]
+            one.duration_s
             for row in measured
             for one in self._trials.rounds(row).values()
-            if formatting.has_value(one["duration_s"])
+            if one.duration_s is not None
         ]
         more = WORTHWHILE - done
         return MoreRounds(rounds=WORTHWHILE, seconds=more * (sum(each_s) / done + BETWEEN_ROUNDS_S))
@@ -244,7 +234,7 @@ class Summary:
 def summarize(
     run: Run,
     devices: pd.DataFrame,
-    points: pd.DataFrame,
+    points: Sequence[PointRow],
     regions: pd.DataFrame | None = None,
 ) -> Summary:
     """Return the summary of one run from its rows of `devices`, `points` and `regions`."""

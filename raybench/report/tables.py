@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
+from raybench.analysis import rows as metrics
+from raybench.analysis.rows import value_of, workload_metrics
 from raybench.analysis.settings import (
     EXECUTION,
     OPTIONAL,
@@ -33,11 +35,10 @@ from raybench.report.blocks import (
     make_table,
     metric_column,
 )
-from raybench.results import metrics
-from raybench.results.metrics import value_of, workload_metrics
-from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
+from raybench.results.metrics.parts import is_slowed_by_one_rank
+from raybench.results.metrics.steps import is_imprecise
 
-Row = Mapping[str, Any]
+Row = Any
 T = TypeVar("T")
 
 _SETTINGS = (*EXECUTION, "batch", "world_size")

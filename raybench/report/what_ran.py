@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from raybench.analysis.settings import setting, setting_order
@@ -13,7 +13,7 @@ from raybench.workloads.base import builtin_class, parameter_count
 from raybench.workloads.replicas import ddp_defaults
 from raybench.workloads.training.layout import layout_defaults
 
-Row = Mapping[str, Any]
+Row = Any
 
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 # Said with words of their own, or of no interest where they are as torch has them.

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raybench.errors import ResultsError
+from raybench.results.lock import hold_run
 from raybench.results.parts import MERGED, attempts_in, read_parts
 from raybench.results.reader import read_run
 from raybench.results.run import RunStatus
-from raybench.results.schema import TABLES, schema
+from raybench.results.tables import TABLES, schema
 from raybench.results.writer import (
     clear_leftovers,
-    hold_run,
     name_together,
     parts_of,
     replace_part,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError
-from raybench.results.schema import SCHEMA_VERSION, schema
+from raybench.results.columns import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,7 +102,8 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
     import pyarrow as pa
 
     names = ["point_id", "attempt"]
-    wanted = pa.schema([schema(table).field(name) for name in names])
+    id_type, number = pa.string(), pa.int64()
+    wanted = pa.schema([pa.field("point_id", id_type, nullable=False), ("attempt", number)])
     found = read_parts(paths, table, wanted).group_by(names).aggregate([])
     return frozenset(zip(*(found[name].to_pylist() for name in names), strict=True))
 

@@ -1,15 +1,53 @@
-"""The row of a point, typed: one field for each column of the table `points`."""
+"""The row of a point, typed: a field for each column of `points`, and how a record becomes one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from raybench.job.point import RUN_SETTINGS
-from raybench.records import Status
-from raybench.records.metric import Column
+from raybench.job.point import RUN_SETTINGS, setting_text
+from raybench.records import Measurement, RankMetrics, RankShare, Record, Status
+from raybench.records.failure_text import brief, traceback_of, type_of
+from raybench.records.metric import Column, combine_ranks, relate_to_step
+from raybench.results.columns import columns_of
+from raybench.results.metrics.conditions import (
+    ConditionColumns,
+    condition_columns,
+    crowding,
+    throttling_warnings,
+)
+from raybench.results.metrics.memory import MemoryColumns, allocation_warnings, memory_columns
+from raybench.results.metrics.parts import (
+    PartColumns,
+    collective_warnings,
+    part_columns,
+    part_warnings,
+)
+from raybench.results.metrics.rates import NO_ITEMS, RateColumns, rate_columns, rate_warnings
+from raybench.results.metrics.steps import (
+    StepColumns,
+    shortfall_warnings,
+    step_columns,
+    unsteady_warnings,
+)
+from raybench.results.metrics.uneven import UnevenColumns, uneven_columns
+
+if TYPE_CHECKING:
+    from raybench.job.model import Measure
+    from raybench.records.environment import Code
+
+_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptKey:
+    """Which attempt at which point of which run a row is of."""
+
+    run_id: Annotated[str, Column("", "id of the run")]
+    point_id: Annotated[str, Column("", "id of the point")]
+    attempt: Annotated[int, Column("", "counts from 1, over all rounds")]
 
 
 def setting_column(name: str) -> Column:
@@ -18,36 +56,10 @@ def setting_column(name: str) -> Column:
     return Column(about.unit, about.column)
 
 
-class TransitionalMapping(Mapping[str, Any]):
-    """Read a row also as a mapping, as long as reports look into it by name."""
-
-    def __getitem__(self, name: str) -> Any:
-        """Return the value of a field. Raises KeyError where there is no such field."""
-        try:
-            return getattr(self, name)
-        except AttributeError:
-            raise KeyError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the names of the fields, in the order of their columns."""
-        return (one.name for one in fields(self))  # type: ignore[arg-type]
-
-    def __len__(self) -> int:
-        """Return the number of fields."""
-        return len(fields(self))  # type: ignore[arg-type]
-
-    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a dictionary of the fields and of `other`."""
-        return {**self, **other}
-
-
 @dataclass(frozen=True, kw_only=True)
-class PointColumns:
-    """Which point it is, and how the attempt ended."""
+class PointColumns(AttemptKey):
+    """Which point it is, where it ran, and how the attempt ended."""
 
-    run_id: Annotated[str, Column("", "id of the run")]
-    point_id: Annotated[str, Column("", "id of the point")]
-    attempt: Annotated[int, Column("", "counts from 1, over all rounds")]
     round: Annotated[int | None, Column("", "counts from 1; null: one round")] = None
     is_control: Annotated[bool, Column("", "baseline point again, at the end of a block")] = False
     control_of: Annotated[int | None, Column("", "world_size of the block that it ends")] = None
@@ -75,7 +87,7 @@ class PointColumns:
     world_size: Annotated[int, setting_column("world_size")] = 1
     node_count: Annotated[int | None, Column("", "nodes used")] = None
     precision: Annotated[str, setting_column("precision")] = "fp32"
-    scaling: Annotated[str | None, Column("", "weak or strong")] = None
+    scaling: Annotated[Literal["weak", "strong"] | None, Column("", "weak or strong")] = None
     cuda_graph: Annotated[bool, setting_column("cuda_graph")] = False
     shares: Annotated[str, setting_column("shares")] = "equal"
     slow_ratio: Annotated[float, setting_column("slow_ratio")] = 1.0
@@ -86,440 +98,47 @@ class PointColumns:
     batch_size: Annotated[int | None, setting_column("batch_size")] = None
     global_batch_size: Annotated[int | None, setting_column("global_batch_size")] = None
     grad_accumulation: Annotated[int | None, Column("", "passes per step")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepColumns:
-    """How long steps take, and over how many of them that is."""
-
-    setup_s: Annotated[
-        float | None, Column("s", "process group and model, slowest rank", over_ranks="max")
-    ] = None
-    repeats: Annotated[int | None, Column("", "builds of the workload")] = None
-    warmup_iterations: Annotated[int | None, Column("", "done")] = None
-    iterations: Annotated[int | None, Column("", "timed samples")] = None
-    inner_iterations: Annotated[int | None, Column("", "steps per timed sample")] = None
-    step_ms_mean: Annotated[float | None, Column("ms", "whole time over its steps")] = None
-    step_ms_p50: Annotated[
-        float | None, Column("ms", "median step time, since version 5 not of maxima")
-    ] = None
-    step_ms_p90: Annotated[float | None, Column("ms", "90th percentile")] = None
-    step_ms_p95: Annotated[float | None, Column("ms", "95th percentile")] = None
-    step_ms_p99: Annotated[
-        float | None,
-        Column(
-            "ms",
-            "99th percentile",
-            heading="p99",
-            meaning="the 99th percentile of the iterations",
-            format="time",
-        ),
-    ] = None
-    step_ms_min: Annotated[float | None, Column("ms", "minimum")] = None
-    step_ms_max: Annotated[float | None, Column("ms", "maximum")] = None
-    step_ms_std: Annotated[float | None, Column("ms", "standard deviation")] = None
-    step_ms_ci_low: Annotated[
-        float | None, Column("ms", "95 % interval of the median, low end")
-    ] = None
-    step_ms_ci_high: Annotated[
-        float | None, Column("ms", "95 % interval of the median, high end")
-    ] = None
-    step_ms_repeat_std: Annotated[float | None, Column("ms", "of the repeats' medians")] = None
-    autocorrelation: Annotated[float | None, Column("", "of successive step times")] = None
-    skew_ms_p50: Annotated[float | None, Column("ms", "slowest less fastest rank, median")] = None
-    stable: Annotated[bool | None, Column("", "the level stays; null: too few steps")] = None
-    first_step_ms: Annotated[
-        float | None,
-        Column(
-            "ms",
-            "first step after the build, slowest rank",
-            heading="first",
-            meaning="the first step after the workload was built, on the slowest rank",
-            format="time",
-        ),
-    ] = None
-    compiled_step_ms: Annotated[
-        float | None,
-        Column(
-            "ms",
-            "first step after torch.compile, slowest rank",
-            heading="compiled",
-            meaning="the first step after the last compiling one, on the slowest rank",
-            format="time",
-        ),
-    ] = None
-    new_processes: Annotated[
-        bool | None, Column("", "they had run no point before: a first step is cold")
-    ] = None
-    data_ms: Annotated[
-        float | None,
-        Column(
-            "ms",
-            "waiting for the next batch",
-            heading="data",
-            meaning="the host waits for the next batch",
-            format="part",
-        ),
+    models_by_rank: Annotated[
+        tuple[str, ...] | None, Column("", "models of the devices, in rank order")
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RateColumns:
-    """What a step finishes, computes and moves, over its time."""
+class TransitionalMapping(Mapping[str, Any]):
+    """Read a row also as a mapping, as long as reports look into it by name."""
 
-    throughput: Annotated[
-        float | None,
-        Column(
-            "samples/s",
-            "of all ranks; since version 5 by the mean",
-            heading="samples/s",
-            meaning="all {ranks} together",
-        ),
-    ] = None
-    flops_per_step: Annotated[
-        float | None, Column("FLOP", "of one device and optimizer step", over_ranks="max")
-    ] = None
-    achieved_tflops_per_device: Annotated[
-        float | None,
-        Column("TFLOP/s", "FLOPs over step time", heading="TFLOP/s", meaning="of one device"),
-    ] = None
-    gemm_tflops_per_device: Annotated[
-        float | None, Column("TFLOP/s", "of large matrix products, sustained")
-    ] = None
-    burst_tflops_per_device: Annotated[
-        float | None,
-        Column(
-            "TFLOP/s",
-            "first 30 ms of the warm-up",
-            heading="burst",
-            meaning="TFLOP/s in the first 30 ms of the warm-up, before a power limit acts",
-        ),
-    ] = None
-    mfu_pct: Annotated[
-        float | None,
-        Column(
-            "%",
-            "of the datasheet's peak",
-            heading="MFU",
-            meaning="TFLOP/s as a share of the datasheet's dense peak",
-            format="percent",
-        ),
-    ] = None
-    mfu_6n_pct: Annotated[
-        float | None,
-        Column(
-            "%",
-            "of the peak, by 6 N and attention a token",
-            heading="MFU 6N",
-            meaning="as MFU, by 6 operations for each of all parameters and by attention, "
-            "per token",
-            format="percent",
-        ),
-    ] = None
-    gemm_share_pct: Annotated[
-        float | None,
-        Column(
-            "%",
-            "achieved over gemm",
-            heading="%GEMM",
-            meaning="TFLOP/s as a share of what large matrix products reach on this device",
-            format="percent",
-        ),
-    ] = None
-    algbw_gb_s: Annotated[
-        float | None,
-        Column(
-            "GB/s",
-            "size over time, as nccl-tests",
-            heading="algbw GB/s",
-            meaning="bytes over step time, as nccl-tests counts them",
-        ),
-    ] = None
-    busbw_gb_s: Annotated[
-        float | None,
-        Column(
-            "GB/s",
-            "bus bandwidth, as nccl-tests",
-            heading="busbw GB/s",
-            meaning="algbw times the operation's factor, as nccl-tests counts it",
-        ),
-    ] = None
-    memory_gb_s: Annotated[
-        float | None,
-        Column(
-            "GB/s",
-            "read and written, per device",
-            heading="memory GB/s",
-            meaning="bytes read and written over step time",
-        ),
-    ] = None
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of a field. Raises KeyError where there is no such field."""
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise KeyError(name) from None
 
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the fields, in the order of their columns."""
+        return (one.name for one in fields(self))  # type: ignore[arg-type]
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceColumns:
-    """The devices and their libraries meanwhile."""
+    def __len__(self) -> int:
+        """Return the number of fields."""
+        return len(fields(self))  # type: ignore[arg-type]
 
-    throttled: Annotated[bool | None, Column("", "clocks were held down")] = None
-    throttle_reasons: Annotated[tuple[str, ...] | None, Column("", "why, as NVML names it")] = None
-    sm_clock_mhz_p50: Annotated[
-        float | None, Column("MHz", "median while timed, slowest device")
-    ] = None
-    energy_j: Annotated[float | None, Column("J", "all devices, timed steps", over_ranks="sum")] = (
-        None
-    )
-    energy_j_error: Annotated[float | None, Column("J", "of it, ±")] = None
-    transports: Annotated[
-        tuple[str, ...] | None, Column("", "ways of the bytes between ranks, as NCCL names them")
-    ] = None
-    nccl_choices: Annotated[
-        tuple[str, ...] | None,
-        Column(
-            "",
-            "what NCCL ran for collectives, by its log",
-            heading="NCCL ran",
-            meaning="algorithm and protocol of the collectives of a step, by NCCL's own log",
-            format="choices",
-        ),
-    ] = None
-    attention_kernels: Annotated[
-        tuple[str, ...] | None, Column("", "of torch's, those that a step ran")
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryColumns:
-    """Memory of the rank that needs most."""
-
-    peak_mem_allocated_bytes: Annotated[
-        int | None,
-        Column(
-            "bytes",
-            "by tensors, largest rank",
-            heading="GiB",
-            meaning="peak memory allocated on the device that needs most",
-            format="gib",
-            over_ranks="max",
-        ),
-    ] = None
-    peak_mem_reserved_bytes: Annotated[
-        int | None, Column("bytes", "by torch's allocator, largest rank", over_ranks="max")
-    ] = None
-    alloc_retries: Annotated[
-        int | None,
-        Column("", "allocator ran out in the timed steps, largest rank", over_ranks="max"),
-    ] = None
-    device_allocs: Annotated[
-        int | None,
-        Column("", "cudaMalloc calls in the timed steps, largest rank", over_ranks="max"),
-    ] = None
-    mem_parameters_bytes: Annotated[
-        int | None,
-        Column(
-            "bytes",
-            "at the peak, with buffers",
-            heading="params",
-            meaning="parameters and buffers of the model",
-            format="gib",
-        ),
-    ] = None
-    mem_gradients_bytes: Annotated[
-        int | None,
-        Column(
-            "bytes",
-            "there at the peak",
-            heading="grads",
-            meaning="gradients that are there then",
-            format="gib",
-        ),
-    ] = None
-    mem_optimizer_bytes: Annotated[
-        int | None,
-        Column(
-            "bytes",
-            "state of optimizers",
-            heading="state",
-            meaning="the optimizer's state",
-            format="gib",
-        ),
-    ] = None
-    mem_activations_bytes: Annotated[
-        int | None,
-        Column(
-            "bytes",
-            "added by the step, temporary too",
-            heading="acts",
-            meaning="activations, and what else the step adds",
-            format="gib",
-        ),
-    ] = None
-    mem_other_bytes: Annotated[
-        int | None,
-        Column(
-            "bytes",
-            "at the start of the step",
-            heading="other",
-            meaning="what else was there before: data, buckets",
-            format="gib",
-        ),
-    ] = None
-    mem_estimate_bytes: Annotated[
-        int | None,
-        Column(
-            "bytes",
-            "of the peak, from the settings, before it ran",
-            heading="estimate",
-            meaning="what was estimated of the peak before the point ran, from its settings alone",
-            format="gib",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartColumns:
-    """Where the step goes, from steps that were run after the timed ones."""
-
-    slowest_rank: Annotated[int | None, Column("", "rank that is slower than the others")] = None
-    host_bound: Annotated[bool | None, Column("", "the GPU waits for the host")] = None
-    local_step_ms: Annotated[float | None, Column("ms", "step without communication")] = None
-    compute_ms: Annotated[
-        float | None,
-        Column(
-            "ms",
-            "forward and backward pass",
-            heading="compute",
-            meaning="the device's forward and backward pass, with DDP's work on gradients",
-            format="part",
-        ),
-    ] = None
-    comm_ms: Annotated[float | None, Column("ms", "collectives from start to end")] = None
-    comm_exposed_ms: Annotated[
-        float | None,
-        Column(
-            "ms",
-            "step less the slowest rank's local step",
-            heading="comm",
-            meaning="the step beyond the slowest rank's own, communication that nothing hides",
-            format="part",
-        ),
-    ] = None
-    straggler_ms: Annotated[
-        float | None,
-        Column(
-            "ms",
-            "slowest rank's local step less the others'",
-            heading="late",
-            meaning="how much longer the slowest rank's own step is than the others'; it is in the "
-            "other parts",
-            format="part",
-        ),
-    ] = None
-    straggler_error_ms: Annotated[float | None, Column("ms", "standard error of straggler_ms")] = (
-        None
-    )
-    straggler_device_ms: Annotated[
-        float | None, Column("ms", "part of straggler_ms on the device")
-    ] = None
-    late_in_turn_ms: Annotated[
-        float | None, Column("ms", "cost of ranks that are late in turn")
-    ] = None
-    hooked_step_ms: Annotated[float | None, Column("ms", "step with timed communication")] = None
-    local_step_drift_ms: Annotated[
-        float | None, Column("ms", "later local steps less first ones")
-    ] = None
-    wait_ms: Annotated[float | None, Column("ms", "for the slowest rank")] = None
-    optimizer_ms: Annotated[
-        float | None,
-        Column("ms", "optimizer step", heading="optim", meaning="the optimizer", format="part"),
-    ] = None
-    host_gap_ms: Annotated[
-        float | None,
-        Column(
-            "ms",
-            "device idle, the host is late",
-            heading="idle",
-            meaning="the device waits for the host",
-            format="part",
-        ),
-    ] = None
-    local_step_ms_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "median local step, in rank order")
-    ] = None
-    device_ms_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "its work on the device, in rank order")
-    ] = None
-    wall_unsynced_ms_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "host clock around a step, not waited for")
-    ] = None
-    wall_synced_ms_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "the same, waited for")
-    ] = None
-    local_copy_ms: Annotated[
-        float | None, Column("ms", "copies for collectives, in local_step_ms")
-    ] = None
-    comm_calls: Annotated[
-        Mapping[str, int] | None, Column("", "collectives a step by kind, largest rank")
-    ] = None
-    comm_bytes: Annotated[
-        Mapping[str, int] | None, Column("bytes", "their messages, as nccl-tests counts")
-    ] = None
-    comm_busbw_gb_s: Annotated[
-        Mapping[str, float] | None, Column("GB/s", "inside the step, by kind")
-    ] = None
-    methods: Annotated[Mapping[str, str] | None, Column("", "column -> how it was measured")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnevenColumns:
-    """How a step is shared out among ranks that differ."""
-
-    share_by_rank: Annotated[
-        tuple[int, ...] | None, Column("samples", "of a step, where shares are uneven")
-    ] = None
-    own_step_ms_by_rank: Annotated[
-        tuple[float | None, ...] | None,
-        Column("ms", "alone with its share, before; null: no share"),
-    ] = None
-    fixed_ms_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "of a step, by a probe of the device alone")
-    ] = None
-    fixed_ms_error_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "standard error of it")
-    ] = None
-    speed_by_rank: Annotated[
-        tuple[float, ...] | None, Column("samples/s", "of further samples, by the probe")
-    ] = None
-    speed_error_by_rank: Annotated[
-        tuple[float, ...] | None, Column("samples/s", "standard error of it")
-    ] = None
-    slow_ratio_by_rank: Annotated[
-        tuple[float | None, ...] | None, Column("", "measured, of emulated devices; null: none")
-    ] = None
-    exchange_ms: Annotated[
-        float | None, Column("ms", "what an exchange adds to a balanced step")
-    ] = None
-    predicted_step_ms: Annotated[
-        float | None, Column("ms", "longest own step and the exchange")
-    ] = None
-    crossover_batch: Annotated[
-        float | None, Column("samples", "global; above it by_speed beats fast")
-    ] = None
-    gradient_error: Annotated[
-        float | None, Column("", "to one process over all samples, relative", over_ranks="max")
-    ] = None
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a dictionary of the fields and of `other`."""
+        return {**self, **other}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PointRow(
     UnevenColumns,
-    PartColumns,
     MemoryColumns,
-    DeviceColumns,
+    PartColumns,
+    ConditionColumns,
     RateColumns,
     StepColumns,
+    RankMetrics,
     PointColumns,
     TransitionalMapping,
 ):
-    """One row of the table `points`: an attempt at a point, or the mean of its rounds.
+    """A row of `points`: an attempt at a point, or the mean of its rounds.
 
     None: not known, or the metric does not apply.
     """
@@ -534,6 +153,145 @@ class PointRow(
     neighbours: Annotated[tuple[str, ...], Column("", "points, runs and processes beside it")] = ()
     crowded: Annotated[bool | None, Column("", "CPU workers share cores")] = None
     quick: Annotated[bool | None, Column("", "a short look: min_seconds is 0")] = None
-    models_by_rank: Annotated[
-        tuple[str, ...] | None, Column("", "models of the devices, in rank order")
-    ] = None
+
+
+def point_row(run_id: str, record: Record, measure: Measure, code: Code | None = None) -> PointRow:
+    """Return the row of an attempt; what is not known yet, or does not apply, is None.
+
+    measure: what the job asked for, to warn where the measurement fell short of it.
+    code: what the workers had loaded; None where nobody looked.
+    Raises ValueError where ranks differ in their sample counts: our bug, never the user's.
+    """
+    known = _identity(run_id, record) | {
+        "workload_sha256": code.workload_sha256 if code else None,
+        "raybench_sha256": code.raybench_sha256 if code else None,
+    }
+    if not record.measurements:
+        return PointRow(**known)
+    row = PointRow(**{**known, **point_metrics(record)}, quick=measure.is_quick)
+    return replace(row, warnings=(*record.warnings, *_doubts(row, record, measure)))
+
+
+def point_metrics(record: Record) -> dict[str, Any]:
+    """Return the columns of an ok record that are computed from its measurements."""
+    working = tuple(m for m in record.measurements if m.share is None or m.share.items)
+    shares = [m.share for m in record.measurements if m.share is not None]
+    uneven = uneven_columns(shares if len(shares) == len(record.measurements) else [])
+    # Ranks without a share of an uneven step take no time.
+    record = replace(record, measurements=working)
+    steps = step_columns(record)
+    typical_ms, mean_ms = steps.step_ms_p50 or 0.0, steps.step_ms_mean or 0.0
+    parts = part_columns(working, typical_ms)
+    own = {metric: None for one in working for metric in one.workload_metrics}
+    values = {
+        metric.name: relate_to_step(
+            metric.over_step,
+            combine_ranks(
+                metric.over_ranks or "mean", [one.workload_metrics.get(metric) for one in working]
+            ),
+            typical_ms=typical_ms,
+            mean_ms=mean_ms,
+        )
+        for metric in own
+    }
+    methods = {
+        **(parts.methods or {}),
+        **{metric.name: metric.meaning or metric.description for metric in own},
+    }
+    subjects = (
+        steps,
+        rate_columns(record, mean_ms),
+        condition_columns(working),
+        parts,
+        memory_columns(record),
+        uneven,
+    )
+    return {
+        **{name: value for subject in subjects for name, value in vars(subject).items()},
+        **_combine_ranks(working, shares),
+        "methods": methods or None,
+        "workload_metrics": {n: v for n, v in values.items() if v is not None} or None,
+        "workload_headings": {metric.name: metric.title for metric in own} or None,
+    }
+
+
+def _combine_ranks(
+    measurements: Sequence[Measurement], shares: Sequence[RankShare]
+) -> dict[str, Any]:
+    """Return the value of a point for each column of RankMetrics, as its `over_ranks` says."""
+    found = {
+        column.name: combine_ranks(
+            column.about.over_ranks or "max", [getattr(one, column.name) for one in measurements]
+        )
+        for column in columns_of(RankMetrics)
+    }
+    # The check of an uneven step is made with its probes.
+    return found | ({"gradient_error": shares[0].gradient_error} if shares else {})
+
+
+def _identity(run_id: str, record: Record) -> dict[str, Any]:
+    point, devices = record.point, record.devices
+    settings = point.settings
+    kind = devices[0].kind if devices else None
+    rank = record.error_rank
+    failed = devices[rank] if rank is not None and devices else None
+    return {
+        **keys_of(run_id, record),
+        "round": record.round,
+        "is_control": bool(record.control_of),
+        "control_of": record.control_of or None,
+        "status": record.status,
+        "error_type": record.error_type,
+        "error_message": record.error_message,
+        "error_rank": rank,
+        "error_host": failed.host if failed else None,
+        "error_device": f"{failed.kind}:{failed.index}" if failed else None,
+        "error_detail": record.error_detail,
+        "started_at": record.started_at,
+        "duration_s": record.duration_s,
+        "workload": point.workload,
+        "params": {name: setting_text(v) for name, v in {**point.params, **point.env}.items()},
+        "env": dict(point.env),
+        "backend": _BACKENDS[kind] if kind and point.world_size > 1 else None,
+        "device_type": kind,
+        "device_name": ", ".join(dict.fromkeys(device.name for device in devices)) or None,
+        "models_by_rank": tuple(device.name for device in devices) or None,
+        "node_count": len({device.node_id for device in devices}) or None,
+        **{name: settings.get(name) for name in (*RUN_SETTINGS, "scaling")},
+        "grad_accumulation": point.grad_accumulation,
+        "warnings": record.warnings,
+        "neighbours": record.neighbours,
+        "mem_estimate_bytes": record.mem_estimate_bytes,
+        "crowded": any(crowding(devices)) if kind == "cpu" else None,
+    }
+
+
+def keys_of(run_id: str, record: Record) -> dict[str, Any]:
+    """Return the fields of an AttemptKey."""
+    return {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
+
+
+def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
+    """Yield what the reader of an ok point's row must know, one sentence each."""
+    if row.batch_size is not None and record.measurements[0].items_per_step is None:
+        yield NO_ITEMS
+    yield from collective_warnings(row)
+    yield from shortfall_warnings(row, measure)
+    yield from unsteady_warnings(row, record, measure)
+    yield from part_warnings(row)
+    yield from allocation_warnings(row)
+    yield from throttling_warnings(row, record)
+    yield from rate_warnings(row)
+
+
+def make_unwritten(record: Record, error: Exception) -> Record:
+    """Return a failed record in place of one of which no row can be made: a bug of raybench's."""
+    return replace(
+        record,
+        status=Status.ERROR,
+        measurements=(),
+        warnings=(),
+        error_type=type_of(error),
+        error_message=f"raybench cannot keep what was measured, which is its bug: {brief(error)}",
+        error_detail=traceback_of(error),
+    )

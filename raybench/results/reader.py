@@ -17,17 +17,9 @@ from typing import TYPE_CHECKING, Any
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.problems import did_you_mean
 from raybench.records import Latest, Status, TrialKey, by_point
-from raybench.results import rows
-from raybench.results.parts import (
-    UnreadablePartsError,
-    attempts_in,
-    plain_rows,
-    read_parts,
-)
-from raybench.results.run import (
+from raybench.results.columns import TABLE_NAMES, arrow_schema, columns_of, from_row
+from raybench.results.folder import (
     HIDDEN,
-    Run,
-    RunStatus,
     check_folder,
     find_run,
     has_parts,
@@ -36,8 +28,14 @@ from raybench.results.run import (
     run_folders,
     run_ids,
 )
-from raybench.results.schema import TABLES, schema, units
-from raybench.results.writer import LOGS, has_driver
+from raybench.results.lock import LOGS, has_driver
+from raybench.results.parts import (
+    UnreadablePartsError,
+    attempts_in,
+    plain_rows,
+    read_parts,
+)
+from raybench.results.run import Run, RunStatus
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,13 +54,8 @@ __all__ = [
     "read_table",
     "samples_of_each",
     "traces",
-    "units",
 ]
 
-# Of a run whose row lacks them.
-_IF_MISSING: dict[str, Any] = dict.fromkeys(
-    ("job_name", "job_text", "job_sha256", "cluster", "host"), ""
-) | dict.fromkeys(("points_total", "points_ok", "points_failed", "points_skipped"), 0)
 _ATTEMPT = ("point_id", "attempt")
 _NAMED_LOG = re.compile(r"(\d+)-(\w+)-(\d+)-rank(\d+)\.txt")
 _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
@@ -83,9 +76,11 @@ def read_table(
     """As `load`, as an Arrow table; of some columns, or of all."""
     import pyarrow as pa
 
-    if table not in TABLES:
-        guess = did_you_mean(table, TABLES)
-        raise ResultsError(f"table: must be one of {', '.join(TABLES)}, got {table!r}{guess}")
+    if table not in TABLE_NAMES:
+        guess = did_you_mean(table, TABLE_NAMES)
+        raise ResultsError(f"table: must be one of {', '.join(TABLE_NAMES)}, got {table!r}{guess}")
+    from raybench.results.tables import schema
+
     whole = schema(table)
     wanted = whole if columns is None else pa.schema([whole.field(name) for name in columns])
     parts = _parts(Path(root), table, run_id)
@@ -98,6 +93,8 @@ def load_attempt(root: Path, table: str, run_id: str, point_id: str, attempt: in
     """As `load`, the rows of one attempt at one point: of a table that has these columns."""
     home = _homes(root, table, run_id, [(point_id, attempt)]).get((point_id, attempt))
     paths = _parts(root, table, run_id) if home is None else [home]
+    from raybench.results.tables import schema
+
     read = read_parts(paths, table, schema(table))
     frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict")
     return frame[(frame["point_id"] == point_id) & (frame["attempt"] == attempt)]
@@ -115,6 +112,8 @@ def samples_of_each(
     """
     import pyarrow as pa
     import pyarrow.compute as pc
+
+    from raybench.results.tables import schema
 
     whole = schema("samples")
     wanted = pa.schema([whole.field(name) for name in dict.fromkeys((*_ATTEMPT, *columns))])
@@ -187,7 +186,7 @@ def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
 def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
     """All files of a table, by run and name; those that start with . or _ are not ours to read."""
     check_folder(root)
-    if run_id and not any((root / name / run_id).is_dir() for name in TABLES):
+    if run_id and not any((root / name / run_id).is_dir() for name in TABLE_NAMES):
         root, run_id = find_run(root, run_id)
     folder = root / table / run_id if run_id else root / table
     return list(_files(folder)) if folder.is_dir() else []
@@ -234,7 +233,7 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
     root = Path(root)
     ids = None if newest is None else run_ids(root)[-newest:]
     parts = _parts(root, "runs", None) if ids is None else _parts_of_runs(root, ids)
-    table = _read_undamaged(root / "runs", parts, "runs", schema("runs"))
+    table = _read_undamaged(root / "runs", parts, "runs", arrow_schema("runs", columns_of(Run)))
     found = []
     for row in plain_rows(table):
         try:
@@ -280,8 +279,7 @@ def _run_from_row(row: Mapping[str, Any]) -> Run:
     """Make the run of a row. Raises ResultsError for one without a start or a known status."""
     if row["started_at"] is None or row["status"] not in set(RunStatus):
         raise ResultsError(f"run {row['run_id']}: its row has no start, or no status")
-    known = {name: _IF_MISSING.get(name) if value is None else value for name, value in row.items()}
-    return rows.run_from_row(known)
+    return from_row(Run, row)
 
 
 def _as_it_stands(root: Path, run: Run) -> Run:

@@ -12,23 +12,29 @@ may leave the last ones empty. Readers name such a part; remove it, and `--resum
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import re
 import shutil
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError
 from raybench.records import Device, DeviceSample, Record
-from raybench.results import rows
+from raybench.results.columns import to_row
+from raybench.results.lock import LOGS, check_run_id, one_line
 from raybench.results.parts import attempts_in
-from raybench.results.run import LATEST, Run
-from raybench.results.schema import TABLES, row_type, schema
+from raybench.results.point_row import make_unwritten, point_row
+from raybench.results.run import Run
+from raybench.results.tables import (
+    TABLES,
+    arrow_table,
+    module_rows,
+    region_rows,
+    sample_columns,
+    schema,
+    storable,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,14 +43,7 @@ if TYPE_CHECKING:
     from raybench.records.environment import Code
     from raybench.records.health import Finding, Link
 
-# No separator, no leading dot: a run_id is one folder name that cannot leave the results. Not
-# all digits, or readers take it for a number.
-_RUN_ID = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
 _WRITTEN = ("points", "samples", "devices", "runs")
-_LOCK = ".driver"  # in the run's folder of `runs`; always empty
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_READERS_S = 1.0  # a reader that tests the lock has it for far less
-LOGS = "logs"  # the folder of what ranks wrote, beside the tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +63,12 @@ class RunStore:
         code: what the workers load; each point tells of it.
         Raises ResultsError also when the run exists, or its id is no plain name.
         """
-        _check_run_id(run.run_id)
+        check_run_id(run.run_id)
         store = cls(root=root, run_id=run.run_id, measure=measure, code=code)
         if store._part("runs", "run").exists():
             raise ResultsError(f"{root}: run {run.run_id} is already there; choose another run_id")
         for table in _WRITTEN:
-            with _one_line(store._folder(table)):
+            with one_line(store._folder(table)):
                 store._folder(table).mkdir(parents=True, exist_ok=True)
         store.write_run(run)
         return store
@@ -81,11 +80,11 @@ class RunStore:
 
     def write_run(self, run: Run) -> None:
         """Write the row of the run, in place of what was there."""
-        self._write_rows("runs", "run", [rows.run_row(run)])
+        self._write_rows("runs", "run", [to_row(run)])
 
     def write_devices(self, devices: Sequence[Device], part: str = "devices") -> None:
         """Write devices of the run, in place of what was in this part."""
-        self._write_rows("devices", part, [rows.device_row(self.run_id, d) for d in devices])
+        self._write_rows("devices", part, [self._of_run(device) for device in devices])
 
     def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
         """Write attempts at points: their samples and profiles, if there are any, then their rows.
@@ -123,19 +122,24 @@ class RunStore:
         try:
             return self._tables_of(record)
         except Exception as error:  # whatever it is, it may not cost the other points
-            return self._tables_of(rows.make_unwritten(record, error))
+            return self._tables_of(make_unwritten(record, error))
 
     def _tables_of(self, record: Record) -> _Tables:
         import pyarrow as pa
 
-        columns = rows.sample_columns(self.run_id, record)
+        columns = sample_columns(self.run_id, record)
+        point = point_row(self.run_id, record, self.measure, self.code)
         return _Tables(
             record=record,
             samples=pa.table(columns, schema("samples")) if columns else None,
-            modules=_table("modules", list(rows.module_rows(self.run_id, record))),
-            regions=_table("regions", list(rows.region_rows(self.run_id, record))),
-            point=_table("points", [rows.point_row(self.run_id, record, self.measure, self.code)]),
+            modules=_table("modules", list(map(to_row, module_rows(self.run_id, record)))),
+            regions=_table("regions", list(map(to_row, region_rows(self.run_id, record)))),
+            point=_table("points", [to_row(point)]),
         )
+
+    def _of_run(self, record: Any) -> dict[str, Any]:
+        """Return a row of what a run has, as a device."""
+        return {"run_id": self.run_id, **to_row(record)}
 
     def _write_each(self, table: str, part: str, contents: Sequence[pa.Table | None]) -> None:
         import pyarrow as pa
@@ -152,11 +156,11 @@ class RunStore:
             if measurement.profile
         ]
         if profiles:
-            with _one_line(self.traces):
+            with one_line(self.traces):
                 self.traces.mkdir(parents=True, exist_ok=True)
         for name, rank, profile in profiles:
             path = self.traces / f"{name}-rank{rank}.json.gz"
-            with _one_line(path):
+            with one_line(path):
                 path.write_bytes(profile.trace)
 
     def _write_logs(self, batch: Sequence[tuple[int, Record]]) -> None:
@@ -165,7 +169,7 @@ class RunStore:
             name = _part_name([(index, record)])
             for rank, output in enumerate(record.outputs):
                 path = self._folder(LOGS) / f"{name}-rank{rank}.txt"
-                with _one_line(path):
+                with one_line(path):
                     if output:
                         path.parent.mkdir(parents=True, exist_ok=True)
                         path.write_text(f"{output}\n", encoding="utf-8", errors="replace")
@@ -180,15 +184,23 @@ class RunStore:
         import pyarrow as pa
 
         if samples:
-            columns = rows.telemetry_columns(self.run_id, samples)
+            # By column: of thousands of devices they are many.
+            columns = {
+                name: [getattr(sample, name) for sample in samples]
+                for name in DeviceSample.__dataclass_fields__
+            }
+            for name in ("node_id", "uuid", "throttle_reasons"):  # few different ones, many times
+                kept = {value: storable(value) for value in set(columns[name])}
+                columns[name] = [kept[value] for value in columns[name]]
+            columns["run_id"] = [self.run_id] * len(samples)
             whole = pa.table(columns, schema("telemetry"))
             self._write("telemetry", _part_name(batch), whole)
 
     def write_health(self, findings: Sequence[Finding], links: Sequence[Link]) -> None:
         """Write what a health check says, in place of what was there."""
         for table, content in (
-            ("health", [rows.finding_row(self.run_id, one) for one in findings]),
-            ("links", [rows.link_row(self.run_id, one) for one in links]),
+            ("health", list(map(self._of_run, findings))),
+            ("links", list(map(self._of_run, links))),
         ):
             self._write_rows(table, table, content)
 
@@ -198,7 +210,7 @@ class RunStore:
     def _part(self, table: str, part: str) -> Path:
         return self.root.joinpath(table, self.run_id, f"{part}.parquet")
 
-    def _write_rows(self, table: str, part: str, content: list[rows.Row]) -> None:
+    def _write_rows(self, table: str, part: str, content: list[dict[str, Any]]) -> None:
         if (whole := _table(table, content)) is not None:
             self._write(table, part, whole)
 
@@ -210,7 +222,7 @@ class RunStore:
                 f"{self.root}: the folders of run {self.run_id} are gone: they were removed or "
                 "moved meanwhile; put them back and use --resume, or start a new run"
             )
-        with _one_line(path):
+        with one_line(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _write_aside(content, path)
 
@@ -226,84 +238,8 @@ class _Tables:
     point: pa.Table | None
 
 
-def _table(table: str, content: list[rows.Row]) -> pa.Table | None:
-    import pyarrow as pa
-
-    if not content:
-        return None
-    # One conversion of whole rows: Table.from_pylist makes one for each of the 72 columns.
-    columns = pa.array([rows.storable(row) for row in content], row_type(table)).flatten()
-    return pa.Table.from_arrays(columns, schema=schema(table))
-
-
-@contextmanager
-def hold_run(root: Path, run_id: str) -> Iterator[None]:
-    """Be the one driver that writes this run; the system lets go of it when the process dies.
-
-    Raises ResultsError when another driver has it, and when what is written would not stay in
-    `root`. Where files cannot be locked nothing is held.
-    """
-    _check_inside(root, run_id)
-    path = root / "runs" / run_id / _LOCK
-    with _one_line(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
-    with file:
-        if not _lock(file):
-            raise ResultsError(
-                f"{root}: run {run_id} is being written by another sweep; wait for its end, "
-                "or stop it"
-            )
-        yield
-
-
-def _check_run_id(run_id: str) -> None:
-    if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:
-        raise ResultsError(
-            f"run_id: must be letters, digits, '.', '_' or '-', not all digits and not "
-            f"'{LATEST}', got {run_id!r}"
-        )
-
-
-def _check_inside(root: Path, run_id: str) -> None:
-    """Check that a run is inside its results folder.
-
-    Somebody else's may have any id, and links in the place of its folders.
-    """
-    _check_run_id(run_id)
-    for table in (*TABLES, "traces", LOGS):
-        folder = root / table / run_id
-        for path in (folder, folder / _LOCK):
-            if not path.resolve().is_relative_to(root.resolve()):
-                raise ResultsError(f"{path}: a link that leads out of {root}; remove it")
-
-
-def _lock(file: IO[bytes]) -> bool:
-    deadline_s = time.monotonic() + _READERS_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(0.05)
-        except OSError:
-            # A file system without locks must not keep anyone from a sweep.
-            return True
-        else:
-            return True
-
-
-def has_driver(root: Path, run_id: str) -> bool | None:
-    """Whether a driver holds the run; None where that cannot be told."""
-    try:
-        with (root / "runs" / run_id / _LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    return False
+def _table(table: str, content: list[dict[str, Any]]) -> pa.Table | None:
+    return arrow_table(table, content) if content else None
 
 
 def _part_name(batch: Sequence[tuple[int, Record]]) -> str:
@@ -360,7 +296,7 @@ def _parquet_options(table: str, row_count: int) -> dict[str, Any]:
 
 def check_writable(root: Path) -> None:
     """Raise ResultsError where it can be told at once that no run can be kept in `root`."""
-    with _one_line(root):
+    with one_line(root):
         nearest = next(path for path in (root, *root.absolute().parents) if path.exists())
         if not nearest.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a folder")
@@ -368,20 +304,9 @@ def check_writable(root: Path) -> None:
             raise PermissionError(errno.EACCES, f"no permission to write to {nearest}")
 
 
-@contextmanager
-def _one_line(path: Path) -> Iterator[None]:
-    """Say what the operating system refuses, as one line for the user."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error).splitlines()[0]
-        remedy = "make room there" if error.errno in _FULL else "choose another folder"
-        raise ResultsError(f"{path}: cannot be written: {reason}; {remedy}") from error
-
-
 def replace_part(path: Path, table: str, whole: pa.Table) -> None:
     """Write a part of a table anew, in place of what was there."""
-    with _one_line(path):
+    with one_line(path):
         _write_aside(_as_parquet(whole, table), path)
 
 

@@ -18,7 +18,7 @@ from raybench.job.point import Point, Precision
 from raybench.records import Answer, Cause, Device, Failure, Measurement, Record, Status, Task
 from raybench.records.checked_answers import check_answers
 from raybench.records.failure_text import DETAIL_CHARACTERS, shorten, shorten_start
-from raybench.results.quality import crowding
+from raybench.results.metrics.conditions import crowding
 from raybench.sweep.scheduler import Attempt
 
 # More of them in one part would make readers wait for the first, and take memory together.

@@ -21,7 +21,8 @@ from raybench.records import Status, TrialKey
 from raybench.sweep.batch_search import largest_found
 from raybench.sweep.scheduler import Attempt, smaller_batches_first
 
-# With so many rounds, speed-ups of GPU-bound points are known to half a percent: docs/explanation/numbers.md.
+# With so many rounds, speed-ups of GPU-bound points are known to half a percent:
+# docs/explanation/statistics.md.
 WORTHWHILE = 3
 # Between two rounds the processes of all workers are replaced: 4.5 s for two on H200s.
 BETWEEN_ROUNDS_S = 5.0

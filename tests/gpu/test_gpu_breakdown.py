@@ -8,7 +8,7 @@ import pytest
 from raybench.job.model import Measure
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.records import Task
-from raybench.results import rows
+from raybench.results.point_row import point_row
 from tests.gpu.gpus import GPU, cluster_of, needs_two
 from tests.measured_points import measure_record
 from tests.unit.fakes import make_point
@@ -30,7 +30,7 @@ def record_of(cluster, workload="mlp", *, profile=False, **given):
 
 
 def row_of(cluster, workload="mlp", **settings):
-    row = rows.point_row("run-a", record_of(cluster, workload, **settings), Measure())
+    row = point_row("run-a", record_of(cluster, workload, **settings), Measure())
     columns = [name for name in row if name.endswith("_ms") or name == "step_ms_p50"]
     told = {name: row[name] for name in (*columns, "host_bound", "slowest_rank")}
     # Shown with -rP: these are figures to look at, not only to pass.

@@ -5,7 +5,7 @@ import pytest
 from raybench.job.model import Measure, Span
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.records import Task
-from raybench.results.point_metrics import compute_metrics
+from raybench.results.point_row import point_metrics
 from tests.gpu.gpus import GPU, cluster_of, needs_two
 from tests.measured_points import measure_record
 from tests.unit.fakes import make_point
@@ -38,7 +38,7 @@ def run(cluster, workload, world_size, **settings):
         **dict.fromkeys(("batch_size", "global_batch_size", "scaling")),
     )
     record = measure_record(cluster, Task(point=point, settings=SETTINGS))
-    return compute_metrics(record)
+    return point_metrics(record)
 
 
 @needs_two

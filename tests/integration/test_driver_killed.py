@@ -13,7 +13,7 @@ import pytest
 import raybench
 from raybench.results.reader import logs, read_runs
 from raybench.results.run import RunStatus
-from raybench.results.schema import TABLES
+from raybench.results.tables import TABLES
 from tests.integration import sweeps
 from tests.integration.fault_injection import harmed_sweep
 from tests.integration.fault_runs import rows, start_sweep, write_job

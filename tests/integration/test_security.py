@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from raybench.errors import ResultsError
-from raybench.results.writer import RunStore, hold_run
+from raybench.results.lock import hold_run
+from raybench.results.writer import RunStore
 from tests.integration.sweeps import RAYBENCH, begin, descendants, wait_for, write_text
 from tests.unit.builders import (
     make_device,

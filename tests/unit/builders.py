@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.scaling import ScaledRow, scaled_rows, scaling
+from raybench.analysis.rows import ScaledRow
+from raybench.analysis.scaling import scaling
 from raybench.health.readings import Reading
 from raybench.health.suite import HealthTest
 from raybench.job.model import Measure
@@ -19,9 +21,9 @@ from raybench.records.health import Finding, Link, Subject, Verdict
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary, summarize
-from raybench.results import rows
+from raybench.results.columns import to_row
+from raybench.results.point_row import PointRow, point_row
 from raybench.results.run import Run, RunStatus
-from raybench.results.schema import TABLES
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 START = datetime(2026, 8, 21, 10, 11, 12, tzinfo=UTC)
@@ -246,23 +248,41 @@ def make_sweep() -> list[Record]:
     return records
 
 
-def points_table(records: Iterable[Record]) -> pd.DataFrame:
-    """The table `points` of a run of these records, as `raybench.load` gives it."""
-    content = [rows.point_row("run-a", record, make_measure()) for record in records]
-    return pd.DataFrame(content, columns=[column.name for column in TABLES["points"]])
+def make_row(**values: Any) -> PointRow:
+    """A row of `points` of which little is known."""
+    known = {"run_id": "run-a", "point_id": "p", "attempt": 1, "status": Status.OK}
+    return PointRow(**{**known, "started_at": START, **values})
+
+
+def make_rows(records: Iterable[Record], **changes: Any) -> list[PointRow]:
+    """The rows of `points` of a run of these records; changes: of fields, in all of them."""
+    measure = make_measure()
+    return [replace(point_row("run-a", record, measure), **changes) for record in records]
+
+
+def column(rows: Iterable[Any], name: str) -> list[Any]:
+    return [getattr(row, name) for row in rows]
+
+
+def with_values(rows: Sequence[PointRow], **values: Sequence[Any]) -> list[PointRow]:
+    """The rows with other values of some fields, one for each row."""
+    return [
+        replace(row, **{name: of_rows[place] for name, of_rows in values.items()})
+        for place, row in enumerate(rows)
+    ]
 
 
 def scaling_rows(records: Iterable[Record], baseline: dict[str, Any]) -> list[ScaledRow]:
     """The points with their speed-up over the baseline, as reports read them."""
-    return scaled_rows(scaling(points_table(records), baseline))
+    return scaling(make_rows(records), baseline)
 
 
 def make_summary(
     records: Sequence[Record], run: Run | None = None, device_count: int = 4
 ) -> Summary:
     """What reports say of a run of these records."""
-    devices = [rows.device_row("run-a", make_device(index)) for index in range(device_count)]
-    return summarize(run or make_run("run-a"), pd.DataFrame(devices), points_table(records))
+    devices = [to_row(make_device(index)) for index in range(device_count)]
+    return summarize(run or make_run("run-a"), pd.DataFrame(devices), make_rows(records))
 
 
 def report_text(summary, kind="terminal", **layout):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -16,7 +16,10 @@ from raybench.job.plan import make_plan
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 PAGES = [
-    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *(
+        REPOSITORY / name
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+    ),
     *DOCS.rglob("*.md"),
 ]
 # Jobs whose runs are in an earlier commit, as docs/results.md says.
@@ -57,7 +60,8 @@ def commands(text):
     """The words of each `raybench` command in the code blocks of a page."""
     blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    typed = [re.search(r"(?:^|\s|\()raybench (?!raybench)([^#|;&)]*)", line) for line in lines]
+    code = [line.partition("#")[0] for line in lines]
+    typed = [re.search(r"(?:^|\(|&& |-- |\bdo )\s*raybench ([^|;&)]+)", line) for line in code]
     return [found[1].split() for found in typed if found]
 
 
@@ -74,8 +78,25 @@ def test_every_command_and_option_that_is_printed_exists(page):
         assert options <= known, (name, options - known)
 
 
-def test_the_pages_are_as_long_as_people_read():
-    words = sum(len(page.read_text().split()) for page in PAGES if "reports" not in page.parts)
+@pytest.fixture(scope="module")
+def generated():
+    """The generator of the reference pages, as a module."""
+    found = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_what_commands_schemas_and_metrics_say(generated):
+    for name, page in generated.PAGES.items():
+        shown = (DOCS / "reference" / name).read_text()
+        assert shown == page().rstrip() + "\n", "run: python docs/generate.py"
+
+
+def test_the_pages_are_as_long_as_people_read(generated):
+    made = {DOCS / "reference" / name for name in generated.PAGES}
+    written = [page for page in PAGES if page not in made and "reports" not in page.parts]
+    words = sum(len(page.read_text().split()) for page in written)
     assert words <= 30_000
     assert len((REPOSITORY / "README.md").read_text().split()) <= 700
 

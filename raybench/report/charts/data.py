@@ -8,7 +8,7 @@ from functools import cached_property
 
 import pandas as pd
 
-from raybench.analysis.scaling import ScaledRow, scaled_rows
+from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import OPTIONAL, batch_column, setting, setting_order, varying
 from raybench.report import formatting, plain_text
 from raybench.report.charts.grammar import (
@@ -75,7 +75,7 @@ class ChartData:
 
 def rows_of(summary: Summary) -> list[Row]:
     """Return the latest attempt at each point of a run, with what was derived from it."""
-    return scaled_rows(summary.scaling)
+    return list(summary.rows)
 
 
 def in_order(rows: Sequence[Row], last: Collection[str] = ()) -> list[Row]:

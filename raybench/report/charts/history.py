@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-import pandas as pd
-
-from raybench.analysis.history import HistoryRow, history_rows
+from raybench.analysis.history import HistoryRow
 from raybench.report import formatting, plain_text
 from raybench.report.charts.grammar import (
     HEIGHT,
@@ -28,14 +26,13 @@ _MOST_PANELS, _PANEL_HEIGHT = 40, 150
 _DAY_S = 86_400
 
 
-def history_figure(frame: pd.DataFrame) -> Figure:
+def history_figure(rows: Sequence[HistoryRow]) -> Figure:
     """Draw a line for each point and machine, its levels dashed, a rule at each step.
 
     Few of them are drawn in one panel, many in one each, those with steps first.
-    frame: as `raybench.analysis.history.history` gives it.
+    rows: as `raybench.analysis.history.history` gives them.
     """
-    rows = history_rows(frame)
-    several = frame["machine"].nunique() > 1
+    several = len({row.machine for row in rows}) > 1
     marks = [_mark(row, name, several) for row, name in zip(rows, point_names(rows), strict=True)]
     lines = list(dict.fromkeys(mark["line"] for mark in marks))
     stepped = {mark["line"] for mark in marks if mark["is_step"]}

@@ -18,7 +18,7 @@ from raybench.report.charts.ranking import bar_names
 from raybench.report.charts.registry import Chart
 from raybench.report.insights import CAUSES
 from raybench.report.tables import has_no_breakdown
-from raybench.results.quality import is_slowed_by_one_rank
+from raybench.results.metrics.parts import is_slowed_by_one_rank
 
 # What one slow rank takes longer than the others; it is no column, but a share of other parts.
 _SLOWER = "slower_ms"

@@ -75,7 +75,7 @@ def draw_main_figure(data: ChartData, kind: str) -> bytes | None:
 
 def why_no_figure(summary: Summary) -> str:
     """Return why a run has no first picture, in words that follow `because`."""
-    if not len(summary.scaling):
+    if not summary.rows:
         return "no point of this run has been finished yet"
-    ended = dict.fromkeys(formatting.STATUS_WORDS[status] for status in summary.scaling["status"])
+    ended = dict.fromkeys(formatting.STATUS_WORDS[row.status] for row in summary.rows)
     return f"no point of this run was measured ({', '.join(ended)})"

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import EXECUTION, OPTIONAL, batch_column, setting
 from raybench.job.point import RUN_SETTINGS
 from raybench.records import FAILURES, NOT_RUN
 from raybench.report import formatting
-from raybench.report.json_text import plain_records
+from raybench.report.json_text import plain_rows
 from raybench.report.plain_text import plain
 from raybench.report.summary import Summary
 
@@ -34,25 +35,26 @@ _NOT_FIGURES = {
 class ExportedPoint:
     """The latest attempt at a point.
 
-    row: all columns of `points` and what the report derives, as JSON can hold them.
+    point: its row. row: the same as JSON can hold it, by column.
     search_ok: whether running out of memory is an answer, as in a search for the largest batch.
     """
 
+    point: ScaledRow
     row: dict[str, Any]
     search_ok: bool
 
     @cached_property
     def settings(self) -> dict[str, str]:
         """Return all settings that define the point, the same in every run that has it."""
-        row = self.row
-        names = ["precision", *filter(None, [batch_column(row)]), "world_size"]
+        point = self.point
+        names = ["precision", *filter(None, [batch_column(point)]), "world_size"]
         options = {
             name: formatting.setting(name, value)
             for name in OPTIONAL
-            if (value := setting(row, name)) != RUN_SETTINGS[name].default
+            if (value := setting(point, name)) != RUN_SETTINGS[name].default
         }
-        fixed = {name: row[name] for name in names}
-        given = {"workload": row["workload"], **row["params"], **options, **fixed}
+        fixed = {name: getattr(point, name) for name in names}
+        given = {"workload": point.workload, **point.params, **options, **fixed}
         return {plain(name): plain(value) for name, value in given.items()}
 
     @property
@@ -98,7 +100,10 @@ class ExportedPoint:
 def exported_points(summary: Summary) -> list[ExportedPoint]:
     """Return the latest attempt at each point of a run."""
     search_ok = summary.run.status.value == "ok"
-    return [ExportedPoint(row=row, search_ok=search_ok) for row in plain_records(summary.scaling)]
+    return [
+        ExportedPoint(point=point, row=row, search_ok=search_ok)
+        for point, row in zip(summary.rows, plain_rows(summary.rows), strict=True)
+    ]
 
 
 def facts_of_run(summary: Summary) -> dict[str, str]:

@@ -18,7 +18,6 @@ import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from raybench.analysis.rounds import records
 from raybench.report import blocks, formatting, plain_text
 from raybench.report.blocks import HOW_TO_ADD_ROUNDS
 from raybench.report.charts.data import ChartData
@@ -173,7 +172,7 @@ def device_table(devices: pd.DataFrame) -> Table:
     """List what is known of each device, a row each."""
     used = [name for name in _HEADS if name in devices and devices[name].notna().any()]
     ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
-    rows = [[_cell(name, row[name]) for name in used] for row in records(ordered[used])]
+    rows = [[_cell(name, row[name]) for name in used] for row in ordered[used].to_dict("records")]
     return Table(columns=[_HEADS[name] for name in used], rows=rows, texts=len(used))
 
 

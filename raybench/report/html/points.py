@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from raybench.analysis.rows import RATES, SCALING, value_of, workload_metrics
 from raybench.analysis.settings import is_numeric, setting, varying
 from raybench.records.metric import Metric
 from raybench.report import formatting
@@ -21,7 +22,6 @@ from raybench.report.charts.scaling import speed_up_words
 from raybench.report.plain_text import shorten
 from raybench.report.summary import Summary
 from raybench.report.tables import STEP_MEANING, marks
-from raybench.results.metrics import RATES, SCALING, value_of, workload_metrics
 
 _HINT_CHARS = 300
 _EMPTY = Cell(text="")

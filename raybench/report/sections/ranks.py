@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raybench.analysis.ranks import (
@@ -18,12 +18,12 @@ from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Listing, Table, make_table
 from raybench.report.sections import Section
 from raybench.report.tables import groups_of_points, table_of_points
-from raybench.results.quality import is_slowed_by_one_rank
+from raybench.results.metrics.parts import is_slowed_by_one_rank
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
 
-Row = Mapping[str, Any]
+Row = Any
 
 NOTE = (
     "Ranks: computes, idle, waits and exchange add up to the step on each. Waits: for the slowest "

@@ -21,7 +21,7 @@ from raybench.report.tables import Layout, marks, table_of_points
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
 
-Row = Mapping[str, Any]
+Row = Any
 
 SCOPE = "scope"
 _TITLE = "Module beside end to end"

@@ -18,7 +18,7 @@ from builders import (
 
 import raybench
 from raybench.errors import ResultsError
-from raybench.results.schema import TABLES
+from raybench.results.tables import TABLES
 from raybench.results.writer import RunStore
 
 PARAMS = {"hidden": 4096, "dropout": 0.1, "compile": True, "data": "synthetic", "flag": "none"}

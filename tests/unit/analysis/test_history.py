@@ -7,10 +7,11 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from builders import START, make_device, make_point, make_record
+from builders import START, column, make_device, make_point, make_record
 from compared import sweep, write
 
 from raybench.analysis.history import find_steps, history
+from raybench.analysis.rows import point_rows
 from raybench.results import reader
 
 
@@ -36,9 +37,9 @@ def test_a_history_keeps_other_devices_apart(tmp_path):
             make_point(world_size=1), step_ms=step_ms, devices=(device,), started_at=started_at
         )
         write(tmp_path, f"run{day}", [one], [device], started_at=started_at)
-    frame = history(reader.load(tmp_path, "points"))
-    assert list(frame["machine"]) == [0] * 6 + [1] * 6
-    assert frame["step"].isna().all()
+    found = history(point_rows(reader.load(tmp_path, "points")))
+    assert column(found, "machine") == [0] * 6 + [1] * 6
+    assert set(column(found, "step")) == {None}
 
 
 @pytest.fixture

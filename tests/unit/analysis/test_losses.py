@@ -1,44 +1,37 @@
 from __future__ import annotations
 
 import pytest
+from builders import make_row
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.analysis.losses import LOSSES, shares_of_loss
 
-NOTHING = dict.fromkeys(
-    (
-        *("local_step_ms", "straggler_ms", "comm_ms", "late_in_turn_ms", "data_ms", "host_gap_ms"),
-        *("local_step_ms_by_rank", "device_ms_by_rank"),
-    )
-)
-
 
 def row(step_ms, *local_ms, **parts):
     """A point on GPUs of which each rank's own step is known, and takes its device all the time."""
     slowest = max(local_ms, default=None)
-    return {
-        **NOTHING,
+    several = {
+        "straggler_ms": sorted(local_ms)[-1] - sorted(local_ms)[(len(local_ms) - 2) // 2],
+        "comm_exposed_ms": step_ms - max(local_ms),
+    }
+    known = {
         "world_size": len(local_ms),
         "step_ms_p50": step_ms,
         "step_ms_mean": step_ms,
         "device_type": "cuda",
         "local_step_ms": slowest,
-        "local_step_ms_by_rank": list(local_ms),
-        "device_ms_by_rank": list(local_ms),
-        "straggler_ms": sorted(local_ms)[-1] - sorted(local_ms)[(len(local_ms) - 2) // 2]
-        if len(local_ms) > 1
-        else None,
+        "local_step_ms_by_rank": local_ms,
+        "device_ms_by_rank": local_ms,
         "comm_ms": 100.0,
-        "comm_exposed_ms": step_ms - max(local_ms) if len(local_ms) > 1 else None,
-        **parts,
     }
+    return make_row(**known | (several if len(local_ms) > 1 else {}) | parts)
 
 
 def lost(point, base, work=1.0):
     """work: share of the baseline's step in perfect scaling."""
-    name = "step_ms_mean" if point["local_step_ms_by_rank"] else "step_ms_p50"
-    efficiency = work * base[name] / point[name]
+    name = "step_ms_mean" if point.local_step_ms_by_rank else "step_ms_p50"
+    efficiency = work * getattr(base, name) / getattr(point, name)
     shares = shares_of_loss(point, base, efficiency)
     assert tuple(shares) == LOSSES
     known = [share for share in shares.values() if share is not None]
@@ -80,7 +73,7 @@ def test_communication_that_was_not_timed_is_unexplained():
 
 def test_communication_whose_calls_were_counted_is_what_local_copies_do_not_take():
     calls = {"all_to_all": 4}
-    found = lost(row(10.0, 8.0, 8.0, comm_ms=None) | {"comm_calls": calls}, row(8.0, 8.0))
+    found = lost(row(10.0, 8.0, 8.0, comm_ms=None, comm_calls=calls), row(8.0, 8.0))
     assert (found["comm"], found["unexplained"]) == pytest.approx((0.2, 0.0))
 
 
@@ -139,8 +132,9 @@ def test_a_baseline_of_several_ranks_keeps_its_own_communication_and_slow_rank()
 
 
 def test_without_a_breakdown_all_is_unexplained():
-    bare = {"world_size": 4, "step_ms_p50": 10.0, "device_type": "cuda", **NOTHING}
-    found = lost(bare, bare | {"world_size": 1, "step_ms_p50": 8.0})
+    bare = {"device_type": "cuda", "step_ms_mean": 99.0}
+    four, one = (make_row(world_size=n, step_ms_p50=ms, **bare) for n, ms in ((4, 10.0), (1, 8.0)))
+    found = lost(four, one)
     assert found.pop("unexplained") == pytest.approx(0.2)
     assert set(found.values()) == {None}
 

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from builders import make_row
 
 from raybench.analysis.ranks import MOST_RANKS, ranks_of_step, telling_ranks, wall_clock
 
 
 def row(**changes):
     """A step of 25 ms: rank 0 computes 9.5 ms, rank 1 19; 5 ms are exchanged."""
-    parts = (
-        *("compute_ms", "optimizer_ms", "host_gap_ms", "comm_exposed_ms", "wait_ms", "data_ms"),
-        *("local_step_ms", "device_type"),
-    )
-    return {
+    known = {
         "step_ms_p50": 25.0,
         "local_step_ms_by_rank": [10.0, 20.0],
         "device_ms_by_rank": [9.5, 19.0],
-        "share_by_rank": None,
-        "wall_unsynced_ms_by_rank": None,
-        "wall_synced_ms_by_rank": None,
-        **dict.fromkeys(parts),
-        **changes,
     }
+    return make_row(**known | changes)
 
 
 def test_a_fast_rank_computes_waits_and_exchanges_and_a_slow_one_does_not_wait():

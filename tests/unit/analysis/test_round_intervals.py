@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
-from builders import make_measurement, make_point, make_record, points_table
+from builders import column, make_measurement, make_point, make_record, make_rows
 
 from raybench.analysis.rounds import Trials, latest_trials, mean_of_rounds
 from raybench.analysis.scaling import scaling
+from raybench.records import Status
 from raybench.stats.starts import scatter
 
 BASELINE = {"world_size": 1}
@@ -31,23 +32,23 @@ def in_rounds(*times_ms, control=()):
         make_record(ONE, step_ms=ms, round=number, attempt=10 + number, control_of=4)
         for number, ms in enumerate(control, 1)
     ]
-    return points_table([*ran, *controls])
+    return make_rows([*ran, *controls])
 
 
 def of_size(found, world_size):
-    return dict(found.set_index("world_size").loc[world_size])
+    return next(row for row in found if row.world_size == world_size)
 
 
 def test_a_speed_up_is_the_mean_of_the_ratios_within_each_round():
     # The whole second round is 20 % slower: the ratios are the same, and so sure.
     found = scaling(in_rounds((10.0, 12.5, 20.0), (12.0, 15.0, 24.0)), BASELINE)
     two = of_size(found, 2)
-    assert two["speed_up"] == pytest.approx(1.6, rel=1e-3)
-    assert two["speed_up_high"] / two["speed_up"] < 1.002
-    assert two["step_ms_p50"] == pytest.approx(math.sqrt(12.5 * 15.0), rel=1e-3)
+    assert two.speed_up == pytest.approx(1.6, rel=1e-3)
+    assert two.speed_up_high / two.speed_up < 1.002
+    assert two.step_ms_p50 == pytest.approx(math.sqrt(12.5 * 15.0), rel=1e-3)
     # The step time itself scatters by 20 %, with so few degrees of freedom.
-    assert two["step_ms_high"] > 15.0
-    assert two["rounds"] == 2
+    assert two.step_ms_high > 15.0
+    assert two.rounds == 2
 
 
 def test_an_interval_is_that_of_the_rounds_of_this_run_alone():
@@ -58,21 +59,21 @@ def test_an_interval_is_that_of_the_rounds_of_this_run_alone():
     for place, (world_size, expected) in enumerate(zip((1, 2, 4), scatter(logs), strict=True)):
         row = of_size(found, world_size)
         assert expected is not None
-        seen = math.log(row["step_ms_high"] / row["step_ms_p50"])
+        seen = math.log(row.step_ms_high / row.step_ms_p50)
         assert seen == pytest.approx(expected.half_width(1 / 3), rel=0.05), place
 
 
 def found_times(found, times):
     """Points x rounds; the builder adds a little noise, the same in each round."""
-    scale = found["step_ms_p50"].to_numpy() / np.exp(np.log(times).mean(axis=0))
+    scale = np.array(column(found, "step_ms_p50")) / np.exp(np.log(times).mean(axis=0))
     return times.T * scale[:, np.newaxis]
 
 
 def test_with_one_round_nothing_has_an_interval():
     found = scaling(in_rounds((10.0, 12.0, 15.0)), BASELINE)
-    assert found["speed_up"].notna().all()
-    ends = [name for name in found if name.endswith(("_low", "_high")) and "_ci_" not in name]
-    assert found[ends].isna().all(axis=None)
+    assert None not in column(found, "speed_up")
+    ends = [name for name in vars(found[0]) if name.endswith(("_low", "_high"))]
+    assert {getattr(row, name) for row in found for name in ends if "_ci_" not in name} == {None}
 
 
 def test_the_interval_of_a_speed_up_is_of_the_means_that_it_is_made_of():
@@ -91,9 +92,9 @@ def test_the_interval_of_a_speed_up_is_of_the_means_that_it_is_made_of():
         for number in (1, 2, 3)
         for point in (ONE, TWO)
     ]
-    two = of_size(scaling(points_table(records), BASELINE), 2)
-    assert two["step_ms_high"] / two["step_ms_p50"] < 1.001
-    assert two["speed_up_high"] / two["speed_up"] > 1.2
+    two = of_size(scaling(make_rows(records), BASELINE), 2)
+    assert two.step_ms_high / two.step_ms_p50 < 1.001
+    assert two.speed_up_high / two.speed_up > 1.2
 
 
 def steps(times):
@@ -104,8 +105,8 @@ def test_ratios_are_taken_against_the_mean_of_the_baseline_and_its_control():
     # The machine becomes 4 % slower until the control; the point of four devices stands between.
     points = in_rounds((10.0, 12.0, 10.2), (10.0, 12.0, 10.2), control=(10.4, 10.4))
     four = of_size(scaling(points, BASELINE), 4)
-    assert four["speed_up"] == pytest.approx(4 * math.sqrt(10.0 * 10.4) / 10.2, rel=1e-3)
-    assert of_size(scaling(points, BASELINE), 2)["speed_up"] == pytest.approx(2 * 10 / 12, rel=1e-3)
+    assert four.speed_up == pytest.approx(4 * math.sqrt(10.0 * 10.4) / 10.2, rel=1e-3)
+    assert of_size(scaling(points, BASELINE), 2).speed_up == pytest.approx(2 * 10 / 12, rel=1e-3)
     found = list(Trials(points).drifts())
     assert [(number, block) for number, block, _ in found] == [(1, 4), (2, 4)]
     assert found[0][2] == pytest.approx(0.04, abs=1e-3)
@@ -115,47 +116,48 @@ def test_ratios_are_taken_against_the_mean_of_the_baseline_and_its_control():
 def test_a_control_is_no_point_of_the_report():
     points = in_rounds((10.0, 12.0, 15.0), control=(10.0,))
     assert len(latest_trials(points)) == 4
-    assert scaling(points, BASELINE)["world_size"].tolist() == [1, 2, 4]
+    assert column(scaling(points, BASELINE), "world_size") == [1, 2, 4]
 
 
 def test_a_point_that_failed_in_one_round_is_the_mean_of_the_others_and_says_so():
     points = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2), (10.1, 12.1, 15.1))
-    lost = (points["world_size"] == 2) & (points["round"] == 2)
-    points.loc[lost, ["status", "error_message", "throughput"]] = ["lost", "rank 1 died", None]
+    lost = {"status": Status.LOST, "error_message": "rank 1 died", "throughput": None}
+    points = [
+        replace(row, **lost) if (row.world_size, row.round) == (2, 2) else row for row in points
+    ]
     two = of_size(scaling(points, BASELINE), 2)
-    assert two["status"] == "ok"
-    assert two["rounds"] == 2
-    assert two["step_ms_p50"] == pytest.approx(math.sqrt(12.0 * 12.1), rel=1e-3)
-    assert two["warnings"][-1] == "round 2 ended lost: rank 1 died"
-    assert two["speed_up"] == pytest.approx(2 * math.sqrt(10 * 10.1 / 12 / 12.1), rel=1e-3)
+    assert two.status == "ok"
+    assert two.rounds == 2
+    assert two.step_ms_p50 == pytest.approx(math.sqrt(12.0 * 12.1), rel=1e-3)
+    assert two.warnings[-1] == "round 2 ended lost: rank 1 died"
+    assert two.speed_up == pytest.approx(2 * math.sqrt(10 * 10.1 / 12 / 12.1), rel=1e-3)
 
 
 def test_a_baseline_that_was_never_ok_beside_a_point_is_the_reason_for_no_speed_up():
     points = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2))
-    gone = (points["world_size"] == 1) & (points["round"] == 2)
-    gone |= (points["world_size"] == 2) & (points["round"] == 1)
-    points.loc[gone, "status"] = "lost"
+    points = [
+        replace(row, status=Status.LOST) if (row.world_size, row.round) in ((1, 2), (2, 1)) else row
+        for row in points
+    ]
     two = of_size(scaling(points, BASELINE), 2)
-    assert pd.isna(two["speed_up"])
-    assert two["why"] == "baseline point was not ok in any round of this point"
+    assert two.speed_up is None
+    assert two.why == "baseline point was not ok in any round of this point"
 
 
 def test_doubts_of_one_round_stay_and_samples_count_together():
     points = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2))
-    points.loc[points["round"] == 2, ["stable", "throttled"]] = [False, True]
-    points.loc[points["round"] == 1, ["stable", "throttled"]] = [True, False]
+    points = [replace(row, stable=row.round == 1, throttled=row.round == 2) for row in points]
     merged = mean_of_rounds(points)
-    assert merged["stable"].all()
-    assert merged["throttled"].all()
-    assert merged["iterations"].tolist() == [2 * n for n in points["iterations"][:3]]
-    rate = merged["throughput"] * merged["step_ms_p50"]
-    assert rate.tolist() == pytest.approx([8000.0 * n * 8 for n in (1, 2, 4)], rel=0.5)
+    assert all(column(merged, "stable"))
+    assert all(column(merged, "throttled"))
+    assert column(merged, "iterations") == [2 * row.iterations for row in points[:3]]
+    rates = [row.throughput * row.step_ms_p50 for row in merged]
+    assert rates == pytest.approx([8000.0 * n * 8 for n in (1, 2, 4)], rel=0.5)
 
 
 def test_what_the_first_process_of_a_host_loads_is_in_no_cold_step_of_several_rounds():
     points = in_rounds(*[(10.0, 12.0, 15.0)] * 3)
-    points["first_step_ms"] = 700.0
-    is_first = (points["world_size"] == 1) & (points["round"] == 1)
-    points.loc[is_first, "first_step_ms"] = 1400.0
-    points.loc[points["round"] == 3, "first_step_ms"] = 720.0
-    assert mean_of_rounds(points)["first_step_ms"].tolist() == [720.0, 700.0, 700.0]
+    of_rounds = {1: 700.0, 2: 700.0, 3: 720.0}
+    points = [replace(row, first_step_ms=of_rounds[row.round]) for row in points]
+    points[0] = replace(points[0], first_step_ms=1400.0)
+    assert column(mean_of_rounds(points), "first_step_ms") == [720.0, 700.0, 700.0]

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
 import pandas as pd
-from builders import START, make_measurement, make_point, make_record
+from builders import START, make_measurement, make_point, make_record, make_row
 
 from raybench.analysis.step_times import busy_pct, repeat_step_times, step_times
-from raybench.results import rows
+from raybench.results.tables import sample_columns
 from raybench.stats.summary import step_time
 
 MS = 1_000_000
@@ -19,7 +20,7 @@ def samples_of(*ranks, warmup=2):
         for rank, repeats in enumerate(ranks)
     )
     record = make_record(make_point(world_size=len(ranks)), measurements=measurements)
-    return pd.DataFrame(rows.sample_columns("run-a", record))
+    return pd.DataFrame(sample_columns("run-a", record))
 
 
 def test_ranks_apart_give_the_slowest_of_them_repeat_by_repeat_without_warm_up():
@@ -66,8 +67,8 @@ def test_devices_are_as_busy_as_the_least_of_those_that_worked_was_while_it_was_
             "step_ns": [second] * 10,
         }
     )
-    point = {"started_at": START, "duration_s": 20.0, "world_size": 2}
+    point = make_row(duration_s=20.0, world_size=2)
     assert busy_pct(telemetry, samples, point) == 60.0
-    assert busy_pct(telemetry, samples, point | {"world_size": 4}) is None
+    assert busy_pct(telemetry, samples, replace(point, world_size=4)) is None
     assert busy_pct(telemetry[:0], samples, point) is None
     assert busy_pct(telemetry, samples[:0], point) is None

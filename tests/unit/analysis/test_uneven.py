@@ -90,7 +90,7 @@ def test_a_fleet_is_all_points_that_are_equal_but_for_their_shares(one):
 
 def test_ranks_without_a_share_are_no_part_of_the_step(one):
     fast = one.scenarios["fast"]
-    assert fast.row["step_ms_p50"] == pytest.approx(16.0)
+    assert fast.row.step_ms_p50 == pytest.approx(16.0)
     assert fast.throughput == pytest.approx(192 / 0.016)
     assert fast.devices_used == 2
     assert [rank.wait_ms for rank in fast.ranks] == [0.0, 0.0, None]

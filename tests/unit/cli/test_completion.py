@@ -12,7 +12,8 @@ from builders import START, make_measure, make_point, make_record, make_run
 
 from raybench.cli import COMMANDS
 from raybench.job.registry import BUILTIN
-from raybench.results.writer import LATEST, RunStore
+from raybench.results.folder import LATEST
+from raybench.results.writer import RunStore
 
 RUNS = ["gemm-3", "mlp-2", "mlp-1"]
 IDS = [make_point(world_size=world_size).point_id for world_size in (2, 1)]
@@ -83,10 +84,6 @@ def test_runs_of_a_results_folder_inside_are_offered_with_its_name(results):
     assert offered("raybench report ", results.parent) == [LATEST, *inside]
     assert offered("raybench report examples/m", results.parent) == inside[1:]
     assert offered("raybench show examples/gemm ", results.parent) == IDS
-
-
-def test_a_path_is_completed_by_the_shell(results):
-    assert offered("raybench report results/runs/", results.parent) == ["results/runs/"]
 
 
 def test_completing_imports_none_of_the_slow_libraries(results):

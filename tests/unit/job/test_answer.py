@@ -8,7 +8,7 @@ from jobs import HEAD, MLP, load, problems_of
 from raybench.job.answer import ANSWER_METRICS, Answer, answer_of_run
 from raybench.job.registry import BUILTIN
 from raybench.job.registry import load as load_class
-from raybench.results.schema import TABLES
+from raybench.results.tables import TABLES
 
 ASKED = (
     "question: Which width is fastest?\nanswer: {metric: throughput, over: [hidden, layers]}\n"

@@ -10,8 +10,8 @@ from builders import make_measure, make_point, make_record
 
 from raybench.job import registry
 from raybench.job.point import EXECUTION, OPTIONAL, RUN_SETTINGS, Precision, SlowBy
-from raybench.results.rows import point_row
-from raybench.results.schema import TABLES
+from raybench.results.point_row import point_row
+from raybench.results.tables import TABLES
 from raybench.workloads.base import Context
 
 # Values that are not the defaults.
@@ -46,7 +46,8 @@ def test_how_steps_are_executed_is_told_to_workloads_ids_filters_and_tables(name
     assert point.settings[name] == OTHER[name]
     assert point.point_id != make_point().point_id
     assert name in {column.name for column in TABLES["points"]}
-    assert point_row("run", make_record(point), make_measure())[name] == OTHER[name]
+    row = point_row("run", make_record(point), make_measure())
+    assert getattr(row, name) == OTHER[name]
 
 
 def test_an_option_is_named_only_where_it_differs_from_its_default():

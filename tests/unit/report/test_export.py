@@ -59,7 +59,7 @@ def test_csv_has_a_line_per_point_that_reads_back(summary):
     assert rows[1]["speed_up"] == ""
     assert rows[0]["is_baseline"] == "true"
     assert rows[1]["error_message"] == 'a "b" <c> & ]]> \ufffd[31m\ufffd ünï\n=1+1,2'
-    assert float(rows[0]["step_ms_p50"]) == summary.scaling["step_ms_p50"][0]
+    assert float(rows[0]["step_ms_p50"]) == summary.rows[0].step_ms_p50
 
 
 def test_json_has_units_devices_and_all_columns(summary):
@@ -84,7 +84,7 @@ def test_junit_counts_and_tells_what_failed(summary):
     assert skipped.find("skipped").get("message") == "too few"
     figures = {p.get("name"): p.get("value") for p in ok.iter("property")}
     assert figures["iterations"] == "6"
-    assert float(figures["step_ms_p50"]) == summary.scaling["step_ms_p50"][0]
+    assert float(figures["step_ms_p50"]) == summary.rows[0].step_ms_p50
 
 
 def test_in_a_search_for_the_largest_batch_out_of_memory_is_no_error(tmp_path):
@@ -96,7 +96,7 @@ def test_in_a_search_for_the_largest_batch_out_of_memory_is_no_error(tmp_path):
 def test_github_benchmark_has_the_same_name_for_the_same_point_in_every_run(summary, tmp_path):
     (entry,) = json.loads(export(summary, "github-action-benchmark"))
     assert entry["unit"] == "ms"
-    assert entry["value"] == summary.scaling["step_ms_p50"][0]
+    assert entry["value"] == summary.rows[0].step_ms_p50
     assert "range" not in entry  # one start
     # Alone in its run, nothing varies: the name must not depend on that.
     store = RunStore.create(tmp_path / "lone", make_run("lone"), make_measure())
@@ -147,7 +147,7 @@ def test_mlflow_gets_a_run_with_a_run_for_each_point(summary, tmp_path):
     }
     _, params, figures = runs["ok"]
     assert (params["hidden"], params["world_size"], params["precision"]) == ("4096", "1", "fp32")
-    assert figures["step_ms_p50"] == summary.scaling["step_ms_p50"][0]
+    assert figures["step_ms_p50"] == summary.rows[0].step_ms_p50
     assert "speed_up" not in runs["oom"][2]
     again = run_export(tmp_path / "results", "--to", "mlflow", **offline)
     assert again.returncode == 2
@@ -171,7 +171,7 @@ def test_wandb_gets_a_run_for_each_point_offline(summary, tmp_path):
     assert "project ddp_scaling, group run-of-three: 3 runs" in done.stdout
     found = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert len(found) == 3
-    point_id = summary.scaling["point_id"][0]
+    point_id = summary.rows[0].point_id
     mine = next(path for path in found if point_id in path.name)
     written = mine.read_bytes()
     for text in (b"step_ms_p50", b"run-of-three", b"NVIDIA H200", b"4096"):

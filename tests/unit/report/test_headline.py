@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from dataclasses import replace
+
 import pytest
 from builders import (
+    column,
     make_apart,
     make_failed,
     make_point,
+    make_rows,
     make_steady,
     make_summary,
-    points_table,
     scaling_rows,
+    with_values,
 )
 
 from raybench.analysis.losses import LOSSES
-from raybench.analysis.scaling import best_settings, scaled_rows, scaling
+from raybench.analysis.scaling import best_settings, scaling
 from raybench.job.point import Precision
 from raybench.report import insight_text
 from raybench.report.insights import find_insights
 from raybench.report.run_report import RunReport
-from raybench.results.quality import BREAKDOWN
+from raybench.results.metrics.parts import BREAKDOWN
 
 
 def frame(records, baseline, **columns):
-    return scaling(points_table(records).assign(**columns), baseline)
+    return scaling(make_rows(records, **columns), baseline)
 
 
 def headline(rows, baseline, ranks="GPUs", why=""):
     return insight_text.lead(find_insights(rows, baseline, ranks), baseline, ranks, why)
 
 
-def bests(best, rows, ranks):
-    return list(insight_text.best_lines(find_insights(rows, {}, ranks, best=best)))
+def bests(rows):
+    found = find_insights(rows, {}, "GPUs", best=best_settings(rows))
+    return list(insight_text.best_lines(found))
 
 
 def said(records, baseline, why=""):
@@ -66,21 +70,21 @@ def test_without_a_baseline_point_it_says_why_and_what_is_left():
 
 
 def test_a_speed_up_over_an_unsteady_baseline_stands_and_is_said_to_be_one():
-    points = points_table([ran(1, 8.0), ran(2, 9.0)])
-    found = scaling(points.assign(stable=[False, True]), {"world_size": 1})
-    assert found["speed_up"].notna().all()
-    told = headline(scaled_rows(found), {"world_size": 1}, "GPUs")
+    points = make_rows([ran(1, 8.0), ran(2, 9.0)])
+    found = scaling(with_values(points, stable=[False, True]), {"world_size": 1})
+    assert None not in column(found, "speed_up")
+    told = headline(found, {"world_size": 1}, "GPUs")
     assert "(fp32, batch 64, against an unsteady point)" in told
-    both = scaling(points.assign(stable=False), {"world_size": 1})
-    told = headline(scaled_rows(both), {"world_size": 1}, "GPUs")
+    both = scaling(with_values(points, stable=[False] * 2), {"world_size": 1})
+    told = headline(both, {"world_size": 1}, "GPUs")
     assert "(fp32, batch 64, unsteady)" in told
 
 
 def test_a_baseline_that_is_known_badly_still_gives_a_value():
-    wide = points_table([ran(1, 8.0), ran(2, 9.0)]).assign(
-        step_ms_ci_low=1.0, step_ms_ci_high=20.0, iterations=20
+    wide = make_rows(
+        [ran(1, 8.0), ran(2, 9.0)], step_ms_ci_low=1.0, step_ms_ci_high=20.0, iterations=20
     )
-    told = headline(scaled_rows(scaling(wide, {"world_size": 1})), {"world_size": 1}, "GPUs")
+    told = headline(scaling(wide, {"world_size": 1}), {"world_size": 1}, "GPUs")
     assert told.startswith(
         "2 GPUs do 1.78 times the samples/s of 1 GPU, 88.9% efficiency (fp32, batch 64, wide)"
     )
@@ -89,15 +93,16 @@ def test_a_baseline_that_is_known_badly_still_gives_a_value():
 def test_the_best_settings_name_a_rival_that_cannot_be_told_apart():
     found = frame([ran(1, 8.0), ran(1, 4.0, Precision.BF16), ran(2, 8.0)], {"world_size": 1})
     [best] = best_settings(found)
-    assert (best["precision"], best["batch"], best["world_size"]) == ("bf16", 64, 1)
-    assert (best["value"], best["rival_point_id"]) == (16_000, None)
+    assert (best.row.precision, best.row.batch, best.row.world_size) == ("bf16", 64, 1)
+    assert (best.value, best.rival) == (16_000, None)
     close = frame([ran(1, 4.1), ran(1, 4.0, Precision.BF16)], {"world_size": 1})
-    close["step_ms_low"] = close["step_ms_p50"] * 0.95
-    close["step_ms_high"] = close["step_ms_p50"] * 1.05
-    told = bests(best_settings(close), scaled_rows(close), "GPUs")
+    close = [
+        replace(row, step_ms_low=row.step_ms_p50 * 0.95, step_ms_high=row.step_ms_p50 * 1.05)
+        for row in close
+    ]
+    told = bests(close)
     assert told == [("1 GPU", "bf16, batch 64: 16,000 samples/s; fp32, batch 64 may be as good")]
-    unsteady = close.assign(stable=False)
-    told = bests(best_settings(unsteady), scaled_rows(unsteady), "GPUs")
+    told = bests([replace(row, stable=False) for row in close])
     assert told[0][1].startswith("bf16, batch 64: 16,000 samples/s (unsteady); fp32")
 
 
@@ -110,15 +115,14 @@ def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence():
         ],
         base,
     )
-    assert found["why_no_breakdown"].isna().tolist() == [True, False]
-    assert found["why_no_breakdown"].iloc[1] == (
+    assert [one is None for one in column(found, "why_no_breakdown")] == [True, False]
+    assert found[1].why_no_breakdown == (
         "no breakdown: the parts come to 18 ms, the step takes 8.9 ms; the instrumented steps "
         "were slower than the timed ones"
     )
-    assert found["compute_ms"].tolist()[0] == pytest.approx(7.5)
-    point = found.iloc[1]
-    assert all(pd.isna(point[name]) for name in (*BREAKDOWN, "host_bound", *LOSSES))
-    assert headline(scaled_rows(found), base, "GPUs") == (  # type: ignore[arg-type]
+    assert found[0].compute_ms == pytest.approx(7.5)
+    assert {getattr(found[1], name) for name in (*BREAKDOWN, "host_bound", *LOSSES)} == {None}
+    assert headline(found, base, "GPUs") == (
         "2 GPUs do 1.80 times the samples/s of 1 GPU, 89.9% efficiency (fp32, batch 64, "
         "without a breakdown); what the rest is lost to is not known: the parts of the step "
         "exceed it"
@@ -133,13 +137,12 @@ def test_a_baseline_whose_parts_exceed_its_step_explains_no_loss():
         ],
         {"world_size": 1},
     )
-    point = found.iloc[1]
-    assert point["compute_ms"] == pytest.approx(8.4)
-    assert all(pd.isna(point[name]) for name in LOSSES)
+    assert found[1].compute_ms == pytest.approx(8.4)
+    assert {getattr(found[1], name) for name in LOSSES} == {None}
 
 
 def test_samples_per_joule_are_those_of_all_timed_steps():
     found = frame([ran(1, 8.0), ran(1, 4.0, Precision.BF16)], {"world_size": 1}, energy_j=12.0)
     # Six steps of 64 samples.
-    assert found["samples_per_joule"].tolist() == pytest.approx([32.0, 32.0])
+    assert column(found, "samples_per_joule") == pytest.approx([32.0, 32.0])
     assert {best.by for best in best_settings(found)} == {"throughput", "samples_per_joule"}

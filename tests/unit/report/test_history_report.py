@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import pandas as pd
 import pytest
-from builders import START
+from builders import START, make_row
 
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.history import history
@@ -17,19 +16,20 @@ from raybench.report.comparison import before_and_now
 def runs(points, count=6, apart=timedelta(days=1)):
     """Step times of `points` points; the last one is slower from the fourth run on."""
     rows = [
-        {
-            **{"run_id": f"run{run}", "point_id": f"p{point}", "attempt": 1, "status": "ok"},
-            **{"started_at": START + run * apart, "workload": "mlp", "params": {"hidden": point}},
-            **{"scaling": "weak", "precision": "bf16", "cuda_graph": False, "world_size": 1},
-            **{"batch_size": 1, "global_batch_size": 1, "grad_accumulation": 1},
-            **{"host_bound": False, "device_type": "cuda", "device_name": "H200", "node_count": 1},
-            "step_ms_p50": 8.0 * (1.1 if point == points - 1 and run >= 3 else 1.0),
+        make_row(
+            run_id=f"run{run}",
+            point_id=f"p{point}",
+            started_at=START + run * apart,
+            params={"hidden": str(point)},
+            **{"workload": "mlp", "scaling": "weak", "precision": "bf16", "batch_size": 1},
+            **{"device_type": "cuda", "device_name": "H200", "node_count": 1},
+            step_ms_p50=8.0 * (1.1 if point == points - 1 and run >= 3 else 1.0),
             **{"step_ms_ci_low": 7.99, "step_ms_ci_high": 8.01},
-        }
+        )
         for run in range(count)
         for point in range(points)
     ]
-    return history(pd.DataFrame(rows))
+    return history(rows)
 
 
 def test_up_to_seven_points_share_a_panel_and_more_have_one_each():

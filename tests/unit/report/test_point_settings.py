@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from builders import make_row
+
 from raybench.report.point_settings import point_names, setting_columns
 
 
 def row(workload, batch_size=None, **params):
-    return {
-        "point_id": f"{workload}-1",
-        "workload": workload,
-        "params": params,
-        "precision": "fp32",
-        "world_size": 2,
-        "scaling": "weak",
-        "batch_size": batch_size,
-    }
+    known = {"point_id": f"{workload}-1", "scaling": "weak", "batch_size": batch_size}
+    return make_row(workload=workload, params=params, world_size=2, **known)
 
 
 def test_points_of_one_workload_have_a_column_for_each_setting_that_varies():

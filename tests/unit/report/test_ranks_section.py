@@ -6,12 +6,11 @@ from builders import (
     findings_of,
     make_apart,
     make_point,
+    make_rows,
     make_summary,
-    points_table,
     tables_of,
 )
 
-from raybench.analysis.rounds import records
 from raybench.records import WallTimes
 from raybench.report.formatting import MILLISECONDS
 from raybench.report.sections.ranks import ranks_of_point
@@ -46,7 +45,7 @@ def test_what_a_wall_clock_says_is_a_range_over_the_points():
 
 
 def test_the_ranks_of_a_point_have_their_clocks_beside_their_parts():
-    [row] = records(points_table([ran(10.0, 20.0, wall=True)]))
+    [row] = make_rows([ran(10.0, 20.0, wall=True)])
     table = ranks_of_point(row, MILLISECONDS)
     assert table.titles[-2:] == ("not waited", "waited")
     assert [line[-2:] for line in table.texts] == [("2.50", "30.0")] * 2
@@ -55,7 +54,7 @@ def test_the_ranks_of_a_point_have_their_clocks_beside_their_parts():
 
 
 def test_a_single_rank_has_its_clock_alone():
-    [row] = records(points_table([ran(20.0, wall=True)]))
+    [row] = make_rows([ran(20.0, wall=True)])
     table = ranks_of_point(row, MILLISECONDS)
     assert table.titles == ("rank", "not waited", "waited")
     assert table.texts == (("0*", "2.50", "30.0"),)

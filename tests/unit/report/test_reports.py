@@ -19,11 +19,11 @@ from builders import (
     make_measurement,
     make_point,
     make_record,
+    make_rows,
     make_run,
     make_samples,
     make_summary,
     make_sweep,
-    points_table,
     report_text,
     tables_of,
     unscaled_point,
@@ -41,9 +41,8 @@ from raybench.report.run_report import RunReport
 from raybench.report.summary import summarize
 from raybench.report.text import markdown
 from raybench.report.what_ran import what_ran
-from raybench.results import rows
+from raybench.results.columns import SCHEMA_VERSION, to_row
 from raybench.results.run import RunStatus
-from raybench.results.schema import SCHEMA_VERSION
 
 MS = 1_000_000
 
@@ -54,12 +53,12 @@ def legend_of(summary):
 
 
 def test_the_settings_of_a_point_stand_on_the_first_line_of_its_regions():
-    points = points_table(make_sweep()[:4:2])
+    points = make_rows(make_sweep()[:4:2])
     regions = pd.DataFrame(
-        {"point_id": one, "attempt": 1, "region": name, "calls": 1} | {"region_ms": 1.0}
-        for one in points["point_id"]
+        {"run_id": "r", "point_id": row.point_id, "attempt": 1, "region": name, "region_ms": 1.0}
+        for row in points
         for name in ("a", "b")
-    ).assign(share_pct=50.0)
+    ).assign(rank=0, calls=1, share_pct=50.0)
     [table] = tables_of(summarize(make_run(), pd.DataFrame(), points, regions=regions), "regions")
     assert [row[-4:-2] for row in table.texts] == [("1", "a"), ("", "b"), ("2", "a"), ("", "b")]
 
@@ -240,7 +239,7 @@ def test_a_run_without_points_is_reported():
     assert "No point has been finished yet." in report_text(summary)
     assert "No point has been finished yet." in report_text(summary, "md")
     assert (
-        format_document(PointList(run_id="r", points=points_table([])), "terminal")
+        format_document(PointList(run_id="r", points=[], busy_pct=[]), "terminal")
         == "No point has been finished yet.\n"
     )
     assert json.loads(report_text(summary, "json"))["points"] == []
@@ -254,38 +253,42 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column():
     def spoilt(value):
         if isinstance(value, dict):
             return {key + evil: spoilt(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [spoilt(item) for item in value]
+        if isinstance(value, tuple | list):
+            return tuple(spoilt(item) for item in value)
         return value + evil if isinstance(value, str) else value
 
-    points = points_table([*make_sweep(), lost_on("beta", 8), make_record(neighbours=("a",))])
-    for name in set(points) - {"status", "scaling", "precision"}:
-        points[name] = points[name].map(spoilt)
-    device = {name: spoilt(value) for name, value in rows.device_row("r", make_device()).items()}
+    points = make_rows([*make_sweep(), lost_on("beta", 8), make_record(neighbours=("a",))])
+    kept = {"status", "scaling", "precision"}
+    points = [
+        replace(row, **{name: spoilt(v) for name, v in vars(row).items() if name not in kept})
+        for row in points
+    ]
+    device = {name: spoilt(value) for name, value in to_row(make_device()).items()}
     run = make_run(
         job_name=evil, cluster=evil, versions={evil: evil}, baseline={"world_size": 1, evil: evil}
     )
-    region = {"point_id": points["point_id"].iloc[0], "attempt": 1, "region": evil, "calls": 1}
-    regions = pd.DataFrame([region | {"region_ms": 1.0, "share_pct": 50.0}])
+    region = {"run_id": "r", "point_id": points[0].point_id, "attempt": 1, "region": evil}
+    times = {"rank": 0, "calls": 1, "region_ms": 1.0, "share_pct": 50.0}
+    regions = pd.DataFrame([region | times])
     summary = summarize(run, pd.DataFrame([device]), points, regions=regions)
     assert tables_of(summary, "regions")
-    content = json_text.records(points)
     details = PointDetails(
-        row=content[-2],
+        row=points[-2],
         ranks=pd.DataFrame(),
         modules=pd.DataFrame(),
-        regions=regions,
+        regions=summary.regions[points[0].point_id],
         states=pd.DataFrame(),
         traces=[evil],
-        attempts=content[-2:],
+        attempts=points[-2:],
     )
+    unknown = [None] * len(points)
     texts = (
         report_text(summary),
         report_text(summary, "md"),
         report_text(summary, "json"),
         format_document(details, "json"),
         format_document(details, "terminal"),
-        format_document(PointList(run_id="r", points=points), "terminal"),
+        format_document(PointList(run_id="r", points=points, busy_pct=unknown), "terminal"),
         format_document(RunList(runs=[replace(run, run_id=evil)], machines={}), "terminal"),
     )
     for text in texts:

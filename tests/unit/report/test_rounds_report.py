@@ -6,6 +6,7 @@ import pytest
 from builders import make_measure, make_point, make_record, make_run, report_text
 from click.testing import CliRunner
 
+from raybench.analysis.rows import point_rows
 from raybench.cli.plans import plan_command
 from raybench.report.summary import summarize
 from raybench.results.reader import load
@@ -29,7 +30,7 @@ def reported(root, rounds, control_ms=10.0):
             )
             store.write_records([(10 * number + 9, control)])
     store.write_devices(control.devices if rounds > 1 else record.devices)
-    return summarize(run, load(root, "devices", "run-a"), load(root, "points", "run-a"))
+    return summarize(run, load(root, "devices", "run-a"), point_rows(load(root, "points", "run-a")))
 
 
 def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_cost(tmp_path):

@@ -11,10 +11,11 @@ from builders import (
     make_failed,
     make_point,
     make_record,
+    make_rows,
     make_run,
     make_summary,
-    points_table,
     tables_of,
+    with_values,
 )
 
 from raybench.records import Breakdown
@@ -139,8 +140,8 @@ def test_nothing_is_said_where_scopes_do_not_differ():
 
 
 def test_what_clocks_under_the_power_cap_are_of_a_speed_up_stands_beside_it():
-    frame = points_table(pipeline()[:2]).assign(sm_clock_mhz_p50=[1815.0, 1965.0], throttled=True)
-    frame["throttle_reasons"] = [["power_cap"], ["power_cap"]]
-    found = summarize(make_run("run-a"), pd.DataFrame(), frame)
+    capped = make_rows(pipeline()[:2], throttled=True, throttle_reasons=("power_cap",))
+    points = with_values(capped, sm_clock_mhz_p50=[1815.0, 1965.0])
+    found = summarize(make_run("run-a"), pd.DataFrame(), points)
     assert "at 1.08 times the clocks" in RunReport(summary=found).lead
     assert any("SM clocks are 1.08 times those" in one.text for one in found.warnings)

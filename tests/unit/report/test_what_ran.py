@@ -66,7 +66,7 @@ def test_products_on_cpu_workers_are_told_as_those_of_workers():
 def test_a_model_that_only_runs_has_no_optimizer():
     summary = load_summary(RESULTS, "mixed_precision")
     rows = rows_of(summary)
-    answering = [{**row, "params": {**row["params"], "mode": "inference"}} for row in rows]
+    answering = [replace(row, params={**row.params, "mode": "inference"}) for row in rows]
     words = what_ran(answering, summary.ranks)
     assert "AdamW" in what_ran(rows, summary.ranks)
     assert "AdamW" not in words

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
-import pandas as pd
 import pytest
 from builders import make_measure, make_measurement, make_point, make_record, make_run
 
@@ -13,7 +13,7 @@ from raybench import Metric
 from raybench.cluster.local import this_process
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
-from raybench.results.point_metrics import compute_metrics
+from raybench.results.point_row import point_metrics
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
@@ -106,26 +106,26 @@ def of_ranks(*values, **declared):
 
 
 def test_the_ranks_become_a_point_as_it_declares():
-    assert compute_metrics(of_ranks(1.0, 2.5))["workload_metrics"] == {"bubble_ms": 3.5}
-    assert compute_metrics(of_ranks(1.0, None))["workload_metrics"] is None
-    assert compute_metrics(of_ranks(None, None))["workload_metrics"] is None
+    assert point_metrics(of_ranks(1.0, 2.5))["workload_metrics"] == {"bubble_ms": 3.5}
+    assert point_metrics(of_ranks(1.0, None))["workload_metrics"] is None
+    assert point_metrics(of_ranks(None, None))["workload_metrics"] is None
 
 
 def test_what_a_step_does_on_all_ranks_is_related_to_the_step_of_the_point():
     # Steps of 8 ms.
-    rate = compute_metrics(of_ranks(100.0, 60.0, over_step="per_second"))
+    rate = point_metrics(of_ranks(100.0, 60.0, over_step="per_second"))
     assert rate["workload_metrics"] == {"bubble_ms": pytest.approx(20_000)}
-    each = compute_metrics(of_ranks(3.0, 1.0, over_step="ms_each"))
+    each = point_metrics(of_ranks(3.0, 1.0, over_step="ms_each"))
     assert each["workload_metrics"] == {"bubble_ms": pytest.approx(2.0)}
 
 
 def test_the_rounds_of_a_point_have_its_mean(tmp_path):
     from raybench.analysis.rounds import mean_of_rounds
-    from raybench.results.rows import point_row
+    from raybench.results.point_row import point_row
 
     rows = [
-        point_row("run-a", record, make_measure()) | {"round": number, "attempt": number}
+        replace(point_row("run-a", record, make_measure()), round=number, attempt=number)
         for number, record in ((1, of_ranks(1.0)), (2, of_ranks(2.0)))
     ]
-    [row] = mean_of_rounds(pd.DataFrame(rows)).to_dict("records")
-    assert row["workload_metrics"] == {"bubble_ms": 1.5}
+    [row] = mean_of_rounds(rows)
+    assert row.workload_metrics == {"bubble_ms": 1.5}

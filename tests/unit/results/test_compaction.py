@@ -22,9 +22,10 @@ from raybench.errors import ResultsError
 from raybench.records import DeviceSample
 from raybench.results import reader
 from raybench.results.compaction import compact_run
+from raybench.results.lock import hold_run
 from raybench.results.run import RunStatus
-from raybench.results.schema import TABLES
-from raybench.results.writer import RunStore, clear_leftovers, hold_run, replace_part
+from raybench.results.tables import TABLES
+from raybench.results.writer import RunStore, clear_leftovers, replace_part
 
 RUN = "run-a"
 SAMPLE = DeviceSample(node_id="n0", index=0, uuid="GPU-0", time=START, power_w=300.0)

@@ -10,8 +10,9 @@ from builders import make_device, make_measurement, make_point, make_record, mak
 
 from raybench.job.point import Precision
 from raybench.records import Breakdown, Record, Repetition, WallTimes
-from raybench.results import point_metrics as module
-from raybench.results.point_metrics import compute_metrics, mean_step_ms
+from raybench.results.metrics import rates
+from raybench.results.metrics.steps import mean_step_ms
+from raybench.results.point_row import point_metrics
 from raybench.stats.stragglers import MARK_ERRORS
 
 MS = 1_000_000
@@ -34,7 +35,8 @@ def breakdown(local_ms=40.0, **changes):
 
 def of(*ranks, **changes):
     point = make_point(world_size=len(ranks), precision=changes.pop("precision", Precision.BF16))
-    return compute_metrics(make_record(point, measurements=ranks, **changes))
+    found = point_metrics(make_record(point, measurements=ranks, **changes))
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
 
 
 def rank(number=0, step_ms=42.0, **changes):
@@ -197,7 +199,7 @@ def test_memory_bandwidth_is_counted_bytes_over_the_step():
 
 
 def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product(monkeypatch):
-    monkeypatch.setattr(module, "dense_peak_tflops", lambda name, precision: 1000.0)
+    monkeypatch.setattr(rates, "dense_peak_tflops", lambda name, precision: 1000.0)
     ranks = (
         rank(0, 10.0, flops_per_step=4e12, model_flops_per_step=5e12, gemm_tflops=800.0),
         rank(1, 10.0, flops_per_step=4e12, model_flops_per_step=5e12, gemm_tflops=750.0),
@@ -213,7 +215,7 @@ def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product
 
 def test_an_unknown_device_or_a_cpu_has_no_mfu(monkeypatch):
     peaks = {"Known": 1000.0, "Slower": 500.0}
-    monkeypatch.setattr(module, "dense_peak_tflops", lambda name, precision: peaks.get(name))
+    monkeypatch.setattr(rates, "dense_peak_tflops", lambda name, precision: peaks.get(name))
     ranks = [rank(n, 10.0, flops_per_step=4e12) for n in (0, 1)]
 
     def mfu(*names, kind="cuda"):
@@ -258,7 +260,7 @@ def test_the_burst_is_of_the_first_30_ms_of_the_warm_up_of_a_bare_product():
         repetition = replace(measured.repetitions[0], warmup=warm)
         point = make_point(batch_size=None, global_batch_size=None, scaling=None)
         ranks = (replace(measured, repetitions=(repetition,)),)
-        return compute_metrics(make_record(point, measurements=ranks))
+        return point_metrics(make_record(point, measurements=ranks))
 
     # The first step is cold, and what comes after 30 ms is slowed by the power limit.
     found = product([500, *[1] * 30, *[4] * 100])
@@ -332,5 +334,5 @@ def test_items_that_some_ranks_do_not_finish_count_for_those_that_do():
 
 def test_rates_need_no_more_than_the_step_time():
     record: Record = make_record(measurements=(rank(0, 10.0, memory_bytes=10**9),))
-    assert module.rates(record, 10.0)["memory_gb_s"] == pytest.approx(100.0)
-    assert module.rates(record, 0.0)["memory_gb_s"] is None
+    assert rates.rate_columns(record, 10.0).memory_gb_s == pytest.approx(100.0)
+    assert rates.rate_columns(record, 0.0).memory_gb_s is None

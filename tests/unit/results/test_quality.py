@@ -12,28 +12,21 @@ from builders import (
     make_measurement,
     make_point,
     make_record,
+    make_row,
 )
 
 from raybench.records import Breakdown
 from raybench.records.environment import usable_cores
 from raybench.report import formatting
-from raybench.results.quality import (
-    BREAKDOWN,
-    crowding,
-    half_interval,
-    is_imprecise,
-    is_slowed_by_one_rank,
-    why_no_breakdown,
-)
-from raybench.results.rows import device_row, point_row
-
-NAN = float("nan")
+from raybench.results.columns import to_row
+from raybench.results.metrics.conditions import crowding
+from raybench.results.metrics.parts import is_slowed_by_one_rank, why_no_breakdown
+from raybench.results.metrics.steps import half_interval, is_imprecise
+from raybench.results.point_row import point_row
 
 
 def row(step_ms, device_type="cuda", **columns):
-    ends = {"step_ms_ci_low": None, "step_ms_ci_high": None}
-    known = dict.fromkeys(BREAKDOWN)
-    return {"step_ms_p50": step_ms, "device_type": device_type, **ends, **known, **columns}
+    return make_row(step_ms_p50=step_ms, device_type=device_type, **columns)
 
 
 def test_an_interval_is_wide_beyond_a_tenth_of_the_step_to_either_side():
@@ -42,12 +35,10 @@ def test_an_interval_is_wide_beyond_a_tenth_of_the_step_to_either_side():
     assert not is_imprecise(row(10.0, step_ms_ci_low=9.1, step_ms_ci_high=11.0))
 
 
-@pytest.mark.parametrize("nothing", [None, NAN])
-def test_what_is_not_known_of_an_interval_is_no_reason_to_doubt(nothing):
-    unknown = {"step_ms_ci_low": nothing, "step_ms_ci_high": nothing}
-    assert half_interval(row(10.0, **unknown)) is None
-    assert not is_imprecise(row(10.0, **unknown))
-    assert not is_imprecise(row(NAN))
+def test_what_is_not_known_of_an_interval_is_no_reason_to_doubt():
+    assert half_interval(row(10.0)) is None
+    assert not is_imprecise(row(10.0))
+    assert not is_imprecise(row(None))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +52,6 @@ def test_what_is_not_known_of_an_interval_is_no_reason_to_doubt(nothing):
         # A slow rank's work is in the compute, and what the others wait for it is beside it.
         ({"compute_ms": 9.0, "comm_exposed_ms": 1.0, "wait_ms": 5.0}, False),
         ({"wait_ms": 11.1}, True),
-        ({"compute_ms": NAN, "comm_exposed_ms": NAN}, False),
         ({}, False),
     ],
 )
@@ -90,7 +80,7 @@ def slow_row(step_ms, *local_ms, **changes):
     )
     point = make_point(world_size=len(local_ms))
     row = point_row("r", make_record(point, measurements=ranks), make_measure())
-    return [text for text in row["warnings"] if not text.startswith("host-bound")]
+    return [text for text in row.warnings if not text.startswith("host-bound")]
 
 
 def test_a_slow_rank_is_told_with_its_excess_its_place_and_what_that_costs():
@@ -116,7 +106,7 @@ def test_ranks_late_in_turn_and_communication_below_nothing_are_told():
         for one, local in zip(measured, steps, strict=True)
     )
     told = point_row("r", make_record(make_point(world_size=2), measurements=ranks), make_measure())
-    assert "the ranks are late in turn, which costs up to 0.5 ms of 10 ms" in told["warnings"]
+    assert "the ranks are late in turn, which costs up to 0.5 ms of 10 ms" in told.warnings
     assert slow_row(10.0, 10.5, 10.5) == [
         "exposed communication is negative, -0.5 ms: without communication the step takes "
         "10.5 ms, with it 10 ms"
@@ -143,7 +133,7 @@ def test_data_counts_beside_compute_on_a_cpu_alone():
 
 
 def test_a_failed_point_has_no_parts_to_contradict():
-    assert why_no_breakdown(row(NAN, compute_ms=3.0)) is None
+    assert why_no_breakdown(row(None, compute_ms=3.0)) is None
 
 
 def cpu_workers(count, **facts):
@@ -164,7 +154,7 @@ def test_workers_are_crowded_beyond_the_cores_of_their_host_however_many_nodes_r
 def test_a_row_says_whether_its_workers_were_crowded():
     def crowded(devices):
         point = make_point(world_size=len(devices))
-        return point_row("r", make_record(point, devices=tuple(devices)), make_measure())["crowded"]
+        return point_row("r", make_record(point, devices=tuple(devices)), make_measure()).crowded
 
     assert crowded(cpu_workers(2)) is False
     assert crowded(cpu_workers(3)) is True
@@ -192,7 +182,7 @@ def test_cores_are_those_of_the_affinity_and_of_the_quota(tmp_path, files, cores
 
 def test_the_machine_counts_processors_and_not_workers():
     def told(devices):
-        return formatting.machine([device_row("r", device) for device in devices])
+        return formatting.machine([to_row(device) for device in devices])
 
     assert told(cpu_workers(2)) == "2 workers on 1 x CPU (2 cores)"
     assert told(cpu_workers(1, cpu_count=1)) == "1 worker on 1 x CPU (1 core)"

@@ -30,11 +30,12 @@ from raybench.analysis import frames
 from raybench.errors import ResultsError
 from raybench.records import ModuleTime, Profile, Status
 from raybench.results import reader
-from raybench.results.point_metrics import compute_metrics
+from raybench.results.lock import hold_run
+from raybench.results.point_row import point_metrics
 from raybench.results.reader import find_run, load, load_attempt, read_runs, read_table
 from raybench.results.run import RunStatus
-from raybench.results.schema import TABLES, schema
-from raybench.results.writer import RunStore, check_writable, hold_run
+from raybench.results.tables import TABLES, schema
+from raybench.results.writer import RunStore, check_writable
 
 
 @pytest.fixture
@@ -190,16 +191,6 @@ def test_a_full_disk_leaves_no_half_part_and_is_one_line(results):
     assert "cannot be written: File too large" in done.stdout
     assert done.stdout.count("\n") == 1
     assert sorted((results / "points").rglob("*")) == before
-
-
-def test_the_rows_of_one_attempt_are_found_also_where_parts_were_put_into_one(results):
-    point_id = make_point(world_size=2).point_id
-    found = load_attempt(results, "samples", "run-old", point_id, 1)
-    assert sorted(found["rank"].unique()) == [0, 1]
-    assert load_attempt(results, "samples", "run-old", point_id, 2).empty
-    path = part_of(results, "samples")
-    path.rename(path.with_name("all.parquet"))
-    assert len(load_attempt(results, "samples", "run-old", point_id, 1)) == len(found)
 
 
 def test_a_part_that_goes_while_its_folder_is_read_is_no_error(results, monkeypatch):
@@ -459,9 +450,9 @@ def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(tmp_path, monk
     def broken(record):
         if record.point.batch_size == 1:
             raise ArithmeticError("a bug of ours")
-        return compute_metrics(record)
+        return point_metrics(record)
 
-    monkeypatch.setattr("raybench.results.point_metrics.compute_metrics", broken)
+    monkeypatch.setattr("raybench.results.point_row.point_metrics", broken)
     store = RunStore.create(tmp_path, make_run("run-a"), make_measure())
     bad, good = (make_record(make_point(batch_size=size)) for size in (1, 2))
     kept = store.write_records([(0, bad), (1, good)])

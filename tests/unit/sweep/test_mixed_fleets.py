@@ -1,18 +1,15 @@
 """Devices of several models in one cluster: points on some of them, held against what each does."""
 
-import pandas as pd
 import pytest
 from builders import make_measure
 from fakes import ScriptedWorker, make_device, make_measurement, make_settings
 
-from raybench.analysis.rounds import records
 from raybench.analysis.scaling import scaling
 from raybench.cluster.local import LocalCluster
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 from raybench.records import Cause, Status
-from raybench.results.rows import point_row
-from raybench.results.schema import TABLES
+from raybench.results.point_row import point_row
 from raybench.sweep.loop import sweep
 from raybench.sweep.rounds import Rounds
 
@@ -74,25 +71,23 @@ def test_a_point_for_which_too_few_of_a_model_are_there_says_what_is(tmp_path):
 
 
 def scaled(plan):
-    content = [point_row("run-a", record, make_measure()) for record in run(plan).values()]
-    columns = [column.name for column in TABLES["points"]]
-    frame = scaling(pd.DataFrame(content, columns=columns), {"world_size": 1})
-    return {(row["devices"], row["world_size"]): row for row in records(frame)}
+    points = [point_row("run-a", record, make_measure()) for record in run(plan).values()]
+    return {(row.devices, row.world_size): row for row in scaling(points, {"world_size": 1})}
 
 
 def test_efficiency_is_held_against_what_the_devices_do_alone(tmp_path):
     rows = scaled(plan_of(tmp_path, "world_size: [1, 2, 4], devices: [H200, A100, any]"))
-    assert rows["any", 4]["models_by_rank"] == ["NVIDIA H200", "NVIDIA A100"] * 2
-    assert rows["H200", 2]["efficiency"] == pytest.approx(1.0)
-    assert rows["A100", 2]["efficiency"] == pytest.approx(1.0)
+    assert rows["any", 4].models_by_rank == ("NVIDIA H200", "NVIDIA A100") * 2
+    assert rows["H200", 2].efficiency == pytest.approx(1.0)
+    assert rows["A100", 2].efficiency == pytest.approx(1.0)
     # Four samples sets in 2 ms; two H200s and two A100s alone do six.
-    assert rows["any", 4]["speed_up"] == pytest.approx(2.0)
-    assert rows["any", 4]["efficiency"] == pytest.approx(4 / 6)
-    assert rows["any", 2]["efficiency"] == pytest.approx(2 / 3)
-    assert pd.isna(rows["any", 4]["lost_comm"])
+    assert rows["any", 4].speed_up == pytest.approx(2.0)
+    assert rows["any", 4].efficiency == pytest.approx(4 / 6)
+    assert rows["any", 2].efficiency == pytest.approx(2 / 3)
+    assert rows["any", 4].lost_comm is None
 
 
 def test_where_a_model_was_not_measured_alone_there_is_no_efficiency_and_a_reason(tmp_path):
     rows = scaled(plan_of(tmp_path, "world_size: [1, 2]"))
-    assert pd.isna(rows["any", 2]["efficiency"])
-    assert "what NVIDIA A100 does alone was not measured" in rows["any", 2]["why"]
+    assert rows["any", 2].efficiency is None
+    assert "what NVIDIA A100 does alone was not measured" in rows["any", 2].why

@@ -7,8 +7,10 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
+from raybench.analysis.rows import ScaledRow
 from raybench.report.export.points import exported_points
 from raybench.report.plain_text import printable
 from raybench.report.summary import Summary
@@ -41,7 +43,7 @@ def export(summary: Summary) -> str:
         }
         for point in exported_points(summary)
     ]
-    names = [str(name) for name in summary.scaling.columns if name not in (*_MAPS, _HEADINGS)]
+    names = [field.name for field in fields(ScaledRow) if field.name not in (*_MAPS, _HEADINGS)]
     more = sorted({name for row in rows for name in row if name.startswith(_PREFIXES)})
     return write([*names, *more], rows)
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from raybench.report.json_text import format_object, records
 from raybench.report.summary import Summary
-from raybench.results.schema import units
+from raybench.results.tables import units
 
 
 def export(summary: Summary) -> str:
@@ -18,5 +18,5 @@ def export(summary: Summary) -> str:
         run=asdict(summary.run),
         devices=records(summary.devices),
         units=units("points"),
-        points=records(summary.scaling),
+        points=list(map(vars, summary.rows)),
     )

@@ -1,0 +1,203 @@
+"""Typed rows of points: read from a frame, with what the analysis derives, and how they are shown.
+
+Imports neither pandas nor numpy: the progress of a sweep reads the metrics from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from raybench.errors import ResultsError
+from raybench.records.metric import Column, Metric
+from raybench.results.columns import columns_of
+from raybench.results.point_row import PointRow
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_Row = TypeVar("_Row")
+
+
+def point_rows(frame: pd.DataFrame) -> list[PointRow]:
+    """Return the rows of the table `points`, or of some of its columns."""
+    return typed_rows(frame, PointRow)
+
+
+def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
+    """Return the rows of a frame as dataclasses of this kind, with None for null.
+
+    A column that the frame lacks becomes the default of its field; a column without a field is left
+    out. Raises ResultsError for null in a field that has no default, as the id of a point.
+    """
+    values: dict[str, list[Any]] = {}
+    for column in columns_of(kind):
+        if column.name in frame:
+            series = frame[column.name]
+            unknown = series.isna()
+            if column.null is MISSING and unknown.any():
+                raise ResultsError(f"a row without {column.name}; remove or restore its file")
+            values[column.name] = [
+                column.null if is_unknown else column.read(value)
+                for value, is_unknown in zip(series.tolist(), unknown.tolist(), strict=True)
+            ]
+    names = tuple(values)
+    return [
+        kind(**dict(zip(names, row, strict=True))) for row in zip(*values.values(), strict=True)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledRow(PointRow):
+    """A point, its rounds as one, with its speed-up against the baseline point of its series.
+
+    Derived from `points` when reporting; None where not known, or where a point has one round.
+    """
+
+    batch: Annotated[int | None, Column("", "batch size that the job fixed")] = None
+    rounds: Annotated[int, Column("", "how many are ok")] = 0
+    # The 95 % interval over the rounds of this run: raybench.stats.starts.
+    step_ms_low: Annotated[float | None, Column("ms", "95 % interval over rounds")] = None
+    step_ms_high: Annotated[float | None, Column("ms", "95 % interval over rounds")] = None
+    # A series is all points that are equal but for the settings of the baseline.
+    series: Annotated[int, Column("", "counts from 0")] = 0
+    is_baseline: Annotated[bool, Column("", "others are compared with it")] = False
+    # Of several rounds the geometric mean of the ratios within each.
+    speed_up: Annotated[
+        float | None,
+        Column(
+            "",
+            "throughput over that of the baseline point",
+            heading="speed-up",
+            meaning="samples/s over those of the baseline ({baseline})",
+            format="ratio",
+        ),
+    ] = None
+    speed_up_low: Annotated[float | None, Column("", "95 % interval over rounds")] = None
+    speed_up_high: Annotated[float | None, Column("", "95 % interval over rounds")] = None
+    # Where the baseline names world_size. Where devices differ: raybench.analysis.own_speeds.
+    efficiency: Annotated[
+        float | None,
+        Column(
+            "",
+            "speed-up over the ratio of ranks, or of what their devices do alone",
+            heading="efficiency",
+            meaning="speed-up over the ratio of {ranks}",
+            format="share",
+        ),
+    ] = None
+    efficiency_low: Annotated[float | None, Column("", "95 % interval over rounds")] = None
+    efficiency_high: Annotated[float | None, Column("", "95 % interval over rounds")] = None
+    clock_ratio: Annotated[
+        float | None, Column("", "SM clocks over the baseline's, where a power cap makes it ≠ 1")
+    ] = None
+    # What of the step is lost against efficiency 1, and to what: raybench.analysis.losses.
+    lost_comm: Annotated[float | None, Column("", "share of the step lost to communication")] = None
+    lost_compute: Annotated[float | None, Column("", "share lost to slower computation")] = None
+    lost_wait: Annotated[float | None, Column("", "share lost to the slowest rank")] = None
+    lost_data: Annotated[float | None, Column("", "share lost to waiting for data")] = None
+    lost_host: Annotated[float | None, Column("", "share lost to a late host")] = None
+    lost_unexplained: Annotated[float | None, Column("", "the rest of the loss")] = None
+    serial_fraction: Annotated[
+        float | None, Column("", "of Amdahl's law, by Karp and Flatt; strong scaling")
+    ] = None
+    memory_ratio: Annotated[float | None, Column("", "peak memory over the baseline's")] = None
+    samples_per_joule: Annotated[float | None, Column("", "of all devices, timed steps")] = None
+    why: Annotated[str | None, Column("", "why an ok point has no speed-up")] = None
+    is_base_unsteady: Annotated[bool, Column("", "the baseline point did not settle")] = False
+    why_no_breakdown: Annotated[
+        str | None, Column("", "why the parts of the step are null here though `points` has them")
+    ] = None
+    scatter: Annotated[
+        float | None,
+        Column(
+            "",
+            "standard deviation of the samples of one start over their mean",
+            heading="scatter",
+            meaning="standard deviation of the samples within one start, over their mean",
+            format="share",
+        ),
+    ] = None
+
+
+# What a report can show of a point, by column.
+BY_NAME: Mapping[str, Metric] = {
+    column.name: Metric(
+        name=column.name,
+        unit=column.unit,
+        description=column.description,
+        kind=column.kind,
+        over_ranks=column.about.over_ranks,
+        heading=column.about.heading,
+        meaning=column.about.meaning,
+        format=column.about.format,
+    )
+    for column in columns_of(ScaledRow)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """What a table of a report shows, in order; `optional`: what is left out first, for room."""
+
+    metrics: tuple[Metric, ...]
+    optional: tuple[Metric, ...]
+
+
+def _show(names: str, *, optional: str) -> Columns:
+    return Columns(
+        metrics=tuple(BY_NAME[name] for name in names.split()),
+        optional=tuple(BY_NAME[name] for name in optional.split()),
+    )
+
+
+# Of points that finish samples, of the others, and of where the step goes. The page has those of
+# the first two in one table.
+SCALING = _show(
+    "scatter throughput speed_up efficiency peak_mem_allocated_bytes first_step_ms "
+    "compiled_step_ms",
+    optional="compiled_step_ms first_step_ms scatter peak_mem_allocated_bytes efficiency "
+    "throughput",
+)
+RATES = _show(
+    "scatter algbw_gb_s busbw_gb_s memory_gb_s achieved_tflops_per_device "
+    "burst_tflops_per_device mfu_pct gemm_share_pct nccl_choices",
+    optional="gemm_share_pct scatter algbw_gb_s burst_tflops_per_device mfu_pct nccl_choices",
+)
+PARTS = _show(
+    "compute_ms optimizer_ms data_ms host_gap_ms comm_exposed_ms straggler_ms mfu_pct "
+    "mfu_6n_pct gemm_share_pct achieved_tflops_per_device",
+    optional="achieved_tflops_per_device gemm_share_pct mfu_6n_pct mfu_pct host_gap_ms "
+    "straggler_ms",
+)
+# What the memory is made of when it is largest.
+MEMORY = _show(
+    "mem_parameters_bytes mem_gradients_bytes mem_optimizer_bytes mem_activations_bytes "
+    "mem_other_bytes peak_mem_allocated_bytes mem_estimate_bytes",
+    optional="",
+)
+# What a step comes to: the progress line shows the first that a point has.
+MAIN_RATES = tuple(
+    BY_NAME[name]
+    for name in ("throughput", "busbw_gb_s", "memory_gb_s", "achieved_tflops_per_device")
+)
+
+
+def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
+    """Return the metrics that the workloads of these points declare themselves."""
+    found: dict[str, Metric] = {}
+    for row in rows:
+        headings, methods = row.workload_headings or {}, row.methods or {}
+        for name in row.workload_metrics or {}:
+            heading = headings.get(name, name)
+            text = methods.get(name, heading)
+            found.setdefault(name, Metric(name=name, heading=heading, description=text))
+    return tuple(found.values())
+
+
+def value_of(row: PointRow, metric: Metric) -> Any:
+    """Return the value of a metric, of a column or of the workload's own; None where unknown."""
+    if BY_NAME.get(metric.name) is metric:
+        return getattr(row, metric.name)
+    return (row.workload_metrics or {}).get(metric.name)

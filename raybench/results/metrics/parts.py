@@ -1,0 +1,479 @@
+"""Where a step goes: computation, communication, waits. From steps run after the timed ones.
+
+All parts are those of the rank whose own step is longest: on it they follow each other, and with
+the exposed communication they add up to the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+from raybench.records import NO_COLLECTIVES, Breakdown, Measurement, Traffic
+from raybench.records.metric import Column
+from raybench.results.metrics.steps import NS_PER_MS, data_wait_ms
+from raybench.stats import summary as stats
+from raybench.stats.stragglers import (
+    NEARLY_ALL,
+    Straggler,
+    borne_out_ms,
+    find_straggler,
+    host_error_ms,
+    late_in_turn_ms,
+    stands_out,
+)
+
+if TYPE_CHECKING:
+    from raybench.results.point_row import PointRow
+
+_MS_PER_S = 1e3
+_BYTES_PER_GB = 1e9
+# Below this share of a step the device's idle time may be noise.
+_HOST_BOUND_SHARE = 0.05
+# A step with timed communication that differs by more is another step: its waits are not the
+# timed one's.
+_SAME_STEP_SHARE = 0.03
+# A larger share of the step is worth a warning.
+_LEAST_SHARE = 0.02
+# The parts come from other steps than the step time: by so much they may exceed it.
+_MOST_PARTS = 1.10
+# What was got from the instrumented steps; `data_ms` counts as a part of the same picture.
+BREAKDOWN = (
+    *("local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "wait_ms", "data_ms"),
+    *("optimizer_ms", "host_gap_ms", "local_step_ms_by_rank", "device_ms_by_rank"),
+    *("straggler_ms", "straggler_error_ms", "straggler_device_ms", "late_in_turn_ms"),
+    *("hooked_step_ms", "local_step_drift_ms", "local_copy_ms"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartColumns:
+    """Where the step goes. Parts are those of the rank whose own step is longest."""
+
+    slowest_rank: Annotated[int | None, Column("", "rank that is slower than the others")] = None
+    host_bound: Annotated[bool | None, Column("", "the GPU waits for the host")] = None
+    local_step_ms: Annotated[float | None, Column("ms", "step without communication")] = None
+    compute_ms: Annotated[
+        float | None,
+        Column(
+            "ms",
+            "forward and backward pass",
+            heading="compute",
+            meaning="the device's forward and backward pass, with DDP's work on gradients",
+            format="part",
+        ),
+    ] = None
+    comm_ms: Annotated[float | None, Column("ms", "collectives from start to end")] = None
+    comm_exposed_ms: Annotated[
+        float | None,
+        Column(
+            "ms",
+            "step less the slowest rank's local step",
+            heading="comm",
+            meaning="the step beyond the slowest rank's own, communication that nothing hides",
+            format="part",
+        ),
+    ] = None
+    straggler_ms: Annotated[
+        float | None,
+        Column(
+            "ms",
+            "slowest rank's local step less the others'",
+            heading="late",
+            meaning="how much longer the slowest rank's own step is than the others'; it is in the "
+            "other parts",
+            format="part",
+        ),
+    ] = None
+    straggler_error_ms: Annotated[float | None, Column("ms", "standard error of straggler_ms")] = (
+        None
+    )
+    straggler_device_ms: Annotated[
+        float | None, Column("ms", "part of straggler_ms on the device")
+    ] = None
+    late_in_turn_ms: Annotated[
+        float | None, Column("ms", "cost of ranks that are late in turn")
+    ] = None
+    hooked_step_ms: Annotated[float | None, Column("ms", "step with timed communication")] = None
+    local_step_drift_ms: Annotated[
+        float | None, Column("ms", "later local steps less first ones")
+    ] = None
+    wait_ms: Annotated[float | None, Column("ms", "for the slowest rank")] = None
+    optimizer_ms: Annotated[
+        float | None,
+        Column("ms", "optimizer step", heading="optim", meaning="the optimizer", format="part"),
+    ] = None
+    host_gap_ms: Annotated[
+        float | None,
+        Column(
+            "ms",
+            "device idle, the host is late",
+            heading="idle",
+            meaning="the device waits for the host",
+            format="part",
+        ),
+    ] = None
+    local_step_ms_by_rank: Annotated[
+        tuple[float, ...] | None, Column("ms", "median local step, in rank order")
+    ] = None
+    device_ms_by_rank: Annotated[
+        tuple[float, ...] | None, Column("ms", "its work on the device, in rank order")
+    ] = None
+    wall_unsynced_ms_by_rank: Annotated[
+        tuple[float, ...] | None, Column("ms", "host clock around a step, not waited for")
+    ] = None
+    wall_synced_ms_by_rank: Annotated[
+        tuple[float, ...] | None, Column("ms", "the same, waited for")
+    ] = None
+    local_copy_ms: Annotated[
+        float | None, Column("ms", "copies for collectives, in local_step_ms")
+    ] = None
+    comm_calls: Annotated[
+        Mapping[str, int] | None, Column("", "collectives a step by kind, largest rank")
+    ] = None
+    comm_bytes: Annotated[
+        Mapping[str, int] | None, Column("bytes", "their messages, as nccl-tests counts")
+    ] = None
+    comm_busbw_gb_s: Annotated[
+        Mapping[str, float] | None, Column("GB/s", "inside the step, by kind")
+    ] = None
+    methods: Annotated[Mapping[str, str] | None, Column("", "column -> how it was measured")] = None
+
+
+def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartColumns:
+    """Compute the columns. step_ms: the point's median step.
+
+    Those of the breakdown are None unless all ranks have one: the slowest rank could lack it.
+    """
+    broken_down = [m.breakdown for m in measurements if m.breakdown is not None]
+    if len(broken_down) < len(measurements):
+        broken_down = []
+    local_ms = _local_ms(broken_down)
+    slowest = local_ms.index(max(local_ms)) if local_ms else 0
+    of_slowest = broken_down[slowest] if broken_down else Breakdown()
+    gap_ms = _host_gap_ms(of_slowest)
+    is_bound = None
+    if gap_ms is not None:
+        is_bound = gap_ms > _HOST_BOUND_SHARE * median(chain(*of_slowest.local_ms))
+    hooked_ms = _hook_ms(broken_down)
+    return PartColumns(
+        host_bound=is_bound,
+        local_step_ms=max(local_ms, default=None),
+        compute_ms=_compute_ms(of_slowest, data_wait_ms(measurements[slowest : slowest + 1])),
+        comm_exposed_ms=step_ms - max(local_ms) if local_ms and len(broken_down) > 1 else None,
+        hooked_step_ms=hooked_ms,
+        wait_ms=_wait_ms(broken_down, step_ms),
+        optimizer_ms=of_slowest.optimizer_ms,
+        host_gap_ms=gap_ms,
+        methods=_methods(broken_down, hooked_ms, step_ms),
+        **_slowest_rank(measurements, broken_down, local_ms, step_ms),
+        **_times_by_rank(broken_down, local_ms),
+        **_communication(broken_down),
+    )
+
+
+def _slowest_rank(
+    measurements: Sequence[Measurement],
+    broken_down: Sequence[Breakdown],
+    local_ms: Sequence[float],
+    step_ms: float,
+) -> dict[str, Any]:
+    """Return the columns on ranks that differ; by the timed steps where there are no local ones."""
+    blocks = [b.local_ms for b in broken_down]
+    straggler = find_straggler(blocks) if local_ms else None
+    drift = {"local_step_drift_ms": _drift_ms(blocks)}
+    if straggler is None:
+        return drift | {"slowest_rank": _slowest_by_timed_steps(measurements, step_ms)}
+    error_ms = _straggler_error_ms(broken_down, straggler, measurements)
+    return drift | {
+        "slowest_rank": _rank_that_stands_out(
+            straggler, error_ms, step_ms - max(local_ms), step_ms
+        ),
+        "straggler_ms": straggler.excess_ms,
+        "straggler_error_ms": error_ms,
+        "straggler_device_ms": _device_excess_ms(broken_down, straggler),
+        "late_in_turn_ms": late_in_turn_ms(blocks),
+    }
+
+
+def _times_by_rank(broken_down: Sequence[Breakdown], local_ms: Sequence[float]) -> dict[str, Any]:
+    """Return the columns that have a time for each rank; None where that of one is not known."""
+    device_ms = tuple(b.device_ms for b in broken_down if b.device_ms is not None)
+    is_whole = len(device_ms) == len(broken_down)
+    walls = [b.wall for b in broken_down if b.wall is not None]
+    if len(walls) < len(broken_down):
+        walls = []
+    return {
+        "local_step_ms_by_rank": tuple(local_ms) or None,
+        "device_ms_by_rank": device_ms if device_ms and is_whole else None,
+        "wall_unsynced_ms_by_rank": tuple(wall.unsynced_ms for wall in walls) or None,
+        "wall_synced_ms_by_rank": tuple(wall.synced_ms for wall in walls) or None,
+    }
+
+
+def _communication(broken_down: Sequence[Breakdown]) -> dict[str, Any]:
+    """Return the columns on what a step sends, and how long that takes."""
+    # The shortest over ranks: the rank that comes last does not wait.
+    comm_ms = stats.median_of_smallest([b.comm_ms for b in broken_down]) if broken_down else None
+    copies_ms = [b.copies_ms for b in broken_down if b.copies_ms is not None]
+    return {
+        "comm_ms": comm_ms,
+        "local_copy_ms": max(copies_ms, default=None),
+        "comm_calls": _largest(broken_down, lambda one: one.calls),
+        "comm_bytes": _largest(broken_down, lambda one: one.message_bytes),
+        "comm_busbw_gb_s": _busbw_by_kind(broken_down) or _busbw_of_gradients(broken_down, comm_ms),
+    }
+
+
+def _local_ms(broken_down: Sequence[Breakdown]) -> list[float]:
+    """Return the median local step of each rank, in ms; empty where one has none."""
+    steps = [list(chain(*b.local_ms)) for b in broken_down]
+    return [median(of_rank) for of_rank in steps] if all(steps) else []
+
+
+def _compute_ms(breakdown: Breakdown, data_ms: float | None) -> float | None:
+    """Return the device's work less the optimizer's; on a CPU the local step less data waits."""
+    busy_ms = breakdown.device_ms
+    if busy_ms is None and breakdown.local_ms:
+        busy_ms = median(chain(*breakdown.local_ms)) - (data_ms or 0.0)
+    if busy_ms is None:
+        return None
+    return max(0.0, busy_ms - (breakdown.optimizer_ms or 0.0))
+
+
+def _host_gap_ms(breakdown: Breakdown) -> float | None:
+    """Return how long the device idles in a local step, in ms; None on a CPU and where unknown."""
+    if not breakdown.local_ms or breakdown.device_ms is None:
+        return None
+    return max(0.0, median(chain(*breakdown.local_ms)) - breakdown.device_ms)
+
+
+def _straggler_error_ms(
+    broken_down: Sequence[Breakdown], straggler: Straggler, measurements: Sequence[Measurement]
+) -> float:
+    """Return the standard error of the slowest rank's excess, in ms.
+
+    Where the host is what is slow, at least what hosts scatter by themselves.
+    """
+    device_ms = _device_excess_ms(broken_down, straggler)
+    if device_ms is not None and device_ms >= NEARLY_ALL * straggler.excess_ms:
+        return straggler.error_ms
+    by_repeat = zip(*(m.repetitions for m in measurements), strict=True)
+    timed_ms = [
+        (stats.step_series([r.timed.step_ns for r in ranks]) / NS_PER_MS).tolist()
+        for ranks in by_repeat
+    ]
+    return max(straggler.error_ms, host_error_ms([b.local_ms for b in broken_down], timed_ms))
+
+
+def _device_excess_ms(broken_down: Sequence[Breakdown], straggler: Straggler) -> float | None:
+    """Return how much longer the slowest rank's device works than that of the rank beside it."""
+    slow_ms, other_ms = (broken_down[r].device_ms for r in (straggler.rank, straggler.other))
+    return None if slow_ms is None or other_ms is None else slow_ms - other_ms
+
+
+def _drift_ms(blocks: Sequence[Sequence[Sequence[float]]]) -> float | None:
+    """Return the largest change of a rank's local step from the first half of its blocks on."""
+    if not blocks or any(len(of_rank) < 2 for of_rank in blocks):
+        return None
+    middle = len(blocks[0]) // 2
+    changes = [median(chain(*b[middle:])) - median(chain(*b[:middle])) for b in blocks]
+    return max(changes, key=abs)
+
+
+def _traffic_name(one: Traffic, world_size: int) -> str:
+    """Name a kind of collective, with the ranks of its group where these are not all."""
+    return one.kind if one.ranks == world_size else f"{one.kind} of {one.ranks}"
+
+
+def _largest(
+    broken_down: Sequence[Breakdown], amount: Callable[[Traffic], int]
+) -> dict[str, int] | None:
+    """Return the largest amount of a rank for each kind of collective; None where none is sent."""
+    found: dict[str, int] = {}
+    for one in chain(*(b.traffic for b in broken_down)):
+        name = _traffic_name(one, len(broken_down))
+        found[name] = max(amount(one), found.get(name, 0))
+    return found or None
+
+
+def _busbw_by_kind(broken_down: Sequence[Breakdown]) -> dict[str, float]:
+    """Return the bus bandwidth, in GB/s, of each kind of collective whose calls were timed.
+
+    By the first rank's bytes, and the shortest time of each call over ranks: the rank that comes
+    last does not wait in it.
+    """
+    found = {}
+    for one in broken_down[0].traffic if broken_down else ():
+        key = (one.kind, one.ranks)
+        same = [b for own in broken_down for b in own.traffic if (b.kind, b.ranks) == key]
+        if one.call_ms and len({len(other.call_ms) for other in same}) == 1:
+            calls_ms = zip(*(other.call_ms for other in same), strict=True)
+            spent_s = sum(map(min, calls_ms)) / _MS_PER_S
+            found[_traffic_name(one, len(broken_down))] = one.bus_bytes / spent_s / _BYTES_PER_GB
+    return found
+
+
+def _busbw_of_gradients(
+    broken_down: Sequence[Breakdown], comm_ms: float | None
+) -> dict[str, float] | None:
+    """Return the bus bandwidth of all_reduces, in GB/s, where a step sends nothing else."""
+    sent = broken_down[0].traffic if broken_down else ()
+    if not comm_ms or [one.kind for one in sent] != ["all_reduce"]:
+        return None
+    return {"all_reduce": sent[0].bus_bytes / (comm_ms / _MS_PER_S) / _BYTES_PER_GB}
+
+
+def _hook_ms(broken_down: Sequence[Breakdown]) -> float | None:
+    """Return the median step with timed communication, in ms, of the rank that took longest."""
+    hooked = [b.hooked_ms for b in broken_down]
+    return max(median(steps) for steps in hooked) if hooked and all(hooked) else None
+
+
+def _is_same_step(hooked_ms: float | None, step_ms: float) -> bool:
+    return hooked_ms is not None and abs(hooked_ms - step_ms) <= _SAME_STEP_SHARE * step_ms
+
+
+def _wait_ms(broken_down: Sequence[Breakdown], step_ms: float) -> float | None:
+    """Return the longest wait of a rank in the last collective, in ms.
+
+    At most what its step leaves beside its own work and that collective. None where the
+    instrumented steps were other steps.
+    """
+    tails, local_ms = [b.tail_ms for b in broken_down], _local_ms(broken_down)
+    if len(tails) < 2 or not all(tails) or not local_ms:
+        return None
+    if not _is_same_step(_hook_ms(broken_down), step_ms):
+        return None
+    shortest_ms = stats.median_of_smallest(tails) or 0.0
+    waits_ms = zip(stats.median_above_smallest(tails), local_ms, strict=True)
+    return max(max(0.0, min(wait, step_ms - own - shortest_ms)) for wait, own in waits_ms)
+
+
+def _rank_that_stands_out(
+    found: Straggler, error_ms: float, exposed_ms: float, step_ms: float
+) -> int | None:
+    """Return the slowest rank; None where its excess may be chance, or costs the step nothing."""
+    excess_ms = borne_out_ms(found.excess_ms, exposed_ms)
+    return found.rank if stands_out(excess_ms, error_ms, step_ms) else None
+
+
+def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float) -> int | None:
+    """Return the slowest rank by the timed steps, where there are no local ones."""
+    found = find_straggler(
+        [[[ns / NS_PER_MS for ns in r.timed.step_ns] for r in m.repetitions] for m in measurements]
+    )
+    return None if found is None else _rank_that_stands_out(found, found.error_ms, 0.0, step_ms)
+
+
+def _methods(
+    broken_down: Sequence[Breakdown], hooked_ms: float | None, step_ms: float
+) -> Mapping[str, str] | None:
+    """Return how each column was measured, by the first rank; None without a breakdown."""
+    if not broken_down or not broken_down[0].methods:
+        return None
+    if hooked_ms is None or _is_same_step(hooked_ms, step_ms):
+        return dict(broken_down[0].methods)
+    reason = f"unknown: the instrumented step took {hooked_ms:.3g} ms, the timed {step_ms:.3g} ms"
+    return {**broken_down[0].methods, "wait_ms": reason}
+
+
+def why_no_breakdown(row: PointRow) -> str | None:
+    """Return why the parts of a point's step must not be shown: they exceed it. None: they may.
+
+    The one rule for tables, charts, sentences and shares of losses.
+    """
+    step_ms = row.step_ms_p50
+    # Parts that follow each other on the slowest rank; `wait_ms` is time of the others. On a GPU
+    # the host may wait for data while the device computes.
+    parts_ms = [row.compute_ms, row.optimizer_ms, row.host_gap_ms, row.comm_exposed_ms]
+    data_ms = row.data_ms if row.device_type == "cpu" else 0.0
+    sum_ms = sum(ms or 0.0 for ms in (*parts_ms, data_ms))
+    longest_ms = max(sum_ms, row.local_step_ms or 0.0, row.wait_ms or 0.0)
+    if not step_ms or longest_ms <= _MOST_PARTS * step_ms:
+        return None
+    return (
+        f"no breakdown: the parts come to {longest_ms:.3g} ms, the step takes {step_ms:.3g} ms; "
+        "the instrumented steps were slower than the timed ones"
+    )
+
+
+def is_slowed_by_one_rank(row: PointRow) -> bool:
+    """Return whether a rank stands out as slower by its own steps.
+
+    False where these are not known. Of several rounds, where most of them name one rank.
+    """
+    excess_ms, step_ms = row.straggler_ms, row.step_ms_p50
+    if row.slowest_rank is None or excess_ms is None or not step_ms:
+        return False
+    excess_ms = borne_out_ms(excess_ms, row.comm_exposed_ms)
+    return stands_out(excess_ms, row.straggler_error_ms or 0.0, step_ms)
+
+
+def straggler_cost_ms(row: PointRow) -> tuple[float, float]:
+    """Return the least and the most that the slowest rank adds to the step, in ms.
+
+    Its excess at most. Less where communication that would be exposed without it is hidden behind
+    its excess: no more than `comm_ms` could be, and `comm_exposed_ms` of it still is. The row must
+    have a `straggler_ms`.
+    """
+    comm_ms, exposed_ms = row.comm_ms, row.comm_exposed_ms
+    excess_ms = borne_out_ms(row.straggler_ms or 0.0, exposed_ms)
+    if comm_ms is None or exposed_ms is None:
+        return excess_ms, excess_ms
+    return max(0.0, excess_ms - max(0.0, comm_ms - exposed_ms)), excess_ms
+
+
+def part_warnings(row: PointRow) -> Iterator[str]:
+    """Yield what made the step slower than the devices can be, or why the parts do not tell."""
+    step_ms = row.step_ms_p50 or 0.0
+    if reason := why_no_breakdown(row):
+        yield reason
+        return
+    if row.host_bound and row.host_gap_ms is not None:
+        yield f"host-bound: the device idles for {row.host_gap_ms:.3g} ms of {step_ms:.3g} ms"
+    if is_slowed_by_one_rank(row):
+        yield _slow_rank(row)
+    late_ms, exposed_ms = row.late_in_turn_ms, row.comm_exposed_ms
+    if late_ms is not None and late_ms > _LEAST_SHARE * step_ms:
+        yield f"the ranks are late in turn, which costs up to {late_ms:.3g} ms of {step_ms:.3g} ms"
+    if exposed_ms is not None and exposed_ms < -_LEAST_SHARE * step_ms:
+        yield (
+            f"exposed communication is negative, {exposed_ms:.3g} ms: without communication the "
+            f"step takes {row.local_step_ms:.3g} ms, with it {step_ms:.3g} ms"
+        )
+
+
+def collective_warnings(row: PartColumns) -> Iterator[str]:
+    """Yield that the ranks exchanged nothing that could be seen."""
+    if NO_COLLECTIVES in (row.methods or {}).get("comm_exposed_ms", ""):
+        yield f"no breakdown on several ranks: {NO_COLLECTIVES}"
+
+
+def _slow_rank(row: PointRow) -> str:
+    """Say which rank is slow, by how much, where, and what that costs the step."""
+    least_ms, most_ms = straggler_cost_ms(row)
+    cost = f"{most_ms:.3g}" if least_ms > 0.995 * most_ms else f"{least_ms:.3g} to {most_ms:.3g}"
+    whose = "the other's" if row.world_size == 2 else "the others'"
+    return (
+        f"rank {row.slowest_rank} is slower: its own step takes {row.straggler_ms:.3g} ms "
+        f"longer than {whose} ({_slow_part(row)}), "
+        f"which costs {cost} ms of {row.step_ms_p50:.3g} ms"
+    )
+
+
+def _slow_part(row: PointRow) -> str:
+    """Say whether the device of the slow rank is slower, or its host late, or both."""
+    if row.device_type == "cpu":
+        return "host"
+    device_ms, excess_ms = row.straggler_device_ms, row.straggler_ms or 0.0
+    if device_ms is None:
+        return "device or host"
+    if device_ms >= NEARLY_ALL * excess_ms:
+        return "device"
+    if excess_ms - device_ms >= NEARLY_ALL * excess_ms:
+        return "host"
+    return f"device {device_ms:.3g} ms, host {excess_ms - device_ms:.3g} ms"

@@ -1,0 +1,65 @@
+"""How a step is shared out among ranks that differ, and what probes found of them beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from raybench.records import RankShare
+from raybench.records.metric import Column
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnevenColumns:
+    """How a step is shared out, and what probes found of each device beforehand."""
+
+    share_by_rank: Annotated[
+        tuple[int, ...] | None, Column("samples", "of a step, where shares are uneven")
+    ] = None
+    own_step_ms_by_rank: Annotated[
+        tuple[float | None, ...] | None,
+        Column("ms", "alone with its share, before; null: no share"),
+    ] = None
+    fixed_ms_by_rank: Annotated[
+        tuple[float, ...] | None, Column("ms", "of a step, by a probe of the device alone")
+    ] = None
+    fixed_ms_error_by_rank: Annotated[
+        tuple[float, ...] | None, Column("ms", "standard error of it")
+    ] = None
+    speed_by_rank: Annotated[
+        tuple[float, ...] | None, Column("samples/s", "of further samples, by the probe")
+    ] = None
+    speed_error_by_rank: Annotated[
+        tuple[float, ...] | None, Column("samples/s", "standard error of it")
+    ] = None
+    slow_ratio_by_rank: Annotated[
+        tuple[float | None, ...] | None, Column("", "measured, of emulated devices; null: none")
+    ] = None
+    exchange_ms: Annotated[
+        float | None, Column("ms", "what an exchange adds to a balanced step")
+    ] = None
+    predicted_step_ms: Annotated[
+        float | None, Column("ms", "longest own step and the exchange")
+    ] = None
+    crossover_batch: Annotated[
+        float | None, Column("samples", "global; above it by_speed beats fast")
+    ] = None
+
+
+def uneven_columns(shares: Sequence[RankShare]) -> UnevenColumns:
+    """Return the columns of ranks with these shares, idle ranks included; all None without any."""
+    if not shares:
+        return UnevenColumns()
+    return UnevenColumns(
+        share_by_rank=tuple(share.items for share in shares),
+        own_step_ms_by_rank=tuple(share.own_ms for share in shares),
+        fixed_ms_by_rank=tuple(share.fixed_ms for share in shares),
+        fixed_ms_error_by_rank=tuple(share.fixed_ms_error for share in shares),
+        speed_by_rank=tuple(share.items_per_s for share in shares),
+        speed_error_by_rank=tuple(share.items_per_s_error for share in shares),
+        slow_ratio_by_rank=tuple(share.slow_ratio for share in shares),
+        exchange_ms=shares[0].exchange_ms,
+        predicted_step_ms=shares[0].predicted_step_ms,
+        crossover_batch=shares[0].crossover_batch,
+    )

@@ -1,0 +1,191 @@
+"""The nine tables: the dataclass of each, and the Arrow schema that follows from it.
+
+Speed-up and efficiency are not here: they are derived when reporting (`raybench.analysis`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
+
+from raybench.records import Device, DeviceSample, Record, Samples
+from raybench.records.health import Finding, Link
+from raybench.records.metric import Column
+from raybench.results.columns import TableColumn, arrow_schema, columns_of
+from raybench.results.point_row import AttemptKey, PointRow, keys_of
+from raybench.results.run import Run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRow(AttemptKey):
+    """An iteration of a rank: a row of `samples`."""
+
+    round: Annotated[int | None, Column("", "counts from 1; null: one round")] = None
+    is_control: Annotated[bool, Column("", "baseline point again, at the end of a block")] = False
+    repeat: Annotated[int, Column("", "build of the workload, from 0")]
+    rank: Annotated[int, Column("", "as in torch.distributed")]
+    iteration: Annotated[int, Column("", "from 0 in each repeat, warm-up apart")]
+    is_warmup: Annotated[bool, Column("", "untimed step")]
+    start_ns: Annotated[int, Column("ns", "since the point began")]
+    step_ns: Annotated[int, Column("ns", "duration")]
+    host_ns: Annotated[int, Column("ns", "host time")]
+    data_ns: Annotated[int | None, Column("ns", "waiting for data")] = None
+    other_parts_ns: Annotated[Mapping[str, int] | None, Column("ns", "other parts")] = None
+    throttled: Annotated[bool | None, Column("", "clocks were held down")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRow(AttemptKey):
+    """A module of the model on a profiled rank: a row of `modules`."""
+
+    rank: Annotated[int, Column("", "rank")]
+    module: Annotated[str, Column("", "name in the model")]
+    kind: Annotated[str, Column("", "class")]
+    calls: Annotated[int, Column("", "per step")]
+    forward_ms: Annotated[float, Column("ms", "per step")]
+    backward_ms: Annotated[float | None, Column("ms", "per step")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionRow(AttemptKey):
+    """A region of the step on a rank: a row of `regions`."""
+
+    rank: Annotated[int, Column("", "rank")]
+    region: Annotated[str, Column("", "name that the step gives it")]
+    calls: Annotated[int, Column("", "per step")]
+    region_ms: Annotated[float, Column("ms", "per step, median")]
+    share_pct: Annotated[float, Column("%", "of the steps in which it was timed")]
+
+
+_OF_RUN = TableColumn(name="run_id", kind="string", about=Column("", "run"), read=str, null=MISSING)
+TABLES: Mapping[str, tuple[TableColumn, ...]] = {
+    "runs": columns_of(Run),
+    "points": columns_of(PointRow),
+    "samples": columns_of(SampleRow),
+    "devices": (_OF_RUN, *columns_of(Device)),
+    "telemetry": (_OF_RUN, *columns_of(DeviceSample)),
+    "modules": columns_of(ModuleRow),
+    "regions": columns_of(RegionRow),
+    "health": (_OF_RUN, *columns_of(Finding)),
+    "links": (_OF_RUN, *columns_of(Link)),
+}
+# Tables with rows of attempts at points, which `point_id` and `attempt` name.
+OF_POINTS = ("points", "samples", "modules", "regions")
+
+
+def units(table: str) -> dict[str, str]:
+    """Return the unit of each column of a table, in column order; empty where it has none."""
+    return {column.name: column.unit for column in TABLES[table]}
+
+
+@cache
+def schema(table: str) -> pa.Schema:
+    """Return the Arrow schema of a table; only the columns that identify a row cannot be null."""
+    required = ("run_id", "point_id") if table in OF_POINTS else ("run_id",)
+    return arrow_schema(table, TABLES[table], required)
+
+
+@cache
+def _row_type(table: str) -> pa.StructType:
+    import pyarrow as pa
+
+    return pa.struct(list(schema(table)))
+
+
+def arrow_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Return these rows of a table, with its schema; a column that a row lacks is null."""
+    import pyarrow as pa
+
+    # One conversion of whole rows: Table.from_pylist makes one for each column.
+    try:
+        found = pa.array(rows, _row_type(table))
+    except UnicodeEncodeError:
+        found = pa.array([storable(row) for row in rows], _row_type(table))
+    return pa.Table.from_arrays(found.flatten(), schema=schema(table))
+
+
+def storable(value: Any) -> Any:
+    """Return a value of which each text can be held by UTF-8.
+
+    Half a surrogate pair in an exception or in a name is no reason to lose the row.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {storable(key): storable(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(entry) for entry in value]
+    return value
+
+
+def sample_columns(run_id: str, record: Record) -> dict[str, list[Any]]:
+    """Return the rows of `samples`, by column: every iteration of every rank, warm-up included."""
+    keys = {
+        **keys_of(run_id, record),
+        "round": record.round,
+        "is_control": bool(record.control_of),
+    }
+    columns: dict[str, list[Any]] = {}
+    for measurement in record.measurements:
+        for repeat, repetition in enumerate(measurement.repetitions):
+            place = {**keys, "rank": measurement.rank, "repeat": repeat}
+            for is_warmup, samples in ((True, repetition.warmup), (False, repetition.timed)):
+                part = _iterations({**place, "is_warmup": is_warmup}, samples)
+                for name, values in part.items():
+                    columns.setdefault(name, []).extend(values)
+    return columns
+
+
+def _iterations(place: Mapping[str, Any], samples: Samples) -> dict[str, Iterable[Any]]:
+    count = len(samples.step_ns)
+    unknown = (None,) * count
+    others = {storable(name): spent for name, spent in samples.part_ns.items() if name != "data"}
+    parts = [dict(zip(others, spent, strict=True)) for spent in zip(*others.values(), strict=True)]
+    return {
+        **{name: (value,) * count for name, value in place.items()},
+        "iteration": range(count),
+        "start_ns": samples.start_ns,
+        "step_ns": samples.step_ns,
+        "host_ns": samples.host_ns,
+        "data_ns": samples.part_ns.get("data") or unknown,
+        "other_parts_ns": parts or unknown,
+        "throttled": samples.throttled or unknown,
+    }
+
+
+def module_rows(run_id: str, record: Record) -> list[ModuleRow]:
+    """Return the times by module of each profiled rank."""
+    return [
+        ModuleRow(
+            **keys_of(run_id, record),
+            rank=measurement.rank,
+            module=module.name,
+            kind=module.kind,
+            calls=module.calls,
+            forward_ms=module.forward_ms,
+            backward_ms=module.backward_ms,
+        )
+        for measurement in record.measurements
+        for module in (measurement.profile.modules if measurement.profile else ())
+    ]
+
+
+def region_rows(run_id: str, record: Record) -> list[RegionRow]:
+    """Return the parts of the step that it names itself, of each rank."""
+    return [
+        RegionRow(
+            **keys_of(run_id, record),
+            rank=measurement.rank,
+            region=region.name,
+            calls=region.calls,
+            region_ms=region.ms,
+            share_pct=100 * region.share,
+        )
+        for measurement in record.measurements
+        for region in (measurement.breakdown.regions if measurement.breakdown else ())
+    ]
