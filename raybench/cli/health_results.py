@@ -10,20 +10,19 @@ from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
     from raybench.cli.compared_runs import Found
-    from raybench.health.comparison import HealthComparison
+    from raybench.health.comparison import HealthComparison, HealthHistory
     from raybench.health.report import HealthReport
-    from raybench.health.text import HealthHistory
     from raybench.records.health import Finding
     from raybench.results.run import Run
 
 
 def _is_check(root: Path, run: Run) -> bool:
-    """Whether a run is a health check; one that did not come to its end has no findings."""
+    """Return whether a run is a health check, also where it was interrupted before its findings."""
     return run.argv[1:2] == ("health",) or (root / "health" / run.run_id).is_dir()
 
 
 def check_ids(results: Path) -> list[str]:
-    """List the runs that are health checks."""
+    """Return the ids of the runs in a folder that are health checks."""
     from raybench.results import reader
 
     rows = reader.read_table(results, "runs", None, ["run_id", "argv"]).to_pylist()
@@ -31,9 +30,9 @@ def check_ids(results: Path) -> list[str]:
 
 
 def load_health(results: Path, run: str) -> HealthReport | None:
-    """Read what a health check says; None where the run is no health check.
+    """Return the results of a health check; None where the run is not one.
 
-    Raises ResultsError where `run` means no run.
+    run: an id, or "latest". Raises ResultsError where there is no such run.
     """
     from raybench.health.report import HealthReport
     from raybench.health.store import read_findings, read_links
@@ -57,7 +56,10 @@ def load_health(results: Path, run: str) -> HealthReport | None:
 def format_health(
     results: Path, report: HealthReport, kind: str, against: str | None = None, *, colored: bool
 ) -> str:
-    """Format it as `raybench report --format KIND` does. Raises UsageError for `against`."""
+    """Return a check as `raybench report --format KIND` shows it.
+
+    Raises UsageError where `against`, a second run to show in the same charts, is given.
+    """
     if against is not None:
         raise UsageError(
             f"--against {against}: a health check is not laid over another; compare it"
@@ -68,34 +70,32 @@ def format_health(
 
         root, run_id = reader.find_run(results, report.run.run_id)
         return format_page(report, reader.load(root, "devices", run_id))
-    from raybench.health.text import HealthDocument
+    from raybench.health.document import HealthDocument
     from raybench.report.documents import format_document
 
     return format_document(HealthDocument(report=report), kind, width=width(), color=colored)
 
 
 def export_health(report: HealthReport, kind: str | None) -> str:
-    """Format it as `raybench export --format KIND` does."""
-    from raybench.health import export
-    from raybench.report.json_text import format_object
+    """Return a check as `raybench export --format KIND` writes it.
 
-    if kind == "json":
-        return format_object(**export.members(report))
-    if kind == "junit":
-        return export.export_junit(report)
-    if kind == "csv":
-        return export.export_csv(report)
+    Raises UsageError where the kind is not csv, json or junit.
+    """
+    from raybench.health.export import export
+
+    if kind in ("csv", "json", "junit"):
+        return export(report, kind)
     raise UsageError("a health check is exported as csv, json or junit")
 
 
 def compare_health(base: Found, new: Found, threshold: float) -> HealthComparison | None:
-    """Set two health checks beside each other; None where neither is one.
+    """Return the comparison of two health checks; None where neither run is a health check.
 
-    threshold: the least change that counts, as a share. Raises UsageError where one alone is one.
+    threshold: the smallest change that counts, as a share. Raises UsageError where one of the runs
+    is a health check and the other is not.
     """
     from raybench.analysis.environment_changes import changes
-    from raybench.health.comparison import HealthComparison
-    from raybench.health.history import compare_figures
+    from raybench.health.comparison import HealthComparison, trace_figures
 
     before, now = (load_health(found.root, found.run_id) for found in (base, new))
     if before is None or now is None:
@@ -106,19 +106,18 @@ def compare_health(base: Found, new: Found, threshold: float) -> HealthCompariso
                 "another check"
             )
         return None
-    figures = compare_figures(before.findings, now.findings, now.kinds, 1 + threshold)
+    figures = trace_figures([before.findings, now.findings], now.kinds, 1 + threshold)
     around = changes(base.facts, new.facts)
     return HealthComparison(base=before, new=now, figures=figures, changes=around)
 
 
 def load_health_history(results: Path, threshold: float) -> HealthHistory:
-    """Return how the figures of all health checks went. Raises ResultsError where there are none.
+    """Return the history of the figures of all health checks in a folder.
 
-    threshold: the least change that counts, as a share.
+    threshold: the smallest change that counts, as a share. Raises ResultsError where there is none.
     """
-    from raybench.health.history import trace_figures
+    from raybench.health.comparison import HealthHistory, trace_figures
     from raybench.health.store import read_findings
-    from raybench.health.text import HealthHistory
     from raybench.results import reader
 
     by_run: dict[str, list[Finding]] = {}
@@ -130,13 +129,16 @@ def load_health_history(results: Path, threshold: float) -> HealthHistory:
     if not run_ids:
         raise ResultsError(f"{results}: no health checks yet; `raybench health` makes one")
     kinds = reader.read_table(results, "devices", None, ["kind"])["kind"].to_pylist()
-    trends = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
-    return HealthHistory(trends=trends, run_ids=run_ids)
+    figures = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
+    return HealthHistory(figures=figures, run_ids=run_ids)
 
 
 def draw_health(report: HealthReport, path: Path) -> None:
-    """Draw the pairs, or the devices where there are no pairs, as SVG or PNG."""
-    from raybench.health.charts import health_figures
+    """Write the chart of pairs, or of devices where there are no pairs, to an SVG or PNG file.
+
+    Raises UsageError where there is no chart, because nothing was compared.
+    """
+    from raybench.health.page import health_figures
     from raybench.report.charts.grammar import draw_figure
 
     figures = health_figures(report)

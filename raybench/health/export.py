@@ -1,66 +1,33 @@
-"""A health check for other programs: members of a JSON object, JUnit XML, CSV."""
+"""A health check for other programs: JUnit XML, CSV and JSON."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any, Literal
+from typing import Literal
 
-from raybench.health.report import ACTION_WORDS, UNHEALTHY, HealthReport, what_of
+from raybench.health.document import HealthDocument
+from raybench.health.report import UNHEALTHY, HealthReport, what_of
 from raybench.records.health import Finding, Verdict
+from raybench.report.documents import format_document
 from raybench.report.export.formats import csv
 from raybench.report.export.formats.junit import Case, format_suite
 from raybench.results.columns import to_row
 
 
-def members(report: HealthReport) -> dict[str, Any]:
-    """Return the members of the JSON object of a check.
+def export(report: HealthReport, kind: str) -> str:
+    """Return a check as the text of a file; CSV and JUnit XML have a row per test and subject.
 
-    run, machine, verdict, lamp, headline, exit_code, cases (what is wrong, the worst
-    first, with what to do), advice (on the set), notes (what is not known), findings (the table
-    `health`), links (the table `links`).
+    kind: "json", "csv" (the columns of the table `health`) or "junit", where a finding that is bad
+    or suspect is a failure, one that could not be tested is an error, and one that is unknown, or
+    slow because of another subject, is skipped.
     """
-    return dict(
-        run=asdict(report.run),
-        machine=report.machine,
-        verdict=report.verdict,
-        lamp=report.lamp,
-        headline=report.headline,
-        exit_code=report.exit_code,
-        cases=[
-            {
-                "subject": asdict(case.subject),
-                "verdict": case.verdict,
-                "what": case.what,
-                "evidence": case.evidence,
-                "victims": case.victims,
-                "action": case.action,
-                "action_words": ACTION_WORDS[case.action] if case.action else "",
-                "commands": case.commands,
-                "tests": [one.test for one in case.findings],
-            }
-            for case in report.cases
-        ],
-        advice=report.advice,
-        notes=report.notes,
-        findings=[{"run_id": report.run.run_id, **to_row(one)} for one in report.findings],
-        links=[{"run_id": report.run.run_id, **to_row(one)} for one in report.links],
-    )
-
-
-def export_csv(report: HealthReport) -> str:
-    """Return a line per test and subject: the columns of the table `health`; UTF-8."""
-    found = [{"run_id": report.run.run_id, **to_row(one)} for one in report.findings]
-    return csv.write(list(found[0]) if found else [], found)
-
-
-def export_junit(report: HealthReport) -> str:
-    """Return one suite with a case per test and subject.
-
-    What is bad or suspect is a failure, what could not be tested an error, and what is not known,
-    or slow because of another subject, is skipped.
-    """
-    facts = {"run_id": report.run.run_id, "machine": report.machine}
-    return format_suite(report.headline, report.run, facts, list(map(_case, report.findings)))
+    run = report.run
+    if kind == "json":
+        return format_document(HealthDocument(report=report), "json")
+    if kind == "csv":
+        found = [{"run_id": run.run_id, **to_row(one)} for one in report.findings]
+        return csv.write(list(found[0]) if found else [], found)
+    facts = {"run_id": run.run_id, "machine": report.machine}
+    return format_suite(report.headline, run, facts, list(map(_case, report.findings)))
 
 
 def _case(finding: Finding) -> Case:
@@ -71,21 +38,18 @@ def _case(finding: Finding) -> Case:
         "ratio": finding.ratio,
         "uuids": " ".join(finding.subject.uuids) or None,
     }
-    blamed = f"because of {finding.culprit}" if finding.culprit else ""
+    is_unhealthy = finding.verdict in UNHEALTHY
+    outcome: Literal["ok", "failure", "error", "skipped"] = "failure" if is_unhealthy else "ok"
+    if finding.verdict is Verdict.UNKNOWN or (finding.culprit and is_unhealthy):
+        outcome = "skipped"
+    elif finding.verdict is Verdict.UNTESTED:
+        outcome = "error"
     return Case(
         group=f"health.{finding.stage}",
         name=f"{finding.subject.name}: {finding.test}",
         properties={name: value for name, value in named.items() if value is not None},
-        outcome=_outcome(finding),
+        outcome=outcome,
         kind=finding.verdict.value,
-        message=blamed or what_of(finding),
+        message=f"because of {finding.culprit}" if finding.culprit else what_of(finding),
         text="\n".join(filter(None, (finding.evidence, finding.command))),
     )
-
-
-def _outcome(finding: Finding) -> Literal["ok", "failure", "error", "skipped"]:
-    if finding.verdict is Verdict.UNKNOWN or (finding.culprit and finding.verdict in UNHEALTHY):
-        return "skipped"
-    if finding.verdict is Verdict.UNTESTED:
-        return "error"
-    return "failure" if finding.verdict in UNHEALTHY else "ok"

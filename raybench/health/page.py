@@ -1,32 +1,64 @@
-"""A health check as one page: verdict, findings, the map of pairs and a strip for each device."""
+"""A health check as a page, and its charts: the map of pairs, and the tests of each device."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from statistics import median
 from typing import TYPE_CHECKING
 
-from raybench.health.charts import health_figures
+from raybench.health.document import HealthDocument, PairMap, pair_maps, short_names
 from raybench.health.report import HealthReport
-from raybench.health.tables import blocks
-from raybench.report import formatting
-from raybench.report.blocks import Line, Listing, Table
+from raybench.records.health import Finding, Verdict, figure
+from raybench.report import blocks, formatting, plain_text
+from raybench.report.charts.grammar import (
+    Figure,
+    Mark,
+    Panel,
+    Table,
+    axis,
+    by_threshold,
+    heat_map,
+    legend_height,
+    names_axis,
+    scatter_chart,
+)
 from raybench.report.html.page import device_table, render
+from raybench.stats.fleet import BAD_RATIO
 
 if TYPE_CHECKING:
     import pandas as pd
 
+# Each cell is an element of the page.
+_MOST_DEVICES_IN_A_MAP, _MOST_MAPS, _MOST_DEVICES = 32, 6, 40
+# A map of fewer devices says less than a line of text.
+_LEAST_DEVICES_IN_A_MAP = 4
+# Values are written into the cells of maps of up to so many devices.
+_MOST_WITH_TEXT = 8
+# Differences from the median of similar pairs at which the colour of a cell changes.
+_STEPS = (-0.2, -0.1, -0.05, 0.05, 0.2, 0.5)
+_LIKE_THE_OTHERS = "like the others"
+_SHAPES = {
+    _LIKE_THE_OTHERS: ("circle", "var(--s1)"),
+    "suspect": ("diamond", "var(--s2)"),
+    "bad": ("cross", "var(--bad)"),
+}
+_WORDS = {Verdict.BAD: "bad", Verdict.SUSPECT: "suspect"}
+# The axis of times reaches at least so far to both sides of 1.
+_LEAST_REACH = 0.1
+
 
 def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
-    """Write the whole page. devices: the table of the run."""
-    found = list(blocks(report))
+    """Return the page of a check as HTML. devices: the table `devices` of its run."""
+    found = list(HealthDocument(report=report).body())
     run = report.run
     return render(
         "health.html",
         report=report,
         run=run,
-        lines=[one.text for one in found if isinstance(one, Line)],
-        cases=[one for one in found if isinstance(one, Listing)],
+        lines=[one.text for one in found if isinstance(one, blocks.Line)],
+        cases=[one for one in found if isinstance(one, blocks.Listing)],
         figures=health_figures(report),
-        tables=[one for one in found if isinstance(one, Table)],
+        tables=[one for one in found if isinstance(one, blocks.Table)],
         facts=[
             ("run", run.run_id),
             ("started", formatting.when(run.started_at)),
@@ -39,3 +71,165 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
         devices=device_table(devices),
         course=formatting.course(run),
     )
+
+
+def health_figures(report: HealthReport) -> list[Figure]:
+    """Return the chart of pairs (from four devices on), then that of devices; those with data."""
+    found = (_pair_figure(report), _device_figure(report))
+    return [one for one in found if one is not None]
+
+
+def _pair_figure(report: HealthReport) -> Figure | None:
+    """Return a heat map for each `PairMap` of four devices or more; None where there is none."""
+    maps = [one for one in pair_maps(report) if len(one.names) >= _LEAST_DEVICES_IN_A_MAP]
+    if not maps:
+        return None
+    note = (
+        "From the device of the row to that of the column. Colours: the time against the median "
+        "of the similar pairs, those on a node and those between nodes apart. ! bad, ? suspect."
+    )
+    if len(maps) > _MOST_MAPS:
+        note += f" {len(maps) - _MOST_MAPS} more maps are in the table."
+    return Figure(
+        anchor="pairs",
+        title="Pairs",
+        note=note,
+        panels=[_heat_map(one) for one in maps[:_MOST_MAPS]],
+        table=Table(
+            columns=["what", "from", "to", "value"],
+            rows=[
+                [f"{one.title}, {one.unit}", one.names[start], one.names[end], figure(value)]
+                for one in maps
+                for (start, end), value in one.values.items()
+            ],
+            texts=3,
+        ),
+    )
+
+
+def _heat_map(pairs: PairMap) -> Panel:
+    """Return a cell for each pair of the first 32 devices; pairs with a mark are outlined."""
+    names = pairs.names
+    drawn = list(names)[:_MOST_DEVICES_IN_A_MAP]
+    short = dict(zip(drawn, short_names([names[uuid] for uuid in drawn]), strict=True))
+    has_text = len(drawn) <= _MOST_WITH_TEXT
+
+    def is_on_a_node(pair: tuple[str, str]) -> bool:
+        return len({names[uuid].partition(" ")[0] for uuid in pair}) == 1
+
+    similar: dict[bool, list[float]] = {}
+    for pair, value in pairs.values.items():
+        similar.setdefault(is_on_a_node(pair), []).append(value)
+    cells: list[Mark] = []
+    for pair, value in pairs.values.items():
+        start, end = pair
+        if start not in short or end not in short:
+            continue
+        typical = median(similar[is_on_a_node(pair)])
+        is_time = pairs.unit == "µs"
+        excess = (value / typical if is_time else typical / max(value, 1e-300)) - 1
+        mark = pairs.marks.get(pair, "")
+        change = f"{abs(excess):.0%} {'slower' if excess > 0 else 'faster'}"
+        cells.append(
+            {
+                "x": short[end],
+                "y": short[start],
+                "excess": round(excess, 4),
+                "text": pairs.cell(pair) if has_text else mark,
+                "is_marked": bool(mark),
+                "tip": f"{names[start]} to {names[end]}\n{figure(value)} {pairs.unit}, {change} "
+                "than the median of similar pairs",
+            }
+        )
+    labels = list(short.values())
+    angle = 0 if len(labels) <= 4 else -45
+    shown = {"labelOverlap": not has_text}
+    layers = heat_map(
+        cells,
+        names_axis(labels, **shown, orient="top", labelAngle=angle) | {"title": "to"},
+        names_axis(labels, **shown),
+        by_threshold("excess", _STEPS, "time against the median"),
+        inverse=f"datum.excess < {_STEPS[0]} || datum.excess >= {_STEPS[-1]}",
+    )
+    return Panel(
+        title=f"{pairs.title}, {pairs.unit}",
+        layers=layers,
+        height=max(150, min(550, 30 * len(labels) + 80)),
+    )
+
+
+def _device_figure(report: HealthReport) -> Figure | None:
+    """Return a mark for each test of each device; None where no devices were compared."""
+    compared = [
+        one for one in report.findings if one.subject.kind == "device" and one.ratio is not None
+    ]
+    if not compared:
+        return None
+    found = dict.fromkeys(one.subject.name for one in compared)
+    suspected = [case.subject.name for case in report.cases if case.subject.kind == "device"]
+    names = [name for name in dict.fromkeys((*suspected, *found)) if name in found]
+    shown = names[:_MOST_DEVICES]
+    if len(names) <= _MOST_DEVICES:
+        shown = [device.name for device in report.devices if device.name in found]
+    short = dict(zip(shown, short_names(shown), strict=True))
+    marks = [_mark(one, short) for one in compared if one.subject.name in short]
+    reach = max(1 + _LEAST_REACH, *(mark["x"] for mark in marks))
+    domain = [min(1 - _LEAST_REACH, *(mark["x"] for mark in marks)) * 0.99, reach * 1.01]
+    ticks = [0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100]
+    layers = scatter_chart(
+        marks,
+        axis(
+            "time against similar devices",
+            10,
+            values=[tick for tick in ticks if domain[0] <= tick <= domain[1]],
+            format="~g",
+            scale={"domain": domain, "padding": 0},
+        ),
+        names_axis(list(short.values()), grid=True),
+        _SHAPES,
+        level=(BAD_RATIO, "bad") if reach > BAD_RATIO else None,
+    )
+    height = max(110, min(900, 22 * len(short) + 60)) + legend_height(list(_SHAPES))
+    note = (
+        "Each mark is a test: the time that the device takes, against the median of the similar "
+        "devices, or the fastest of fewer than four. Above 1 is slower."
+    )
+    if len(shown) < len(names):
+        note += f" The first {len(shown)} of {len(names)}."
+    return Figure(
+        anchor="devices",
+        title="Devices",
+        note=note,
+        panels=[Panel(layers=layers, height=height)],
+        table=Table(
+            columns=["device", "test", "value", "unit", "time against similar devices", "verdict"],
+            rows=[
+                [
+                    one.subject.name,
+                    one.test,
+                    _value(one),
+                    one.unit,
+                    f"{one.ratio:.3f}",
+                    one.verdict.value,
+                ]
+                for one in compared
+            ],
+            texts=2,
+        ),
+    )
+
+
+def _mark(finding: Finding, short: Mapping[str, str]) -> Mark:
+    """Return the mark of a test of a device. short: the label of each device in the chart."""
+    return {
+        "y": short[finding.subject.name],
+        "x": round(min(finding.ratio or 1.0, 100.0), 4),
+        "line": _WORDS.get(finding.verdict, _LIKE_THE_OTHERS),
+        "tip": plain_text.plain(f"{finding.subject.name}, {finding.test}:")
+        + f"\n{_value(finding)} {finding.unit}, {finding.ratio:.2f} times the time of similar "
+        "devices",
+    }
+
+
+def _value(finding: Finding) -> str:
+    return "" if finding.value is None else figure(finding.value)

@@ -6,7 +6,6 @@ import torch
 from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure import phases
-from raybench.workloads import precision
 from raybench.workloads.attention import attention_part, choose_kernel, merge
 from raybench.workloads.dit.workload import Dit
 from tests.gpu.gpus import make_context
@@ -16,13 +15,6 @@ pytestmark = pytest.mark.gpu
 SMALL = {
     "height": 256, "width": 256, "text_tokens": 64, "double_blocks": 2, "single_blocks": 2,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _fp32_and_no_memory_afterwards():
-    yield
-    precision.apply(Precision.FP32)
-    torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])

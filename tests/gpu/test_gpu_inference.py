@@ -6,41 +6,14 @@ import torch
 from raybench.job.model import Measure
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.measure.phases import measure
-from raybench.workloads import precision
 from raybench.workloads.compute.memory import memory_gb_s
-from raybench.workloads.training.language_models import Decoder, KeyValueCache
 from raybench.workloads.training.mlp import Mlp
-from raybench.workloads.training.shapes import DECODER_PRESETS
 from raybench.workloads.training.transformer import Transformer
 from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
 
 SETTINGS = Measure(warmup=15, iterations=30, breakdown=False)
-
-
-@pytest.fixture(autouse=True)
-def _fp32_and_no_memory_afterwards():
-    yield
-    precision.apply(Precision.FP32)
-    torch.cuda.empty_cache()
-
-
-def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence():
-    shape, device = DECODER_PRESETS["124m"], torch.device("cuda", 0)
-    precision.apply(Precision.FP32)
-    with device:
-        torch.manual_seed(0)
-        model = Decoder(shape, seq_len=40).requires_grad_(False)
-        tokens = torch.randint(shape.vocabulary, (2, 40))
-        cache = KeyValueCache.make(shape, batch_size=2, room=40)
-    whole = model(tokens)[:, 31:]
-    logits = [model(tokens[:, :32], cache)]
-    for position in range(32, 40):
-        cache.position = position
-        logits.append(model(tokens[:, position : position + 1], cache))
-    error = (torch.cat(logits, dim=1) - whole).abs().max() / whole.abs().max()
-    assert error < 1e-4
 
 
 @pytest.mark.parametrize("mode", [Precision.FP32, Precision.FP16, Precision.BF16])

@@ -31,14 +31,6 @@ BUILDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _fp32_and_no_memory_afterwards():
-    torch.cuda.reset_peak_memory_stats()
-    yield
-    precision.apply(Precision.FP32)
-    torch.cuda.empty_cache()
-
-
 @pytest.mark.parametrize("mode", USUAL_PRECISIONS)
 @pytest.mark.parametrize("name", BUILDS)
 def test_a_workload_trains_on_the_device(name, mode, monkeypatch):

@@ -60,9 +60,7 @@ class Faulty:
         self.flops_per_step = 1.0  # not counted: the counting would build it once more
         self._context, self._folder, self._number = context, folder, number
         strikes = faulty_rank in (ALL_RANKS, context.rank) or fault == "wait"
-        self._fault: Annotated[
-            str, Field(description="none, wait, child, child_kill, or one of FAULTS")
-        ] = fault if strikes else "none"
+        self._fault = fault if strikes else "none"
         self._checks = fault == "none"
         self._faulty_step, self._steps, self._pause_s = faulty_step, 0, pause_s
         self._mark("built")

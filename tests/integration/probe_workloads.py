@@ -107,24 +107,19 @@ class Mess:
         context: Context,
         *,
         folder: Annotated[str, Field(description="where each rank writes its file")],
-        mess: Literal["none", "groups", "thread", "child"] = "none",
+        mess: Literal["none", "thread", "child"] = "none",
     ) -> None:
         self.items_per_step = 1
         self.flops_per_step = 1.0  # not counted: the counting would build it once more
         self._context = context
         self._mess = mess
-        groups = sorted(dist.distributed_c10d._world.pg_names.values())
-        facts = {"pid": os.getpid(), "groups": len(groups)}
-        Path(folder, f"{context.rank}.json").write_text(json.dumps(facts))
+        Path(folder, f"{context.rank}.json").write_text(json.dumps({"pid": os.getpid()}))
 
     def step(self) -> None:
         if dist.is_initialized():
             dist.all_reduce(torch.ones(1))
 
     def close(self) -> None:
-        if self._mess == "groups":
-            for _ in range(2):
-                dist.all_reduce(torch.ones(1), group=dist.new_group(list(range(2))))
         if self._mess == "thread" and self._context.rank == 1:
             threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
         if self._mess == "child" and self._context.rank == 1:

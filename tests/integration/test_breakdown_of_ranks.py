@@ -128,7 +128,7 @@ def test_all_samples_of_a_step_are_done_with_the_gradients_of_one_process(three_
 
 def test_the_fast_ranks_train_alone_and_the_slow_one_is_no_part_of_the_figures(three_workers):
     row = shared_out(three_workers, shares="fast")
-    assert row["share_by_rank"] == [48, 48, 0]
+    assert row.share_by_rank == (48, 48, 0)
     assert len(row["local_step_ms_by_rank"]) == 2
     assert row["own_step_ms_by_rank"][2] is None
     assert row["gradient_error"] < 1e-5

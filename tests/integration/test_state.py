@@ -41,15 +41,6 @@ def run(cluster, folder, mess="none"):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], answers
 
 
-def test_groups_that_the_workload_made_are_not_seen_by_the_next_point(cluster, tmp_path):
-    before, _ = run(cluster, tmp_path)
-    _, messy = run(cluster, tmp_path, "groups")
-    after, _ = run(cluster, tmp_path)
-    assert [one.warnings for one in messy] == [(), ()]
-    assert after == before
-    assert before[0]["groups"] == 1
-
-
 @pytest.mark.parametrize(
     ("mess", "phrase"), [("thread", "1 running thread ("), ("child", "1 child process (sleep)")]
 )

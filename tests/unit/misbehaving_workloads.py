@@ -91,28 +91,6 @@ class StoppedClock(Quick):
         time.perf_counter_ns = self._clock
 
 
-class _MuteError(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("not even this")
-
-
-class Mute(Quick):
-    def step(self) -> None:
-        raise _MuteError
-
-
 class HalfText(Quick):
     def step(self) -> None:
         raise ValueError("bad \ud800 text")
-
-
-class Verbose(Quick):
-    def step(self) -> None:
-        raise ValueError("x" * 10_000_000)
-
-
-class OddNotes(Quick):
-    def step(self) -> None:
-        error = ValueError("said")
-        error.__notes__ = [5, "\ud800"]
-        raise error

@@ -16,9 +16,9 @@ import pytest
 from raybench.cli.health_results import load_health
 from raybench.cli.page import format_page
 from raybench.cli.results import load_summary
-from raybench.health.charts import health_figures
+from raybench.health.document import HealthDocument
 from raybench.health.page import format_page as format_health_page
-from raybench.health.text import HealthDocument
+from raybench.health.page import health_figures
 from raybench.report.charts.data import ChartData
 from raybench.report.charts.grammar import draw_figure
 from raybench.report.charts.registry import draw_main_figure

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from builders import make_finding, make_subject
 
-from raybench.health.history import FigureChange, compare_figures
+from raybench.health.comparison import FigureChange, trace_figures
 from raybench.health.suite import WAIT_TEST
 from raybench.records.health import Finding
 
@@ -15,9 +15,8 @@ from raybench.records.health import Finding
 def compare(
     base: float, new: float, kind: str = "cuda", least: float = 1.015, **changes: Any
 ) -> FigureChange:
-    [found] = compare_figures(
-        [make_finding(value=base, **changes)], [make_finding(value=new, **changes)], [kind], least
-    )
+    checks = [[make_finding(value=value, **changes)] for value in (base, new)]
+    [found] = trace_figures(checks, [kind], least)
     return found
 
 
@@ -25,14 +24,14 @@ GEMM = {"test": "gemm fp32 8192", "unit": "TFLOP/s"}
 
 
 def test_a_rate_that_fell_is_slower_beyond_what_days_differ():
-    assert not compare(50.0, 46.0, **GEMM).is_slower
+    assert compare(50.0, 46.0, **GEMM).verdict == "same"
     found = compare(50.0, 40.0, **GEMM)
-    assert (found.is_slower, found.ratio) == (True, 1.25)
-    assert compare(40.0, 50.0, **GEMM).is_faster
+    assert (found.verdict, found.ratio) == ("slower", 1.25)
+    assert compare(40.0, 50.0, **GEMM).verdict == "faster"
     # Of a time the larger is slower; one H200, in two checks six minutes apart, is the same.
     step = {"test": "step compute", "unit": "ms", "stage": "straggler"}
-    assert compare(5.0, 7.0, **step).is_slower
-    assert not compare(5.39, 6.23, **step).is_slower
+    assert compare(5.0, 7.0, **step).verdict == "slower"
+    assert compare(5.39, 6.23, **step).verdict == "same"
 
 
 @pytest.mark.parametrize(
@@ -59,4 +58,4 @@ def test_facts_waits_and_what_one_check_alone_has_are_no_figures():
         make_finding(make_subject(1), value=None),
     ]
     second = [*first[:2], make_finding(make_subject(1)), make_finding(make_subject(2))]
-    assert compare_figures(first, second, ["cuda"], 1.0) == ()
+    assert trace_figures([first, second], ["cuda"], 1.0) == ()

@@ -22,9 +22,9 @@ from builders import (
     make_subject,
 )
 
-from raybench.health.charts import health_figures
+from raybench.health.document import HealthDocument
+from raybench.health.page import health_figures
 from raybench.health.report import HealthReport
-from raybench.health.text import HealthDocument
 from raybench.records.health import Action, Verdict
 from raybench.report.documents import format_document
 from raybench.results.run import RunStatus

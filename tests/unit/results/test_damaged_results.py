@@ -159,25 +159,6 @@ def test_a_newer_part_is_refused_in_one_line_and_hides_its_run_alone(results, ca
     assert (code, err.splitlines()[-1]) == (2, line)
 
 
-def test_columns_that_a_part_lacks_are_null(results):
-    path = parts(results, "points")[0]
-    part = pq.read_table(path, partitioning=None)
-    pq.write_table(part.drop_columns(["energy_j", "warnings"]), path)
-    points = raybench.load(results, "points", "run-a")
-    assert list(points.columns) == list(raybench.units("points"))
-    assert points["energy_j"].isna()[0]
-    assert points["warnings"][0] is None
-    assert len(points) == 7
-
-
-def test_a_row_without_its_point_is_damage(results):
-    path = parts(results, "points")[0]
-    part = pq.read_table(path, partitioning=None)
-    pq.write_table(part.drop_columns(["point_id"]), path)
-    with pytest.raises(ResultsError, match=f"{path}: a row without point_id; remove or restore it"):
-        raybench.load(results, "points", "run-a")
-
-
 def test_a_run_without_a_known_status_is_left_out_of_the_list(results, called):
     [path] = parts(results, "runs")
     rewrite(path, lambda row: row | {"status": "sideways"})

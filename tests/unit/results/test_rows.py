@@ -97,12 +97,6 @@ def test_a_row_says_whether_its_level_still_changes_and_where_nobody_can_tell():
     assert warned(None) == [], "a fixed count was meant"
 
 
-def test_skew_is_that_of_the_timed_samples_and_names_no_rank_that_does_not_stand_out():
-    row = row_of(two_ranks())
-    assert row["skew_ms_p50"] == 1.0
-    assert row["slowest_rank"] is None
-
-
 def test_one_rank_has_neither_skew_nor_slowest_rank_nor_backend():
     row = row_of(make_record())
     assert (row["skew_ms_p50"], row["slowest_rank"], row["backend"]) == (None, None, None)

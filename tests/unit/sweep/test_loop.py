@@ -232,20 +232,6 @@ def test_with_isolation_node_a_point_has_its_nodes_alone():
     assert {record.devices[0].node_id for record in records} == {"a", "b"}
 
 
-def test_with_isolation_cluster_no_point_has_neighbours():
-    inside = []
-
-    def script(point, rank):
-        inside.append(point)
-        assert len(inside) == 1
-        time.sleep(0.01)
-        inside.pop()
-        return make_measurement(rank)
-
-    records, _ = run(make_plan_of(1, 1, 1), make_started(make_devices(a=4), script))
-    assert [(record.status, record.neighbours) for record in records] == [(Status.OK, ())] * 3
-
-
 def test_records_are_written_on_the_thread_that_asked_for_the_sweep():
     threads = []
     list(
