@@ -80,11 +80,6 @@ def is_set(value: Any) -> bool:
     return has_value(value) and bool(value)
 
 
-def has_entries(value: Any) -> bool:
-    """Whether a cell of lists holds anything: null is as good as empty."""
-    return not isinstance(value, str) and hasattr(value, "__len__") and len(value) > 0
-
-
 def number(value: float | None, digits: int = 4) -> str:
     """Significant digits, thousands apart: 1,234 12.34 0.001234 3.11e-08."""
     if not has_value(value):
@@ -195,7 +190,7 @@ def choices(texts: Sequence[str]) -> str:
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
     """Write the value of a metric as its format says; `unit` is that of the times in its table."""
     if shown.format == "choices":
-        return choices(value) if has_entries(value) else ""
+        return choices(value or ())
     if not has_value(value):
         return ""
     if shown.format in ("part", "time"):

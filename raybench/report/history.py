@@ -139,7 +139,12 @@ def _is_step(row: HistoryRow) -> bool:
 def _points(series: Sequence[Series], names: Sequence[str]) -> Table:
     def text(title: str, name: str) -> ColumnOf[Series]:
         column = Column(title=title, is_text=True, min_chars=SETTING_CHARS)
-        return column, lambda rows: _setting(rows[-1], name)
+
+        def cell(rows: Series) -> str:
+            value = setting(rows[-1], name)
+            return "" if value is None else formatting.setting(name, value)
+
+        return column, cell
 
     has_machines = len({rows[0].machine for rows in series}) > 1
     columns: list[ColumnOf[Series]] = [
@@ -159,15 +164,7 @@ def _points(series: Sequence[Series], names: Sequence[str]) -> Table:
         ),
         (Column(title="by run", is_text=True), _bars),
     ]
-    return make_table(series, columns, kind=str(series[0][0]["workload"]))
-
-
-def _setting(row: HistoryRow, name: str) -> str:
-    value = setting(row, name)
-    if not formatting.has_value(value):
-        return ""
-    # A column of integers with nulls holds floats.
-    return formatting.setting(name, int(value) if isinstance(value, float) else value)
+    return make_table(series, columns, kind=str(series[0][0].workload))
 
 
 def _runs(rows: Sequence[HistoryRow]) -> Table:

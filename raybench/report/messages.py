@@ -76,7 +76,7 @@ def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
 
 def _reason(row: PointRow) -> str:
     """Return status and message, without the place that the message begins with."""
-    message = row.error_message or "no reason known"
+    message = "no reason known" if row.error_message is None else row.error_message
     if row.error_host is not None:
         place = f"rank {row.error_rank} ({row.error_host}, {row.error_device}): "
         message = message.removeprefix(place)
