@@ -42,8 +42,13 @@ def advise(finding: Finding, known: Mapping[str, Device]) -> _Advice:
         return Action.WATCH, _status(devices)
     if kind in ("node", "cluster") and (names := _slowing_variables(finding, devices)):
         return Action.SETTING, [f"unset {' '.join(names)}"]
+    if kind == "cluster" and finding.stage == "host-links" and devices:
+        # What all devices share.
+        return Action.WATCH, [
+            f"nvidia-smi topo -m; numactl --hardware; lscpu  # on {devices[0].host}"
+        ]
     if kind == "cluster":
-        return Action.WATCH, _look_at_shared(finding, devices)
+        return Action.WATCH, ["raybench doctor"]
     if kind in ("pair", "node"):
         return Action.WATCH, _look_at_path(devices)
     if finding.ratio is None and finding.value is not None:
@@ -106,14 +111,6 @@ def _look_at_path(devices: Sequence[Device]) -> Sequence[str]:
     if len(nodes) == 1 and devices[0].kind == "cuda":
         return [f"nvidia-smi topo -m; nvidia-smi nvlink --status  # on {devices[0].host}"]
     return [f"ip -s link; tc qdisc show  # on {' and on '.join(hosts)}"] if hosts else []
-
-
-def _look_at_shared(finding: Finding, devices: Sequence[Device]) -> Sequence[str]:
-    """Return the command that shows what all devices of a slow test share."""
-    if finding.stage == "host-links" and devices:
-        host = devices[0].host
-        return [f"nvidia-smi topo -m; numactl --hardware; lscpu  # on {host}"]
-    return ["raybench doctor"]
 
 
 def _slowing_variables(finding: Finding, devices: Sequence[Device]) -> list[str]:

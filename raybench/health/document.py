@@ -17,6 +17,7 @@ from raybench.records.health import Finding, Link, Verdict, figure
 from raybench.report import formatting
 from raybench.report.blocks import SETTING_CHARS, Block, Column, Line, Listing, Table, Tone
 from raybench.report.documents import Document
+from raybench.results.columns import to_row
 
 _TONES: Mapping[int, Tone] = {0: "good", 1: "alarm", 3: "advice"}
 _MARKS = {Verdict.BAD: "!", Verdict.SUSPECT: "?", Verdict.UNTESTED: "x"}
@@ -106,8 +107,8 @@ class HealthDocument(Document):
             ],
             "advice": report.advice,
             "notes": report.notes,
-            "findings": [rows.finding_row(run_id, one) for one in report.findings],
-            "links": [rows.link_row(run_id, one) for one in report.links],
+            "findings": [{"run_id": run_id, **to_row(one)} for one in report.findings],
+            "links": [{"run_id": run_id, **to_row(one)} for one in report.links],
         }
 
 

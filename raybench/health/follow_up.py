@@ -55,7 +55,7 @@ def slow_groups(
 def _slow_groups(
     probe: Probe, readings: Sequence[Reading], findings: Sequence[Finding], fleet: Fleet
 ) -> Iterator[Ranks]:
-    """Yield the ranks of each slow group of a test."""
+    """Yield the ranks of each group that a finding calls slow, or that is slower than its pairs."""
     rank_of = {subject.uuids[0]: rank for rank, subject in enumerate(fleet.subjects)}
     slow = {one.subject for one in findings if one.test == probe.test.name and one.verdict.is_slow}
     values: dict[tuple[str, ...], list[float]] = {}
@@ -65,23 +65,17 @@ def _slow_groups(
             values.setdefault(reading.subject.uuids, []).append(reading.value)
             subjects[reading.subject.uuids] = reading.subject
     for uuids, read in values.items():
-        promised = _promised(readings, set(uuids))
-        is_low = promised is not None and median(read) < _PROMISED_SHARE * promised
+        between_two = [
+            reading.value
+            for reading in readings
+            if reading.value is not None
+            and reading.test.name.startswith("send ")
+            and reading.test.unit == "GB/s"
+            and set(uuids).issuperset(reading.subject.uuids)
+        ]
+        is_low = bool(between_two) and median(read) < _PROMISED_SHARE * median(between_two)
         if subjects[uuids] in slow or is_low:
             yield tuple(rank_of[uuid] for uuid in uuids)
-
-
-def _promised(readings: Sequence[Reading], uuids: set[str]) -> float | None:
-    """Return the median bandwidth of messages between two of these devices."""
-    found = [
-        reading.value
-        for reading in readings
-        if reading.value is not None
-        and reading.test.name.startswith("send ")
-        and reading.test.unit == "GB/s"
-        and uuids.issuperset(reading.subject.uuids)
-    ]
-    return median(found) if found else None
 
 
 def halve(ranks: Ranks, probe: Probe, fleet: Fleet) -> Split:

@@ -177,14 +177,6 @@ def _read_pairs(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]
         yield _reading(record, test, subject, value)
 
 
-def _pairs_of(record: Record, fleet: Fleet) -> tuple[Pair, ...]:
-    """Return the pairs of ranks of a point, the lower rank first."""
-    params = record.point.params
-    if partners := str(params.get("partners", "")):
-        return parse_pairs(partners, fleet.size)
-    return pairs_of_turn(fleet.size, int(params["turn"]))
-
-
 def _pair_subject(record: Record, pair: Pair, fleet: Fleet) -> Subject:
     """Return the subject of a pair; its first device is the one that sends."""
     is_backward = record.point.params["direction"] == "backward"
@@ -256,7 +248,13 @@ def _participants(
     """Yield the test, the subject and its ranks for each subject that took part in a point."""
     params = record.point.params
     if probe.test.reads == "pairs":
-        for pair in _pairs_of(record, fleet):
+        partners = str(params.get("partners", ""))
+        pairs = (
+            parse_pairs(partners, fleet.size)
+            if partners
+            else pairs_of_turn(fleet.size, int(params["turn"]))
+        )
+        for pair in pairs:
             is_within = fleet.on_one_node(pair)
             test = probe.test if is_within else probe.between_nodes or probe.test
             yield test, _pair_subject(record, pair, fleet), pair

@@ -302,23 +302,20 @@ def _speed(device: Subject, alone: Iterable[Finding]) -> float:
 
 def advise_health(report: HealthReport) -> list[Advice]:
     """Return for each device that is not healthy whether to leave it out, and what shares gain."""
-    return [
-        Advice(
-            about="devices",
-            text=_about_device(case, len(report.devices)),
-            rows=tuple(dict.fromkeys(finding.test for finding in case.findings)),
-        )
-        for case in report.cases
-        if case.subject.kind == "device"
-    ]
-
-
-def _about_device(case: Case, count: int) -> str:
-    name = case.subject.name
-    is_bad = case.verdict is Verdict.BAD
-    text = f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
-    times = [one.ratio for one in case.findings if one.ratio is not None and one.stage == "alone"]
-    if not times or count < 2:
-        return text
-    estimate = estimate_gains([1.0] * (count - 1) + [1 / max(times)], 0.0)
-    return f"{text}; {estimate}" if estimate else text
+    count = len(report.devices)
+    advice = []
+    for case in report.cases:
+        if case.subject.kind != "device":
+            continue
+        name = case.subject.name
+        is_bad = case.verdict is Verdict.BAD
+        text = f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
+        times = [
+            one.ratio for one in case.findings if one.ratio is not None and one.stage == "alone"
+        ]
+        if times and count > 1:
+            gains = estimate_gains([1.0] * (count - 1) + [1 / max(times)], 0.0)
+            text = "; ".join(filter(None, (text, gains)))
+        tests = tuple(dict.fromkeys(finding.test for finding in case.findings))
+        advice.append(Advice(about="devices", text=text, rows=tests))
+    return advice

@@ -7,7 +7,7 @@ Nodes come before devices: a node whose devices are all slow with other nodes is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
@@ -62,14 +62,15 @@ def _explain_slow_pairs(
     causes.find_paths_of_nodes(between, node_of, hosts)
     causes.find_culprits(between, itself, names, "device")
     causes.find_culprits(within, itself, names, "device")
-    partners = _Partners.of(own, findings)
+    slow = {one.subject: one for one in own if one.verdict.is_slow}
+    explained = {
+        subject: replace(slow[subject], culprit=culprit)
+        for subject, culprit in causes.culprits.items()
+    }
+    left = [one for subject, one in slow.items() if subject not in explained]
+    explained |= _explain_rest(left, own, findings)
     return [
-        *(
-            _explained(one, causes.culprits.get(one.subject, ""), partners)
-            if one.test == test and one.subject.kind == "pair" and one.verdict.is_slow
-            else one
-            for one in findings
-        ),
+        *(explained.get(one.subject, one) if one.test == test else one for one in findings),
         *causes.findings,
     ]
 
@@ -201,54 +202,38 @@ def _partners(edges: Iterable[_Edge]) -> dict[str, set[str]]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Partners:
-    """With whom each device was paired in a test, and how it does alone.
+def _explain_rest(
+    slow: Iterable[Finding], pairs: Sequence[Finding], findings: Sequence[Finding]
+) -> dict[Subject, Finding]:
+    """Return the slow pairs without a culprit, with what is known of the cause, by their subject.
 
-    tried: all partners. fast: the partners that it was healthy with. slow_alone, healthy_alone:
-    devices by the stage "alone".
+    pairs: of the same test, slow or not. findings: all; those of the stage "alone" tell how each
+    device does without partners.
     """
-
-    tried: Mapping[str, set[str]]
-    fast: Mapping[str, set[str]]
-    slow_alone: Collection[str]
-    healthy_alone: Collection[str]
-
-    @classmethod
-    def of(cls, pairs: Sequence[Finding], findings: Sequence[Finding]) -> _Partners:
-        """Take them from the pairs of a test, and from all findings."""
-        alone = [one for one in findings if one.stage == "alone" and len(one.subject.uuids) == 1]
-        slow = {one.subject.uuids[0] for one in alone if one.verdict is not Verdict.HEALTHY}
-        fast = [one for one in pairs if one.verdict is Verdict.HEALTHY]
-        return cls(
-            tried=_partners(frozenset(one.subject.uuids) for one in pairs),
-            fast=_partners(frozenset(one.subject.uuids) for one in fast),
-            slow_alone=slow,
-            healthy_alone={one.subject.uuids[0] for one in alone} - slow,
+    alone = [one for one in findings if one.stage == "alone" and len(one.subject.uuids) == 1]
+    slow_alone = {one.subject.uuids[0] for one in alone if one.verdict is not Verdict.HEALTHY}
+    healthy_alone = {one.subject.uuids[0] for one in alone} - slow_alone
+    healthy = [one for one in pairs if one.verdict is Verdict.HEALTHY]
+    fast_with = _partners(frozenset(one.subject.uuids) for one in healthy)
+    tried_with = _partners(frozenset(one.subject.uuids) for one in pairs)
+    found = {}
+    for pair in slow:
+        ends = set(pair.subject.uuids)
+        cause, evidence = "the path or one of the two is to blame", [pair.evidence]
+        if all(fast_with.get(uuid, set()) - ends for uuid in ends):
+            cause = _PATH
+            evidence.append("both are fast with other partners")
+        else:
+            if ends & slow_alone:
+                evidence.append("one of the two is not healthy alone")
+            elif ends <= healthy_alone:
+                evidence.append("both are fast alone")
+            if not any(tried_with.get(uuid, set()) - ends for uuid in ends):
+                evidence.append("neither has another partner to try")
+        found[pair.subject] = replace(
+            pair, reason=f"{pair.reason}: {cause}", evidence="; ".join(filter(None, evidence))
         )
-
-    def explain(self, uuids: Collection[str]) -> tuple[str, str]:
-        """Return what makes a pair slow, as far as that is known, and the evidence."""
-        ends = set(uuids)
-        if all(self.fast.get(uuid, set()) - ends for uuid in ends):
-            return _PATH, "both are fast with other partners"
-        evidence = []
-        if ends & set(self.slow_alone):
-            evidence.append("one of the two is not healthy alone")
-        elif ends <= set(self.healthy_alone):
-            evidence.append("both are fast alone")
-        if not any(self.tried.get(uuid, set()) - ends for uuid in ends):
-            evidence.append("neither has another partner to try")
-        return "the path or one of the two is to blame", "; ".join(evidence)
-
-
-def _explained(pair: Finding, culprit: str, partners: _Partners) -> Finding:
-    """Return the finding of a slow pair with its culprit, or with what is known of the cause."""
-    if culprit:
-        return replace(pair, culprit=culprit)
-    cause, evidence = partners.explain(pair.subject.uuids)
-    evidence = "; ".join(filter(None, (pair.evidence, evidence)))
-    return replace(pair, reason=f"{pair.reason}: {cause}", evidence=evidence)
+    return found
 
 
 def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> list[Finding]:

@@ -7,7 +7,7 @@ noise on healthy devices and which devices take part. `probes` makes the points 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain, combinations, zip_longest
@@ -24,7 +24,7 @@ DeviceKind = Literal["cuda", "cpu"]
 # What is read of the record of a point: a figure of each rank, the same and whether its product is
 # bit-identical, of each pair, of each group, or the parts of each rank's training step.
 Reads = Literal["ranks", "bits", "pairs", "groups", "parts"]
-# Which devices take part in a point; `_PARTICIPANTS` has a function for each.
+# Which devices take part in a point; see `_participants`.
 RunOn = Literal[
     "each device",
     "one local rank",
@@ -463,7 +463,7 @@ def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> 
         for participants in (
             _one_pair_at_a_time(fleet, test)
             if serial and test.reads == "pairs"
-            else _PARTICIPANTS[test.run_on](fleet)
+            else _participants(fleet, test.run_on)
         )
     )
 
@@ -472,15 +472,28 @@ def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> 
 _Participants = Iterator[Mapping[str, Scalar]]
 
 
-def _local_ranks(fleet: Fleet) -> _Participants:
-    """Yield each local rank: one device of each node at the same time."""
-    yield from ({"local_rank": rank} for rank in range(max(map(len, fleet.nodes))))
-
-
-def _full_nodes(fleet: Fleet) -> _Participants:
-    """Yield all devices at once; nothing where each node has one, which is alone anyhow."""
-    if max(map(len, fleet.nodes)) > 1:
-        yield {}
+def _participants(fleet: Fleet, run_on: RunOn) -> _Participants:
+    """Yield the parameters of each point of a test; nothing where too few devices are there."""
+    match run_on:
+        case "each device":
+            yield {}
+        case "one local rank":
+            # One device of each node at the same time.
+            yield from ({"local_rank": rank} for rank in range(max(map(len, fleet.nodes))))
+        case "full nodes":
+            # The only device of a node is alone anyhow.
+            if max(map(len, fleet.nodes)) > 1:
+                yield {}
+        case "pairs on nodes":
+            yield from _pairs_on_nodes(fleet)
+        case "all pairs":
+            yield from _all_pairs(fleet)
+        case "groups by node" | "one group" | "one group over nodes":
+            together = fleet.nodes if run_on == "groups by node" else (tuple(range(fleet.size)),)
+            # All groups at the same time.
+            groups = tuple(ranks for ranks in together if len(ranks) > 1)
+            if groups and (run_on != "one group over nodes" or len(fleet.nodes) > 1):
+                yield {"groups": groups_text(groups)}
 
 
 def _pairs_on_nodes(fleet: Fleet) -> _Participants:
@@ -514,33 +527,11 @@ def _all_pairs(fleet: Fleet) -> _Participants:
 
 
 def _one_pair_at_a_time(fleet: Fleet, test: HealthTest) -> _Participants:
+    """Yield each pair of devices; for copies only those on one node."""
     for pair in combinations(range(fleet.size), 2):
         if test.run_on == "all pairs" or fleet.on_one_node(pair):
             yield {"partners": pairs_text([pair])}
 
-
-def _groups_by_node(fleet: Fleet) -> _Participants:
-    """Yield a group for each node with several devices, all groups at the same time."""
-    if groups := tuple(ranks for ranks in fleet.nodes if len(ranks) > 1):
-        yield {"groups": groups_text(groups)}
-
-
-def _one_group(fleet: Fleet) -> _Participants:
-    """Yield one group of all devices; nothing where there is one device."""
-    if fleet.size > 1:
-        yield {"groups": groups_text((tuple(range(fleet.size)),))}
-
-
-_PARTICIPANTS: Mapping[RunOn, Callable[[Fleet], _Participants]] = {
-    "each device": lambda _: iter([{}]),
-    "one local rank": _local_ranks,
-    "full nodes": _full_nodes,
-    "pairs on nodes": _pairs_on_nodes,
-    "all pairs": _all_pairs,
-    "groups by node": _groups_by_node,
-    "one group over nodes": lambda fleet: _one_group(fleet) if len(fleet.nodes) > 1 else iter(()),
-    "one group": _one_group,
-}
 
 # Parameters that are part of a point's title even at their default.
 _ALWAYS_NAMED = ("direction", "m", "size", "size_bytes", "transport")

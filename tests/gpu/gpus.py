@@ -31,6 +31,18 @@ def private_ray(count):
         cluster.close()
 
 
+def cluster_of(most=None):
+    """Return the fixture `cluster` of a module: workers on all GPUs, or on `most` of them."""
+
+    @pytest.fixture(scope="module", name="cluster")
+    def started():
+        count = torch.cuda.device_count()
+        with private_ray(min(count, most or count)) as joined:
+            yield joined
+
+    return started
+
+
 def make_context(mode=Precision.FP32, **changes):
     """Be the only rank, on the first device, and multiply in this precision."""
     precision.apply(mode)

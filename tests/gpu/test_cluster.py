@@ -5,24 +5,18 @@ import time
 
 import pynvml
 import pytest
-import torch
 
 from raybench.cluster.allocator import choose_workers
 from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.records import Failure, Measurement, Status, Task
 from tests.cluster_contract import failures
-from tests.gpu.gpus import TWO_GPUS, private_ray
+from tests.gpu.gpus import TWO_GPUS, cluster_of
 from tests.unit.fakes import make_point
 
 pytestmark = TWO_GPUS
 GPU_PROBE = "tests.gpu.gpu_workloads:GpuProbe"
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with private_ray(min(torch.cuda.device_count(), 4)) as joined:
-        yield joined
+cluster = cluster_of(4)
 
 
 def run(cluster, world_size, *, precision=Precision.BF16, timeout_s=60.0, **params):

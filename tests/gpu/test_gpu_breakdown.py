@@ -4,13 +4,12 @@ import gzip
 import json
 
 import pytest
-import torch
 
 from raybench.job.model import Measure
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.records import Task
 from raybench.results.point_row import point_row
-from tests.gpu.gpus import GPU, needs_two, private_ray
+from tests.gpu.gpus import GPU, cluster_of, needs_two
 from tests.measured_points import measure_record
 from tests.unit.fakes import make_point
 
@@ -18,12 +17,7 @@ pytestmark = GPU
 SLOWED = "tests.gpu.gpu_workloads:SlowedMlp"
 EXAMPLE = "docs.examples.convnet:ConvNet"
 DELAY_MS = 10.0
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with private_ray(min(torch.cuda.device_count(), 2)) as joined:
-        yield joined
+cluster = cluster_of(2)
 
 
 def record_of(cluster, workload="mlp", *, profile=False, **given):

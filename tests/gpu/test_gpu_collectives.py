@@ -1,13 +1,12 @@
 """Collectives, matrix products and memory on CUDA devices: `pytest -s -m gpu tests/gpu`."""
 
 import pytest
-import torch
 
 from raybench.job.model import Measure, Span
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.records import Task
 from raybench.results.point_row import point_metrics
-from tests.gpu.gpus import GPU, needs_two, private_ray
+from tests.gpu.gpus import GPU, cluster_of, needs_two
 from tests.measured_points import measure_record
 from tests.unit.fakes import make_point
 
@@ -25,12 +24,7 @@ PLACES = {
 SETTINGS = Measure(
     warmup=Span(min=20, max=50), iterations=Span(min=20, max=50), max_seconds=5, breakdown=False
 )
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with private_ray(torch.cuda.device_count()) as joined:
-        yield joined
+cluster = cluster_of()
 
 
 def run(cluster, workload, world_size, **settings):

@@ -7,7 +7,6 @@ from raybench.job.model import Measure
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.measure.phases import measure
 from raybench.workloads.compute.memory import memory_gb_s
-from raybench.workloads.training.mlp import Mlp
 from raybench.workloads.training.transformer import Transformer
 from tests.gpu.gpus import make_context
 
@@ -53,12 +52,6 @@ def test_a_model_that_only_runs_needs_less_memory_and_time_than_one_that_trains(
     (train_bytes, train_ns), (run_bytes, run_ns) = found
     assert run_bytes < train_bytes / 2
     assert run_ns < train_ns / 2
-
-
-def test_half_precision_runs_in_a_graph_though_it_could_not_train_in_one():
-    context = make_context(Precision.FP16, batch_size=2, cuda_graph=True)
-    done = measure(lambda: Mlp(context, mode="inference"), context, SETTINGS)
-    assert done.repetitions[0].timed.step_ns
 
 
 def test_the_triad_is_of_the_device_memory_and_leaves_none_behind():

@@ -8,19 +8,14 @@ import pytest
 from raybench.job.model import Measure, Span
 from raybench.job.point import Precision
 from raybench.records import Measurement, Task
-from tests.gpu.gpus import GPU, private_ray
+from tests.gpu.gpus import GPU, cluster_of
 from tests.unit.fakes import make_point
 
 pytestmark = GPU
 
 GPU_MESS = "tests.gpu.state_workloads:GpuMess"
 MLP = {"hidden": 4096, "layers": 8}
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with private_ray(1) as joined:
-        yield joined
+cluster = cluster_of(1)
 
 
 def run(cluster, workload, params, precision=Precision.BF16, *, cuda_graph=False, **measure):

@@ -5,7 +5,7 @@ import pytest
 from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.records import Task
-from tests.gpu.gpus import TWO_GPUS, private_ray
+from tests.gpu.gpus import TWO_GPUS, cluster_of
 from tests.measured_points import measure_row
 from tests.unit.fakes import make_point
 
@@ -19,12 +19,7 @@ SHOWN = (
     *("mem_optimizer_bytes", "mem_activations_bytes", "mem_other_bytes"),
     *("local_copy_ms", "comm_calls", "comm_bytes", "comm_busbw_gb_s"),
 )
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with private_ray(2) as joined:
-        yield joined
+cluster = cluster_of(2)
 
 
 def row_of(cluster, workload, *, batch_size=1, world_size=2, env=None, profile=False, **params):

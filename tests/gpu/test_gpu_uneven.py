@@ -6,7 +6,7 @@ import torch
 from raybench.job.model import Measure
 from raybench.job.point import SlowBy
 from raybench.records import Task
-from tests.gpu.gpus import TWO_GPUS, private_ray
+from tests.gpu.gpus import TWO_GPUS, cluster_of
 from tests.measured_points import measure_row
 from tests.unit.fakes import make_point
 
@@ -19,12 +19,7 @@ SHOWN = (
     *("step_ms_p50", "share_by_rank", "own_step_ms_by_rank", "local_step_ms_by_rank"),
     *("predicted_step_ms", "exchange_ms", "slow_ratio_by_rank", "gradient_error", "setup_s"),
 )
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with private_ray(2) as joined:
-        yield joined
+cluster = cluster_of(2)
 
 
 def measured(cluster, workload, *, batch_size, passes, **settings):

@@ -9,12 +9,10 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from raybench import cli
 from raybench.errors import ResultsError
 from raybench.results.lock import hold_run
 from raybench.results.writer import RunStore
@@ -27,22 +25,12 @@ from tests.unit.builders import (
     make_record,
     make_run,
 )
+from tests.unit.commands import command
+
+__all__ = ["command"]  # a fixture
 
 # Markup of HTML, of Markdown and of rich, and a line that goes on.
 EVIL = "[red]boo[/red] | a <script>alert(1)</script> `x` ![i](//h/p.png) @you\nlast"
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """A command, in this process: a new one each would take a minute."""
-
-    def called(*arguments):
-        monkeypatch.setattr(sys, "argv", ["raybench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return SimpleNamespace(returncode=stopped.value.code, **capsys.readouterr()._asdict())
-
-    return called
 
 
 def job(folder, workload="{kind: mlp}"):
@@ -266,11 +254,13 @@ HOSTILE_WORKLOADS = {
 
 
 @pytest.mark.parametrize("workload", HOSTILE_WORKLOADS.values(), ids=HOSTILE_WORKLOADS.keys())
-def test_a_job_file_calls_and_makes_nothing_but_a_workload(workload, tmp_path, run, monkeypatch):
+def test_a_job_file_calls_and_makes_nothing_but_a_workload(
+    workload, tmp_path, command, monkeypatch
+):
     path = job(tmp_path, workload)
     monkeypatch.chdir(tmp_path)
-    done = run("plan", path)
-    assert done.returncode == 2
+    done = command("plan", path, results=None)
+    assert done.code == 2
     assert len(done.err.splitlines()) == 1, done.err
     assert "workload" in done.err
     assert not Path("pwned").exists()
@@ -295,7 +285,7 @@ def test_a_results_folder_may_itself_be_a_link(tmp_path):
         assert (tmp_path / "disk" / "runs" / "run-a").is_dir()
 
 
-def test_markdown_of_others_texts_has_no_markup_of_theirs(tmp_path, run):
+def test_markdown_of_others_texts_has_no_markup_of_theirs(tmp_path, command):
     told = make_run("run-a", job_name=EVIL, job_text=EVIL, cluster=EVIL, tags={EVIL: EVIL})
     store = RunStore.create(tmp_path, told, make_measure())
     device = make_device(0, name=EVIL, host=EVIL, node_id=EVIL, driver_version=EVIL)
@@ -305,7 +295,7 @@ def test_markdown_of_others_texts_has_no_markup_of_theirs(tmp_path, run):
     failed = make_failed(make_point(world_size=2, **of), devices=(device,) * 2, **fault)
     records = [make_record(make_point(**of), devices=(device,)), failed]
     store.write_records(list(enumerate(records)))
-    text = run("report", "run-a", "--format", "md", "--results", tmp_path).out
+    text = command("report", "run-a", "--format", "md").out
     assert "boo" in text
     # What is escaped is text, and so is everything in a code span.
     prose = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", re.sub(r"\\.", "", text))

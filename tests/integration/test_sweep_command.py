@@ -9,13 +9,11 @@ import socket
 import time
 from contextlib import contextmanager
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from raybench import cli
-from raybench.analysis.step_times import step_times
 from raybench.cli.demo import STOPS
 from raybench.records.environment import usable_cores
 from tests.integration.sweeps import begin, cpu_sweep, raybench, table, wait_for_rows, write_text
@@ -76,20 +74,6 @@ def test_pandas_and_pyarrow_read_what_was_written(swept):
     assert list(runs["status"]) == ["ok"]
     assert (runs["points_ok"].item(), runs["points_skipped"].item()) == (4, 2)
     assert len(table(folder, "devices")) == 2
-
-
-def test_the_step_time_is_computed_from_the_samples_and_rates_follow_their_mean(swept):
-    _, folder = swept
-    samples = table(folder, "samples")
-    timed = samples[~samples["is_warmup"]]
-    means = timed.groupby(["point_id", "rank"])["step_ns"].mean().groupby("point_id").max() / 1e6
-    points = table(folder).set_index("point_id")
-    ok = points[points["status"] == "ok"]
-    for point_id, rows in timed.groupby("point_id"):
-        assert ok["step_ms_p50"][point_id] == pytest.approx(float(np.median(step_times(rows))))
-        assert ok["step_ms_mean"][point_id] == pytest.approx(means[point_id])
-    items = 16 * ok["world_size"]
-    assert list(ok["throughput"]) == pytest.approx(list(items / (ok["step_ms_mean"] / 1e3)))
 
 
 def test_the_points_that_are_profiled_have_traces_and_the_times_of_modules(swept):

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from raybench.cluster.local import LocalCluster
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
-from raybench.job.point import Point, Precision
+from raybench.job.point import Point
 from raybench.records import Answer, Device, Measurement, Repetition, Samples
 from raybench.sweep.loop import SweepSettings
+from tests.unit import builders
 
 
 def make_device(node: str = "a", index: int = 0, **changes) -> Device:
@@ -34,18 +35,7 @@ def make_devices(**devices_by_node: int) -> list[Device]:
 
 
 def make_point(**changes) -> Point:
-    settings = {
-        "workload": "mlp",
-        "params": {"hidden": 64},
-        "world_size": 1,
-        "precision": Precision.FP32,
-        "batch_size": 8,
-        "scaling": "weak",
-        **changes,
-    }
-    if "global_batch_size" not in settings:
-        settings["global_batch_size"] = settings["batch_size"] * settings["world_size"]
-    return Point(**settings)
+    return builders.make_point(**{"params": {"hidden": 64}, "batch_size": 8, **changes})
 
 
 def make_measurement(rank: int = 0, step_ns: tuple[int, ...] = (1_000_000,) * 6) -> Measurement:

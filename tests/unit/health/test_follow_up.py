@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from builders import make_device, make_measurement, make_record
 
-from raybench.health.follow_up import (
-    confirmations,
-    halve,
-    slow_groups,
-    slower_half,
-)
+from raybench.health.follow_up import confirmations, halve, slow_groups, slower_half
 from raybench.health.readings import Reading, drift, read_record
 from raybench.health.suite import Fleet, Probe, probes
 from raybench.health.verdicts import judge
-from raybench.workloads.communication.pairs import Pair
 
 _SLOW_NS, _USUAL_NS = 9_000_000, 1_000_000
 
@@ -42,33 +36,22 @@ def read(probe: Probe, fleet: Fleet, slow: Sequence[int] = (), number: int = 1) 
     return list(read_record(record, probe, fleet))
 
 
-def pairs_read(fleet: Fleet, times: Mapping[Pair, int]) -> tuple[tuple[Probe, ...], list[Reading]]:
-    """Three passes over all pairs, of which some take so many times as long."""
-    made = probes(fleet, ["pairs"], serial=True)
-    readings = []
-    for number in (1, 2, 3):
-        for probe in made:
-            low, high = map(int, str(probe.point.params["partners"]).split("-"))
-            for one in read(probe, fleet, number=number):
-                factor = times.get((low, high), 1)
-                value = one.value * factor if one.test.is_time else one.value / factor
-                readings.append(replace(one, value=value))
-    return made, readings
-
-
 def test_a_slow_group_is_halved_until_the_slow_half_is_a_pair():
     fleet = fleet_of(8)
     made = probes(fleet, ["pairs", "together"])
     pairs = [one for probe in made if probe.test.reads == "pairs" for one in read(probe, fleet)]
-    groups = [
-        one for probe in made if probe.test.reads == "groups" for one in read(probe, fleet, [5])
-    ]
-    [split] = slow_groups(made, [*pairs, *groups], (), fleet)
+    fast, slow = (
+        [one for probe in made if probe.test.reads == "groups" for one in read(probe, fleet, ranks)]
+        for ranks in ([], [5])
+    )
+    # A group that keeps what its pairs promise is left alone.
+    assert not slow_groups(made, [*pairs, *fast], judge([*pairs, *fast], fleet.devices), fleet)
+    [split] = slow_groups(made, [*pairs, *slow], (), fleet)
     assert split.halves == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert split.probe.point.params["groups"] == "0-3,4-7"
-    slow = slower_half(split, read(split.probe, fleet, [5]), fleet)
-    assert slow == (4, 5, 6, 7)
-    again = halve(slow, split.probe, fleet)
+    half = slower_half(split, read(split.probe, fleet, [5]), fleet)
+    assert half == (4, 5, 6, 7)
+    again = halve(half, split.probe, fleet)
     assert again.halves == ((4, 5), (6, 7))
     assert slower_half(again, read(again.probe, fleet, [5]), fleet) is None
     # Halves that are fast alike end the search.
@@ -76,16 +59,15 @@ def test_a_slow_group_is_halved_until_the_slow_half_is_a_pair():
     assert slower_half(split, (), fleet) is None
 
 
-def test_a_group_that_keeps_what_its_pairs_promise_is_left_alone():
-    fleet = fleet_of(4)
-    made = probes(fleet, ["pairs", "together"])
-    readings = [one for probe in made for one in read(probe, fleet)]
-    assert not slow_groups(made, readings, judge(readings, fleet.devices), fleet)
-
-
 def test_of_pairs_at_the_same_time_the_slow_one_comes_again_alone():
     fleet = fleet_of(6)
-    _, readings = pairs_read(fleet, {(1, 3): 4})
+    readings = [
+        one
+        for number in (1, 2, 3)
+        for probe in probes(fleet, ["pairs"], serial=True)
+        for slow in [(1, 3) if probe.point.params["partners"] == "1-3" else ()]
+        for one in read(probe, fleet, slow, number)
+    ]
     made = probes(fleet, ["pairs"])
     confirmed = confirmations(made, judge(readings, fleet.devices), fleet)
     copies = [one for one in confirmed if one.test.name == "copy 256 MiB, one pair at a time"]

@@ -31,32 +31,19 @@ HEALTHY = make_finding(make_subject(1))
 LINKS = [make_link(0, 1), make_link(1, 0, gb_per_s=None)]
 
 
-def store_of(root):
-    return RunStore.create(root, make_run("health-1"), make_measure())
-
-
 def test_findings_and_links_come_back_as_they_were_written(tmp_path):
-    store_of(tmp_path).write_health([BAD, UNTESTED, HEALTHY], LINKS)
-    assert [finding for _, finding in read_findings(tmp_path, "health-1")] == [
-        BAD,
-        UNTESTED,
-        HEALTHY,
-    ]
+    assert past_values(tmp_path) == ()
+    store = RunStore.create(tmp_path, make_run("health-1"), make_measure())
+    store.write_health([BAD, UNTESTED, HEALTHY], LINKS)
+    found = [finding for _, finding in read_findings(tmp_path, "health-1")]
+    assert found == [BAD, UNTESTED, HEALTHY]
     assert read_links(tmp_path, "health-1") == LINKS
-
-
-def test_the_tables_are_read_as_all_others(tmp_path):
-    store_of(tmp_path).write_health([BAD, HEALTHY], LINKS)
+    # The same tables as all others.
     health = raybench.load(tmp_path, "health")
-    assert list(health["verdict"]) == ["bad", "healthy"]
+    assert list(health["verdict"]) == ["bad", "untested", "healthy"]
     assert list(health["uuids"].iloc[0]) == ["GPU-3"]
     assert raybench.load(tmp_path, "links", "health-1")["gb_per_s"].isna().tolist() == [False, True]
     assert raybench.units("links")["gb_per_s"] == "GB/s"
-
-
-def test_only_what_was_healthy_is_held_against_later_checks(tmp_path):
-    assert past_values(tmp_path) == ()
-    store_of(tmp_path).write_health([BAD, UNTESTED, HEALTHY], [])
-    assert [(past.test, past.value) for past in past_values(tmp_path)] == [
-        ("gemm bf16 8192", 750.0)
-    ]
+    # Only what was healthy is held against later checks.
+    past = [(one.test, one.value) for one in past_values(tmp_path)]
+    assert past == [("gemm bf16 8192", 750.0)]

@@ -12,14 +12,10 @@ from builders import make_device, make_pair, make_readings, make_subject, make_t
 
 from raybench.health.expected import PastValue
 from raybench.health.readings import Problem, Reading
-from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, device_subjects
+from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, HealthTest, device_subjects
 from raybench.health.verdicts import EXPECTED_TEST, judge
 from raybench.records import Device
-from raybench.records.health import (
-    Action,
-    Finding,
-    Verdict,
-)
+from raybench.records.health import Action, Finding, Verdict
 
 PAIRS = make_test(name="copy 256 MiB", stage="pairs", subjects="pair", unit="GB/s", floor=0.02)
 FACT = make_test(name="Xid errors", stage="facts", unit="errors", floor=0.0, is_compared=False)
@@ -104,28 +100,17 @@ def test_a_device_that_a_process_or_a_power_limit_slows_down_is_a_setting(change
     assert found.command.startswith(command)
 
 
-def test_wrong_bits_are_bad_however_fast_the_device_is():
-    readings = make_readings([750.0] * 4)
-    readings[1] = replace(readings[1], problem=Problem(text="wrong bits: it differs"))
-    found = unhealthy(judge(readings, devices(4)))
-    assert found["alpha GPU 1"].verdict is Verdict.BAD
-    assert found["alpha GPU 1"].action is Action.REPLACE
-    assert "scontrol update nodename=alpha state=drain" in found["alpha GPU 1"].command
-    assert "kubectl cordon alpha" in found["alpha GPU 1"].command
-
-
-def test_who_did_not_run_is_bad_and_whom_that_kept_from_running_is_not_tested():
-    readings = make_readings([None, None])
-    reasons = (
+def test_a_device_that_fails_is_bad_and_the_one_that_it_kept_from_running_is_untested():
+    problems = (
         Problem(text="timeout: no answer for 30 s", kind="failed"),
         Problem(text="not read: alpha GPU 0 was stopped", kind="not read"),
     )
-    readings = [replace(one, problem=reasons[place % 2]) for place, one in enumerate(readings)]
+    readings = [
+        replace(one, problem=problems[place % 2])
+        for place, one in enumerate(make_readings([None, None]))
+    ]
     found = unhealthy(judge(readings, devices(2)))
-    assert {name: one.verdict for name, one in found.items()} == {
-        "alpha GPU 0": Verdict.BAD,
-        "alpha GPU 1": Verdict.UNTESTED,
-    }
+    assert [one.verdict for one in found.values()] == [Verdict.BAD, Verdict.UNTESTED]
 
 
 @pytest.mark.parametrize(
@@ -147,36 +132,42 @@ def test_a_problem_in_one_pass_of_three(problem, value, verdict, action):
         assert (one.verdict, one.action) == (verdict, action)
         times = "" if verdict is Verdict.BAD else " (in 1 of 3 passes)"
         assert one.reason == f"{problem.text}{times}"
+        if action is Action.REPLACE:
+            assert "scontrol update nodename=alpha state=drain" in one.command
+            assert "kubectl cordon alpha" in one.command
 
 
 def test_devices_of_two_models_are_held_against_their_own():
-    fast, slow = make_readings([750.0] * 4), make_readings([300.0] * 8)[:24]
     others = [
-        replace(one, subject=make_subject(10 + int(one.subject.uuids[0][4:]), model="A100"))
-        for one in slow
+        replace(one, subject=replace(one.subject, uuids=(f"A{one.subject.name}",), model="A100"))
+        for one in make_readings([300.0] * 8)
     ]
-    assert unhealthy(judge([*fast, *others], devices(4))) == {}
+    assert unhealthy(judge([*make_readings([750.0] * 4), *others], devices(4))) == {}
 
 
 def test_a_variable_is_named_only_where_it_is_set_and_the_test_uses_it():
     variables = {"NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "0", "NCCL_ALGO": "Tree"}
     fleet = devices(4, topology="NVLink x18", environment=variables)
     together = make_test(name="all_reduce 1 GiB", stage="together", subjects="node", unit="GB/s")
-    links = make_test(name="h2d alone", stage="host-links", unit="GB/s", floor=0.03)
     all_four = make_subject(kind="node", uuids=tuple(make_subject(n).uuids[0] for n in range(4)))
     reading = Reading(test=together, subject=all_four, pass_number=1, value=100.0)
     [found] = unhealthy(judge([reading], fleet)).values()
     assert found.command == "unset NCCL_ALGO"
-    found = unhealthy(judge(make_readings([20.0] * 4, links), fleet))["all 4 NVIDIA H200"]
+    [found] = unhealthy(judge(make_readings([20.0] * 4, host_links()), fleet)).values()
     assert found.command.startswith("nvidia-smi topo -m; ")
 
 
-def test_what_a_link_to_the_host_carries_is_up_to_the_host():
-    links = make_test(name="both alone", stage="host-links", unit="GB/s", floor=0.03)
-    assert unhealthy(judge(make_readings([60.0] * 2, links), devices(2))) == {}
-    assert unhealthy(judge(make_readings([60.0], links), devices(1))) == {}
-    half = unhealthy(judge(make_readings([40.0] * 2, links), devices(2)))
-    assert list(half) == ["both NVIDIA H200"]
+def host_links(stage: str = "host-links") -> HealthTest:
+    return make_test(name="both alone", stage=stage, unit="GB/s", floor=0.03)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"), [([60.0] * 2, []), ([60.0], []), ([40.0] * 2, ["both NVIDIA H200"])]
+)
+def test_what_a_link_to_the_host_carries_is_up_to_the_host(values, named):
+    assert (
+        list(unhealthy(judge(make_readings(values, host_links()), devices(len(values))))) == named
+    )
 
 
 def test_a_lone_device_that_nothing_is_known_of_is_said_to_be_unknown():
@@ -325,9 +316,8 @@ def test_devices_that_other_programs_used_in_most_points_are_suspect_though_none
     ("stage", "command"), [("host-links", "nvidia-smi topo -m; "), ("alone", "raybench doctor")]
 )
 def test_where_all_are_slow_and_no_variable_is_known_for_it_no_setting_is_advised(stage, command):
-    test = make_test(name="both alone", stage=stage, unit="GB/s", floor=0.03)
     switched = devices(2, environment={"NCCL_NVLS_ENABLE": "0"})
-    [found] = unhealthy(judge(make_readings([40.0] * 2, test), switched)).values()
+    [found] = unhealthy(judge(make_readings([40.0] * 2, host_links(stage)), switched)).values()
     assert found.reason.startswith("all are slow alike: ")
     assert found.action is Action.WATCH
     assert found.command.startswith(command)

@@ -31,6 +31,10 @@ RUN = "run-a"
 SAMPLE = DeviceSample(node_id="n0", index=0, uuid="GPU-0", time=START, power_w=300.0)
 
 
+class Killed(BaseException):
+    """Ends the test's process as SIGKILL would, where no handler of errors catches it."""
+
+
 @pytest.fixture
 def store(tmp_path):
     """A run with four attempts in three parts, the last two ended together, and new devices."""
@@ -100,9 +104,6 @@ def test_a_run_that_goes_on_afterwards_is_whole_and_compacted_again(store):
 
 @pytest.mark.parametrize("removed", [0, 1])
 def test_a_kill_before_the_old_parts_are_removed_shows_each_row_once(store, monkeypatch, removed):
-    class Killed(BaseException):
-        pass
-
     unlink, left = Path.unlink, [removed]
 
     def killed(path, missing_ok=False):
@@ -125,9 +126,6 @@ def test_a_kill_before_the_old_parts_are_removed_shows_each_row_once(store, monk
 
 
 def test_a_kill_before_the_rename_leaves_the_parts_as_they_are(store, monkeypatch):
-    class Killed(BaseException):
-        pass
-
     def killed(*_):
         raise Killed
 

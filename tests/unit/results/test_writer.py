@@ -53,6 +53,10 @@ def results(tmp_path):
     return root
 
 
+def old_run(results):
+    return RunStore(root=results, run_id="run-old", measure=make_measure())
+
+
 def part_of(results, table, run_id="run-old"):
     return sorted((results / table / run_id).glob("*.parquet"))[0]
 
@@ -128,9 +132,7 @@ def test_a_kill_before_the_rename_leaves_the_old_part_whole(results, monkeypatch
 
     monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(Killed):
-        RunStore(root=results, run_id="run-old", measure=make_measure()).write_run(
-            make_run("run-old", status=RunStatus.INTERRUPTED)
-        )
+        old_run(results).write_run(make_run("run-old", status=RunStatus.INTERRUPTED))
     assert {run.status for run in read_runs(results)} == {RunStatus.OK}
     assert [path.name for path in (results / "runs" / "run-old").iterdir()] == ["run.parquet"]
 
@@ -141,9 +143,7 @@ def test_a_point_that_is_seen_has_its_samples(results, monkeypatch):
     monkeypatch.setattr(
         Path, "replace", lambda self, to: (order.append(Path(to).parts[-3]), rename(self, to))[1]
     )
-    RunStore(root=results, run_id="run-old", measure=make_measure()).write_records(
-        [(7, make_record())]
-    )
+    old_run(results).write_records([(7, make_record())])
     assert order == ["samples", "points"]
 
 
@@ -151,7 +151,7 @@ def test_attempts_that_ended_together_share_their_parts_and_are_found_there(resu
     sizes = (4, 1, 8)
     records = [make_record(make_point(world_size=size)) for size in sizes]
     batch = [(5, records[0]), (6, make_failed(make_point(world_size=16))), (9, records[1])]
-    store = RunStore(root=results, run_id="run-old", measure=make_measure())
+    store = old_run(results)
     store.write_records(batch)
     store.write_records([(7, records[2])])
     name = f"00005-{records[0].point.point_id}-1-and-2-more.parquet"
@@ -234,7 +234,7 @@ def test_a_run_id_that_is_no_plain_name_is_refused(tmp_path, run_id):
 
 
 def test_a_run_whose_folders_were_taken_away_is_not_begun_anew(results):
-    store = RunStore(root=results, run_id="run-old", measure=make_measure())
+    store = old_run(results)
     results.rename(results.with_name("elsewhere"))
     with pytest.raises(ResultsError, match="the folders of run run-old are gone") as told:
         store.write_records([(2, make_record())])
@@ -251,9 +251,7 @@ def test_a_part_that_cannot_be_written_is_one_line(results):
     shutil.rmtree(results / "points" / "run-old")
     (results / "points" / "run-old").write_text("a file")
     with pytest.raises(ResultsError, match=r"points/run-old/.*cannot be written: File exists"):
-        RunStore(root=results, run_id="run-old", measure=make_measure()).write_records(
-            [(0, make_failed())]
-        )
+        old_run(results).write_records([(0, make_failed())])
 
 
 @pytest.mark.parametrize(

@@ -510,15 +510,13 @@ def test_devices_of_another_model_do_not_go_into_a_resumed_run(sweeping):
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
-    job, tmp_path, monkeypatch, capsys
+    job, tmp_path, monkeypatch, command
 ):
     monkeypatch.setattr("raybench.sweep.runner.run_sweep", lambda *_: pytest.fail("went on"))
     (tmp_path / "file").touch()
-    monkeypatch.setattr("sys.argv", ["raybench", "sweep", "job.yaml", "-o", "file"])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err.endswith("file is not a folder; choose another folder\n")
+    done = command("sweep", "job.yaml", "-o", "file", results=None)
+    assert done.code == 2
+    assert done.err.endswith("file is not a folder; choose another folder\n")
 
 
 def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(tmp_path, folder, monkeypatch):
