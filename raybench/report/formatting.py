@@ -8,16 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import HasSettings
 from raybench.analysis.settings import setting as setting_of
 from raybench.records import Status
 from raybench.records.metric import Metric
 from raybench.report.plain_text import counted
-from raybench.results.point_row import PointRow
 from raybench.results.run import Run, RunStatus
+
+if TYPE_CHECKING:
+    from raybench.results.point_row import PointRow
 
 T = TypeVar("T")
 
@@ -135,9 +136,11 @@ def is_short(time_ms: float | None) -> bool:
 
 def step_uncertainty(row: PointRow) -> float | None:
     """Half of the 95 % interval of the step time over rounds, over it; None for one start."""
-    if not isinstance(row, ScaledRow) or row.step_ms_low is None or row.step_ms_high is None:
+    # Only a ScaledRow has them.
+    low, high = getattr(row, "step_ms_low", None), getattr(row, "step_ms_high", None)
+    if low is None or high is None:
         return None
-    return (row.step_ms_high - row.step_ms_low) / 2 / row.step_ms_p50 if row.step_ms_p50 else None
+    return float((high - low) / 2 / row.step_ms_p50) if row.step_ms_p50 else None
 
 
 def _precision(row: PointRow) -> str:
