@@ -29,14 +29,14 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class _Duration(click.ParamType[float]):
-    """A time such as 90s, 30m or 2h, in seconds."""
+    """An option such as 90s, 30m or 2h; a number without unit is in seconds."""
 
     name = "TIME"
 
     def convert(
         self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Read the time. Raises UsageError for what is none."""
+        """Return the time in seconds. Raises UsageError where the text is not a time."""
         if isinstance(value, float):
             return value
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)

@@ -6,7 +6,6 @@ day to day. A figure is slower only beyond the limit that its test has for earli
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -90,16 +89,19 @@ def trace_figures(
     checks: their findings, the oldest check first. kinds: of the devices, "cuda" or "cpu".
     least: the smallest limit, as a ratio.
     """
+    checked = set(kinds)
     limits = {
         name: limit_elsewhere(test)
-        for kind in SUITE.keys() & set(kinds)
-        for test in SUITE[kind]
+        for kind, tests in SUITE.items()
+        if kind in checked
+        for test in tests
         for name in (test.name, test.between_nodes.name)
     }
     series: dict[object, list[Finding]] = {}
     for findings in checks:
         for one in findings:
-            is_figure = one.unit and one.value is not None and one.stage != "facts"
+            # A rate is zero only where the amount of work is not known.
+            is_figure = one.unit and one.value and one.stage != "facts"
             if is_figure and one.test not in _NOT_FIGURES:
                 series.setdefault(_key(one), []).append(one)
     changes = []
@@ -114,7 +116,7 @@ def trace_figures(
                 values=(*values, now),
                 base=replace(earlier[-1], value=before),
                 new=new,
-                ratio=time / time_before if time_before else math.inf,
+                ratio=time / time_before,
                 limit=max(least, limits.get(new.test, _USUAL_LIMIT)),
             )
         )

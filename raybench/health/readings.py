@@ -301,9 +301,8 @@ def split_by_room(
             fitting.append(probe)
             continue
         names = ", ".join(fleet.subjects[rank].name for rank in lacking)
-        others = Problem(text=f"not read: {names} has no room", kind="not read")
         for rank, subject in enumerate(fleet.subjects):
-            problem = others
+            problem = Problem(text=f"not read: {names} has no room", kind="not read")
             if rank in lacking:
                 text = (
                     f"no room: {lacking[rank] / _GIB:.1f} GiB of its memory are free, the test "

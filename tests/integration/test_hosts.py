@@ -135,51 +135,6 @@ def test_a_wait_for_slots_that_others_use_can_be_interrupted(nodes, tmp_path):
     assert "Traceback" not in stderr
 
 
-PRIVATE = """\
-import json, subprocess, sys
-from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.start import connect
-from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
-from raybench.records import Task
-
-connection = connect("auto", "cpu", 2)
-cluster = RayCluster(connection)
-cluster.start(2, "pack")
-point = Point(workload="mlp", params={"hidden": 8, "layers": 1}, world_size=2, batch_size=2,
-              precision=Precision.FP32, global_batch_size=4, scaling="weak")
-answers = cluster.run(Task(point=point, settings=Measure(warmup=1, iterations=2)), (0, 1))
-listening = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True).stdout
-again = (
-    "from raybench.cluster.ray_cluster.start import connect\\n"
-    "print(connect('auto', 'cpu', 1))"
-)
-other = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True)
-print(json.dumps({
-    "where": connection.where,
-    "answers": [type(answer).__name__ for answer in answers],
-    "listening": [line.split()[3].rpartition(":")[0] for line in listening.splitlines()],
-    "other": other.stdout,
-}))
-cluster.close()
-"""
-
-
-@pytest.mark.long
-def test_a_private_ray_is_this_hosts_own_and_takes_the_place_of_a_dead_cluster(lone):
-    address_file = Path(lone.environment["RAY_TMPDIR"]) / "ray" / "ray_current_cluster"
-    lone.run(["sh", "-c", f"mkdir {address_file.parent}; echo 10.99.0.10:6379 > {address_file}"])
-    done = lone.run([PYTHON, "-c", PRIVATE])
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    gone = "private Ray on this host (the cluster at 10.99.0.10:6379 is gone: "
-    assert told["where"].startswith(gone)
-    assert told["answers"] == ["Measurement", "Measurement"]
-    assert len(told["listening"]) > 5
-    assert set(told["listening"]) <= {"127.0.0.1", "[::ffff:127.0.0.1]"}
-    assert gone in told["other"]
-
-
 # Without a token, with a wrong one, and with one that cannot be read.
 NO_TOKENS = [
     {},

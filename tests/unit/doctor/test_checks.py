@@ -201,23 +201,28 @@ def with_state(**known: Any) -> Facts:
     return Facts(devices=(device,), states=(state,))
 
 
-def test_memory_and_compute_capability_are_told_where_they_are_known():
-    known = with_state(
-        memory_total_bytes=140 * 2**30, memory_free_bytes=7 * 2**30, compute_capability="9.0"
-    )
-    check = gpu_checks.memory(known)
-    assert (check.verdict, check.found) == (
-        Verdict.OK,
-        "140 GiB, 7 free; compute capability 9.0",
-    )
-    assert gpu_checks.memory(with_state()).found == "unknown"
+SIZES = {"memory_total_bytes": 140 * 2**30, "memory_free_bytes": 7 * 2**30}
+FAULTS = {"is_remap_failed": True, "kernel_xids": (79,), "ecc_errors": 3}
+NO_ROW, XID = "alpha GPU 0: no spare row is left", "alpha GPU 0: Xid 79 in the kernel's log"
 
 
-def test_a_bad_row_of_memory_fails_and_an_unknown_one_does_not():
-    check = gpu_checks.errors(with_state(is_remap_failed=True, kernel_xids=(79,), ecc_errors=3))
-    assert check.verdict is Verdict.FAIL
-    assert check.found == (
-        "alpha GPU 0: no spare row is left; alpha GPU 0: Xid 79 in the kernel's log"
-    )
-    assert gpu_checks.errors(with_state(is_remap_failed=False)).found == "none"
-    assert gpu_checks.errors(with_state()).found == "unknown"
+@pytest.mark.parametrize(
+    ("rule", "known", "verdict", "found"),
+    [
+        (
+            gpu_checks.memory,
+            {**SIZES, "compute_capability": "9.0"},
+            "ok",
+            "140 GiB, 7 free; compute capability 9.0",
+        ),
+        (gpu_checks.memory, {}, "ok", "unknown"),
+        (gpu_checks.errors, FAULTS, "fail", f"{NO_ROW}; {XID}"),
+        (gpu_checks.errors, {"is_remap_failed": False}, "ok", "none"),
+        (gpu_checks.errors, {}, "ok", "unknown"),
+    ],
+)
+def test_the_state_that_the_driver_tells_is_shown_and_an_unknown_one_is_no_fault(
+    rule, known, verdict, found
+):
+    check = rule(with_state(**known))
+    assert (check.verdict.value, check.found) == (verdict, found)

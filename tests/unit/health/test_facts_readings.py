@@ -132,14 +132,11 @@ def test_errors_from_before_the_check_count_only_where_the_device_itself_failed(
         "memory errors": "1 uncorrected memory error since the driver was loaded",
         "Xid errors": "Xid 79 in the kernel's log",
     }
-
-
-def test_a_watch_that_began_anew_counts_from_its_own_beginning():
+    # A watch that began anew counts from its own beginning.
     before = facts_of(kernel_xids=None, new_xids=(31, 31))
     again = later(before, new_xids=(79,), xids_watched_since=AT + timedelta(minutes=1))
-    assert problems(*facts_readings([before], [again])) == {
-        "Xid errors": "the driver reported Xid 79 during the check"
-    }
+    during = {"Xid errors": "the driver reported Xid 79 during the check"}
+    assert problems(*facts_readings([before], [again])) == during
 
 
 def test_a_link_that_no_board_of_the_node_uses_is_not_missed():

@@ -160,14 +160,6 @@ def test_a_run_without_a_known_status_is_left_out_of_the_list(results, called):
     assert "run run-a: its row has no start, or no status; it is left out" in err
 
 
-def test_a_damaged_part_hides_its_run_alone(results):
-    damaged = parts(results, "points")[2]
-    damaged.write_bytes(damaged.read_bytes()[:300])
-    with pytest.warns(ResultsWarning, match=f"{damaged}: .*; run run-a is left out"):
-        points = raybench.load(results, "points")
-    assert set(points["run_id"]) == {"run-b"}
-
-
 @pytest.mark.parametrize(
     ("text", "cell"),
     [

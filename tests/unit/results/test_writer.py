@@ -193,16 +193,6 @@ def test_a_full_disk_leaves_no_half_part_and_is_one_line(results):
     assert sorted((results / "points").rglob("*")) == before
 
 
-def test_the_rows_of_one_attempt_are_found_also_where_parts_were_put_into_one(results):
-    point_id = make_point(world_size=2).point_id
-    found = load_attempt(results, "samples", "run-old", point_id, 1)
-    assert sorted(found["rank"].unique()) == [0, 1]
-    assert load_attempt(results, "samples", "run-old", point_id, 2).empty
-    path = part_of(results, "samples")
-    path.rename(path.with_name("all.parquet"))
-    assert len(load_attempt(results, "samples", "run-old", point_id, 1)) == len(found)
-
-
 def test_a_part_that_goes_while_its_folder_is_read_is_no_error(results, monkeypatch):
     listed = part_of(results, "samples")
     monkeypatch.setattr(reader, "_parts", lambda *_: [listed])
