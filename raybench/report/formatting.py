@@ -57,7 +57,6 @@ class Unit:
 
 MILLISECONDS = Unit("ms", 1.0)
 MICROSECONDS = Unit("µs", 1000.0)
-UNITS = (MILLISECONDS, MICROSECONDS)
 
 
 def has_value(value: T | None) -> TypeGuard[T]:
@@ -366,8 +365,3 @@ def over(baseline: Mapping[str, Any]) -> str:
     """Write the title of what a report found."""
     named = " and efficiency" if "world_size" in baseline else ""
     return f"Speed-up{named} over {settings(baseline)}"
-
-
-def loss_title(baseline: Mapping[str, Any]) -> str:
-    """Write the title of what the steps lose."""
-    return f"Share of the step that is lost, against {settings(baseline)}"
