@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -93,17 +93,12 @@ def _run(job: Template, overrides: tuple[str, ...], where: RunTarget, console: C
     start = start_run(
         loaded,
         make_plan(loaded),
-        argv=("raybench", *sys.argv[1:], *_set(overrides)),
+        argv=("raybench", *sys.argv[1:], *(word for one in overrides for word in ("--set", one))),
         tags={},
         # A tour is short, and begun anew.
         resume_command=lambda _: command("sweep", "--demo"),
     )
     return run_sweep(loaded, start, where, ConsoleListener(console))
-
-
-def _set(overrides: Sequence[str]) -> Iterator[str]:
-    for override in overrides:
-        yield from ("--set", override)
 
 
 def _answer(job: Template, run: Run, where: RunTarget) -> Answer:

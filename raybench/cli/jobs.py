@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,17 @@ def workloads_command(name: str | None, as_json: bool) -> None:
         )
     else:
         title = click.wrap_text(f"{name}: {described[0]['doc']}", text_width())
-        write_result(f"{title}\n\n{_parameter_table(described[0]['parameters'])}")
+        rows = [
+            [
+                parameter["name"],
+                parameter["type"],
+                "required" if parameter["is_required"] else scalar_text(parameter["default"]),
+                parameter["description"],
+            ]
+            for parameter in described[0]["parameters"]
+        ]
+        table = table_text(["parameter", "type", "default", "description"], rows)
+        write_result(f"{title}\n\n{table}")
 
 
 def _workload(name: str) -> dict[str, Any]:
@@ -122,16 +131,3 @@ def _workload(name: str) -> dict[str, Any]:
     ]
     doc = (inspect.getdoc(workload_class) or "no description").partition("\n")[0]
     return {"name": name, "doc": doc, "parameters": parameters}
-
-
-def _parameter_table(parameters: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [
-            parameter["name"],
-            parameter["type"],
-            "required" if parameter["is_required"] else scalar_text(parameter["default"]),
-            parameter["description"],
-        ]
-        for parameter in parameters
-    ]
-    return table_text(["parameter", "type", "default", "description"], rows)

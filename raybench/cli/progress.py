@@ -176,11 +176,10 @@ class _Count:
 
     def left(self) -> str:
         left_s = (self.total - self.done) * self._pace_s
-        return f"about {_duration(left_s)} left" if left_s >= 1 else ""
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        if left_s < 1:
+            return ""
+        duration = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
+        return f"about {duration} left"
 
 
 class _Wording:
@@ -198,7 +197,12 @@ class _Wording:
 
     def finished(self, record: Record) -> str:
         """Status, settings and the step time or the reason."""
-        outcome = _reason(record) if record.status is not Status.OK else _outcome(record)
+        if record.status is Status.OK:
+            outcome = _outcome(record)
+        else:
+            message = record.error_message or ""
+            told = formatting.failure(record.status, record.error_type, message)
+            outcome = plain_text.shorten(told, _REASON_CHARS)
         outcome += " (control)" if record.control_of else ""
         return "  ".join([f"{record.status.value:<7}", self.settings(record.point), outcome])
 
@@ -210,12 +214,6 @@ class _Wording:
             return self._name_of(point)
         cells = (f"{_show_setting(point, name):<{self._widths[name]}}" for name in self._varying)
         return " ".join(cells) or point.point_id
-
-
-def _reason(record: Record) -> str:
-    message = record.error_message or ""
-    told = formatting.failure(record.status, record.error_type, message)
-    return plain_text.shorten(told, _REASON_CHARS)
 
 
 def _outcome(record: Record) -> str:

@@ -96,8 +96,12 @@ def plan_again(output: Path, text: str, only: str | None, against: str | None) -
     plan = make_plan(job)
     if only is None:
         return job, plan
+    from raybench.analysis.history import THRESHOLD
+    from raybench.cli.compare import load_comparison
+
     base = against or _run_before(root, run_id, job.name)
-    unclear = _unclear(root, base, run_id)
+    found = load_comparison(root, base, run_id, THRESHOLD).points
+    unclear = {point.point_id for point in found if point.verdict == UNCLEAR}
     points = tuple(point for point in plan.points if point.point_id in unclear)
     if not points:
         raise UsageError(f"--only unclear: no point of {run_id} is unclear against {base}")
@@ -115,12 +119,3 @@ def _run_before(root: Path, run_id: str, job_name: str) -> str:
             "compare with, as in --against RUN"
         )
     return earlier[-1]
-
-
-def _unclear(root: Path, base: str, run_id: str) -> set[str]:
-    """Find the ids of the points that are unclear between two runs."""
-    from raybench.analysis.history import THRESHOLD
-    from raybench.cli.compare import load_comparison
-
-    points = load_comparison(root, base, run_id, THRESHOLD).points
-    return {point.point_id for point in points if point.verdict == UNCLEAR}

@@ -75,11 +75,13 @@ class FactReader:
             return DeviceFacts(device=device, read_at=now, unread=unread)
         if device.uuid not in self._watches:
             self._watches[device.uuid] = _XidWatch(handle, now)
-        watch = self._watches[device.uuid]
+        watch, address = self._watches[device.uuid], nvml.pci_address(handle)
         return DeviceFacts(
             device=device,
             read_at=now,
-            kernel_xids=_logged_at(nvml.pci_address(handle), logged),
+            kernel_xids=(
+                None if address is None or logged is None else tuple(logged.get(address, ()))
+            ),
             new_xids=watch.read(),
             xids_watched_since=watch.since,
             **_memory_facts(handle),
@@ -135,12 +137,6 @@ def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
     finally:
         os.close(descriptor)
     return found
-
-
-def _logged_at(
-    address: tuple[int, ...] | None, logged: _LoggedXids | None
-) -> tuple[int, ...] | None:
-    return None if address is None or logged is None else tuple(logged.get(address, ()))
 
 
 def _records(descriptor: int) -> Iterable[bytes]:

@@ -39,7 +39,18 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
         "shm_free_bytes": _free_bytes("/dev/shm"),
     }
     if device.type == "cuda":
-        return Device(kind="cuda", versions=_cuda_versions(), **_cuda_facts(device), **facts)
+        properties = torch.cuda.get_device_properties(device)
+        uuid = f"GPU-{properties.uuid}"
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        return Device(
+            kind="cuda",
+            uuid=uuid,
+            name=properties.name,
+            memory_bytes=properties.total_memory,
+            versions={**package_versions(), "cuda": str(torch.version.cuda), "nccl": nccl},
+            **_nvml_facts(uuid),
+            **facts,
+        )
     return Device(
         kind="cpu",
         uuid=f"{node_id}/{os.getpid()}",
@@ -47,22 +58,6 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
         versions=package_versions(),
         **facts,
     )
-
-
-def _cuda_facts(device: torch.device) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(device)
-    uuid = f"GPU-{properties.uuid}"
-    return {
-        "uuid": uuid,
-        "name": properties.name,
-        "memory_bytes": properties.total_memory,
-        **_nvml_facts(uuid),
-    }
-
-
-def _cuda_versions() -> dict[str, str]:
-    nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    return {**package_versions(), "cuda": str(torch.version.cuda), "nccl": nccl}
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:

@@ -81,7 +81,10 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
     except JobError:
         data = {}
     workload = data.get("workload")
-    workload_class = _load(workload.get("kind") if isinstance(workload, dict) else None)
+    try:
+        workload_class = registry.load(str(workload["kind"] if isinstance(workload, dict) else ""))
+    except (KeyError, UsageError):
+        workload_class = object
     asked = _valid(AnswerSection, data.get("answer"))
     if asked is None:
         answer = _declared(workload_class, varying) or Answer(
@@ -109,14 +112,6 @@ def best_of(metric: str, workload_class: type) -> Best:
 def metric_names(workload_class: type) -> list[str]:
     """List the metrics that a job of this workload can ask for, its own first."""
     return [*(one.name for one in getattr(workload_class, "metrics", ())), *ANSWER_METRICS]
-
-
-def _load(kind: object) -> type:
-    """Load the class of a workload; `object` where there is none."""
-    try:
-        return registry.load(str(kind))
-    except UsageError:
-        return object
 
 
 def _valid(kind: Any, value: object) -> Any:

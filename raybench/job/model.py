@@ -288,20 +288,17 @@ def _problem(error: ErrorDetails) -> Problem:
     if error["type"] == "extra_forbidden":
         model = _MODELS[key_text(path[:-1])]
         message = say_unknown("key", path[-1], model.model_fields)
-        if belongs := _right_places(path[-1]):
-            message = f"unknown key {quote(path[-1])}; did you mean {' or '.join(belongs)}?"
+        # The dotted keys under which a job file has a key that stands at a wrong place.
+        places = [
+            f"{section}.{path[-1]}"
+            for section in ("answer", "measure", "placement")
+            if path[-1] in _MODELS[section].model_fields
+        ]
+        places += [f"matrix.{path[-1]}"] * (path[-1] in RUN_SETTINGS)
+        if places:
+            message = f"unknown key {quote(path[-1])}; did you mean {' or '.join(places)}?"
         return Problem(path=path, at_key=True, message=message)
     return Problem(path=path, at_key=error["type"] == "missing", message=rule_of(error))
-
-
-def _right_places(key: str | int) -> list[str]:
-    """Return the dotted keys under which a job file has a key that stands at a wrong place."""
-    places = [
-        f"{section}.{key}"
-        for section, model in _MODELS.items()
-        if section in ("answer", "measure", "placement") and key in model.model_fields
-    ]
-    return places + [f"matrix.{key}"] * (key in RUN_SETTINGS)
 
 
 def _not_below(known: Sequence[Problem], found: Sequence[Problem]) -> list[Problem]:

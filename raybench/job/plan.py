@@ -249,19 +249,14 @@ def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
     reason = job.why_not(point)
     if reason:
         return Problem(path=candidate.origin, message=reason)
-    return _check_items(replace(point, env=env))
-
-
-def _check_items(point: Point) -> Point | Problem:
-    """Refuse a script whose items of a step are no number."""
-    if point.workload != SCRIPT:
-        return point
-    items = render(str(point.params["items_per_step"]), point.settings)
-    try:
-        product_of(items)
-    except ValueError as error:
-        message = f"{error}, given {quote(items)}"
-        return Problem(path=("workload", "items_per_step"), message=message)
+    point = replace(point, env=env)
+    if point.workload == SCRIPT:
+        items = render(str(point.params["items_per_step"]), point.settings)
+        try:
+            product_of(items)
+        except ValueError as error:
+            message = f"{error}, given {quote(items)}"
+            return Problem(path=("workload", "items_per_step"), message=message)
     return point
 
 

@@ -362,7 +362,8 @@ class _TreeReader:
             if not isinstance(key_node, ScalarNode) or (refused and not key_node.value):
                 self._note(above, "a key must be a plain word", position)
                 continue
-            key = _printable_key(key_node.value)
+            text = key_node.value
+            key = text if _is_encodable(text) else ascii(text)
             path = (*above, key)
             if key in found:
                 line, _ = self.tree.key_positions[path]
@@ -415,7 +416,3 @@ def _position(node: Any) -> Position:
 def _is_encodable(text: str) -> bool:
     """Whether `text` is free of lone surrogates, which no file or terminal can hold."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _printable_key(text: str) -> str:
-    return text if _is_encodable(text) else ascii(text)

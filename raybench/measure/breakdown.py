@@ -473,7 +473,8 @@ def time_queued_steps(
     """
     device = torch.device("cuda")
     with around():
-        issue_ms = _issue_ms(step)
+        # What the host needs to issue a step while the device is idle.
+        issue_ms = time_by_wall_clock(step, _ISSUED_ALONE, torch.cuda.synchronize).unsynced_ms
     # Not always: an idling device cools, and would then compute faster than in the timed steps.
     hold_ms = 0.0 if issue_ms < _AHEAD_SHARE * local_ms else _HOLD_MARGIN * issue_ms
     # Of all ranks: a step may communicate in its own way, so all run equally many.
@@ -491,11 +492,6 @@ def time_queued_steps(
             optimizer.end_step()
     torch.cuda.synchronize()
     return statistics.median(elapsed_ms(start, end) for start, end in spans)
-
-
-def _issue_ms(step: Step) -> float:
-    """Return the median time in ms that the host needs to issue a step while the device is idle."""
-    return time_by_wall_clock(step, _ISSUED_ALONE, torch.cuda.synchronize).unsynced_ms
 
 
 def _hold_back(ms: float) -> None:

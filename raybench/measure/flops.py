@@ -215,14 +215,13 @@ def _product_times_ms(product: Callable[[], object]) -> list[float]:
 
 
 def _time_ms(product: Callable[[], object], count: int) -> list[float]:
-    events = [_event() for _ in range(count + 1)]
+    events = [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(count + 1)
+    ]
     events[0].record()
     for event in events[1:]:
         product()
         event.record()
     events[-1].synchronize()
     return [start.elapsed_time(end) for start, end in pairwise(events)]
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

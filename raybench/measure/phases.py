@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -213,7 +213,9 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
         run.memory.restart()
         _check(workload, run)
         inner = _inner_iterations(workload, warmup, run)
-        with _timed_step(workload, inner, run.context) as step:
+        is_graph = run.context.cuda_graph
+        loop = nullcontext(loop_step(workload.step, inner))
+        with capture_graph(workload, inner, run.context) if is_graph else loop as step:
             phase = _TimedPhase(step=step, inner=inner, warmup_ns=warmup.point_ns(), run=run)
             phase.time()
             _check(workload, run)
@@ -286,13 +288,6 @@ def _inner_iterations(workload: Workload, warmup: _Blocks, run: _PointRun) -> in
             replays.add(run.time_block(step, TRIAL_REPLAYS), context.device)
         step_ns = replays.point_ns()
     return run.agree(lambda: run.policy.inner_iterations(step_ns, graph=context.cuda_graph))
-
-
-def _timed_step(workload: Workload, inner: int, context: Context) -> AbstractContextManager[Step]:
-    """Return the context manager whose step is timed: a loop of `inner` steps, or their graph."""
-    if context.cuda_graph:
-        return capture_graph(workload, inner, context)
-    return nullcontext(loop_step(workload.step, inner))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -137,13 +137,12 @@ def call_times(events: Sequence[TraceEvent], steps: int, world_size: int) -> Cal
         plain = name.replace("_", "").lower()
         kind = next((kind for start, kind in _KINDS.items() if plain.startswith(start)), _EXCHANGE)
         found[kind, args.get("Group size", world_size)].append(kernel["dur"] / 1e3)
-    return {key: _medians(ms, len(ms) // steps) for key, ms in found.items() if len(ms) >= steps}
-
-
-def _medians(ms: Sequence[float], calls: int) -> tuple[float, ...]:
-    """Return the median of each call over the last steps that have all their calls."""
-    steps = zip(*[iter(ms[len(ms) % calls :])] * calls, strict=True)
-    return tuple(map(statistics.median, zip(*steps, strict=True)))
+    medians: dict[tuple[str, int], tuple[float, ...]] = {}
+    for key, ms in found.items():
+        if calls := len(ms) // steps:
+            kept = ms[len(ms) % calls :]
+            medians[key] = tuple(statistics.median(kept[call::calls]) for call in range(calls))
+    return medians
 
 
 def module_times(

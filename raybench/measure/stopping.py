@@ -244,7 +244,10 @@ class StoppingPolicy:
         least = self._least_samples(progress)
         if done < span.min or done < self.nearly * least:
             return least
-        shortfall = (_relative_half_width(progress.sample_ns) / self.settings.target_ci) ** 2
+        shortfall = math.inf
+        if interval := median_interval([progress.sample_ns]):
+            half_width = (interval.high - interval.low) / 2 / statistics.median(progress.sample_ns)
+            shortfall = (half_width / self.settings.target_ci) ** 2
         if not self.settings.is_quick and self._is_warming(progress.level_change()):
             # More samples, as far as the budget goes, so that those that still change weigh little.
             shortfall = max(shortfall, self.max_growth)
@@ -284,11 +287,3 @@ def _count_in(seconds: float, expected_ns: Sequence[float]) -> int:
     if not expected_ns:
         return 0
     return math.ceil(seconds * _NS_PER_S / max(1.0, statistics.fmean(expected_ns)))
-
-
-def _relative_half_width(sample_ns: Sequence[float]) -> float:
-    """Return half the interval of the median over the median; infinite where there is none."""
-    interval = median_interval([sample_ns])
-    if interval is None:
-        return float("inf")
-    return (interval.high - interval.low) / 2 / statistics.median(sample_ns)

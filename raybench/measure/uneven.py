@@ -142,7 +142,9 @@ def _share_out(maker: StepMaker, group_probe: GroupProbe) -> UnevenStep:
     shares, own_s = _choose_shares(maker, group_probe)
     context, params = maker.context_among(shares), maker.size(shares[rank])[1]
     with maker.build(context, params, shares[rank]) as workload:
-        error = gather_objects(_gradient_error(workload))[shares.index(max(shares))]
+        check = workload.gradient_error
+        own_error = None if check is None else float(check())
+        error = gather_objects(own_error)[shares.index(max(shares))]
         has_batch_norm = _has_batch_norm(workload)
     exchange_s = group_probe.exchange_s if all(shares) else group_probe.fast_exchange_s
     probe = group_probe.probes[rank]
@@ -199,11 +201,6 @@ def has_other_gradients(error: float | None, precision: Precision) -> bool:
     """
     most = _GRADIENT_TOLERANCE.get(precision, _LOOSE_GRADIENT_TOLERANCE)
     return error is not None and error > most
-
-
-def _gradient_error(workload: Workload) -> float | None:
-    check = workload.gradient_error
-    return None if check is None else float(check())
 
 
 def _has_batch_norm(workload: Workload) -> bool:

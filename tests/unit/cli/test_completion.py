@@ -86,10 +86,6 @@ def test_runs_of_a_results_folder_inside_are_offered_with_its_name(results):
     assert offered("raybench show examples/gemm ", results.parent) == IDS
 
 
-def test_a_path_is_completed_by_the_shell(results):
-    assert offered("raybench report results/runs/", results.parent) == ["results/runs/"]
-
-
 def test_completing_imports_none_of_the_slow_libraries(results):
     code = (
         "import sys, runpy; sys.argv = ['raybench']\n"

@@ -140,7 +140,6 @@ def test_the_device_is_not_held_back_where_the_host_is_ahead(spins):
 
 
 def test_no_rank_runs_queued_steps_where_another_cannot(spins, monkeypatch):
-    monkeypatch.setattr(breakdown, "_issue_ms", lambda _: 600.0)
     monkeypatch.setattr(breakdown, "max_over_ranks", lambda _, device: [1_100_000_000])
     assert breakdown.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
     assert spins == []
