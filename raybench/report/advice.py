@@ -36,12 +36,12 @@ class Advice:
 def advise_run(summary: Summary) -> list[Advice]:
     """Advise from the points of a run; empty where nothing follows from them."""
     rows = summary.rows
-    measured = sum(row["status"] == "ok" for row in rows)
+    measured = sum(row.status == "ok" for row in rows)
     of_fleets = (
         Advice(
             about="shares",
             text=f"{fleet_name(fleet, summary.ranks)}: {verdict(fleet)}",
-            rows=tuple(str(scenario.row["point_id"]) for scenario in fleet.scenarios.values()),
+            rows=tuple(str(scenario.row.point_id) for scenario in fleet.scenarios.values()),
         )
         for fleet in summary.fleets
     )
@@ -89,21 +89,20 @@ def _from_slow_ranks(rows: Sequence[ScaledRow], ranks: str) -> Iterator[Advice]:
     """
     slowed: dict[int, ScaledRow] = {}
     for row in rows:
-        is_equal = not formatting.has_entries(row["share_by_rank"])
-        if row["status"] == "ok" and is_equal and is_slowed_by_one_rank(row):
-            best = slowed.setdefault(int(row["world_size"]), row)
-            if (row["global_batch_size"] or 0) > (best["global_batch_size"] or 0):
-                slowed[int(row["world_size"])] = row
+        if row.status == "ok" and not row.share_by_rank and is_slowed_by_one_rank(row):
+            best = slowed.setdefault(row.world_size, row)
+            if (row.global_batch_size or 0) > (best.global_batch_size or 0):
+                slowed[row.world_size] = row
     for row in slowed.values():
-        local_ms = list(row["local_step_ms_by_rank"])
+        local_ms = row.local_step_ms_by_rank or ()
         speeds = [1 / ms for ms in local_ms]
-        exchange_ms = max(0.0, row["step_ms_p50"] - max(local_ms))
+        exchange_ms = max(0.0, (row.step_ms_p50 or 0.0) - max(local_ms))
         text = estimate_gains(speeds, exchange_ms / max(local_ms))
         if text:
-            about = formatting.ranks_words(int(row["world_size"]), ranks)
+            about = formatting.ranks_words(row.world_size, ranks)
             slowest = local_ms.index(max(local_ms))
             text = f"{about}, of which rank {slowest} is slow: {text}"
-            yield Advice(about="shares", text=text, rows=(str(row["point_id"]),))
+            yield Advice(about="shares", text=text, rows=(str(row.point_id),))
 
 
 def estimate_gains(speeds: Sequence[float], exchange: float) -> str:

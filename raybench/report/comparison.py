@@ -39,8 +39,6 @@ from raybench.report.plain_text import counted, shorten, span
 from raybench.report.point_settings import point_names, setting_columns
 from raybench.results.run import Run
 
-Row = ComparedPoint
-
 _ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
 _NAMES = (*EXECUTION, "world_size")
 # A variable may hold a long list; JSON has all of it.
@@ -78,27 +76,27 @@ class Comparison(Document):
     left_out: Sequence[LeftOut] = ()
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ComparedPoint]:
         """One for each point: what got worse first, and what changed most of it first."""
         return sorted(self.points, key=_urgency)
 
     @cached_property
-    def compared(self) -> list[Row]:
+    def compared(self) -> list[ComparedPoint]:
         """The points that have a step time in both runs."""
-        return [row for row in self.rows if formatting.has_value(row["verdict"])]
+        return [row for row in self.rows if row.verdict is not None]
 
     @property
     def verdicts(self) -> Counter[str]:
         """How many points have each verdict."""
-        return Counter(row["verdict"] for row in self.compared)
+        return Counter(row.verdict for row in self.compared if row.verdict)
 
     @property
-    def broken(self) -> list[Row]:
+    def broken(self) -> list[ComparedPoint]:
         """The points that were measured before and fail now, or fail in more of their rounds."""
         return [
             row
             for row in self.rows
-            if row["base_runs"] and (row["new_failed"] or 0.0) > (row["base_failed"] or 0.0)
+            if row.base_runs and (row.new_failed or 0.0) > (row.base_failed or 0.0)
         ]
 
     @property
@@ -109,12 +107,12 @@ class Comparison(Document):
     @property
     def has_one_run(self) -> bool:
         """Whether a side has one run, so that there can be no verdict."""
-        counts = [min(row["base_runs"], row["new_runs"]) for row in self.compared]
+        counts = [min(row.base_runs, row.new_runs) for row in self.compared]
         return bool(counts) and max(counts) < LEAST_RUNS
 
     def is_blind(self, change: float) -> bool:
         """Whether some point of BASE may be slower by more than `change`, or was not measured."""
-        ends = [(row["ratio_high"], row["rate_ratio_low"]) for row in self.rows if row["base_runs"]]
+        ends = [(row.ratio_high, row.rate_ratio_low) for row in self.rows if row.base_runs]
         return any(
             high is None or low is None or max(high, 1 / low) - 1 > change for high, low in ends
         )
@@ -124,9 +122,9 @@ class Comparison(Document):
         """Why pairs of points are no experiment on one thing; empty where all of them are."""
         return tuple(
             dict.fromkeys(
-                row["why"]
+                row.why
                 for row in self.compared
-                if formatting.has_value(row["why"]) and row["why"].startswith("other ")
+                if row.why is not None and row.why.startswith("other ")
             )
         )
 
@@ -207,29 +205,29 @@ def changes_listing(title: str, changes: Sequence[Change]) -> Listing:
     return Listing(title=title, lines=lines, is_quoted=True, otherwise=SAME_AROUND)
 
 
-def _urgency(row: Row) -> tuple[Any, ...]:
-    verdict = row["verdict"]
+def _urgency(row: ComparedPoint) -> tuple[Any, ...]:
+    verdict = row.verdict
     place = _ORDER.index(verdict) if verdict in _ORDER else len(_ORDER)
     size = (
         -max(map(abs, _slowdowns(row)))
-        if place < _ORDER.index(SAME) and formatting.has_value(row["ratio"])
+        if place < _ORDER.index(SAME) and row.ratio is not None
         else 0
     )
-    batch = "global_batch_size" if row["scaling"] == "strong" else "batch_size"
+    batch = "global_batch_size" if row.scaling == "strong" else "batch_size"
     return (place, size, *(setting_order(setting(row, name)) for name in (*_NAMES, batch)))
 
 
 def percent(relative: float | None) -> str:
     """Write a change with its sign; empty where it is not known."""
-    if relative is None or not formatting.has_value(relative):
+    if relative is None or relative is None:
         return ""
     return f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
 
 
-def shown(comparison: Comparison) -> list[Row]:
+def shown(comparison: Comparison) -> list[ComparedPoint]:
     """Return the points with step times on both sides, all that changed and at least 60."""
     rows = comparison.compared
-    changed = sum(row["verdict"] != SAME for row in rows)
+    changed = sum(row.verdict != SAME for row in rows)
     return rows[: max(changed, _MOST_ROWS)]
 
 
@@ -239,29 +237,29 @@ _TONES: dict[str, Tone] = {SLOWER: "alarm", FASTER: "good", UNCLEAR: "advice"}
 def table(comparison: Comparison) -> Table:
     """Return the table of the points in `shown`; the verdicts are its last column."""
     rows = shown(comparison)
-    unit = formatting.unit_of_times(row["base_ms"] for row in rows)
+    unit = formatting.unit_of_times(row.base_ms for row in rows)
     settings: list[ColumnOf[int]] = [
         (column, lambda place, cells=cells: cells[place])  # type: ignore[misc]
         for column, cells in setting_columns(comparison.compared)
     ]
-    rate = "samples/s" if any(row["rate_unit"] == "samples/s" for row in rows) else "steps/s"
+    rate = "samples/s" if any(row.rate_unit == "samples/s" for row in rows) else "steps/s"
 
     def verdict(place: int) -> Cell:
         words = verdict_words(rows[place], comparison.threshold)
         return Cell(text=words, tone=_TONES.get(words, "plain"))
 
     def seen(place: int) -> str:
-        least = rows[place]["least_seen"]
-        return f"{least:.1%}" if formatting.has_value(least) else ""
+        least = rows[place].least_seen
+        return f"{least:.1%}" if least is not None else ""
 
     measured: list[ColumnOf[int]] = [
         (
             Column(title=f"base {unit.name}"),
-            lambda place: formatting.time_in(unit, rows[place]["base_ms"]),
+            lambda place: formatting.time_in(unit, rows[place].base_ms),
         ),
         (
             Column(title=f"new {unit.name}", drop=1),
-            lambda place: formatting.time_in(unit, rows[place]["new_ms"]),
+            lambda place: formatting.time_in(unit, rows[place].new_ms),
         ),
         (Column(title="step"), lambda place: _change(rows[place], "ratio")),
         (Column(title=rate), lambda place: _change(rows[place], "rate_ratio")),
@@ -271,30 +269,30 @@ def table(comparison: Comparison) -> Table:
     return make_table(range(len(rows)), [*settings, *measured])
 
 
-def verdict_words(row: Row, threshold: float) -> str:
+def verdict_words(row: ComparedPoint, threshold: float) -> str:
     """Write the verdict; of an unclear change beyond the threshold `slower?` or `faster?`."""
-    if row["verdict"] != UNCLEAR:
-        return str(row["verdict"])
+    if row.verdict != UNCLEAR:
+        return str(row.verdict)
     slowest, fastest = max(_slowdowns(row)), min(_slowdowns(row))
     if max(slowest, -fastest) <= threshold:
         return UNCLEAR
     return f"{SLOWER}?" if slowest >= -fastest else f"{FASTER}?"
 
 
-def _slowdowns(row: Row) -> list[float]:
+def _slowdowns(row: ComparedPoint) -> list[float]:
     """By how much a point is slower, by the step and by the rate."""
-    ratio, rate_ratio = row["ratio"], row["rate_ratio"]
+    ratio, rate_ratio = row.ratio, row.rate_ratio
     return [
         *([] if ratio is None else [ratio - 1]),
         *([] if rate_ratio is None else [1 / rate_ratio - 1]),
     ]
 
 
-def _change(row: Row, name: str) -> str:
+def _change(row: ComparedPoint, name: str) -> str:
     """Write a change and half its interval."""
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    half = f" {formatting.half_width((high - low) / 2)}" if formatting.has_value(low) else ""
-    return ("" if row[name] is None else percent(row[name] - 1)) + half
+    low, high = getattr(row, f"{name}_low"), getattr(row, f"{name}_high")
+    half = f" {formatting.half_width((high - low) / 2)}" if low is not None else ""
+    return ("" if getattr(row, name) is None else percent(getattr(row, name) - 1)) + half
 
 
 def beside(comparison: Comparison) -> list[tuple[str, str]]:
@@ -302,10 +300,10 @@ def beside(comparison: Comparison) -> list[tuple[str, str]]:
     rows = comparison.compared
     found = []
     for row, name in zip(rows, point_names(rows), strict=True):
-        is_told = comparison.has_one_run or not formatting.has_value(row["why"])
-        phrases = [] if is_told else [row["why"]]
-        if row["verdict"] != SAME:
-            phrases += [_point_change(one) for one in comparison.beside.get(row["point_id"], ())]
+        is_told = comparison.has_one_run or row.why is None
+        phrases = [] if is_told else [str(row.why)]
+        if row.verdict != SAME:
+            phrases += [_point_change(one) for one in comparison.beside.get(row.point_id, ())]
             if phrases:
                 found.append((name, "; ".join(phrases)))
     return found
@@ -320,23 +318,22 @@ def _point_change(one: PointChange) -> str:
 
 def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
     """(point, how it ended in each run) of the points of both runs that failed in one of them."""
-    broken = {row["point_id"] for row in comparison.broken}
+    broken = {row.point_id for row in comparison.broken}
     rows = [
         row
         for row in comparison.rows
-        if row["point_id"] in broken
-        or (not formatting.has_value(row["verdict"]) and not absent(row))
+        if row.point_id in broken or (row.verdict is None and not absent(row))
     ]
     return [
-        (name, f"base: {_status(row['status_base'])}; new: {_status(row['status_new'])}")
+        (name, f"base: {_status(row.status_base)}; new: {_status(row.status_new)}")
         for row, name in zip(rows, point_names(rows), strict=True)
     ]
 
 
-def absent(row: Row) -> str:
+def absent(row: ComparedPoint) -> str:
     """Name the run that has no row of the point; empty where both have."""
     for side in ("base", "new"):
-        if not formatting.has_value(row[f"status_{side}"]):
+        if getattr(row, f"status_{side}") is None:
             return side
     return ""
 
@@ -369,7 +366,7 @@ def headline(comparison: Comparison) -> str:
     broken = f"; {len(comparison.broken)} fail now" if comparison.broken else ""
     if not rows:
         return f"No point was measured on both sides{broken}."
-    middle = percent(float(np.median([row["ratio"] for row in rows])) - 1)
+    middle = percent(float(np.median([row.ratio for row in rows])) - 1)
     median = f"; the median change of the step is {middle}" if len(rows) > 1 else ""
     if comparison.has_one_run:
         side = "base" if len(comparison.base) < LEAST_RUNS else "new"
@@ -379,7 +376,7 @@ def headline(comparison: Comparison) -> str:
         found = f"; of {counted(len(rows), 'point')}: {', '.join(phrases)}"
         return f"1 run {where}: no verdict{found if phrases else ''}{broken}{median}."
     phrases = [
-        f"{verdicts[name]} {name}{_span([row for row in rows if row['verdict'] == name])}"
+        f"{verdicts[name]} {name}{_span([row for row in rows if row.verdict == name])}"
         for name in (SLOWER, FASTER, SAME, UNCLEAR)
         if verdicts[name] or name == SLOWER
     ]
@@ -388,9 +385,7 @@ def headline(comparison: Comparison) -> str:
 
 def sensitivity(comparison: Comparison) -> str:
     """Say the least change that could have been seen, and by how many runs."""
-    least = [
-        row["least_seen"] for row in comparison.compared if formatting.has_value(row["least_seen"])
-    ]
+    least = [row.least_seen for row in comparison.compared if row.least_seen is not None]
     if not least:
         return ""
     runs = " and ".join(f"{_runs(comparison, side)} of {side}" for side in ("base", "new"))
@@ -398,8 +393,8 @@ def sensitivity(comparison: Comparison) -> str:
 
 
 def _runs(comparison: Comparison, side: str) -> str:
-    rows = [row for row in comparison.compared if formatting.has_value(row["least_seen"])]
-    counts = {int(row[f"{side}_runs"]) for row in rows}
+    rows = [row for row in comparison.compared if row.least_seen is not None]
+    counts = {int(getattr(row, f"{side}_runs")) for row in rows}
     text = _between(sorted(counts), "d")
     return f"{text} run" if counts == {1} else f"{text} runs"
 
@@ -438,11 +433,11 @@ def _unclear(comparison: Comparison) -> list[str]:
     ]
 
 
-def _span(rows: Sequence[Row]) -> str:
+def _span(rows: Sequence[ComparedPoint]) -> str:
     """By how much points are slower or faster, by the figure that changed more."""
-    if not rows or rows[0]["verdict"] not in (SLOWER, FASTER):
+    if not rows or rows[0].verdict not in (SLOWER, FASTER):
         return ""
-    choose = max if rows[0]["verdict"] == SLOWER else min
+    choose = max if rows[0].verdict == SLOWER else min
     return f" (by {_between([abs(choose(_slowdowns(row))) for row in rows])})"
 
 
@@ -467,12 +462,12 @@ def one_sided(comparison: Comparison) -> str:
     return f"{phrases[0]}: {'; '.join(values)}." if values else f"{phrases[0]}."
 
 
-def _apart_in(one: Sequence[Row], other: Sequence[Row]) -> list[str]:
+def _apart_in(one: Sequence[ComparedPoint], other: Sequence[ComparedPoint]) -> list[str]:
     """Find the settings of which the two have no value in common; else those whose values differ.
 
     Points of different workloads differ in that: their parameters are not the same ones.
     """
-    if {row["workload"] for row in one}.isdisjoint(row["workload"] for row in other):
+    if {row.workload for row in one}.isdisjoint(row.workload for row in other):
         return ["workload"]
     names = varying([*one, *other], params_first=True)
     return _disjoint(one, other) or [
@@ -480,16 +475,16 @@ def _apart_in(one: Sequence[Row], other: Sequence[Row]) -> list[str]:
     ]
 
 
-def _disjoint(one: Sequence[Row], other: Sequence[Row]) -> list[str]:
+def _disjoint(one: Sequence[ComparedPoint], other: Sequence[ComparedPoint]) -> list[str]:
     names = varying([*one, *other], params_first=True)
     return [name for name in names if _texts(one, name).isdisjoint(_texts(other, name))]
 
 
-def _texts(rows: Sequence[Row], name: str) -> set[str]:
+def _texts(rows: Sequence[ComparedPoint], name: str) -> set[str]:
     return {str(setting(row, name)) for row in rows}
 
 
-def _values(rows: Sequence[Row], name: str) -> str:
+def _values(rows: Sequence[ComparedPoint], name: str) -> str:
     """Write a setting and the values that it has in these rows."""
     known = sorted({setting(row, name) for row in rows}, key=setting_order)
     phrases = [formatting.setting(name, value) for value in known[:_MOST_VALUES]]

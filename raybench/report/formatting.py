@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from raybench.analysis.settings import HasSettings
 from raybench.analysis.settings import setting as setting_of
@@ -16,6 +16,11 @@ from raybench.records import Status
 from raybench.records.metric import Metric
 from raybench.report.plain_text import counted
 from raybench.results.run import Run, RunStatus
+
+if TYPE_CHECKING:
+    from raybench.results.point_row import PointRow
+
+T = TypeVar("T")
 
 STATUS_WORDS = {status.value: status.label for status in Status}
 # What the letters in the tables mean.
@@ -52,20 +57,19 @@ class Unit:
 
 MILLISECONDS = Unit("ms", 1.0)
 MICROSECONDS = Unit("µs", 1000.0)
-UNITS = (MILLISECONDS, MICROSECONDS)
 
 
-def has_value(value: Any) -> bool:
+def has_value(value: T | None) -> TypeGuard[T]:
     """Whether a cell of a table holds a value: None, NaN and NaT are none."""
     return value is not None and value == value
 
 
-def failure(status: str, error_type: Any, message: str) -> str:
+def failure(status: str, error_type: str | None, message: str) -> str:
     """Why a point failed; an exception with its type, as Python prints it: `SystemExit: 3`."""
     text = " ".join(message.split())
     place = _PLACE.match(text)
     start = place.group() if place else ""
-    is_exception = status == "error" and has_value(error_type)
+    is_exception = status == "error" and error_type is not None
     if not is_exception or text[len(start) :].startswith(str(error_type)):
         return text
     return f"{start}{error_type}: {text[len(start) :]}".removesuffix(": ")
@@ -76,14 +80,9 @@ def is_set(value: Any) -> bool:
     return has_value(value) and bool(value)
 
 
-def has_entries(value: Any) -> bool:
-    """Whether a cell of lists holds anything: null is as good as empty."""
-    return not isinstance(value, str) and hasattr(value, "__len__") and len(value) > 0
-
-
 def number(value: float | None, digits: int = 4) -> str:
     """Significant digits, thousands apart: 1,234 12.34 0.001234 3.11e-08."""
-    if value is None or not has_value(value):
+    if not has_value(value):
         return ""
     if value == 0:
         return "0"
@@ -93,15 +92,15 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:,.{min(decimals, 6)}f}"
 
 
-def step_ms(row: Mapping[str, Any]) -> str:
+def step_ms(row: PointRow) -> str:
     """Step time in milliseconds and half its interval, relative."""
     return step_in(MILLISECONDS, row)
 
 
-def step_time(row: Mapping[str, Any]) -> str:
+def step_time(row: PointRow) -> str:
     """Step time with the unit that suits it, and half its interval, relative."""
-    value = row["step_ms_p50"]
-    return f"{duration(value)}{_precision(row)}" if has_value(value) else ""
+    value = row.step_ms_p50
+    return f"{duration(value)}{_precision(row)}" if value is not None else ""
 
 
 def duration(time_ms: float) -> str:
@@ -109,41 +108,41 @@ def duration(time_ms: float) -> str:
     return f"{number(time_ms * 1000)} µs" if is_short(time_ms) else f"{number(time_ms)} ms"
 
 
-def step_in(unit: Unit, row: Mapping[str, Any]) -> str:
+def step_in(unit: Unit, row: PointRow) -> str:
     """Step time without its unit, which the column names, and half its interval, relative."""
-    return f"{time_in(unit, row['step_ms_p50'])}{_precision(row)}"
+    return f"{time_in(unit, row.step_ms_p50)}{_precision(row)}"
 
 
 def time_in(unit: Unit, time_ms: float | None) -> str:
     """Write a time without its unit."""
-    return number(time_ms * unit.per_ms) if time_ms is not None and has_value(time_ms) else ""
+    return number(time_ms * unit.per_ms) if has_value(time_ms) else ""
 
 
-def unit_of(rows: Iterable[Mapping[str, Any]]) -> Unit:
+def unit_of(rows: Iterable[PointRow]) -> Unit:
     """Choose the one unit in which all step times of some points can be read and compared."""
-    return unit_of_times(row["step_ms_p50"] for row in rows)
+    return unit_of_times(row.step_ms_p50 for row in rows)
 
 
-def unit_of_times(times_ms: Iterable[float]) -> Unit:
+def unit_of_times(times_ms: Iterable[float | None]) -> Unit:
     """Choose the one unit in which all these times can be read and compared."""
     return MICROSECONDS if any(map(is_short, times_ms)) else MILLISECONDS
 
 
-def is_short(time_ms: float) -> bool:
+def is_short(time_ms: float | None) -> bool:
     """Whether a time reads better in microseconds."""
-    return has_value(time_ms) and time_ms < _SHORT_MS
+    return time_ms is not None and time_ms < _SHORT_MS
 
 
-def step_uncertainty(row: Mapping[str, Any]) -> float | None:
+def step_uncertainty(row: PointRow) -> float | None:
     """Half of the 95 % interval of the step time over rounds, over it; None for one start."""
-    value = row["step_ms_p50"]
-    low, high = row.get("step_ms_low"), row.get("step_ms_high")
-    if low is None or high is None or not all(map(has_value, (value, low, high))):
+    # Only a ScaledRow has them.
+    low, high = getattr(row, "step_ms_low", None), getattr(row, "step_ms_high", None)
+    if low is None or high is None:
         return None
-    return float((high - low) / 2 / value)
+    return float((high - low) / 2 / row.step_ms_p50) if row.step_ms_p50 else None
 
 
-def _precision(row: Mapping[str, Any]) -> str:
+def _precision(row: PointRow) -> str:
     share = step_uncertainty(row)
     return "" if share is None else f" {half_width(share)}"
 
@@ -155,7 +154,7 @@ def half_width(share: float) -> str:
 
 def part(value_ms: float | None, unit: Unit) -> str:
     """Write a part of a step: three digits, and no more than three decimals."""
-    if value_ms is None or not has_value(value_ms):
+    if not has_value(value_ms):
         return ""
     value = value_ms * unit.per_ms
     return f"{value:.3f}" if 0 < value < 1 else number(value, digits=3)
@@ -170,19 +169,19 @@ def part_ms(value: float | None, step_ms: float = 1.0) -> str:
 
 def ratio(value: float | None) -> str:
     """Write a speed-up; of a tiny one, two digits."""
-    if value is None or not has_value(value):
+    if not has_value(value):
         return ""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def percent(value: float | None) -> str:
     """Write a share as a percentage."""
-    return f"{value:.1%}" if value is not None and has_value(value) else ""
+    return f"{value:.1%}" if has_value(value) else ""
 
 
 def gib(value: float | None) -> str:
     """Bytes in GiB."""
-    return f"{value / _GIB:.2f}" if value is not None and has_value(value) else ""
+    return f"{value / _GIB:.2f}" if has_value(value) else ""
 
 
 def choices(texts: Sequence[str]) -> str:
@@ -193,7 +192,7 @@ def choices(texts: Sequence[str]) -> str:
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
     """Write the value of a metric as its format says; `unit` is that of the times in its table."""
     if shown.format == "choices":
-        return choices(value) if has_entries(value) else ""
+        return choices(value or ())
     if not has_value(value):
         return ""
     if shown.format in ("part", "time"):
@@ -223,7 +222,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 def size(count: float | None) -> str:
     """Bytes in the binary unit that suits them: 4 KiB, 1.5 MiB."""
-    if count is None or not has_value(count):
+    if not has_value(count):
         return ""
     power = min(max(0, int(count).bit_length() - 1) // 10, len(_BINARY) - 1)
     scaled = count / 2 ** (10 * power)
@@ -366,8 +365,3 @@ def over(baseline: Mapping[str, Any]) -> str:
     """Write the title of what a report found."""
     named = " and efficiency" if "world_size" in baseline else ""
     return f"Speed-up{named} over {settings(baseline)}"
-
-
-def loss_title(baseline: Mapping[str, Any]) -> str:
-    """Write the title of what the steps lose."""
-    return f"Share of the step that is lost, against {settings(baseline)}"

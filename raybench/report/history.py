@@ -107,8 +107,8 @@ def _tables(series: Sequence[Series]) -> Iterator[Block]:
     """Yield a table for each workload, of the points that have a history."""
     with_history = [rows for rows in series if len(rows) > 1]
     shown = with_history[:_MAX_POINTS]
-    for workload in dict.fromkeys(rows[0]["workload"] for rows in shown):
-        members = [rows for rows in shown if rows[0]["workload"] == workload]
+    for workload in dict.fromkeys(rows[0].workload for rows in shown):
+        members = [rows for rows in shown if rows[0].workload == workload]
         yield _points(members, varying([rows[-1] for rows in members], params_first=True))
     hidden = len(with_history) - len(shown)
     if hidden > 0:
@@ -139,35 +139,32 @@ def _is_step(row: HistoryRow) -> bool:
 def _points(series: Sequence[Series], names: Sequence[str]) -> Table:
     def text(title: str, name: str) -> ColumnOf[Series]:
         column = Column(title=title, is_text=True, min_chars=SETTING_CHARS)
-        return column, lambda rows: _setting(rows[-1], name)
 
-    has_machines = len({rows[0]["machine"] for rows in series}) > 1
+        def cell(rows: Series) -> str:
+            value = setting(rows[-1], name)
+            return "" if value is None else formatting.setting(name, value)
+
+        return column, cell
+
+    has_machines = len({rows[0].machine for rows in series}) > 1
     columns: list[ColumnOf[Series]] = [
-        (Column(title="point", is_text=True), lambda rows: rows[-1]["point_id"]),
+        (Column(title="point", is_text=True), lambda rows: rows[-1].point_id),
         *(text(formatting.heading(name), name) for name in names),
         *([text("device", "device_name")] if has_machines else []),
         (Column(title="runs"), lambda rows: str(len(rows))),
-        (Column(title="last ms"), lambda rows: formatting.number(rows[-1]["step_ms_p50"])),
+        (Column(title="last ms"), lambda rows: formatting.number(rows[-1].step_ms_p50)),
         # Of the last level from the first one.
         (
             Column(title="change"),
             lambda rows: (
-                percent(rows[-1]["level_ms"] / rows[0]["level_ms"] - 1)
+                percent(rows[-1].level_ms / rows[0].level_ms - 1)
                 if any(map(_is_step, rows))
                 else ""
             ),
         ),
         (Column(title="by run", is_text=True), _bars),
     ]
-    return make_table(series, columns, kind=str(series[0][0]["workload"]))
-
-
-def _setting(row: HistoryRow, name: str) -> str:
-    value = setting(row, name)
-    if not formatting.has_value(value):
-        return ""
-    # A column of integers with nulls holds floats.
-    return formatting.setting(name, int(value) if isinstance(value, float) else value)
+    return make_table(series, columns, kind=str(series[0][0].workload))
 
 
 def _runs(rows: Sequence[HistoryRow]) -> Table:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from raybench.analysis.losses import LOSSES
+from raybench.analysis.rows import ScaledRow
 from raybench.analysis.scaling import BestSettings
 from raybench.analysis.settings import OPTIONAL, setting, setting_order, varying
 from raybench.hardware.peaks import memory_peak_gb_s
@@ -20,7 +21,6 @@ from raybench.report.tables import marks
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 from raybench.sweep.batch_search import is_found
 
-Row = Any
 Kind = Literal[
     "largest_batch",
     "speed_up",
@@ -126,19 +126,19 @@ class LargestBatch:
 
 
 def find_insights(
-    rows: Sequence[Row],
+    rows: Sequence[ScaledRow],
     baseline: Mapping[str, Any],
     ranks: str,
     *,
     best: Sequence[BestSettings] = (),
-    over_fp32: Sequence[Row] = (),
+    over_fp32: Sequence[ScaledRow] = (),
 ) -> list[Insight]:
     """Return all that the points tell, in the order of a report.
 
     rows: of `raybench.analysis.scaling.scaling`. best: of its `best_settings`. over_fp32: rows
     scaled with precision=fp32 for a baseline.
     """
-    measured = [row for row in rows if row["status"] == "ok"]
+    measured = [row for row in rows if row.status == "ok"]
     return [
         *_largest(largest_batches(rows), ranks),
         *_speed_ups(rows, baseline, ranks),
@@ -151,27 +151,26 @@ def find_insights(
     ]
 
 
-def value_of(row: Row, name: str, where: str = "", *, scale: float = 1.0) -> Value:
+def value_of(row: ScaledRow, name: str, where: str = "", *, scale: float = 1.0) -> Value:
     """Return a column of a point times `scale`, with its interval and the point's doubts."""
-    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-    has_interval = formatting.has_value(low) and formatting.has_value(high)
+    low, high = (getattr(row, f"{name}_{end}", None) for end in ("low", "high"))
     return Value(
-        value=float(row[name]) * scale,
-        low=float(low) * scale if has_interval else None,
-        high=float(high) * scale if has_interval else None,
+        value=float(getattr(row, name)) * scale,
+        low=None if low is None else low * scale,
+        high=None if high is None else high * scale,
         where=where,
         doubts=_doubts(row),
-        point_id=str(row["point_id"]),
+        point_id=str(row.point_id),
     )
 
 
-def _doubts(row: Row) -> tuple[str, ...]:
+def _doubts(row: ScaledRow) -> tuple[str, ...]:
     """Return what makes the numbers of a point doubtful, in words."""
     found = marks(row)
     words = [_DOUBTS[mark] for mark in found]
-    if row["is_base_unsteady"] and "u" not in found:
+    if row.is_base_unsteady and "u" not in found:
         words.append("against an unsteady point")
-    if ratio := formatting.ratio(row["clock_ratio"]):
+    if ratio := formatting.ratio(row.clock_ratio):
         words.append(f"at {ratio} times the clocks")
     return tuple(words)
 
@@ -180,9 +179,9 @@ def _range(
     kind: Kind,
     subject: str,
     unit: str,
-    rows: Sequence[Row],
+    rows: Sequence[ScaledRow],
     name: str,
-    where: Callable[[Row], str] = lambda _: "",
+    where: Callable[[ScaledRow], str] = lambda _: "",
     *,
     scale: float = 1.0,
     over: str = "",
@@ -190,9 +189,9 @@ def _range(
     note: str = "",
 ) -> Iterator[Insight]:
     """Yield the range of a column over those of the points that have it; nothing without any."""
-    known = [row for row in rows if formatting.has_value(row[name])]
+    known = [row for row in rows if getattr(row, name) is not None]
     if known:
-        least, most = (choose(known, key=lambda row: row[name]) for choose in (min, max))
+        least, most = (choose(known, key=lambda row: getattr(row, name)) for choose in (min, max))
         ends = [value_of(row, name, where(row), scale=scale) for row in (least, most)]
         yield Insight(
             kind=kind,
@@ -207,31 +206,33 @@ def _range(
         )
 
 
-def rows_compared(rows: Sequence[Row]) -> list[Row]:
+def rows_compared(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
     """Return the points that have a speed-up, without the baseline points."""
-    return [r for r in rows if formatting.has_value(r["speed_up"]) and not r["is_baseline"]]
+    return [r for r in rows if r.speed_up is not None and not r.is_baseline]
 
 
-def with_most_ranks(rows: Sequence[Row]) -> list[Row]:
+def with_most_ranks(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
     """Return the points that are compared on the largest number of ranks."""
     compared = rows_compared(rows)
-    most = max((row["world_size"] for row in compared), default=0)
-    return [row for row in compared if row["world_size"] == most]
+    most = max((row.world_size for row in compared), default=0)
+    return [row for row in compared if row.world_size == most]
 
 
-def has_causes(row: Row) -> bool:
+def has_causes(row: ScaledRow) -> bool:
     """Whether any part of what a step loses is known."""
-    return any(formatting.has_value(row[name]) for name in LOSSES[:-1])
+    return any(getattr(row, name) is not None for name in LOSSES[:-1])
 
 
-def plus_minus(row: Row) -> float | None:
+def plus_minus(row: ScaledRow) -> float | None:
     """Return half of the interval of a speed-up over it; None where it is not known."""
     return value_of(row, "speed_up").half_width
 
 
-def _speed_ups(rows: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -> Iterator[Insight]:
+def _speed_ups(
+    rows: Sequence[ScaledRow], baseline: Mapping[str, Any], ranks: str
+) -> Iterator[Insight]:
     """Yield speed-up, efficiency, serial fraction and memory for each value of what is compared."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows_compared(rows):
         groups.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
     compared = [row for members in groups.values() for row in members]
@@ -241,12 +242,12 @@ def _speed_ups(rows: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -> 
     for values in sorted(groups, key=lambda values: [setting_order(one) for one in values]):
         members = groups[values]
         settings = dict(zip(baseline, values, strict=True))
-        devices = int(members[0]["world_size"]) if "world_size" in baseline else 0
+        devices = int(members[0].world_size) if "world_size" in baseline else 0
         subject = ", ".join(
             formatting.setting_words(name, value, ranks) for name, value in settings.items()
         )
 
-        def where(row: Row) -> str:
+        def where(row: ScaledRow) -> str:
             return formatting.settings_words(row, apart, ranks)
 
         yield from _range(
@@ -270,14 +271,16 @@ def _speed_ups(rows: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -> 
             )
 
 
-def _losses(rows: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -> Iterator[Insight]:
+def _losses(
+    rows: Sequence[ScaledRow], baseline: Mapping[str, Any], ranks: str
+) -> Iterator[Insight]:
     """Yield what steps on the most ranks lose to each cause, and which cause takes most of it."""
     found = with_most_ranks(rows) if "world_size" in baseline else []
-    if not found or found[0]["world_size"] == baseline["world_size"]:
+    if not found or found[0].world_size == baseline["world_size"]:
         return
-    devices = int(found[0]["world_size"])
+    devices = int(found[0].world_size)
     over = formatting.settings(baseline)
-    slowest = {row["slowest_rank"] for row in found if is_slowed_by_one_rank(row)}
+    slowest = {row.slowest_rank for row in found if is_slowed_by_one_rank(row)}
     waiting = f"waiting for rank {slowest.pop():.0f}" if len(slowest) == 1 else CAUSES["lost_wait"]
     if any(map(has_causes, found)):
         for name in LOSSES:
@@ -288,20 +291,20 @@ def _losses(rows: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -> Ite
     yield from _main_loss(found, devices, over)
 
 
-def _main_loss(rows: Sequence[Row], devices: int, over: str) -> Iterator[Insight]:
+def _main_loss(rows: Sequence[ScaledRow], devices: int, over: str) -> Iterator[Insight]:
     """Yield which cause takes the largest part of the loss, as a share of it."""
     losing = [
         row
         for row in rows
-        if formatting.has_value(row["efficiency"])
-        and row["efficiency"] < 1 - _MIN_SHARE
+        if row.efficiency is not None
+        and row.efficiency < 1 - _MIN_SHARE
         # What may be ideal has lost nothing for certain.
-        and not (formatting.has_value(row["efficiency_high"]) and row["efficiency_high"] >= 1)
+        and not (row.efficiency_high is not None and row.efficiency_high >= 1)
     ]
     if not losing:
         return
     explained = [row for row in losing if has_causes(row)]
-    contradicted = [row for row in losing if formatting.has_value(row["why_no_breakdown"])]
+    contradicted = [row for row in losing if row.why_no_breakdown is not None]
     note, cause, shares = "", "", [0.0]
     if not explained and contradicted:
         note = "what the rest is lost to is not known: the parts of the step exceed it"
@@ -312,7 +315,9 @@ def _main_loss(rows: Sequence[Row], devices: int, over: str) -> Iterator[Insight
         if count < len(losing):
             note = f"{CAUSES[cause]} is the largest loss in {count} of {len(losing)} settings"
         else:
-            shares = [min(1.0, row[cause] / (1 - row["efficiency"])) for row in losing]
+            shares = [
+                min(1.0, getattr(row, cause) / (1 - (row.efficiency or 0.0))) for row in losing
+            ]
     yield Insight(
         kind="main_loss",
         subject=CAUSES.get(cause, ""),
@@ -326,10 +331,10 @@ def _main_loss(rows: Sequence[Row], devices: int, over: str) -> Iterator[Insight
     )
 
 
-def _largest_cause(row: Row) -> str:
+def _largest_cause(row: ScaledRow) -> str:
     """Return the column of the largest loss; one rank is a cause only where it stands out."""
     named = [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
-    return max(named, key=lambda name: row[name] if formatting.has_value(row[name]) else 0.0)
+    return max(named, key=lambda name: getattr(row, name) or 0.0)
 
 
 def _best(best: Sequence[BestSettings], ranks: str) -> Iterator[Insight]:
@@ -360,32 +365,32 @@ def _best(best: Sequence[BestSettings], ranks: str) -> Iterator[Insight]:
         )
 
 
-def largest_batches(rows: Sequence[Row]) -> tuple[LargestBatch, ...]:
+def largest_batches(rows: Sequence[ScaledRow]) -> tuple[LargestBatch, ...]:
     """Return one for each series in which a batch ran out of memory just above one that is ok.
 
     A list of batch sizes in a job leaves a wider gap: there, the largest is not known.
     """
-    series: dict[tuple[str, ...], list[Row]] = {}
+    series: dict[tuple[str, ...], list[tuple[int, ScaledRow]]] = {}
     names = varying(rows, ("scaling", "batch"), always=("precision", "world_size"))
     for row in rows:
-        if row["scaling"] == "weak" and formatting.has_value(row["batch_size"]):
-            series.setdefault(tuple(str(setting(row, name)) for name in names), []).append(row)
+        if row.scaling == "weak" and row.batch_size is not None:
+            key = tuple(str(setting(row, name)) for name in names)
+            series.setdefault(key, []).append((row.batch_size, row))
     found = []
     for members in series.values():
-        ran_out = min((int(r["batch_size"]) for r in members if r["status"] == "oom"), default=0)
-        fits = [r for r in members if r["status"] == "ok" and r["batch_size"] < ran_out]
+        ran_out = min((batch for batch, row in members if row.status == "oom"), default=0)
+        fits = [one for one in members if one[1].status == "ok" and one[0] < ran_out]
         if not fits:
             continue
-        row = max(fits, key=lambda row: row["batch_size"])
-        if not is_found(int(row["batch_size"]), ran_out):
+        largest, row = max(fits, key=lambda one: one[0])
+        if not is_found(largest, ran_out):
             continue
-        peak = row["peak_mem_allocated_bytes"]
         found.append(
             LargestBatch(
                 settings={name: setting(row, name) for name in names},
-                batch_size=int(row["batch_size"]),
+                batch_size=largest,
                 ran_out=ran_out,
-                peak_mem_allocated_bytes=int(peak) if formatting.has_value(peak) else None,
+                peak_mem_allocated_bytes=row.peak_mem_allocated_bytes,
             )
         )
     return tuple(sorted(found, key=lambda one: [setting_order(v) for v in one.settings.values()]))
@@ -409,8 +414,8 @@ def _largest(found: Sequence[LargestBatch], ranks: str) -> Iterator[Insight]:
         )
 
 
-def _throughput(measured: Sequence[Row], ranks: str) -> Iterator[Insight]:
-    known = [row for row in measured if formatting.has_value(row["throughput"])]
+def _throughput(measured: Sequence[ScaledRow], ranks: str) -> Iterator[Insight]:
+    known = [row for row in measured if row.throughput is not None]
     names = ["precision", "batch", "world_size"]
     names += varying(known, ("workload", *names))
     yield from _range(
@@ -423,30 +428,30 @@ def _throughput(measured: Sequence[Row], ranks: str) -> Iterator[Insight]:
     )
 
 
-def size_of(row: Row) -> int:
+def size_of(row: ScaledRow) -> int:
     """Return the bytes of a message or an array; 0 where the workload has none."""
-    text = str(row["params"].get(SIZE, ""))
+    text = str(row.params.get(SIZE, ""))
     return int(text) if text.isdecimal() else 0
 
 
-def datasheet_gb_s(rows: Sequence[Row]) -> float | None:
+def datasheet_gb_s(rows: Sequence[ScaledRow]) -> float | None:
     """Return the datasheet's memory bandwidth of the device that all points ran on, in GB/s.
 
     None where they ran on several, or on one that is not known.
     """
-    peaks = {memory_peak_gb_s(str(row["device_name"])) for row in rows}
+    peaks = {memory_peak_gb_s(str(row.device_name)) for row in rows}
     return peaks.pop() if len(peaks) == 1 else None
 
 
-def _bandwidths(measured: Sequence[Row], ranks: str) -> Iterator[Insight]:
+def _bandwidths(measured: Sequence[ScaledRow], ranks: str) -> Iterator[Insight]:
     """Yield the bandwidths of the largest messages on the most ranks, and times of the smallest."""
     for column, what in (("busbw_gb_s", "bus bandwidth"), ("memory_gb_s", "memory bandwidth")):
-        known = [row for row in measured if formatting.has_value(row[column])]
+        known = [row for row in measured if getattr(row, column) is not None]
         if not known or (column == "memory_gb_s" and _has_any(measured, "busbw_gb_s")):
             continue
-        most = max(row["world_size"] for row in known)
-        of_most = [row for row in known if row["world_size"] == most]
-        sizes = [name for name in known[0]["params"] if name.endswith("_bytes")]
+        most = max(row.world_size for row in known)
+        of_most = [row for row in known if row.world_size == most]
+        sizes = [name for name in known[0].params if name.endswith("_bytes")]
         chosen = of_most
         for name in sizes:
             largest = max(setting_order(setting(row, name)) for row in chosen)
@@ -464,7 +469,7 @@ def _bandwidths(measured: Sequence[Row], ranks: str) -> Iterator[Insight]:
             yield from _range(
                 "of_datasheet", subject, "share", chosen, column, named, scale=1 / peak
             )
-        sums = [row for row in chosen if row["params"].get("operation") == "all_reduce"]
+        sums = [row for row in chosen if row.params.get("operation") == "all_reduce"]
         if sums and len(sums) < len(chosen):
             subject = f"all_reduce{having} on {on}"
             yield from _range("bandwidth", subject, "GB/s", sums, column, _named(sums))
@@ -475,41 +480,41 @@ def _bandwidths(measured: Sequence[Row], ranks: str) -> Iterator[Insight]:
             yield from _range("latency", subject, "ms", smallest, "step_ms_p50", _named(smallest))
 
 
-def _has_any(rows: Sequence[Row], column: str) -> bool:
-    return any(formatting.has_value(row[column]) for row in rows)
+def _has_any(rows: Sequence[ScaledRow], column: str) -> bool:
+    return any(getattr(row, column) is not None for row in rows)
 
 
-def _named(rows: Sequence[Row]) -> Callable[[Row], str]:
+def _named(rows: Sequence[ScaledRow]) -> Callable[[ScaledRow], str]:
     """Return a function that names a point by the settings in which these differ."""
     names = varying(rows, ("world_size", *OPTIONAL))
     return lambda row: ", ".join(formatting.setting(name, setting(row, name)) for name in names)
 
 
-def _tflops(measured: Sequence[Row], ranks: str) -> Iterator[Insight]:
+def _tflops(measured: Sequence[ScaledRow], ranks: str) -> Iterator[Insight]:
     """Yield the most operations per second of each precision, the fastest first.
 
     Only where nothing else is counted: training and collectives have better figures.
     """
     if any(_has_any(measured, name) for name in ("throughput", "busbw_gb_s", "memory_gb_s")):
         return
-    known = [row for row in measured if formatting.has_value(row[_TFLOPS])]
+    known = [row for row in measured if getattr(row, _TFLOPS) is not None]
     names = varying(known, ("precision",))
-    best: dict[str, Row] = {}
-    for row in sorted(known, key=lambda row: -row[_TFLOPS]):
-        best.setdefault(row["precision"], row)
+    best: dict[str, ScaledRow] = {}
+    for row in sorted(known, key=lambda row: -getattr(row, _TFLOPS)):
+        best.setdefault(row.precision, row)
     for row in best.values():
         where = formatting.settings_words(row, ("precision", *names), ranks)
         value = value_of(row, _TFLOPS, where)
-        share = formatting.percent(row["mfu_pct"] / 100) if _has_any([row], "mfu_pct") else ""
-        burst = row["burst_tflops_per_device"]
-        is_faster = formatting.has_value(burst) and burst >= (1 + _MIN_BURST) * row[_TFLOPS]
+        share = "" if row.mfu_pct is None else formatting.percent(row.mfu_pct / 100)
+        burst = row.burst_tflops_per_device
+        is_faster = burst is not None and burst >= (1 + _MIN_BURST) * getattr(row, _TFLOPS)
         notes = (
             f"{share} of the datasheet's peak" if share else "",
             f"{formatting.number(burst)} TFLOP/s in its first 30 ms" if is_faster else "",
         )
         yield Insight(
             kind="tflops",
-            subject=str(row["precision"]),
+            subject=str(row.precision),
             unit="TFLOP/s",
             least=value,
             most=value,

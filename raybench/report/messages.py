@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from raybench.analysis.rounds import LARGEST_DRIFT, Trials
+from raybench.analysis.rows import ScaledRow
 from raybench.report import formatting
 from raybench.report.blocks import MessageGroup
 from raybench.report.what_ran import kernels_of
-
-Row = Any
+from raybench.results.point_row import PointRow
 
 # A figure with its unit. The rank that a sentence begins with is none: rank 1 and rank 3 are not
 # "rank 1 to 3".
@@ -25,13 +24,13 @@ _MAX_RANKS = 4
 
 
 def group_messages(
-    texts: Iterable[str], rows: Sequence[Row] | None = None
+    texts: Iterable[str], rows: Sequence[PointRow] | None = None
 ) -> tuple[MessageGroup, ...]:
     """Return each text once, in the order of the first ones, whatever figures it holds.
 
     rows: the failed point of each text, of which the places are named.
     """
-    alike: dict[str, list[tuple[str, Row | None]]] = {}
+    alike: dict[str, list[tuple[str, PointRow | None]]] = {}
     for place, text in enumerate(texts):
         row = rows[place] if rows is not None else None
         alike.setdefault(_FIGURE.sub("#", text), []).append((text, row))
@@ -69,34 +68,34 @@ def _size(figure: str) -> list[float]:
     return [float(part) * _BYTES.get(unit, 1) for part in parts]
 
 
-def failures(rows: Iterable[Row]) -> tuple[MessageGroup, ...]:
+def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
     """Return how the points that are not ok ended, and why; rows of `points`."""
-    failed = [row for row in rows if row["status"] != "ok"]
+    failed = [row for row in rows if row.status != "ok"]
     return group_messages(map(_reason, failed), failed)
 
 
-def _reason(row: Row) -> str:
+def _reason(row: PointRow) -> str:
     """Return status and message, without the place that the message begins with."""
-    message = row["error_message"]
-    if not formatting.has_value(message):
-        message = "no reason known"
-    if formatting.has_value(row["error_host"]):
-        place = f"rank {row['error_rank']} ({row['error_host']}, {row['error_device']}): "
+    message = "no reason known" if row.error_message is None else row.error_message
+    if row.error_host is not None:
+        place = f"rank {row.error_rank} ({row.error_host}, {row.error_device}): "
         message = message.removeprefix(place)
-    text = formatting.failure(row["status"], row["error_type"], message)
-    return f"{formatting.STATUS_WORDS[row['status']]}: {text}"
+    text = formatting.failure(row.status, row.error_type, message)
+    return f"{formatting.STATUS_WORDS[row.status]}: {text}"
 
 
-def _places(rows: Sequence[Row]) -> str:
+def _places(rows: Sequence[PointRow]) -> str:
     """Name ranks, hosts and devices of failures; empty where they are not known."""
-    known = ("error_rank", "error_host")
-    placed = [row for row in rows if all(formatting.has_value(row[name]) for name in known)]
+    placed = [
+        (row.error_rank, row.error_host, row.error_device)
+        for row in rows
+        if row.error_rank is not None and row.error_host is not None
+    ]
     if not placed:
         return ""
-    ranks = sorted({int(row["error_rank"]) for row in placed})
-    hosts, devices = (
-        list(dict.fromkeys(row[name] for row in placed)) for name in ("error_host", "error_device")
-    )
+    ranks = sorted({rank for rank, _, _ in placed})
+    hosts = list(dict.fromkeys(host for _, host, _ in placed))
+    devices = list(dict.fromkeys(device for _, _, device in placed))
     if len(ranks) == len(hosts) == len(devices) == 1:
         return f"rank {ranks[0]}, {hosts[0]}, {devices[0]}"
     # In each of these points one rank has failed, not always the same one.
@@ -109,27 +108,26 @@ def _places(rows: Sequence[Row]) -> str:
     return f"{who} on {formatting.some(hosts)}"
 
 
-def reasons_without_speed_up(rows: Iterable[Row]) -> list[str]:
+def reasons_without_speed_up(rows: Iterable[ScaledRow]) -> list[str]:
     """Return why points have no speed-up; why baseline points have none only if nothing else."""
-    without = [row for row in rows if formatting.has_value(row["why"])]
-    others = [row for row in without if not row["is_baseline"]]
-    return [row["why"] for row in others or without]
+    without = [(row.why, row.is_baseline) for row in rows if row.why is not None]
+    others = [why for why, is_baseline in without if not is_baseline]
+    return others or [why for why, _ in without]
 
 
-def warnings_of(rows: Sequence[Row]) -> Iterator[str]:
+def warnings_of(rows: Sequence[ScaledRow]) -> Iterator[str]:
     """Yield the warnings of points, except those that say why there is no speed-up."""
-    bases = {row["series"]: row for row in rows if row["is_baseline"]}
+    bases = {row.series: row for row in rows if row.is_baseline}
     for row in rows:
-        texts = () if row["warnings"] is None else row["warnings"]
-        yield from (text for text in texts if text != row["why"])
-        if formatting.has_value(ratio := row["clock_ratio"]):
+        yield from (text for text in row.warnings if text != row.why)
+        if (ratio := row.clock_ratio) is not None:
             yield (
                 f"SM clocks are {formatting.ratio(ratio)} times those of the baseline point, by "
                 "the power cap; at most so much of the speed-up is due to them"
             )
-        base: Row = bases.get(row["series"], row)
+        base = bases.get(row.series, row)
         own, others = kernels_of(row), kernels_of(base)
-        is_asked = row["params"].get("attention") != base["params"].get("attention")
+        is_asked = row.params.get("attention") != base.params.get("attention")
         if own and others and own != others and not is_asked:
             yield (
                 f"attention by {', '.join(own)}, at the baseline point by {', '.join(others)}: "

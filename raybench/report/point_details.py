@@ -31,9 +31,8 @@ from raybench.report.json_text import records as json_records
 from raybench.report.plain_text import plain_lines, shorten
 from raybench.report.point_settings import setting_columns
 from raybench.report.sections.ranks import ranks_of_point
+from raybench.report.sections.regions import share_of_step
 from raybench.results.point_row import PointRow
-
-Row = Any
 
 _REASON_CHARS = 80
 _MIN_REASON_CHARS = 24
@@ -83,11 +82,11 @@ def _points_table(rows: Sequence[PointRow], busy_pct: Sequence[float | None]) ->
     without the rate, and without a status that is ok everywhere.
     """
     unit = formatting.unit_of(rows)
-    found = [m for m in MAIN_RATES if any(formatting.has_value(row[m.name]) for row in rows)]
+    found = [m for m in MAIN_RATES if any(getattr(row, m.name) is not None for row in rows)]
     rates = [*found, *workload_metrics(rows)]
     extras = [*rates[1:], BY_NAME["step_ms_p99"], BY_NAME["peak_mem_allocated_bytes"]]
     count = len(extras)
-    is_all_ok = all(row["status"] == "ok" for row in rows)
+    is_all_ok = all(row.status == "ok" for row in rows)
 
     def of_metric(metric: Metric, drop: int, unit: formatting.Unit) -> ColumnOf[int]:
         column = metric_column(metric, unit, {}, drop)
@@ -98,7 +97,7 @@ def _points_table(rows: Sequence[PointRow], busy_pct: Sequence[float | None]) ->
         return "" if share is None else formatting.percent(share / 100)
 
     columns: list[ColumnOf[int]] = [
-        (Column(title="point", is_text=True), lambda place: str(rows[place]["point_id"])),
+        (Column(title="point", is_text=True), lambda place: str(rows[place].point_id)),
         *(
             [(Column(title="round", is_text=True), lambda place: _round(rows[place]))]
             if _has_rounds(rows)
@@ -110,7 +109,7 @@ def _points_table(rows: Sequence[PointRow], busy_pct: Sequence[float | None]) ->
         ),
         (
             Column(title="status", is_text=True, drop=count + 3 if is_all_ok else None),
-            lambda place: formatting.STATUS_WORDS[rows[place]["status"]],
+            lambda place: formatting.STATUS_WORDS[rows[place].status],
         ),
         (
             Column(title=f"step {unit.name}"),
@@ -128,21 +127,21 @@ def _points_table(rows: Sequence[PointRow], busy_pct: Sequence[float | None]) ->
     return make_table(range(len(rows)), columns)
 
 
-def _has_rounds(rows: Sequence[Row]) -> bool:
-    return any(formatting.has_value(row["round"]) and row["round"] > 1 for row in rows)
+def _has_rounds(rows: Sequence[PointRow]) -> bool:
+    return any(row.round is not None and row.round > 1 for row in rows)
 
 
-def _round(row: Row) -> str:
+def _round(row: PointRow) -> str:
     """Return the number of the round, and whether the point is a control in it."""
-    number = f"{row['round']:.0f}" if formatting.has_value(row["round"]) else ""
-    return f"{number} control" if formatting.has_value(row["control_of"]) else number
+    number = f"{row.round:.0f}" if row.round is not None else ""
+    return f"{number} control" if row.control_of is not None else number
 
 
-def _reason(row: Row) -> str:
-    message = row["error_message"]
-    if not formatting.has_value(message):
+def _reason(row: PointRow) -> str:
+    message = row.error_message
+    if message is None:
         return ""
-    return formatting.failure(row["status"], row["error_type"], message)
+    return formatting.failure(row.status, row.error_type, message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +191,7 @@ class PointDetails(Document):
         yield from self._error_detail()
         if len(self.attempts) > 1:
             yield _attempts(self.attempts)
-        methods = self.row["methods"]
+        methods = self.row.methods
         if isinstance(methods, Mapping) and methods:
             lines = list(_methods(methods))
             yield Listing(title="How each was measured", lines=lines, is_quoted=True)
@@ -230,8 +229,8 @@ class PointDetails(Document):
         return facts + [(m.title, formatting.metric(m, value_of(self.row, m))) for m in own]
 
     def _error_detail(self) -> Iterator[Line]:
-        detail = self.row["error_detail"]
-        lines = plain_lines(detail) if formatting.has_value(detail) else []
+        detail = self.row.error_detail
+        lines = plain_lines(detail) if detail is not None else []
         if lines:
             last = lines[-_DETAIL_LINES:]
             cut = f", the last {len(last)} of {len(lines)} lines" if len(lines) > len(last) else ""
@@ -239,22 +238,22 @@ class PointDetails(Document):
             yield from (Line(text=text, is_indented=True) for text in last)
 
 
-def _attempts(attempts: Sequence[Row]) -> Table:
-    columns: list[ColumnOf[Row]] = [
-        (Column(title="attempt", is_text=True), lambda row: str(row["attempt"])),
+def _attempts(attempts: Sequence[PointRow]) -> Table:
+    columns: list[ColumnOf[PointRow]] = [
+        (Column(title="attempt", is_text=True), lambda row: str(row.attempt)),
         (
             Column(title="round", is_text=True),
             lambda row: _round(row) if _has_rounds(attempts) else "",
         ),
         (
             Column(title="status", is_text=True),
-            lambda row: formatting.STATUS_WORDS[row["status"]],
+            lambda row: formatting.STATUS_WORDS[row.status],
         ),
         (
             Column(title="started, UTC", is_text=True),
-            lambda row: f"{row['started_at']:%Y-%m-%d %H:%M:%S}",
+            lambda row: f"{row.started_at:%Y-%m-%d %H:%M:%S}",
         ),
-        (Column(title="took s"), lambda row: formatting.number(row["duration_s"], 3)),
+        (Column(title="took s"), lambda row: formatting.number(row.duration_s, 3)),
         (Column(title="reason", is_text=True, min_chars=SETTING_CHARS), _reason),
     ]
     return make_table(attempts, columns, kind="Attempts")
@@ -307,14 +306,14 @@ def _ranks(ranks: pd.DataFrame) -> Table | None:
 def _regions(regions: Sequence[SlowestRegion]) -> Table | None:
     if not regions:
         return None
-    columns: list[ColumnOf[Row]] = [
+    columns: list[ColumnOf[SlowestRegion]] = [
         (
             Column(title="region", is_text=True, min_chars=_MODULE_CHARS),
-            lambda row: str(row["region"]),
+            lambda row: row.region,
         ),
-        (Column(title="calls"), lambda row: str(row["calls"])),
-        (Column(title="ms"), lambda row: formatting.part_ms(row["region_ms"])),
-        (Column(title="of the step"), lambda row: formatting.percent(row["share_pct"] / 100)),
+        (Column(title="calls"), lambda row: str(row.calls)),
+        (Column(title="ms"), lambda row: formatting.part_ms(row.region_ms)),
+        (Column(title="of the step"), share_of_step),
     ]
     kind = "Regions of the step, after the timed steps"
     return make_table(regions, columns, kind=kind)
@@ -331,7 +330,7 @@ def _states(states: pd.DataFrame) -> Table | None:
         "temperature_c": "degC",
         "gpu_utilization_pct": "busy %",
     }
-    columns: list[ColumnOf[Row]] = [
+    columns: list[ColumnOf[Mapping[Any, Any]]] = [
         (
             Column(title="device", is_text=True),
             lambda row: f"{row['node_id'][:8]}:{row['index']}",
@@ -365,11 +364,11 @@ def _modules(modules: pd.DataFrame) -> Table | None:
     more = len(modules) - _MAX_MODULES
     hidden = f"; {more} more are in the table `modules`" if more > 0 else ""
 
-    def name(title: str, column: str, otherwise: str = "") -> ColumnOf[Row]:
+    def name(title: str, column: str, otherwise: str = "") -> ColumnOf[Mapping[Any, Any]]:
         shown = Column(title=title, is_text=True, min_chars=_MODULE_CHARS)
         return shown, lambda row: row[column] or otherwise
 
-    columns: list[ColumnOf[Row]] = [
+    columns: list[ColumnOf[Mapping[Any, Any]]] = [
         name("module", "module", "(the model)"),
         name("class", "kind"),
         (Column(title="calls"), lambda row: str(row["calls"])),

@@ -56,14 +56,14 @@ class Forecast(Document):
     @property
     def ranks(self) -> str:
         """What its devices are called."""
-        is_gpu = self.predictions[0].measured["device_type"] == "cuda"
+        is_gpu = self.predictions[0].measured.device_type == "cuda"
         return "GPU" if is_gpu else "worker"
 
     @property
     def title(self) -> str:
         """Name the run that everything is from."""
         measured = self.predictions[0].measured
-        return f"{formatting.title(self.run)}, {measured['device_name']}"
+        return f"{formatting.title(self.run)}, {measured.device_name}"
 
     @property
     def headline(self) -> str:
@@ -115,7 +115,7 @@ class Forecast(Document):
     @property
     def assumptions(self) -> str:
         """Say in one paragraph what the figures stand on."""
-        worlds = {int(one.measured["world_size"]) for one in self.predictions}
+        worlds = {one.measured.world_size for one in self.predictions}
         measured = span(*(counted(world, self.ranks) for world in sorted(worlds)))
         return (
             f"Assumed: every {self.ranks} does the step that it did on {measured}, with the same "
@@ -148,11 +148,7 @@ class Forecast(Document):
             yield Listing(title="Not predicted", lines=lines, is_quoted=True)
 
     def _doubts(self) -> Iterator[str]:
-        bound = {
-            one.measured["point_id"]
-            for one in self.predictions
-            if formatting.is_set(one.measured["host_bound"])
-        }
+        bound = {one.measured.point_id for one in self.predictions if one.measured.host_bound}
         if measured := [one for one in self.predictions if one.measured_efficiency > 1]:
             most = max(one.measured_efficiency for one in measured)
             yield (
@@ -177,8 +173,8 @@ class Forecast(Document):
             "left_out": list(self.left_out),
             "predictions": [
                 {
-                    **{name: one.measured[name] for name in _OF_POINT},
-                    "measured_world_size": one.measured["world_size"],
+                    **{name: getattr(one.measured, name) for name in _OF_POINT},
+                    "measured_world_size": one.measured.world_size,
                     "baseline_world_size": one.base_world,
                     "world_size": one.world_size,
                     **{name: getattr(one, name) for name in _PREDICTED},

@@ -52,8 +52,8 @@ class RunReport(Document):
     def _why_not_compared(self) -> str:
         """Return how many points should have been compared and are not, and why."""
         rows = self.summary.rows
-        others = [row for row in rows if row["status"] == "ok" and not row["is_baseline"]]
-        reasons = Counter(row["why"] for row in others if formatting.has_value(row["why"]))
+        others = [row for row in rows if row.status == "ok" and not row.is_baseline]
+        reasons = Counter(row.why for row in others if row.why is not None)
         if not reasons or not self.summary.run.baseline:
             return ""
         count = sum(reasons.values())

@@ -14,7 +14,7 @@ from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
 from raybench.analysis import rows as metrics
-from raybench.analysis.rows import value_of, workload_metrics
+from raybench.analysis.rows import ScaledRow, value_of, workload_metrics
 from raybench.analysis.settings import (
     EXECUTION,
     OPTIONAL,
@@ -38,7 +38,6 @@ from raybench.report.blocks import (
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 from raybench.results.metrics.steps import is_imprecise
 
-Row = Any
 T = TypeVar("T")
 
 _SETTINGS = (*EXECUTION, "batch", "world_size")
@@ -59,26 +58,26 @@ _TRAFFIC_NOTE = (
 )
 
 
-def marks(row: Row) -> str:
+def marks(row: ScaledRow) -> str:
     """Return a letter for each doubt about a point; `formatting.MARKS` explains them."""
-    is_ok = row["status"] == "ok"
+    is_ok = row.status == "ok"
     found = {
-        "u": formatting.has_value(row["stable"]) and not row["stable"],
+        "u": row.stable is False,
         "w": is_imprecise(row),
-        "h": formatting.is_set(row["host_bound"]),
-        "t": formatting.is_set(row["throttled"]),
+        "h": row.host_bound,
+        "t": row.throttled,
         "s": is_slowed_by_one_rank(row),
-        "c": is_ok and formatting.is_set(row["crowded"]),
-        "n": is_ok and formatting.has_entries(row["neighbours"]),
-        "q": is_ok and formatting.is_set(row["quick"]),
+        "c": is_ok and row.crowded,
+        "n": is_ok and row.neighbours,
+        "q": is_ok and row.quick,
         "b": has_no_breakdown(row),
     }
     return "".join(mark for mark, is_set in found.items() if is_set)
 
 
-def has_no_breakdown(row: Row) -> bool:
+def has_no_breakdown(row: ScaledRow) -> bool:
     """Whether the parts of the step are left out because their sum contradicts it."""
-    return formatting.has_value(row["why_no_breakdown"])
+    return row.why_no_breakdown is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,20 +107,20 @@ class Layout:
         """Return the column of the marks."""
         return Column(title=MARKS_TITLE, meaning=self.marks, is_text=True)
 
-    def params_of_table(self, row: Row) -> dict[str, str]:
+    def params_of_table(self, row: ScaledRow) -> dict[str, str]:
         """Return the parameters of a point that make its table one of its own."""
         return {
             name: value
-            for name, value in row["params"].items()
+            for name, value in row.params.items()
             if name not in self.shared and not self._is_column(name, value)
         }
 
-    def setting_names(self, rows: Sequence[Row]) -> list[str]:
+    def setting_names(self, rows: Sequence[ScaledRow]) -> list[str]:
         """Return the settings that are columns of the table of these points, in order."""
         first = rows[0]
         params = [
             name
-            for name, value in first["params"].items()
+            for name, value in first.params.items()
             if self._is_column(name, value) and (self.has_throughput or name not in self.shared)
         ]
         apart = varying(rows)
@@ -130,7 +129,7 @@ class Layout:
             # Small messages are often replayed from a graph and large ones not: size goes first.
             return sorted([*varied, *params], key=lambda name: name in OPTIONAL)
         names = [name for name in _SETTINGS if name in apart or name not in OPTIONAL]
-        if not any(formatting.has_value(row["batch"]) for row in rows):
+        if not any(row.batch is not None for row in rows):
             names.remove("batch")
         # What is compared varies fastest, so that it is read from one line to the next.
         column = {"batch": batch_column(first)}
@@ -140,22 +139,24 @@ class Layout:
         return name in self.baseline if self.has_throughput else setting_order(value)[0] == 0
 
 
-def groups_of_points(rows: Sequence[Row], layout: Layout) -> Iterator[tuple[list[str], list[Row]]]:
+def groups_of_points(
+    rows: Sequence[ScaledRow], layout: Layout
+) -> Iterator[tuple[list[str], list[ScaledRow]]]:
     """Yield the settings that are columns, and the points in order of them, for each table."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows:
-        key = (row["workload"], str(row["scaling"]), *layout.params_of_table(row).items())
+        key = (row.workload, str(row.scaling), *layout.params_of_table(row).items())
         groups.setdefault(key, []).append(row)
     for members in groups.values():
         names = layout.setting_names(members)
         yield names, sorted(members, key=lambda row: [_order(row, name) for name in names])
 
 
-def _order(row: Row, name: str) -> tuple[int, float, str]:
+def _order(row: ScaledRow, name: str) -> tuple[int, float, str]:
     return setting_order(setting(row, name))
 
 
-def setting_column(rows: Sequence[Row], name: str, ranks: str) -> Column:
+def setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> Column:
     """Return the column of a setting; world_size is headed by what a rank runs on."""
     return Column(
         title=ranks if name == "world_size" else formatting.heading(name),
@@ -166,7 +167,7 @@ def setting_column(rows: Sequence[Row], name: str, ranks: str) -> Column:
 
 
 def table_of_points(
-    rows: Sequence[Row],
+    rows: Sequence[ScaledRow],
     names: Sequence[str],
     layout: Layout,
     items: Sequence[T],
@@ -194,14 +195,16 @@ def table_of_points(
     return make_table(
         lines,
         [*settings, *measured],
-        subject=str(rows[0]["workload"]),
+        subject=str(rows[0].workload),
         settings=formatting.settings(apart),
         kind=kind,
         note=note,
     )
 
 
-def without_repeats(rows: Sequence[Row], texts: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+def without_repeats(
+    rows: Sequence[ScaledRow], texts: Sequence[Sequence[str]]
+) -> list[tuple[str, ...]]:
     """Return the texts with blanks where a line repeats the one above.
 
     All settings of a point are said once; of the next point, those after the first that differs,
@@ -209,14 +212,14 @@ def without_repeats(rows: Sequence[Row], texts: Sequence[Sequence[str]]) -> list
     """
     blanked = [tuple(cells) for cells in texts[:1]]
     for (above, row), (cells_above, cells) in zip(pairwise(rows), pairwise(texts), strict=True):
-        most = len(cells) - (above["point_id"] != row["point_id"])
+        most = len(cells) - (above.point_id != row.point_id)
         alike = zip(cells_above[:most], cells, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], alike))
         blanked.append(("",) * same + tuple(cells[same:]))
     return blanked
 
 
-def point_tables(rows: Sequence[Row], layout: Layout) -> Iterator[Table]:
+def point_tables(rows: Sequence[ScaledRow], layout: Layout) -> Iterator[Table]:
     """Yield the tables of all points: step times, and where steps go where that is known."""
     for names, ordered in groups_of_points(rows, layout):
         yield _steps(ordered, names, layout)
@@ -226,13 +229,13 @@ def point_tables(rows: Sequence[Row], layout: Layout) -> Iterator[Table]:
             yield from _traffic(ordered, names, layout)
 
 
-def _steps(rows: Sequence[Row], names: Sequence[str], layout: Layout) -> Table:
+def _steps(rows: Sequence[ScaledRow], names: Sequence[str], layout: Layout) -> Table:
     own = workload_metrics(rows)
-    is_measured = any(row["status"] == "ok" for row in rows)
+    is_measured = any(row.status == "ok" for row in rows)
     shows = metrics.SCALING if layout.has_throughput else metrics.RATES
     # Parts of steps that finish no samples are not shown, so none is missed.
     missed = "" if layout.has_throughput else "b"
-    columns: list[ColumnOf[Row]] = [
+    columns: list[ColumnOf[ScaledRow]] = [
         (step_column(layout, is_measured=is_measured), lambda row: step_cell(row, layout.unit)),
         (layout.marks_column, lambda row: marks(row).translate({ord(m): None for m in missed})),
         *metric_columns(shows, layout, own),
@@ -249,15 +252,15 @@ def step_column(layout: Layout, *, is_measured: bool) -> Column:
     return Column(title=f"step {unit}", unit=unit, meaning=explained)
 
 
-def step_cell(row: Row, unit: formatting.Unit) -> str:
+def step_cell(row: ScaledRow, unit: formatting.Unit) -> str:
     """Write the step time with its ±, or how a point without one ended."""
-    is_ok = row["status"] == "ok"
-    return formatting.step_in(unit, row) if is_ok else formatting.STATUS_WORDS[row["status"]]
+    is_ok = row.status == "ok"
+    return formatting.step_in(unit, row) if is_ok else formatting.STATUS_WORDS[row.status]
 
 
 def metric_columns(
     shows: metrics.Columns, layout: Layout, own: Sequence[Metric] = ()
-) -> Iterator[ColumnOf[Row]]:
+) -> Iterator[ColumnOf[ScaledRow]]:
     """Yield the columns of metrics, then those of `own`, which the workloads declare."""
     unit = layout.unit
     drops = {metric: place for place, metric in enumerate((*shows.optional, *reversed(own[1:])))}
@@ -272,16 +275,16 @@ def metric_columns(
 _BROKEN_DOWN = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
 
 
-def _parts(rows: Sequence[Row], names: Sequence[str], layout: Layout) -> Iterator[Table]:
+def _parts(rows: Sequence[ScaledRow], names: Sequence[str], layout: Layout) -> Iterator[Table]:
     known = [
         row
         for row in rows
-        if has_no_breakdown(row) or any(formatting.has_value(row[name]) for name in _BROKEN_DOWN)
+        if has_no_breakdown(row) or any(getattr(row, name) is not None for name in _BROKEN_DOWN)
     ]
     unit = layout.unit
-    columns: list[ColumnOf[Row]] = [
+    columns: list[ColumnOf[ScaledRow]] = [
         (layout.marks_column, lambda row: "b" if has_no_breakdown(row) else ""),
-        (Column(title="step"), lambda row: formatting.time_in(unit, row["step_ms_p50"])),
+        (Column(title="step"), lambda row: formatting.time_in(unit, row.step_ms_p50)),
         *metric_columns(metrics.PARTS, layout),
     ]
     if known:
@@ -289,50 +292,44 @@ def _parts(rows: Sequence[Row], names: Sequence[str], layout: Layout) -> Iterato
         yield table_of_points(known, names, layout, known, columns, kind=kind, note=_PARTS_NOTE)
 
 
-def _memory(rows: Sequence[Row], names: Sequence[str], layout: Layout) -> Iterator[Table]:
-    known = [row for row in rows if formatting.has_value(row["mem_parameters_bytes"])]
+def _memory(rows: Sequence[ScaledRow], names: Sequence[str], layout: Layout) -> Iterator[Table]:
+    known = [row for row in rows if row.mem_parameters_bytes is not None]
     if known:
         columns = metric_columns(metrics.MEMORY, layout)
         kind = "memory at its peak, GiB"
         yield table_of_points(known, names, layout, known, columns, kind=kind, note=_MEMORY_NOTE)
 
 
-def _traffic(rows: Sequence[Row], names: Sequence[str], layout: Layout) -> Iterator[Table]:
+def _traffic(rows: Sequence[ScaledRow], names: Sequence[str], layout: Layout) -> Iterator[Table]:
     """Yield a table of what a step sends: a line for each kind of collective of a point."""
-    sent = [
-        (row, name)
-        for row in rows
-        if isinstance(row["comm_calls"], Mapping)
-        for name in row["comm_calls"]
-    ]
-    columns: list[ColumnOf[tuple[Row, str]]] = [
+    sent = [(row, name, calls) for row in rows for name, calls in (row.comm_calls or {}).items()]
+    columns: list[ColumnOf[tuple[ScaledRow, str, int]]] = [
         (Column(title="collective", is_text=True), lambda one: one[1]),
-        (Column(title="calls"), lambda one: f"{one[0]['comm_calls'][one[1]]:,.0f}"),
-        (Column(title="message"), lambda one: formatting.size(one[0]["comm_bytes"][one[1]])),
-        (Column(title="busbw GB/s", drop=0), _busbw),
+        (Column(title="calls"), lambda one: f"{one[2]:,.0f}"),
+        (
+            Column(title="message"),
+            lambda one: formatting.size((one[0].comm_bytes or {}).get(one[1])),
+        ),
+        (
+            Column(title="busbw GB/s", drop=0),
+            lambda one: formatting.number((one[0].comm_busbw_gb_s or {}).get(one[1])),
+        ),
     ]
     if sent:
-        points = [row for row, _ in sent]
+        points = [row for row, _, _ in sent]
         kind = "communication in a step"
         yield table_of_points(points, names, layout, sent, columns, kind=kind, note=_TRAFFIC_NOTE)
 
 
-def _busbw(sent: tuple[Row, str]) -> str:
-    row, collective = sent
-    known = row["comm_busbw_gb_s"]
-    value = known.get(collective) if isinstance(known, Mapping) else None
-    return "" if value is None else formatting.number(value)
-
-
-def _kind(first: Row, names: Sequence[str], layout: Layout) -> str:
+def _kind(first: ScaledRow, names: Sequence[str], layout: Layout) -> str:
     """Return what is compared in training; of other workloads, the settings that are no columns."""
     if not layout.has_throughput:
-        ranks = formatting.ranks_words(first["world_size"], layout.ranks)
-        given = {"precision": first["precision"], "world_size": ranks}
-        if "dtype" in first["params"]:
+        ranks = formatting.ranks_words(first.world_size, layout.ranks)
+        given = {"precision": first.precision, "world_size": ranks}
+        if "dtype" in first.params:
             # A workload with a number format of its own computes nothing in the precision.
             del given["precision"]
         return ", ".join(str(text) for name, text in given.items() if name not in names)
-    batch = {"weak": "batch per device", "strong": "global batch"}.get(first["scaling"], "")
-    scaling = f"{first['scaling']} scaling" if batch and "world_size" in layout.baseline else ""
+    batch = {"weak": "batch per device", "strong": "global batch"}.get(first.scaling or "", "")
+    scaling = f"{first.scaling} scaling" if batch and "world_size" in layout.baseline else ""
     return ", ".join(filter(None, (scaling, batch if "batch" in names else "")))

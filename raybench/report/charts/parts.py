@@ -50,7 +50,7 @@ def parts_figure(data: ChartData) -> Figure | None:
         "Shares of the step time. The parts come from instrumented steps after the timed ones, on "
         "the slowest rank, so they need not add up to 100 %."
     )
-    count = sum(map(has_no_breakdown, map(dict, data.rows)))
+    count = sum(map(has_no_breakdown, data.rows))
     if count:
         points = "1 point is" if count == 1 else f"{count} points are"
         note += (

@@ -38,7 +38,7 @@ def format_page(data: ChartData) -> str:
     report = RunReport(summary=summary)
     points = point_table(data.rows, data.others if data.against else None, summary)
     first = main_figure(data)
-    shared = {row["point_id"] for row in data.rows} & {row["point_id"] for row in data.others}
+    shared = {row.point_id for row in data.rows} & {row.point_id for row in data.others}
     return render(
         "page.html",
         summary=summary,

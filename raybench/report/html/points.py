@@ -34,13 +34,13 @@ def point_table(rows: Sequence[Row], against: Sequence[Row] | None, summary: Sum
     None where there is no such run.
     """
     own = in_order(rows)
-    others = {row["point_id"]: row for row in against or ()}
+    others = {row.point_id: row for row in against or ()}
     names = varying(own) or ["precision"]
     metrics = tuple(dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(own))))
     columns: list[ColumnOf[Row]] = [
         (
             Column(title="point", is_text=True, meaning="for `raybench show RUN POINT`"),
-            lambda row: str(row["point_id"]),
+            lambda row: str(row.point_id),
         ),
         *(
             _setting_column(own, name, summary.ranks)
@@ -88,16 +88,14 @@ def _columns_against(others: Mapping[str, Row]) -> list[ColumnOf[Row]]:
     """Return the columns of a run that this one is laid over."""
 
     def other_step(row: Row) -> Cell:
-        other = others.get(row["point_id"])
+        other = others.get(row.point_id)
         return _EMPTY if other is None else _step(other)
 
     def change(row: Row) -> Cell:
-        other = others.get(row["point_id"])
-        if other is None or not all(
-            formatting.has_value(one["step_ms_p50"]) for one in (other, row)
-        ):
+        other = others.get(row.point_id)
+        if other is None or not row.step_ms_p50 or not other.step_ms_p50:
             return _EMPTY
-        share = float(row["step_ms_p50"] / other["step_ms_p50"] - 1)
+        share = row.step_ms_p50 / other.step_ms_p50 - 1
         return Cell(text=f"{share:+.1%}", sort=f"{share:.6g}")
 
     return [
@@ -117,12 +115,12 @@ def _columns_against(others: Mapping[str, Row]) -> list[ColumnOf[Row]]:
 
 
 def _step(row: Row) -> Cell:
-    if row["status"] != "ok":
-        reason = row["error_message"]
-        hint = shorten(str(reason), _HINT_CHARS) if formatting.has_value(reason) else ""
-        return Cell(text=formatting.STATUS_WORDS[row["status"]], hint=hint)
-    time_ms = row["step_ms_p50"]
-    if not formatting.has_value(time_ms):
+    if row.status != "ok":
+        reason = row.error_message
+        hint = shorten(str(reason), _HINT_CHARS) if reason is not None else ""
+        return Cell(text=formatting.STATUS_WORDS[row.status], hint=hint)
+    time_ms = row.step_ms_p50
+    if time_ms is None:
         return _EMPTY
     return Cell(text=formatting.duration(time_ms), sort=f"{time_ms:.6g}")
 
@@ -154,7 +152,7 @@ def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[Row]:
 
 
 def _speed_up(row: Row) -> Cell:
-    if not formatting.has_value(row["speed_up"]):
-        reason = str(row["why"]) if formatting.has_value(row["why"]) else ""
+    if row.speed_up is None:
+        reason = str(row.why) if row.why is not None else ""
         return Cell(text="–" if reason else "", hint=reason)
-    return Cell(text=speed_up_words(row), sort=f"{row['speed_up']:.6g}")
+    return Cell(text=speed_up_words(row), sort=f"{row.speed_up:.6g}")

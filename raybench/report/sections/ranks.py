@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raybench.analysis.ranks import (
     MOST_RANKS,
@@ -19,11 +19,11 @@ from raybench.report.blocks import Column, ColumnOf, Listing, Table, make_table
 from raybench.report.sections import Section
 from raybench.report.tables import groups_of_points, table_of_points
 from raybench.results.metrics.parts import is_slowed_by_one_rank
+from raybench.results.point_row import PointRow
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
 
-Row = Any
 
 NOTE = (
     "Ranks: computes, idle, waits and exchange add up to the step on each. Waits: for the slowest "
@@ -60,7 +60,7 @@ def _tables(report: Summary) -> Iterator[Table]:
     if report.fleets:
         return  # Tables of uneven shares show the ranks themselves.
     unit = report.layout.unit
-    slowed = [row for row in report.rows if row["status"] == "ok" and is_slowed_by_one_rank(row)]
+    slowed = [row for row in report.rows if row.status == "ok" and is_slowed_by_one_rank(row)]
     for names, rows in groups_of_points(slowed, report.layout):
         lines = [(row, rank) for row in rows for rank in telling_ranks(ranks_of_step(row))]
         if lines:
@@ -75,15 +75,14 @@ def _tables(report: Summary) -> Iterator[Table]:
             )
 
 
-def ranks_of_point(row: Row, unit: formatting.Unit) -> Table | None:
+def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
     """Return a table of the ranks of one point; None where nothing of them is known.
 
     row: of the table `points`.
     """
     steps = {one.rank: one for one in telling_ranks(ranks_of_step(row))}
-    known = [row[f"wall_{name}_ms_by_rank"] for name in ("unsynced", "synced")]
-    has_clocks = all(formatting.has_entries(times) for times in known)
-    clocks = dict(enumerate(zip(*known, strict=True))) if has_clocks else {}
+    known = (row.wall_unsynced_ms_by_rank or (), row.wall_synced_ms_by_rank or ())
+    clocks = dict(enumerate(zip(*known, strict=True))) if all(known) else {}
     columns: list[ColumnOf[int]] = [
         (column, lambda rank, cell=cell: cell(steps[rank]) if rank in steps else "")  # type: ignore[misc]
         for column, cell in _rank_columns(unit)[1:]
@@ -107,9 +106,9 @@ def ranks_of_point(row: Row, unit: formatting.Unit) -> Table | None:
     )
 
 
-def _clock_lines(rows: Sequence[Row], ranks: str) -> list[tuple[str, str]]:
+def _clock_lines(rows: Sequence[PointRow], ranks: str) -> list[tuple[str, str]]:
     """Return (how the clock is used, the step by it over the measured one, least to most)."""
-    timed = [(row, wall) for row in rows if row["status"] == "ok" and (wall := wall_clock(row))]
+    timed = [(row, wall) for row in rows if row.status == "ok" and (wall := wall_clock(row))]
     if not timed:
         return []
     names = varying([row for row, _ in timed], always=("world_size",))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from raybench.analysis.step_times import SlowestRegion
 from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Table
 from raybench.report.sections import Section
@@ -19,18 +20,21 @@ _NOTE = (
 )
 
 
+def share_of_step(region: SlowestRegion) -> str:
+    """Return the share of the step that a region takes, as a percentage; empty where not known."""
+    return "" if region.share_pct is None else formatting.percent(region.share_pct / 100)
+
+
 def _tables(report: Summary) -> Iterator[Table]:
     """Yield a table for each set of parameters, with a line for each region of a point."""
     unit = report.layout.unit
-    columns: list[ColumnOf[Mapping[str, Any]]] = [
-        (Column(title="region", is_text=True), lambda region: str(region["region"])),
-        (Column(title="time"), lambda region: formatting.part(region["region_ms"], unit)),
-        (Column(title="of step"), lambda region: formatting.percent(region["share_pct"] / 100)),
+    columns: list[ColumnOf[SlowestRegion]] = [
+        (Column(title="region", is_text=True), lambda region: region.region),
+        (Column(title="time"), lambda region: formatting.part(region.region_ms, unit)),
+        (Column(title="of step"), share_of_step),
     ]
     for names, rows in groups_of_points(report.rows, report.layout):
-        lines = [
-            (row, region) for row in rows for region in report.regions.get(row["point_id"], ())
-        ]
+        lines = [(row, region) for row in rows for region in report.regions.get(row.point_id, ())]
         if lines:
             yield table_of_points(
                 [row for row, _ in lines],

@@ -56,7 +56,7 @@ def _lead_of_best(fleet: Fleet) -> Gain:
 
 def fleet_name(fleet: Fleet, ranks: str) -> str:
     """Return `1 of 2 GPUs at 0.48`, the speed that the probes found."""
-    there_are = formatting.ranks_words(int(fleet.first["world_size"]), ranks)
+    there_are = formatting.ranks_words(int(fleet.first.world_size), ranks)
     if not fleet.slow_count:
         return f"{there_are}, none slow"
     return f"{fleet.slow_count} of {there_are} at {fleet.probe_ratio:.2f} of the speed"
@@ -109,7 +109,7 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
         return Column(title=title, drop=drop), lambda line: cell(line[0], line[1])
 
     def of_row(name: str, write: Callable[[float], str]) -> Callable[[Scenario, Fleet], str]:
-        return lambda one, _: _cell(one.row[name], write)
+        return lambda one, _: _cell(getattr(one.row, name), write)
 
     columns: list[ColumnOf[_Line]] = [
         *_fleet_columns(lambda line: line[1], lambda line: line[2]),
@@ -154,7 +154,7 @@ def _fleet_columns(
         (_setting("speed"), first(lambda fleet: f"{fleet.probe_ratio:.2f}")),
         (
             _setting("slow"),
-            first(lambda fleet: f"{fleet.slow_count} of {fleet.first['world_size']}"),
+            first(lambda fleet: f"{fleet.slow_count} of {fleet.first.world_size}"),
         ),
     ]
 
@@ -170,7 +170,7 @@ def _over_best_other(scenario: Scenario, fleet: Fleet) -> Gain:
 
 
 def _workload(fleets: Sequence[Fleet]) -> str:
-    return str(fleets[0].first["workload"])
+    return str(fleets[0].first.workload)
 
 
 def _rank_table(fleets: Sequence[Fleet]) -> Table:
@@ -211,7 +211,7 @@ def _decision_map(fleets: Sequence[Fleet]) -> Iterator[Table]:
     for members in groups.values():
         if len(members) < 2:
             continue
-        world_size = int(members[0].first["world_size"])
+        world_size = int(members[0].first.world_size)
         cells = {(fleet.slow_ratio, fleet.slow_count): _map_cell(fleet) for fleet in members}
 
         def cell_of(count: int, cells: Mapping[Any, str] = cells) -> Callable[[float], str]:
@@ -235,7 +235,7 @@ def _step_of(fleet: Fleet) -> tuple[Any, ...]:
     """Collect what fleets of one map have in common: all but who is slow, and how slow."""
     first = fleet.first
     names = (name for name in SETTINGS if name not in ("shares", "slow_ratio", "slow_count"))
-    params = sorted(first["params"].items())
+    params = sorted(first.params.items())
     return (*(str(setting(first, name)) for name in names), *params)
 
 
@@ -271,7 +271,7 @@ def _percent(share: float | None, *, signed: bool = False) -> str:
 
 
 def _cell(value: Any, write: Callable[[float], str]) -> str:
-    return write(float(value)) if formatting.has_value(value) else ""
+    return write(float(value)) if value is not None else ""
 
 
 SECTION = Section(

@@ -19,6 +19,7 @@ from builders import (
     make_measurement,
     make_point,
     make_record,
+    make_row,
     make_rows,
     make_run,
     make_samples,
@@ -29,6 +30,7 @@ from builders import (
     unscaled_point,
 )
 
+from raybench.analysis.rows import ScaledRow
 from raybench.records import Status
 from raybench.report import formatting, json_text
 from raybench.report.blocks import legend_paragraphs
@@ -347,7 +349,7 @@ def test_json_has_null_for_what_json_cannot_say():
 )
 def test_a_value_is_written_with_the_digits_that_it_needs(function, value, text):
     if function is formatting.step_ms:
-        value = {"step_ms_p50": 10.0, **value}
+        value = ScaledRow(**vars(make_row(step_ms_p50=10.0)), **value)
     assert function(value) == text
 
 
