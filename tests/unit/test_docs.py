@@ -113,3 +113,11 @@ def test_every_job_of_the_repository_loads_and_was_run(path):
     parts = [part for run in runs for part in run.glob("*.parquet")]
     columns = [pq.read_table(part, columns=["point_id"], partitioning=None) for part in parts]
     assert planned <= {point_id for one in columns for point_id in one["point_id"].to_pylist()}
+
+
+def test_the_report_in_the_readme_is_that_of_its_run(command):
+    text = (REPOSITORY / "README.md").read_text()
+    shown = next(block for block in text.split("```text\n")[1:] if block.startswith("ddp_scaling-"))
+    lines = shown.partition("```")[0].splitlines()
+    _, printed, _ = command("report", lines[0], results=REPOSITORY / "results" / "examples")
+    assert [line for line in lines if line != "[...]" and line not in printed.splitlines()] == []
