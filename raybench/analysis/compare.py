@@ -30,7 +30,7 @@ from raybench.analysis.rounds import (
 )
 from raybench.analysis.settings import EXECUTION
 from raybench.records import Status
-from raybench.results.point_row import PointRow, TransitionalMapping
+from raybench.results.point_row import PointRow
 from raybench.stats.starts import Scatter, scatter
 
 # At most this share of comparisons in which nothing changed calls a point slower, and as many call
@@ -56,7 +56,7 @@ _INTERVAL = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedPoint(TransitionalMapping):
+class ComparedPoint:
     """A point of two sides, with its settings. None: not known, or a side has no time.
 
     status_base, status_new: the worst over the rounds of the runs; None where no run has a row.

@@ -217,7 +217,7 @@ def _why_not(rows: Sequence[PointRow]) -> str | None:
     ok = _usable(rows)
     if not any(map(_is_data_parallel, rows)):
         return (
-            f"no step of DistributedDataParallel: {rows[0]['workload']} has no gradients that are "
+            f"no step of DistributedDataParallel: {rows[0].workload} has no gradients that are "
             "known to be reduced"
         )
     if len({row.world_size for row in ok}) < 2:
@@ -236,7 +236,7 @@ def _why_not_two(rows: Sequence[PointRow], usable: Sequence[PointRow]) -> str:
     """Say which world sizes a series has, and what is the matter with the others."""
     wide = [row for row in rows if _is_timed(row) and is_imprecise(row)]
     if wide:
-        known = ", ".join(f"{row['world_size']} ±{half_interval(row):.1%}" for row in wide)
+        known = ", ".join(f"{row.world_size} ±{half_interval(row):.1%}" for row in wide)
         return (
             f"needs two world sizes with steps known to ±{WIDEST_INTERVAL:.0%}, but has {known}; "
             "measure for longer, on devices that nothing else uses"
@@ -355,7 +355,7 @@ class _Model:
         if self.gradient_bytes is None:
             raise ResultsError(
                 f"--network needs the bytes of the gradients, which are not known of "
-                f"{self.last['workload']}; name a run of all_reduces both within a node of "
+                f"{self.last.workload}; name a run of all_reduces both within a node of "
                 "these and over several"
             )
         if not self.exposure.comm_ms:

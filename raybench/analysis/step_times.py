@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raybench.results.point_row import PointRow, TransitionalMapping
+from raybench.results.point_row import PointRow
 from raybench.results.tables import RegionRow
 from raybench.stats.summary import step_series
 
@@ -182,7 +182,7 @@ def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlowestRegion(TransitionalMapping):
+class SlowestRegion:
     """A region of the step on the rank where it takes longest. share_pct: of the step."""
 
     region: str

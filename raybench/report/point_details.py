@@ -218,7 +218,7 @@ class PointDetails(Document):
         """Return the columns that hold a value, then the metrics of the workload's own."""
         row = {
             name: value[:12] if name.endswith("_sha256") and isinstance(value, str) else value
-            for name, value in self.row.items()
+            for name, value in vars(self.row).items()
         }
         facts = [
             (name, text)

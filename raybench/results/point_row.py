@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -103,29 +103,6 @@ class PointColumns(AttemptKey):
     ] = None
 
 
-class TransitionalMapping(Mapping[str, Any]):
-    """Read a row also as a mapping, as long as reports look into it by name."""
-
-    def __getitem__(self, name: str) -> Any:
-        """Return the value of a field. Raises KeyError where there is no such field."""
-        try:
-            return getattr(self, name)
-        except AttributeError:
-            raise KeyError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the names of the fields, in the order of their columns."""
-        return (one.name for one in fields(self))  # type: ignore[arg-type]
-
-    def __len__(self) -> int:
-        """Return the number of fields."""
-        return len(fields(self))  # type: ignore[arg-type]
-
-    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a dictionary of the fields and of `other`."""
-        return {**self, **other}
-
-
 @dataclass(frozen=True, kw_only=True)
 class PointRow(
     UnevenColumns,
@@ -136,7 +113,6 @@ class PointRow(
     StepColumns,
     RankMetrics,
     PointColumns,
-    TransitionalMapping,
 ):
     """A row of `points`: an attempt at a point, or the mean of its rounds.
 

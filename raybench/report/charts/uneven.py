@@ -66,7 +66,7 @@ CHARTS = (Chart(draw=uneven_figure, place=5, answers=5),)
 
 
 def _group(fleet: Fleet, ranks: str) -> str:
-    there_are = formatting.ranks_words(int(fleet.first["world_size"]), ranks)
+    there_are = formatting.ranks_words(int(fleet.first.world_size), ranks)
     return f"{fleet.slow_count} of {there_are} slow"
 
 
@@ -75,7 +75,7 @@ def _marks(fleet: Fleet) -> list[Mark]:
     for name, scenario in fleet.scenarios.items():
         value, half = scenario.throughput, scenario.half_width
         step = formatting.step_time(scenario.row)
-        tip = f"{name}, slow devices at {fleet.probe_ratio:.0%}\npoint {scenario.row['point_id']}\n"
+        tip = f"{name}, slow devices at {fleet.probe_ratio:.0%}\npoint {scenario.row.point_id}\n"
         tip += f"{formatting.number(value)} samples/s, {step}"
         ends = {"low": value * (1 - half), "high": value * (1 + half)} if half else {}
         marks.append({"x": fleet.probe_ratio, "y": value, "line": name, "tip": tip, **ends})

@@ -58,7 +58,7 @@ def page_data(summary):
         rank_times=[
             RankTimes(row=row, times_ms=pd.DataFrame(times))
             for row in rows_of(summary)
-            if row["world_size"] > 1
+            if row.world_size > 1
         ],
     )
 
