@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from raybench.cluster import Cluster
 from raybench.records import Measurement, Record, Status, Task
-from raybench.results.point_row import point_row
+from raybench.results.point_row import PointRow, point_row
 
 
 def measure_record(cluster: Cluster, task: Task) -> Record:
@@ -28,6 +27,6 @@ def measure_record(cluster: Cluster, task: Task) -> Record:
     )
 
 
-def measure_row(cluster: Cluster, task: Task) -> dict[str, Any]:
+def measure_row(cluster: Cluster, task: Task) -> PointRow:
     """Run a point on the first workers; its row in the table `points`."""
     return point_row("run-a", measure_record(cluster, task), task.settings)

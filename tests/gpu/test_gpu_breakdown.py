@@ -32,7 +32,7 @@ def record_of(cluster, workload="mlp", *, profile=False, **given):
 def row_of(cluster, workload="mlp", **settings):
     row = point_row("run-a", record_of(cluster, workload, **settings), Measure())
     columns = [name for name in row if name.endswith("_ms") or name == "step_ms_p50"]
-    told = {name: row[name] for name in (*columns, "host_bound", "slowest_rank")}
+    told = {name: getattr(row, name) for name in (*columns, "host_bound", "slowest_rank")}
     # Shown with -rP: these are figures to look at, not only to pass.
     print({name: round(value, 3) if value else value for name, value in told.items()})
     return row
@@ -50,11 +50,11 @@ def test_a_slow_rank_is_named_with_its_delay(cluster, slow_rank):
         slow_rank=slow_rank,
         delay_ms=DELAY_MS,
     )
-    assert row["slowest_rank"] == slow_rank
-    assert row["straggler_ms"] == pytest.approx(DELAY_MS, rel=0.2)
-    assert row["straggler_device_ms"] == pytest.approx(DELAY_MS, rel=0.2)
-    assert row["comm_ms"] < DELAY_MS / 2
-    assert row["local_step_ms"] > DELAY_MS
+    assert row.slowest_rank == slow_rank
+    assert row.straggler_ms == pytest.approx(DELAY_MS, rel=0.2)
+    assert row.straggler_device_ms == pytest.approx(DELAY_MS, rel=0.2)
+    assert row.comm_ms < DELAY_MS / 2
+    assert row.local_step_ms > DELAY_MS
 
 
 @needs_two
@@ -62,29 +62,29 @@ def test_a_slow_rank_is_named_with_its_delay(cluster, slow_rank):
 def test_the_example_of_the_documents_is_taken_apart(cluster, precision):
     row = row_of(cluster, EXAMPLE, world_size=2, batch_size=256, precision=precision)
     parts = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms")
-    assert all(row[name] is not None for name in parts)
-    assert 0 < row["comm_ms"] < row["step_ms_p50"]
-    assert row["compute_ms"] + row["optimizer_ms"] < 1.1 * row["step_ms_p50"]
-    assert row["throughput"] > 0
+    assert all(getattr(row, name) is not None for name in parts)
+    assert 0 < row.comm_ms < row.step_ms_p50
+    assert row.compute_ms + row.optimizer_ms < 1.1 * row.step_ms_p50
+    assert row.throughput > 0
 
 
 @needs_two
 def test_the_compiled_example_is_taken_apart_by_local_copies(cluster):
     row = row_of(cluster, EXAMPLE, world_size=2, batch_size=256, compile=True)
-    assert row["comm_exposed_ms"] is not None
-    assert "local copies" in row["methods"]["comm_exposed_ms"]
+    assert row.comm_exposed_ms is not None
+    assert "local copies" in row.methods["comm_exposed_ms"]
 
 
 @needs_two
 def test_communication_that_computing_cannot_hide_is_exposed(cluster):
     # 8 layers of 64 MiB of gradients, and 64 rows to compute.
     row = row_of(cluster, world_size=2, hidden=4096, layers=8)
-    assert row["comm_exposed_ms"] > 0.2
+    assert row.comm_exposed_ms > 0.2
     # What is exposed is communication, and what DDP does around it.
-    assert row["comm_exposed_ms"] < 1.5 * row["comm_ms"] + 0.5
-    assert row["slowest_rank"] is None
-    assert row["straggler_ms"] < row["step_ms_p50"] / 4
-    assert row["local_step_ms"] < row["step_ms_p50"]
+    assert row.comm_exposed_ms < 1.5 * row.comm_ms + 0.5
+    assert row.slowest_rank is None
+    assert row.straggler_ms < row.step_ms_p50 / 4
+    assert row.local_step_ms < row.step_ms_p50
 
 
 @pytest.mark.parametrize(
@@ -97,22 +97,22 @@ def test_communication_that_computing_cannot_hide_is_exposed(cluster):
 )
 def test_the_host_holds_up_a_tiny_model_only(cluster, settings, host_bound):
     row = row_of(cluster, **settings)
-    assert row["host_bound"] is host_bound
-    assert 0 < row["optimizer_ms"] < row["local_step_ms"]
-    parts_ms = row["compute_ms"] + row["optimizer_ms"] + row["host_gap_ms"]
-    assert parts_ms == pytest.approx(row["local_step_ms"], rel=0.1)
+    assert row.host_bound is host_bound
+    assert 0 < row.optimizer_ms < row.local_step_ms
+    parts_ms = row.compute_ms + row.optimizer_ms + row.host_gap_ms
+    assert parts_ms == pytest.approx(row.local_step_ms, rel=0.1)
     # Python's own speed drifts by tens of percent from one second to the next.
     drift = 0.5 if host_bound else 0.15
-    assert row["local_step_ms"] == pytest.approx(row["step_ms_p50"], rel=drift)
-    assert row["comm_ms"] is None
+    assert row.local_step_ms == pytest.approx(row.step_ms_p50, rel=drift)
+    assert row.comm_ms is None
 
 
 @pytest.mark.parametrize("precision", USUAL_PRECISIONS)
 def test_every_precision_can_be_taken_apart(cluster, precision):
     # In fp16 the step itself waits for the device.
     row = row_of(cluster, precision=precision, hidden=1024, layers=4)
-    assert row["compute_ms"] > 0
-    assert row["optimizer_ms"] > 0
+    assert row.compute_ms > 0
+    assert row.optimizer_ms > 0
 
 
 # The last one: it replaces the processes.

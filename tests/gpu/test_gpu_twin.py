@@ -32,7 +32,7 @@ def row_of(cluster, workload, *, batch_size=1, world_size=2, env=None, profile=F
     measure = Measure(warmup=10, iterations=60)
     row = measure_row(cluster, Task(point=point, settings=measure, profile=profile))
     # Shown with -rP: these are figures to look at, not only to pass.
-    print(workload, params, {name: row.get(name) for name in SHOWN}, row["warnings"])
+    print(workload, params, {name: getattr(row, name) for name in SHOWN}, row.warnings)
     return row
 
 
@@ -42,30 +42,30 @@ def test_a_ddp_step_alone_takes_as_long_by_copies_as_by_its_hook(cluster):
         row_of(cluster, OWN_DDP, batch_size=4096, by_context=by_context)
         for by_context in (True, False)
     )
-    assert "noop_hook" in by_hook["methods"]["local_step_ms"]
-    assert "noop_hook" not in by_copies["methods"]["local_step_ms"]
-    assert by_copies["local_step_ms"] == pytest.approx(by_hook["local_step_ms"], rel=0.01)
-    assert by_copies["comm_bytes"] == by_hook["comm_bytes"]
+    assert "noop_hook" in by_hook.methods["local_step_ms"]
+    assert "noop_hook" not in by_copies.methods["local_step_ms"]
+    assert by_copies.local_step_ms == pytest.approx(by_hook.local_step_ms, rel=0.01)
+    assert by_copies.comm_bytes == by_hook.comm_bytes
 
 
 def test_exposed_communication_is_what_the_collective_takes_alone(cluster):
     alone = row_of(cluster, REDUCE, world_size=1)
     row = row_of(cluster, REDUCE)
     collective = row_of(cluster, "collective", operation="all_reduce", size_bytes=512 * 2**20)
-    assert row["local_step_ms"] == pytest.approx(alone["step_ms_p50"], rel=0.05)
-    assert row["comm_exposed_ms"] == pytest.approx(collective["step_ms_p50"], rel=0.15)
-    assert row["comm_bytes"] == {"all_reduce": 512 * 2**20}
+    assert row.local_step_ms == pytest.approx(alone.step_ms_p50, rel=0.05)
+    assert row.comm_exposed_ms == pytest.approx(collective.step_ms_p50, rel=0.15)
+    assert row.comm_bytes == {"all_reduce": 512 * 2**20}
 
 
 def test_the_memory_at_the_peak_is_made_of_what_the_model_needs(cluster):
     row = row_of(cluster, OWN_DDP, batch_size=1024, world_size=1, by_context=True)
     parameters = 8 * (8192 * 8192 + 8192) * 4
-    assert row["mem_parameters_bytes"] == parameters
-    assert row["mem_optimizer_bytes"] == pytest.approx(2 * parameters, rel=0.01)
-    assert 0 < row["mem_gradients_bytes"] <= 1.01 * parameters
+    assert row.mem_parameters_bytes == parameters
+    assert row.mem_optimizer_bytes == pytest.approx(2 * parameters, rel=0.01)
+    assert 0 < row.mem_gradients_bytes <= 1.01 * parameters
     names = ("parameters", "gradients", "optimizer", "activations", "other")
-    total = sum(row[f"mem_{name}_bytes"] for name in names)
-    assert total == pytest.approx(row["peak_mem_allocated_bytes"], rel=0.02)
+    total = sum(getattr(row, f"mem_{name}_bytes") for name in names)
+    assert total == pytest.approx(row.peak_mem_allocated_bytes, rel=0.02)
 
 
 def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(cluster):
@@ -73,10 +73,10 @@ def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(clus
     row = row_of(cluster, SHARDED, batch_size=64, width=16384, layers=4)
     # Weights and biases of a layer, in float32.
     layer = (16384 * 16384 + 16384) * 4
-    assert row["comm_bytes"]["reduce_scatter"] == 4 * layer
-    assert row["comm_bytes"]["all_gather"] == row["comm_calls"]["all_gather"] * layer
-    assert 0 < row["comm_exposed_ms"] < row["step_ms_p50"]
-    assert 0 < row["local_copy_ms"] < row["step_ms_p50"]
+    assert row.comm_bytes["reduce_scatter"] == 4 * layer
+    assert row.comm_bytes["all_gather"] == row.comm_calls["all_gather"] * layer
+    assert 0 < row.comm_exposed_ms < row.step_ms_p50
+    assert 0 < row.local_copy_ms < row.step_ms_p50
 
 
 # A real fault: NCCL is left a single channel of the many that it spreads a message over.
@@ -85,12 +85,12 @@ SLOWED = {"NCCL_MAX_NCHANNELS": "1"}
 
 def test_a_slow_collective_is_found_to_be_communication_and_nothing_else(cluster):
     sound, slow = (row_of(cluster, REDUCE, env=env) for env in ({}, SLOWED))
-    more_ms = slow["step_ms_p50"] - sound["step_ms_p50"]
-    assert more_ms > 2 * sound["comm_exposed_ms"]
-    assert slow["comm_exposed_ms"] - sound["comm_exposed_ms"] == pytest.approx(more_ms, rel=0.1)
-    assert abs(slow["local_step_ms"] - sound["local_step_ms"]) < more_ms / 10
-    assert slow["slowest_rank"] is None
-    assert slow["host_bound"] is not True
+    more_ms = slow.step_ms_p50 - sound.step_ms_p50
+    assert more_ms > 2 * sound.comm_exposed_ms
+    assert slow.comm_exposed_ms - sound.comm_exposed_ms == pytest.approx(more_ms, rel=0.1)
+    assert abs(slow.local_step_ms - sound.local_step_ms) < more_ms / 10
+    assert slow.slowest_rank is None
+    assert slow.host_bound is not True
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_the_bus_bandwidth_in_the_step_of_a_profiled_point_is_told_by_kind(
     cluster, workload, params, kinds
 ):
     row = row_of(cluster, workload, profile=True, **params)
-    assert set(row["comm_busbw_gb_s"]) == kinds
+    assert set(row.comm_busbw_gb_s) == kinds
     # Below the links of an H200, 450 GB/s a way, and above a host's memory.
-    assert all(20 < rate < 450 for rate in row["comm_busbw_gb_s"].values())
-    assert "kernel" in row["methods"]["comm_busbw_gb_s"]
+    assert all(20 < rate < 450 for rate in row.comm_busbw_gb_s.values())
+    assert "kernel" in row.methods["comm_busbw_gb_s"]

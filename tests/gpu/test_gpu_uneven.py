@@ -34,7 +34,7 @@ def measured(cluster, workload, *, batch_size, passes, **settings):
     measure = Measure(warmup=5, iterations=20, max_seconds=4)
     row = measure_row(cluster, Task(point=point, settings=measure))
     # Shown with -rP: these are figures to look at, not only to pass.
-    print(settings, {name: row.get(name) for name in SHOWN}, row["warnings"])
+    print(settings, {name: getattr(row, name) for name in SHOWN}, row.warnings)
     return row
 
 
@@ -42,32 +42,32 @@ def measured(cluster, workload, *, batch_size, passes, **settings):
 @pytest.mark.parametrize("shares", ["22000/10768", "by_speed_accumulation"])
 def test_gradients_are_those_of_one_process_over_all_samples(cluster, shares):
     row = measured(cluster, DOUBLE, batch_size=2048, passes=PASSES, shares=shares, slow_ratio=0.33)
-    first, second = row["share_by_rank"]
+    first, second = row.share_by_rank
     assert first + second == 2 * 2048 * PASSES
     assert first > second > 0
-    assert row["gradient_error"] <= 1e-12
+    assert row.gradient_error <= 1e-12
 
 
 def test_gradients_are_others_where_the_weights_of_the_loss_are_left_out(cluster):
     row = measured(cluster, UNWEIGHTED, batch_size=64, passes=1, shares="96/32")
-    assert row["gradient_error"] > 0.01
-    assert any("the gradients differ from those of one process" in w for w in row["warnings"])
+    assert row.gradient_error > 0.01
+    assert any("the gradients differ from those of one process" in w for w in row.warnings)
 
 
 def test_extra_compute_leaves_a_device_the_speed_that_was_asked_for(cluster):
     row = measured(cluster, "mlp", batch_size=16384, passes=1, slow_ratio=0.33)
-    fast, slow = row["slow_ratio_by_rank"]
+    fast, slow = row.slow_ratio_by_rank
     assert fast is None
     assert slow == pytest.approx(0.33, rel=0.1)
-    own = row["own_step_ms_by_rank"]
+    own = row.own_step_ms_by_rank
     assert own[0] / own[1] == pytest.approx(slow, rel=0.05)
 
 
 def test_half_of_the_multiprocessors_are_a_slower_device_and_the_row_says_so(cluster):
     row = measured(cluster, "mlp", batch_size=16384, passes=1, slow_ratio=0.5, slow_by=SlowBy.SMS)
-    assert 0.4 < row["slow_ratio_by_rank"][1] < 0.8
+    assert 0.4 < row.slow_ratio_by_rank[1] < 0.8
     sms = torch.cuda.get_device_properties(1).multi_processor_count // 2
-    assert any(f"emulates a slower device by {sms} SMs" in w for w in row["warnings"])
+    assert any(f"emulates a slower device by {sms} SMs" in w for w in row.warnings)
 
 
 def test_passes_by_speed_make_the_step_shorter_and_as_long_as_predicted(cluster):
@@ -75,6 +75,6 @@ def test_passes_by_speed_make_the_step_shorter_and_as_long_as_predicted(cluster)
         measured(cluster, "mlp", batch_size=4096, passes=PASSES, shares=shares, slow_ratio=0.5)
         for shares in ("equal", "by_speed_accumulation")
     )
-    assert by_speed["step_ms_p50"] < 0.85 * equal["step_ms_p50"]
+    assert by_speed.step_ms_p50 < 0.85 * equal.step_ms_p50
     for row in (equal, by_speed):
-        assert row["predicted_step_ms"] == pytest.approx(row["step_ms_p50"], rel=0.05)
+        assert row.predicted_step_ms == pytest.approx(row.step_ms_p50, rel=0.05)

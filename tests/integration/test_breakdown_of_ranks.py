@@ -33,29 +33,29 @@ def measured(cluster, workload=STRAGGLER, *, profile=False, **params):
 def test_a_slow_rank_is_named_with_its_delay(cluster, slow_rank):
     row = measured(cluster, slow_rank=slow_rank, delay_ms=DELAY_MS)
     assert is_slowed_by_one_rank(row)
-    assert row["slowest_rank"] == slow_rank
-    assert row["straggler_ms"] == pytest.approx(DELAY_MS, rel=0.2)
-    assert [ms >= DELAY_MS for ms in row["local_step_ms_by_rank"]] == [
+    assert row.slowest_rank == slow_rank
+    assert row.straggler_ms == pytest.approx(DELAY_MS, rel=0.2)
+    assert [ms >= DELAY_MS for ms in row.local_step_ms_by_rank] == [
         rank == slow_rank for rank in (0, 1)
     ]
     said = f"rank {slow_rank} is slower: its own step takes "
-    assert [text for text in row["warnings"] if text.startswith(said) and "(host)" in text]
+    assert [text for text in row.warnings if text.startswith(said) and "(host)" in text]
     # Every step takes as long as the slow rank alone needs: that is no communication.
-    assert row["local_step_ms"] >= DELAY_MS
-    assert row["comm_ms"] < DELAY_MS / 2
-    assert row["comm_exposed_ms"] < DELAY_MS / 2
-    assert row["optimizer_ms"] > 0
-    assert row["host_bound"] is None
-    assert "noop_hook" in row["methods"]["comm_exposed_ms"]
+    assert row.local_step_ms >= DELAY_MS
+    assert row.comm_ms < DELAY_MS / 2
+    assert row.comm_exposed_ms < DELAY_MS / 2
+    assert row.optimizer_ms > 0
+    assert row.host_bound is None
+    assert "noop_hook" in row.methods["comm_exposed_ms"]
 
 
 def test_of_equal_ranks_none_is_slow(cluster):
     row = measured(cluster)
     assert not is_slowed_by_one_rank(row)
-    assert row["slowest_rank"] is None
-    assert row["straggler_ms"] < DELAY_MS / 3
-    assert row["comm_ms"] > 0
-    assert row["compute_ms"] > 0
+    assert row.slowest_rank is None
+    assert row.straggler_ms < DELAY_MS / 3
+    assert row.comm_ms > 0
+    assert row.compute_ms > 0
 
 
 SMALL = {"channels": 4, "image_size": 8}
@@ -64,8 +64,8 @@ PARTS = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_
 
 def test_the_example_of_the_documents_is_taken_apart(cluster):
     row = measured(cluster, EXAMPLE, **SMALL)
-    assert all(row[name] is not None for name in PARTS), row
-    assert row["throughput"] > 0
+    assert all(getattr(row, name) is not None for name in PARTS), row
+    assert row.throughput > 0
 
 
 @pytest.mark.long
@@ -73,10 +73,10 @@ def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster):
     compiled = measured(cluster, EXAMPLE, **SMALL, compile=True)
     assert all(compiled[name] is not None for name in PARTS if name != "comm_ms"), compiled
     # For its gradients DDP's hook would compile another model.
-    assert "local copies" in compiled["methods"]["comm_exposed_ms"]
-    assert compiled["throughput"] > 0
+    assert "local copies" in compiled.methods["comm_exposed_ms"]
+    assert compiled.throughput > 0
     # The next point is not taken for compiled, too.
-    assert "noop_hook" in measured(cluster, EXAMPLE, **SMALL)["methods"]["comm_exposed_ms"]
+    assert "noop_hook" in measured(cluster, EXAMPLE, **SMALL).methods["comm_exposed_ms"]
 
 
 def test_a_profiled_process_is_replaced(cluster):
@@ -112,27 +112,27 @@ def shared_out(cluster, **settings):
 )
 def test_all_samples_of_a_step_are_done_with_the_gradients_of_one_process(three_workers, shares):
     row = shared_out(three_workers, shares=shares)
-    assert sum(row["share_by_rank"]) == 96
-    assert row["gradient_error"] < 1e-5
-    step_s = row["step_ms_mean"] / 1000
-    assert row["throughput"] * step_s == pytest.approx(96)
+    assert sum(row.share_by_rank) == 96
+    assert row.gradient_error < 1e-5
+    step_s = row.step_ms_mean / 1000
+    assert row.throughput * step_s == pytest.approx(96)
     # Held against itself without emulation: here ranks share cores, and differ by what else runs.
-    *fast_ratios, slow_ratio = row["slow_ratio_by_rank"]
+    *fast_ratios, slow_ratio = row.slow_ratio_by_rank
     assert fast_ratios == [None, None]
     assert slow_ratio < 0.8
-    assert [text for text in row["warnings"] if text.startswith("rank 2 emulates a slower")]
+    assert [text for text in row.warnings if text.startswith("rank 2 emulates a slower")]
     # Efficiency is held against the sum of what each does alone.
-    assert len(set(row["models_by_rank"])) == 1
+    assert len(set(row.models_by_rank)) == 1
     assert OwnSpeeds([row]).together(row) == pytest.approx(sum(probe_speeds(row)))
 
 
 def test_the_fast_ranks_train_alone_and_the_slow_one_is_no_part_of_the_figures(three_workers):
     row = shared_out(three_workers, shares="fast")
     assert row.share_by_rank == (48, 48, 0)
-    assert len(row["local_step_ms_by_rank"]) == 2
-    assert row["own_step_ms_by_rank"][2] is None
-    assert row["gradient_error"] < 1e-5
-    assert row["comm_ms"] > 0
+    assert len(row.local_step_ms_by_rank) == 2
+    assert row.own_step_ms_by_rank[2] is None
+    assert row.gradient_error < 1e-5
+    assert row.comm_ms > 0
 
 
 def test_workers_are_as_before_after_an_uneven_point(three_workers):
