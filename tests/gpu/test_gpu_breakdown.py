@@ -31,7 +31,7 @@ def record_of(cluster, workload="mlp", *, profile=False, **given):
 
 def row_of(cluster, workload="mlp", **settings):
     row = point_row("run-a", record_of(cluster, workload, **settings), Measure())
-    columns = [name for name in row if name.endswith("_ms") or name == "step_ms_p50"]
+    columns = [name for name in vars(row) if name.endswith("_ms") or name == "step_ms_p50"]
     told = {name: getattr(row, name) for name in (*columns, "host_bound", "slowest_rank")}
     # Shown with -rP: these are figures to look at, not only to pass.
     print({name: round(value, 3) if value else value for name, value in told.items()})

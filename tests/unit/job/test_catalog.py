@@ -26,7 +26,7 @@ def test_the_package_has_the_jobs_of_the_repository():
     assert built["targets"]["wheel"] == {
         "packages": ["raybench"],
         "exclude": ["raybench/jobs"],
-        "force-include": {"jobs": "raybench/jobs"},
+        "force-include": {"jobs": "raybench/jobs", "docs/how-to": "raybench/how-to"},
     }
 
 
