@@ -1,7 +1,5 @@
 """README and docs say what the repository holds: links, committed runs, commands."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

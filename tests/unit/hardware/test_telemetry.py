@@ -1,7 +1,5 @@
 """The sampler of a node's devices."""
 
-from __future__ import annotations
-
 import threading
 import time
 from datetime import UTC, datetime, timedelta

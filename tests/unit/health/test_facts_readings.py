@@ -1,7 +1,5 @@
 """What the facts of a device, before and after a check, say of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 

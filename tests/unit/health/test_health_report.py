@@ -1,7 +1,5 @@
 """A health check as a person reads it, and beside an earlier one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What is said of readings of which the fault is known."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import permutations

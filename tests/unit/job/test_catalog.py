@@ -1,7 +1,5 @@
 """The jobs that come with the package: each asks a question, and fits two cores when it is cut."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The job file: what loads, and that everything else is a line with its place."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

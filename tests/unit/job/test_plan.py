@@ -1,7 +1,5 @@
 """From the axes of a job to its points."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

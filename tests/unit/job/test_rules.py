@@ -1,7 +1,5 @@
 """Rules that depend on the workload, and texts in which a name in braces is a setting."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Peaks of memory and what they are made of, on allocators that count what the test says."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 
@@ -60,7 +58,6 @@ def test_gradients_are_those_that_are_there_when_memory_is_largest(where, gradie
     allocator = Allocator()
     trains = Trains(allocator, where)
     found = watch_peak(trains, CPU, allocator)
-    assert found is not None
     assert (found.parameters_bytes, found.optimizer_bytes) == (PARAMETERS, STATE)
     assert found.gradients_bytes == gradients
     assert found.activations_bytes == PEAK - BEGIN - gradients
@@ -89,7 +86,6 @@ def test_a_model_is_found_where_a_workload_holds_it(hold):
         def step(self) -> None: ...
 
     found = watch_peak(Infers(), CPU, Allocator())
-    assert found is not None
     assert (found.parameters_bytes, found.optimizer_bytes) == (PARAMETERS, 0)
 
 

@@ -1,7 +1,5 @@
 """How many iterations come next, and what the whole procedure makes of noisy series."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -147,7 +145,6 @@ def test_a_quick_look_ends_when_the_median_is_known_within_the_target():
     assert chosen.next_timed(course(noisy(30, 0.3))) == 30, "no more than twice as many in all"
     samples = noisy(100, 0.05)
     interval = median_interval([samples])
-    assert interval is not None
     half = (interval.high - interval.low) / 2 / float(np.median(samples))
     asked = chosen.settings.model_copy(update={"target_ci": half / 1.3})
     assert StoppingPolicy(settings=asked).next_timed(course(samples)) == 69

@@ -1,7 +1,5 @@
 """Who is slower than those alike: fleets of which the answer is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

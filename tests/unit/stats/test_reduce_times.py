@@ -1,7 +1,5 @@
 """What an all_reduce takes on more devices, and what of it a step feels."""
 
-from __future__ import annotations
-
 import pytest
 
 from raybench.stats.communication import Exposure, Link, ReduceTimes, fit_growth, wire_factor

@@ -1,7 +1,5 @@
 """Shares of a batch for devices of different speed."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 
@@ -182,7 +180,6 @@ def test_below_the_crossover_the_fast_devices_alone_are_quicker():
     speeds = [DeviceSpeed(fixed_s=0.001, items_per_s=rate) for rate in (1000, 1000, 500)]
     are_fast = _fast(speeds)
     batch = crossover_batch(speeds, are_fast, exchange_s=0.02, fast_exchange_s=0.01)
-    assert batch is not None
     for factor, by_speed_wins in ((0.9, False), (1.1, True)):
         items = round(factor * batch)
         by_speed_s = longest_step_s(speeds, shares_by_speed(speeds, items)) + 0.02

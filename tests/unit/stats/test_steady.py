@@ -1,7 +1,5 @@
 """Whether a series of step times stays at one level."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,7 +30,6 @@ def test_below_25_steps_nobody_can_tell():
 def test_a_straight_drift_changes_the_level_by_its_ends(size, level, count):
     line = level * (1 + size * (np.arange(count) / count - 0.5))
     change = level_change(line.tolist())
-    assert change is not None
     assert change.size == pytest.approx(size, rel=0.15, abs=1e-9)
 
 

@@ -3,8 +3,6 @@
 Those of several ranks are in tests/integration/test_script_ranks.py.
 """
 
-from __future__ import annotations
-
 import time
 
 import psutil

@@ -1,7 +1,5 @@
 """The inside of a worker, driven in this process on the CPU."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Workloads of one device, on the CPU: matrix products, memory kernels, copies and launches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Estimates of memory, held to what committed runs on H200s had allocated at most."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
