@@ -9,7 +9,6 @@ import torch
 from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.records import Failure, Task
-from raybench.stats.summary import step_time
 from tests.cluster_contract import failures
 from tests.gpu.gpus import TWO_GPUS, private_ray
 from tests.unit.fakes import make_point
@@ -56,17 +55,3 @@ def test_a_standby_has_no_cuda_context_and_takes_the_gpu_of_a_killed_worker(caps
         assert after.other_processes == before.other_processes
         assert failures(run(cluster)) == []
         assert took_s < 6
-
-
-def step_ms(cluster):
-    """The median of a GPU-bound step of some 20 ms, over the slowest rank's times."""
-    point = make_point(
-        params={"hidden": 4096, "layers": 8},
-        world_size=2,
-        precision=Precision.BF16,
-        batch_size=4096,
-    )
-    settings = Measure(warmup=5, iterations=60, breakdown=False)
-    answers = cluster.run(Task(point=point, settings=settings), (0, 1))
-    assert failures(answers) == []
-    return step_time([answer.step_ns for answer in answers]) / 1e6

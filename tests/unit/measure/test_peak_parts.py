@@ -141,13 +141,3 @@ def test_calls_of_the_allocator_are_those_inside_the_blocks(monkeypatch):
             counts["num_device_alloc"] += allocs
         counts["num_device_alloc"] += 100
     assert (calls.retries, calls.device_allocs) == (1, 7)
-
-
-def test_a_cpu_has_neither_peaks_nor_calls():
-    peak, calls = PeakMemory(torch.device("cpu")), AllocatorCalls(torch.device("cpu"))
-    with calls.counting():
-        peak.restart()
-        with peak.paused():
-            pass
-    assert (peak.allocated_bytes, peak.reserved_bytes) == (None, None)
-    assert (calls.retries, calls.device_allocs) == (None, None)

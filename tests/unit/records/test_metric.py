@@ -25,12 +25,6 @@ def test_what_a_step_does_becomes_a_time_of_each_a_rate_or_the_time_of_so_many(h
     assert relate_to_step(how, None, typical_ms=40.0, mean_ms=50.0) is None
 
 
-def test_a_metric_without_a_heading_is_headed_by_its_name_with_the_unit_behind_it():
-    assert Metric(name="pipeline_idle_ms", unit="ms", description="d").title == "pipeline idle ms"
-    assert Metric(name="loss", description="d").title == "loss"
-    assert Metric(name="loss", description="d", heading="loss, nats").title == "loss, nats"
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -75,31 +75,6 @@ def test_equal_ranks_hardly_ever_have_a_slow_one_however_much_they_scatter(scatt
     assert marked <= 0.01 * trials
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_hosts_whose_pace_wanders_have_no_slow_one_but_a_late_one_stands_out(count):
-    """By 11 % with a memory of 35 steps, as hosts of H200s in a step that Python bounds."""
-    rng = np.random.default_rng(7)
-    marked = {0.0: 0, 6.0: 0}
-    for delay_ms in marked:
-        for _ in range(100):
-            found = find_straggler(
-                [wandering(rng) for _ in range(count - 1)]
-                + [[[ms + delay_ms for ms in block] for block in wandering(rng)]]
-            )
-            marked[delay_ms] += stands_out(found.excess_ms, found.error_ms, 9.5 + delay_ms)
-    assert marked[0.0] <= 4
-    assert marked[6.0] >= 90
-
-
-def wandering(rng):
-    """A hundred steps in two halves, 35 steps apart."""
-    pace, noise = [0.0], rng.standard_normal(135)
-    for step in noise:
-        pace.append(float(0.97 * pace[-1] + 0.22 * step))
-    steps = [8.3 + ms + 0.4 * float(rng.standard_normal()) for ms in pace]
-    return [steps[:50], steps[85:135]]
-
-
 def of_hosts(rng, late_ms):
     """Ten steps of 10 ms on each rank, whose host is 3 % slower or faster all the while."""
     paces = 10 * (1 + 0.03 * rng.standard_normal(len(late_ms))) + late_ms

@@ -58,15 +58,6 @@ def test_the_autocorrelation_is_that_of_the_series_whatever_the_outliers():
     assert stats.autocorrelation([[7.0] * 50]) is None
 
 
-# Student's t, 97.5 %, from printed tables.
-@pytest.mark.parametrize(
-    ("degrees", "expected"), [(5, 2.571), (9, 2.262), (29, 2.045), (1e6, 1.96)]
-)
-def test_students_t_is_that_of_the_tables(degrees, expected):
-    assert stats.student_t(degrees) == pytest.approx(expected, rel=2e-3)
-    assert stats.student_t(9, confidence=0.99) == pytest.approx(3.250, rel=2e-3)
-
-
 def test_the_spread_between_repeats_is_that_of_their_medians():
     assert stats.repeat_std([[1.0, 1.0, 9.0], [3.0, 3.0, 3.0]]) == pytest.approx(np.sqrt(2))
     assert stats.repeat_std([[1.0, 2.0]]) is None

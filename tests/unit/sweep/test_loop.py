@@ -169,14 +169,6 @@ def test_cpu_workers_that_share_cores_are_told():
     assert [record.warnings for record in records] == [(), (told,)]
 
 
-def test_a_lost_point_is_tried_once_more_and_both_attempts_are_rows():
-    cluster = make_started(make_devices(a=1), failing(Status.LOST, 1))
-    records, events = run(make_plan_of(1), cluster)
-    assert [(one.status, one.attempt) for one in records] == [(Status.LOST, 1), (Status.LOST, 2)]
-    told = [PointStarted, PointRetried, PointStarted, PointFinished]
-    assert [type(event) for event in events] == told
-
-
 def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole_plan():
     plan, written = make_plan_of(1, 1, 1), []
     chosen = plan.points[1].point_id

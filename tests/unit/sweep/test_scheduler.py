@@ -45,10 +45,6 @@ def skipped(made):
     return {d.attempt.index: (d.cause, d.reason) for d in run_sweep(made) if type(d) is Skip}
 
 
-def test_a_point_that_fits_gets_workers_in_rank_order():
-    assert started(schedule([make_point(world_size=2)], make_devices(a=4))) == [(0, (0, 1))]
-
-
 @pytest.mark.parametrize(
     ("world_size", "capacity", "lost", "cause", "told"),
     [
