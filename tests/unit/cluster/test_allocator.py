@@ -54,23 +54,6 @@ def test_a_device_with_two_owners_is_found():
     assert devices_shared(make_devices(a=2, b=2)) == []
 
 
-@given(
-    sizes=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 8), min_size=1),
-    data=st.data(),
-    strategy=st.sampled_from(["pack", "spread"]),
-)
-def test_any_choice_gives_distinct_workers_and_whole_places(sizes, data, strategy):
-    devices = make_devices(**sizes)
-    world_size = data.draw(st.integers(1, len(devices)))
-    worker_ids = choose_workers(devices, world_size, strategy)
-    assert len(set(worker_ids)) == world_size
-    ranked = assign_ranks([devices[worker_id] for worker_id in worker_ids])
-    assert [place.rank for place in ranked] == list(range(world_size))
-    for node in {place.node_rank for place in ranked}:
-        local = [place.local_rank for place in ranked if place.node_rank == node]
-        assert local == list(range(len(local)))
-
-
 def allocator_of(isolation="device", strategy="pack", lost=(), **nodes):
     return DeviceAllocator(make_devices(**nodes), lost, strategy, isolation)
 
@@ -83,10 +66,6 @@ def taken(allocator, *sizes):
         if places[-1]:
             allocator.take(places[-1])
     return places
-
-
-def test_points_side_by_side_fill_a_node_before_they_open_the_next():
-    assert taken(allocator_of(a=4, b=4), 2, 1, 1, 4) == [(0, 1), (2,), (3,), (4, 5, 6, 7)]
 
 
 def test_a_point_never_spans_more_nodes_than_it_would_on_the_idle_cluster():

@@ -230,7 +230,6 @@ def test_a_point_id_is_the_same_for_the_same_work():
 def test_the_limit_of_points_is_counted_before_they_are_made():
     axis = ", ".join(map(str, range(1, 1001)))
     text = MLP + f"matrix: {{batch_size: [{axis}], hidden: [1, 2, 3, 4, 5]}}\n"
-    assert len(plan(text).points) == 5000
     more = ", ".join(map(str, range(1, 102)))
     (line,) = problems_of(text, f"matrix.hidden={more}")
     assert line.startswith("job.yaml:4:9: matrix: a job has at most 100,000 points, given 101,000")

@@ -166,14 +166,6 @@ def test_each_timed_block_begins_with_two_untimed_steps(clock):
     assert clock[0] == (10 + 2 + 50) * 10_000_000
 
 
-def test_short_steps_warm_up_in_the_loops_in_which_they_are_timed(clock):
-    (repetition,) = measured(clock, Measure(), step_s=0.0001).repetitions
-    assert repetition.inner_iterations == 10
-    # A thousand single steps of the second, and the rest in loops.
-    assert len(repetition.warmup.step_ns) == pytest.approx(1 + 1000 + 900, rel=0.05)
-    assert len(repetition.timed.step_ns) == pytest.approx(2000, rel=0.05)
-
-
 def test_steps_below_a_millisecond_are_timed_in_loops(clock):
     done = measured(clock, Measure(warmup=10, iterations=20), step_s=0.0003)
     (repetition,) = done.repetitions

@@ -33,12 +33,6 @@ def test_what_fits_beside_the_computation_keeps_its_share_and_the_rest_is_expose
     assert exposure.growth_ms(4.0) == pytest.approx(0.5 + 1.0)
 
 
-def test_the_bounds_are_that_all_is_hidden_and_that_nothing_is():
-    exposure = Exposure(comm_ms=2.0, exposed_ms=1.0, hideable_ms=3.0, local_ms=5.0)
-    assert exposure.bounds_ms(4.0) == (0.0, 2.0)
-    assert exposure.bounds_ms(8.0) == (3.0, 6.0)
-
-
 def test_growth_of_several_worlds_is_a_line_that_never_falls():
     constant, slope = fit_growth([2, 4], [1.5, 2.0])
     assert (constant, slope) == pytest.approx((0.5, 1.0))

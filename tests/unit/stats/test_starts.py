@@ -32,14 +32,6 @@ def test_one_point_alone_has_students_interval():
     assert found.half_width(1 / 3) == pytest.approx(expected)
 
 
-def test_points_that_are_alike_make_each_other_surer():
-    values = 0.01 * np.random.default_rng(1).standard_normal((36, 3))
-    [alone] = scatter(values[:1])
-    first = scatter(values)[0]
-    assert first.degrees == 2 * alone.degrees
-    assert abs(first.sd - 0.01) < abs(alone.sd - 0.01)
-
-
 def test_a_noisy_point_among_quiet_ones_keeps_its_noise():
     rng = np.random.default_rng(3)
     sds = np.array([0.003] * 9 + [0.05])

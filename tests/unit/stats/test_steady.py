@@ -51,13 +51,6 @@ def test_clean_noise_is_seldom_marked(count, phi, sd):
     assert np.mean([marked(row.tolist()) for row in rows(count, phi, sd)]) <= 0.03
 
 
-@pytest.mark.parametrize("phi", [0.0, 0.6])
-def test_the_error_is_that_of_noise_with_a_short_memory(phi):
-    changes = [level_change(row.tolist()) for row in rows(600, phi, 0.01)]
-    sizes, errors = zip(*((c.size, c.error) for c in changes if c), strict=True)
-    assert np.mean(errors) == pytest.approx(np.std(sizes), rel=0.25)
-
-
 def test_a_slow_approach_is_marked_though_each_step_scatters_more():
     approach = 1 - 0.03 * np.exp(-np.arange(4000) / 2000)
     assert np.mean([marked((row * approach).tolist()) for row in rows(4000, 0.3, 0.01, 50)]) > 0.95

@@ -26,7 +26,6 @@ from fakes import (
 from raybench.cluster.local import LocalCluster
 from raybench.errors import ClusterError
 from raybench.job.plan import Plan
-from raybench.job.point import Precision
 from raybench.job.sections import BatchSearch
 from raybench.records import Failure, Status, TrialKey
 from raybench.sweep.loop import (
@@ -412,17 +411,3 @@ def test_a_breakpoint_in_a_workload_of_the_in_process_cluster_works():
     )
     assert "42" in done.stdout
     assert done.stdout.endswith("ok\n")
-
-
-def test_each_task_says_which_precisions_its_workers_live_to_see():
-    asked = []
-
-    class Asked:
-        def run(self, task, place, group):
-            asked.append(task.precisions)
-            return make_measurement(place.rank)
-
-    cluster = LocalCluster(make_devices(a=2), lambda _: Asked())
-    cluster.start(2, "pack")
-    run(make_plan_of(1, 2), cluster, precisions=(Precision.FP32, Precision.BF16))
-    assert asked == [(Precision.FP32, Precision.BF16)] * 3

@@ -5,8 +5,6 @@ from fakes import make_plan_of
 
 from raybench.sweep.scheduler import imagine_devices, makespan_s
 
-EIGHT = imagine_devices(8, 1)
-
 
 def one_second(point):
     return 1.0
@@ -19,8 +17,3 @@ def one_second(point):
 def test_what_shares_no_device_runs_at_once(isolation, nodes, expected_s):
     plan = make_plan_of(8, 4, 4, 4, 2, 2)
     assert makespan_s(plan, one_second, imagine_devices(8, nodes), isolation) == expected_s
-
-
-def test_what_does_not_fit_takes_no_time():
-    plan = make_plan_of(16, 1)
-    assert makespan_s(plan, one_second, EIGHT, "device") == 1.0

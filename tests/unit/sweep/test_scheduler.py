@@ -87,14 +87,6 @@ def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
     assert made.is_done
 
 
-def test_a_point_is_skipped_when_the_workers_that_were_coming_did_not_come():
-    made = Schedule(attempts(make_plan_of(4).points), "cluster")
-    made.see(make_devices(a=2), 2, frozenset(), pending=2)
-    assert made.next() is None
-    made.see(make_devices(a=2), 2, frozenset(), pending=0)
-    assert skipped(made) == {0: ("TooFewDevices", "needs 4 devices, the cluster has 2")}
-
-
 def test_a_cuda_graph_on_a_cpu_is_skipped():
     gpus = make_devices(a=2)
     cpus = [replace(device, kind="cpu") for device in gpus]
