@@ -2,16 +2,13 @@
 
 import os
 import time
-from statistics import median
 
-import pytest
 import ray
 import torch
 
 from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.records import Failure, Task
-from raybench.stats.summary import step_time
 from tests.cluster_contract import failures
 from tests.gpu.gpus import TWO_GPUS, private_ray
 from tests.unit.fakes import make_point
@@ -58,36 +55,3 @@ def test_a_standby_has_no_cuda_context_and_takes_the_gpu_of_a_killed_worker(caps
         assert after.other_processes == before.other_processes
         assert failures(run(cluster)) == []
         assert took_s < 6
-
-
-def test_the_start_of_a_standby_does_not_show_in_the_steps(capsys):
-    with private_ray(2) as cluster:
-        step_ms(cluster)
-        ratios = []
-        for _ in range(2):
-            for _ in range(2):
-                run(cluster, fault="kill")  # takes both standbys: new ones start
-            loaded = [standby.is_loaded for standby in standbys(cluster)]
-            starting = []
-            while len(ray.wait(loaded, num_returns=2, timeout=0)[0]) < 2:
-                starting.append(step_ms(cluster))
-            idle = [step_ms(cluster) for _ in range(3)]
-            # Of the same processes: those of the next round may differ by 2 %.
-            ratios.append(median(starting) / median(idle))
-            with capsys.disabled():
-                print(f"\nsteps beside a standby that starts, and beside none: {starting} {idle}")
-        assert ratios == pytest.approx([1, 1], abs=0.01)
-
-
-def step_ms(cluster):
-    """The median of a GPU-bound step of some 20 ms, over the slowest rank's times."""
-    point = make_point(
-        params={"hidden": 4096, "layers": 8},
-        world_size=2,
-        precision=Precision.BF16,
-        batch_size=4096,
-    )
-    settings = Measure(warmup=5, iterations=60, breakdown=False)
-    answers = cluster.run(Task(point=point, settings=settings), (0, 1))
-    assert failures(answers) == []
-    return step_time([answer.step_ns for answer in answers]) / 1e6

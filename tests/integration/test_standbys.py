@@ -114,7 +114,6 @@ def test_a_standby_ends_with_its_driver(three_nodes):
     command = [sys.executable, "-c", DRIVER, three_nodes]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
         try:
-            assert driver.stdout is not None
             standby = int(driver.stdout.readline())
             assert psutil.pid_exists(standby)
         finally:

@@ -7,9 +7,6 @@ import pytest
 from fakes import make_device, make_measurement, make_point
 
 from raybench.cluster.point_end import RunningRanks, finish_point, when_late_s
-from raybench.cluster.ray_cluster.cluster import ProcessGroups, RayCluster
-from raybench.cluster.ray_cluster.pool import WorkerPool
-from raybench.cluster.ray_cluster.start import Connection
 from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.job.model import Measure
 from raybench.records import Failure, Status, Task
@@ -148,14 +145,3 @@ def test_a_point_is_late_before_its_deadline_but_not_while_it_may_measure(
 
     assert late_after_s(1) == late_s
     assert late_after_s(2) == min(timeout_s, max(2 * max_seconds, timeout_s - 10))
-
-
-@pytest.mark.parametrize(("count", "begun"), [(2, ["store", "workers"]), (1, ["workers"])])
-def test_the_store_starts_before_the_workers_where_points_can_have_a_group(
-    monkeypatch, count, begun
-):
-    calls = []
-    monkeypatch.setattr(ProcessGroups, "start", lambda _: calls.append("store"))
-    monkeypatch.setattr(WorkerPool, "start", lambda *_: calls.append("workers"))
-    RayCluster(Connection(where="here", needed={}, kind="cpu", capacity=2)).start(count, "pack")
-    assert calls == begun
