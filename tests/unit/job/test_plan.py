@@ -63,16 +63,6 @@ def module(tmp_path, monkeypatch):
     return write
 
 
-def test_two_points_of_a_series_that_match_the_baseline_are_a_mistake(module):
-    text = module('def __init__(self, context, *, size: str = "8"): ...')
-    text += 'matrix: {size: ["8", "08", "9"], batch_size: 1}\nbaseline: {size: "8"}\n'
-    (line,) = problems_of(text)
-    assert line.startswith(
-        "job.yaml:5:11: baseline: two points of one series match, {size: '8'} and"
-    )
-    assert len(plan(text + "exclude: [{size: '08'}]\n").points) == 2
-
-
 def test_each_zip_entry_is_one_axis_that_varies_faster_than_the_matrix():
     made = plan(
         MLP + "matrix: {world_size: [1, 2]}\n"
