@@ -109,13 +109,13 @@ def test_the_process_group_is_kept_while_the_same_workers_are_used(cluster, tmp_
 
 
 def test_an_exception_that_cannot_travel_is_told_and_the_next_point_runs(cluster):
-    _, answers = run(cluster, make_point(FAULTY, 3, fault="unpicklable", faulty_rank=1))
+    _, answers = run(cluster, make_point(FAULTY, 2, fault="unpicklable", faulty_rank=1))
     failure = answers[1]
     assert isinstance(failure, Failure)
     assert (failure.status, failure.error_type) == (Status.ERROR, "_Unpicklable")
     assert "holds what cannot travel" in failure.message
     assert "\n" not in failure.message
-    _, answers = run(cluster, make_point(FAULTY, 6))
+    _, answers = run(cluster, make_point(FAULTY, 2))
     assert failures(answers) == []
 
 
@@ -133,7 +133,7 @@ def test_a_store_that_was_killed_is_replaced_and_the_workers_are_kept(cluster):
     os.kill(store, signal.SIGKILL)
     before = [device.process_id for device in cluster.devices]
     started_s = time.monotonic()
-    _, answers = run(cluster, make_point(FAULTY, 6))
+    _, answers = run(cluster, make_point(FAULTY, 2))
     print(f"store killed: next point done {time.monotonic() - started_s:.1f} s later")
     assert failures(answers) == []
     assert [device.process_id for device in cluster.devices] == before

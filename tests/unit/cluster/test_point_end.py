@@ -7,9 +7,6 @@ import pytest
 from fakes import make_device, make_measurement, make_point
 
 from raybench.cluster.point_end import RunningRanks, finish_point
-from raybench.cluster.ray_cluster.cluster import ProcessGroups, RayCluster
-from raybench.cluster.ray_cluster.pool import WorkerPool
-from raybench.cluster.ray_cluster.start import Connection
 from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.job.model import Measure
 from raybench.records import Failure, Status, Task
@@ -119,14 +116,3 @@ def test_a_measurement_in_a_process_that_is_no_good_any_more_costs_the_process()
     outcome, calls = finish(spoiled, make_measurement(1))
     assert (outcome.answers[0], outcome.unfit) == (spoiled, {0})
     assert calls == ["abort", "kill [0]"]
-
-
-@pytest.mark.parametrize(("count", "begun"), [(2, ["store", "workers"]), (1, ["workers"])])
-def test_the_store_starts_before_the_workers_where_points_can_have_a_group(
-    monkeypatch, count, begun
-):
-    calls = []
-    monkeypatch.setattr(ProcessGroups, "start", lambda _: calls.append("store"))
-    monkeypatch.setattr(WorkerPool, "start", lambda *_: calls.append("workers"))
-    RayCluster(Connection(where="here", needed={}, kind="cpu", capacity=2)).start(count, "pack")
-    assert calls == begun
