@@ -53,8 +53,6 @@ def test_compiled_blocks_compute_the_same_and_each_kind_is_compiled_once():
         workload = Dit(make_context(Precision.BF16, batch_size=1), **SMALL, compile=compiled)
         workload.step()
         outputs.append(workload.output)
-    assert outputs[0] is not None
-    assert outputs[1] is not None
     error = (outputs[0] - outputs[1]).float().norm() / outputs[0].float().norm()
     assert float(error) < 2e-2
     assert counters["stats"]["unique_graphs"] == 2

@@ -1,7 +1,5 @@
 """What is known of models, and that each figure of it has a source."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from raybench.health.expected import Expected, datasheet, find_expected

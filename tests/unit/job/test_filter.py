@@ -1,7 +1,5 @@
 """Which points an expression keeps."""
 
-from __future__ import annotations
-
 import pytest
 from builders import make_point
 

@@ -1,7 +1,5 @@
 """The job file: what loads, and that everything else is a line with its place."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
@@ -14,11 +12,9 @@ from hypothesis import strategies as st
 from jobs import MLP, load, places_of, plan, problems_of
 from raybench.errors import JobError
 from raybench.job.model import Measure, Span, load_job
-from raybench.job.plan import make_plan
 from raybench.job.sections import BatchSearch
 
 JOB = MLP + "matrix:\n  batch_size: [64]\n"
-JOBS = Path(__file__).parents[3] / "jobs"
 
 
 def test_a_short_job_has_the_documented_defaults():
@@ -274,17 +270,6 @@ def test_a_required_parameter_must_be_given(tmp_path, monkeypatch):
     assert load(text, "matrix.size=3").matrix["size"] == (3,)
 
 
-@pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_job_of_the_repository_loads_and_stays_small(path):
-    job = load_job(path)
-    plan = make_plan(job)
-    assert job.name == path.stem
-    assert plan.warnings == ()
-    assert 0 < len(plan.points) <= 40
-    first_line = job.text.partition("\n")[0]
-    assert first_line == "# yaml-language-server: $schema=../raybench/job.schema.json"
-
-
 _WORDS = """version name workload kind mlp matrix zip exclude include baseline measure warmup
     world_size batch_size global_batch_size precision hidden fp32 placement strategy pack auto"""
 _words = st.sampled_from(_WORDS.split())
@@ -306,7 +291,7 @@ def _flow(value: Any) -> str:
     return f"[{', '.join(map(_flow, value))}]" if isinstance(value, list) else str(value)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(_sections.map(_flow), _trees.map(_flow), st.text(max_size=40)))
 @example(MLP + "matrix: {batch_size: [2], world_size: 3, <<: *a}")
 def test_no_text_makes_anything_but_a_job_or_located_lines(text):

@@ -1,7 +1,5 @@
 """Operations of one step, counted on meta tensors, and the rate that a device sustains."""
 
-from __future__ import annotations
-
 import gc
 import random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What ranks of the workload `dit` compute together, in fp64 on gloo."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import multiprocessing
 from itertools import islice
 from typing import Any

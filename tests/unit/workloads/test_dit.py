@@ -1,7 +1,5 @@
 """The diffusion transformer: its sizes, what its ranks compute together, what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
