@@ -1,7 +1,5 @@
 """Processes forked from one that has imported torch already, which takes seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator

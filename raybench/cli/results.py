@@ -51,6 +51,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
     help="For a terminal, a pull request, a browser (one page, with charts) or another program.",
 )
 @json_format_option
+@click.option("--full", is_flag=True, help="On a terminal: all tables, findings and legends.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")
 @click.option(
     "--chart",
@@ -74,6 +75,7 @@ def report_command(
     results: Path,
     kind: str | None,
     as_json: bool,
+    full: bool,
     output: Path | None,
     chart: Path | None,
     against: str | None,
@@ -97,7 +99,8 @@ def report_command(
         draw = partial(draw_health, health)
     else:
         summary = load_summary(results, run)
-        text = _format(results, run, summary, kind, against, colored=colored)
+        is_short = kind == "terminal" and not full
+        text = _format(results, run, summary, kind, against, colored=colored, is_short=is_short)
         draw = partial(_draw, results, run, summary)
     if github:
         append_to_github_summary(text)
@@ -114,7 +117,8 @@ def print_report(results: Path, run_id: str, kind: str) -> None:
     """Print the report of one run, as `raybench report --format KIND` would."""
     from raybench.report.run_report import RunReport
 
-    write_document(RunReport(summary=load_summary(results, run_id)), kind)
+    report = RunReport(summary=load_summary(results, run_id), is_short=kind == "terminal")
+    write_document(report, kind)
 
 
 def load_summary(results: Path, run: str) -> Summary:
@@ -132,14 +136,21 @@ def load_summary(results: Path, run: str) -> Summary:
 
 
 def _format(
-    results: Path, run: str, summary: Summary, kind: str, against: str | None, *, colored: bool
+    results: Path,
+    run: str,
+    summary: Summary,
+    kind: str,
+    against: str | None,
+    *,
+    colored: bool,
+    is_short: bool,
 ) -> str:
     from raybench.report.documents import format_document
     from raybench.report.run_report import RunReport
 
     if kind == "html":
         return _page(results, run, summary, against)
-    report = RunReport(summary=summary)
+    report = RunReport(summary=summary, is_short=is_short)
     return format_document(report, kind, width=width(), color=colored)
 
 

@@ -12,7 +12,6 @@ from raybench.health.groups import placement_of
 from raybench.records import Device
 from raybench.records.health import Finding, Verdict
 from raybench.report.formatting import some
-from raybench.report.plain_text import counted
 from raybench.report.references import Standing, reference_file
 from raybench.results.columns import from_row
 from raybench.results.run import Run
@@ -38,7 +37,7 @@ class Grade:
         outside = [one for one in self.standings if not one.is_within]
         count = len(self.standings)
         named = some([f"{one.name} {one.share:.0%}" for one in outside])
-        inside = f"within reference on {count - len(outside)} of {counted(count, 'quantity')}"
+        inside = f"within reference on {count - len(outside)} of {count} quantities"
         return "; ".join(filter(None, (inside, named)))
 
     @property

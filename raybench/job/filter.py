@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
 
@@ -18,7 +18,8 @@ _CONTAINERS = (ast.List, ast.Tuple, ast.Set)
 _ALLOWED = (
     *(ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare, ast.IfExp, ast.Constant, ast.Name),
     *(ast.Subscript, ast.Slice, *_CONTAINERS),
-    *(ast.boolop, ast.unaryop, ast.operator, ast.cmpop, ast.expr_context),
+    *(ast.boolop, ast.unaryop, ast.cmpop, ast.expr_context),
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow),
 )
 _NAMES_OF_NODES = {
     ast.Attribute: "an attribute",
@@ -31,7 +32,6 @@ _NAMES_OF_NODES = {
     ast.ListComp: "a comprehension",
 }
 _MAX_CHARACTERS = 1000
-_MAX_BITS = 4096
 # Parts of the expression times points: a second or two.
 _MAX_EVALUATIONS = 10_000_000
 
@@ -60,7 +60,7 @@ def select_points(
         raise UsageError(message) from error
     if complaint := _complaint(tree, len(points)):
         raise UsageError(f"{label}: {complaint}")
-    evaluator = _evaluator()
+    evaluator = EvalWithCompoundTypes(functions={})
     kept = []
     for point in points:
         try:
@@ -86,6 +86,9 @@ def _complaint(tree: ast.expr, points: int) -> str | None:
         if not isinstance(node, _ALLOWED):
             what = _NAMES_OF_NODES.get(type(node), f"{type(node).__name__}")
             return f"{what} is not allowed; compare settings, as in {_EXAMPLE}"
+        # Else a text could be formatted, or a list repeated, to gigabytes.
+        if isinstance(node, ast.BinOp) and not (_is_number(node.left) and _is_number(node.right)):
+            return "arithmetic is for numbers only"
     if (count := len(nodes) * points) > _MAX_EVALUATIONS:
         return (
             f"too long for {points:,} points: {len(nodes)} parts x points is {count:,}, at most "
@@ -94,35 +97,10 @@ def _complaint(tree: ast.expr, points: int) -> str | None:
     return None
 
 
-def _evaluator() -> EvalWithCompoundTypes:
-    evaluator = EvalWithCompoundTypes(functions={})
-    for operator in (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.LShift):
-        evaluator.operators[operator] = _of_numbers(evaluator.operators[operator])
-    evaluator.operators[ast.Pow] = _of_numbers(_power)
-    return evaluator
-
-
-def _of_numbers(operate: Callable[[float, float], float]) -> Callable[[float, float], float]:
-    """Keep an operator to numbers: simpleeval's make gigabytes of lists and texts."""
-
-    def operate_on_numbers(left: float, right: float) -> float:
-        if not isinstance(left, int | float) or not isinstance(right, int | float):
-            raise TypeError("arithmetic is for numbers only")
-        result = operate(left, right)
-        if isinstance(result, int) and result.bit_length() > _MAX_BITS:
-            raise ValueError(f"the number is too large: at most {_MAX_BITS} bits")
-        return result
-
-    return operate_on_numbers
-
-
-def _power(base: float, exponent: float) -> float:
-    """Bound a power, of which simpleeval's takes a second where it is large."""
-    bits = base.bit_length() if isinstance(base, int) else 1
-    if abs(exponent) * bits > _MAX_BITS:
-        raise ValueError(f"the power is too large: at most {_MAX_BITS} bits")
-    result: float = base**exponent
-    return result
+def _is_number(operand: ast.expr) -> bool:
+    """Return False for a list and for a text; a setting may be a number."""
+    is_text = isinstance(operand, ast.Constant) and isinstance(operand.value, str)
+    return not (is_text or isinstance(operand, _CONTAINERS))
 
 
 def _holds(evaluator: EvalWithCompoundTypes, tree: ast.expr, point: Point) -> bool:

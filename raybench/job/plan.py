@@ -124,8 +124,6 @@ def _work_out(job: Job) -> _Worked:
     is_given = "baseline" in job.model_fields_set
     if baseline and is_given:
         problems[baseline.path] = baseline
-    elif tie := _baseline_tie(job, points.values()):
-        problems[tie.path] = tie
     return _Worked(
         points=points,
         problems=list(problems.values()),
@@ -307,40 +305,6 @@ def _baseline_remark(job: Job, points: Collection[Point]) -> Problem | None:
         "baseline: {} compares nothing"
     )
     return Problem(path=("baseline",), message=message)
-
-
-def _baseline_tie(job: Job, points: Collection[Point]) -> Problem | None:
-    """Remark that two points of one series match the baseline, as text or as numbers.
-
-    Reports read settings as text: there `08` is a number as good as `8`.
-    """
-    matching: dict[tuple[object, ...], Point] = {}
-    for point in points:
-        settings = point.settings_as_given
-        if not all(_is_equal(settings.get(name), value) for name, value in job.baseline.items()):
-            continue
-        series = tuple((name, settings[name]) for name in settings if name not in job.baseline)
-        if (other := matching.setdefault(series, point)) is not point:
-            names = [name for name in job.baseline if settings[name] != other.settings[name]]
-            first, second = (
-                ", ".join(f"{name}: {quote(one.settings[name])}" for name in names)
-                for one in (other, point)
-            )
-            message = (
-                f"two points of one series match, {{{first}}} and {{{second}}}; exclude one of "
-                "them, or write their values so that they differ as numbers"
-            )
-            return Problem(path=("baseline",), message=message)
-    return None
-
-
-def _is_equal(found: object, wanted: object) -> bool:
-    if str(found) == str(wanted):
-        return True
-    try:
-        return float(str(found)) == float(str(wanted))
-    except ValueError:
-        return False
 
 
 def _budget_remarks(job: Job) -> list[Problem]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import os
 import re
 import sys
 import typing
@@ -24,7 +23,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
-from typing_extensions import Doc
 
 from raybench.errors import UsageError
 from raybench.job.point import (
@@ -141,35 +139,14 @@ def _import(name: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        with _stdout_on_stderr():
+        # What a module prints is no part of a result, as of `plan --json`.
+        with redirect_stdout(sys.stderr):
             return importlib.import_module(name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         # A user's module may raise anything at all while it is imported.
         raise UsageError(f"cannot import module {name!r}: {_cause(error)}") from error
-
-
-@contextmanager
-def _stdout_on_stderr() -> Iterator[None]:
-    """Send to stderr what a module prints: it is no part of a result, as of `plan --json`.
-
-    Nor is what a process prints that the module starts.
-    """
-    with redirect_stdout(sys.stderr):
-        try:
-            if sys.__stdout__ is not None:
-                sys.__stdout__.flush()
-            stdout = os.dup(1)
-            os.dup2(2, 1)
-        except OSError:
-            yield  # one of the two is closed
-            return
-        try:
-            yield
-        finally:
-            os.dup2(stdout, 1)
-            os.close(stdout)
 
 
 @contextmanager
@@ -309,8 +286,7 @@ def _setting(name: str, annotation: Any, default: Any, description: str) -> Sett
 
 def _description(annotation: Any) -> str:
     for note in getattr(annotation, "__metadata__", ()):
-        text = note.documentation if isinstance(note, Doc) else getattr(note, "description", None)
-        if text:
+        if text := getattr(note, "description", None):
             return " ".join(text.split())
     return ""
 

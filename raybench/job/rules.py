@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from raybench.job.model import Job
 
 MAX_POINTS = 100_000
-_LISTED_VALUES = 8
 _Settings = Mapping[str, Setting]
 # A part of the job that gives settings: its path, what it gives, and what a name in it is called.
 _Group = tuple[KeyPath, Mapping[str, object], str]
@@ -79,8 +78,6 @@ def check(
         problems += _check_sizes(job, settings, axes)
         problems += _check_required(job, settings, axes, fixed)
         problems += _check_include_is_full(job, axes)
-    if is_workload_known or "matrix" not in damaged:
-        problems += _check_baseline(job, settings, [*unsound, *(p.path for p in problems)])
     if is_workload_known and "matrix" not in damaged:
         problems += _check_count(job)
     return problems
@@ -263,43 +260,6 @@ def _check_include_is_full(job: Job, axes: Sequence[str]) -> Iterator[Problem]:
         if missing:
             message = f"must give every axis of the job, lacks {', '.join(missing)}"
             yield Problem(path=("include", number), message=message)
-
-
-def _check_baseline(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> Iterator[Problem]:
-    """Check that some point has each value of the baseline, where the job gives one."""
-    unsure = {key for path in unsound for key in path}
-    if "baseline" not in job.model_fields_set:
-        return
-    for name, value in job.baseline.items():
-        if name in unsure or name not in settings:
-            continue
-        known = _known_values(job, settings, name)
-        if not known or settings[name].accept(value) in known:
-            continue
-        have = ", ".join(map(quote, known[:_LISTED_VALUES]))
-        more = ", ..." if len(known) > _LISTED_VALUES else ""
-        message = f"no point has {name} {quote(value)}; the points have {have}{more}"
-        yield Problem(path=("baseline", name), message=message)
-
-
-def _known_values(job: Job, settings: _Settings, name: str) -> list[Scalar]:
-    """Return the values that the points have of a setting, in the order given.
-
-    Empty where they are derived or searched, or where one of them is wrong itself.
-    """
-    if name == "batch_size" and job.batch_search is not None:
-        return []
-    found = [(path[0], value) for path, value in _values_of(job, name)]
-    given = [value for section, value in found if section != "include"]
-    given += job.env.get(name, ())
-    if not given and (axis_names(job) or not job.include):
-        given = [job.workload.parameters.get(name, settings[name].default)]
-    given += [value for section, value in found if section == "include"]
-    accept = settings[name].accept
-    try:
-        return list(dict.fromkeys(accept(value) for value in given if value is not None))
-    except ValueError:
-        return []
 
 
 def _check_count(job: Job) -> Iterator[Problem]:

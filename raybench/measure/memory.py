@@ -1,16 +1,15 @@
 """Memory of a GPU as torch's allocator counts it: peaks of the timed steps, and their parts.
 
 What the peak is made of comes from two untimed steps that are watched. The allocator says how much
-there is; parameters, gradients and optimizer states are found in the objects of the workload.
+there is; parameters, gradients and optimizer states are those of the process's modules and
+optimizers.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from inspect import getclosurevars
-from types import FunctionType, MethodType
 from typing import Protocol
 
 import torch
@@ -23,10 +22,6 @@ from raybench.workloads.base import Context, Workload
 FROM_GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
 _ON_CPU = "none: torch does not count the memory of a CPU"
 _NO_MODEL = "unknown: neither an optimizer of torch.optim nor a module was found"
-# A workload holds few objects; a data set that it holds is not searched to its end.
-_MOST_OBJECTS = 10_000
-# Packages whose objects hold no modules.
-_SKIPPED_PACKAGES = frozenset({"builtins", "numpy", "torch"})
 
 
 class AllocatorCalls:
@@ -146,13 +141,15 @@ def peak_parts(workload: Workload, context: Context) -> PeakParts | str:
 def watch_peak(workload: Workload, device: torch.device, allocator: Allocator) -> PeakParts | None:
     """Run two steps, and return what the peak of the second is made of.
 
-    None where the workload holds neither a module nor a tensor that an optimizer steps.
+    None where the device has neither a module nor a tensor that an optimizer steps. All modules of
+    the process count: a workload may hold its own in collections, objects and closures.
     """
     optimizers: dict[torch.optim.Optimizer, None] = {}
     with _before_optimizer_steps(lambda optimizer: optimizers.setdefault(optimizer)):
         workload.step()
-    modules = _find_modules(workload)
-    weights = [*_parameters(optimizers, modules), *(b for m in modules for b in m.buffers())]
+    modules = _live_modules()
+    held = [*_parameters(optimizers, modules), *(b for m in modules for b in m.buffers())]
+    weights = [tensor for tensor in held if tensor.device == device]
     if not weights:
         return None
     allocator.reset_peak()
@@ -233,42 +230,11 @@ def _before_optimizer_steps(call: Callable[[torch.optim.Optimizer], object]) -> 
         handle.remove()
 
 
-def _find_modules(workload: Workload) -> list[nn.Module]:
-    """Return the modules that a workload holds, also in collections, objects and closures.
-
-    Modules inside a found module are not listed. The search ends after 10,000 objects.
-    """
-    found, seen, waiting = [], set[int](), list[object]([workload])
-    while waiting and len(seen) < _MOST_OBJECTS:
-        candidate = waiting.pop()
-        if id(candidate) in seen:
-            continue
-        seen.add(id(candidate))
-        if isinstance(candidate, nn.Module):
-            found.append(candidate)
-        else:
-            waiting.extend(_members(candidate))
-    return found
-
-
-def _members(holder: object) -> Iterable[object]:
-    """Return the objects that this one holds; none where its class is of torch or numpy."""
-    match holder:
-        case list() | tuple():
-            return holder
-        case dict():
-            return holder.values()
-        case partial():
-            return (holder.func, *holder.args, *holder.keywords.values())
-        case MethodType():
-            return (holder.__self__,)
-        case FunctionType():
-            return getclosurevars(holder).nonlocals.values()
-    if type(holder).__module__.partition(".")[0] in _SKIPPED_PACKAGES:
-        return ()
-    slots = getattr(type(holder), "__slots__", ())
-    attributes = vars(holder).values() if hasattr(holder, "__dict__") else ()
-    return [*attributes, *(getattr(holder, name, None) for name in slots)]
+def _live_modules() -> list[nn.Module]:
+    """Return all modules of this process: the workload before this one is gone."""
+    gc.collect()
+    # By the type: to ask a proxy for its class may run code of its own.
+    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
 
 
 def _parameters(

@@ -10,21 +10,11 @@ import math
 import numbers
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
-from itertools import chain
+from dataclasses import fields, replace
 from typing import Any
 
 from raybench.errors import UsageError
-from raybench.records import (
-    Answer,
-    Breakdown,
-    Cause,
-    Failure,
-    Measurement,
-    Profile,
-    RankMetrics,
-    Samples,
-)
+from raybench.records import Answer, Cause, Failure, Measurement, RankMetrics, Samples
 from raybench.records.failure_text import MESSAGE_CHARACTERS, shorten
 from raybench.records.metric import Metric
 
@@ -130,8 +120,6 @@ def _problems(measurement: Measurement) -> Iterator[str]:
         gemm_tflops=measurement.gemm_tflops,
         **{name: getattr(measurement, name) for name in _COMBINED if name not in DECLARED},
     )
-    yield from _breakdown_problems(measurement.breakdown)
-    yield from _profile_problems(measurement.profile)
 
 
 def _sample_problems(samples: Samples) -> Iterator[str]:
@@ -160,44 +148,6 @@ def _amount_problems(**amounts: object) -> Iterator[str]:
         number = None if value is None else _plain(value)
         if value is not None and (number is None or not 0 <= number < _MOST_EXACT):
             yield f"{name} is {_quote(value)}"
-
-
-def _series_problems(name: str, amounts: Sequence[object]) -> Iterator[str]:
-    # Of thousands of ranks nearly all are plain: their names are only made where one is not.
-    if not all(type(one) is float and 0 <= one < _MOST_EXACT for one in amounts):
-        yield from _amount_problems(
-            **{f"{name}[{place}]": amount for place, amount in enumerate(amounts)}
-        )
-
-
-def _breakdown_problems(breakdown: Breakdown | None) -> Iterator[str]:
-    if breakdown is None:
-        return
-    yield from _amount_problems(
-        device_ms=breakdown.device_ms,
-        optimizer_ms=breakdown.optimizer_ms,
-        copies_ms=breakdown.copies_ms,
-    )
-    yield from _series_problems("local_ms", list(chain(*breakdown.local_ms)))
-    for name in ("hooked_ms", "comm_ms", "tail_ms"):
-        yield from _series_problems(name, getattr(breakdown, name))
-    yield from _amount_problems(**(asdict(breakdown.wall) if breakdown.wall else {}))
-    yield from _amount_problems(**(asdict(breakdown.peak) if breakdown.peak else {}))
-    for one in breakdown.traffic:
-        sizes = {"message_bytes": one.message_bytes, "bus_bytes": one.bus_bytes}
-        yield from _amount_problems(calls=one.calls, ranks=one.ranks, **sizes)
-        times = {f"call_ms[{place}]": ms for place, ms in enumerate(one.call_ms)}
-        yield from _amount_problems(**times)
-    for region in breakdown.regions:
-        if not isinstance(region.name, str):
-            yield f"the name of a region must be a text, given {_quote(region.name)}"
-        yield from _amount_problems(calls=region.calls, region_ms=region.ms, share=region.share)
-
-
-def _profile_problems(profile: Profile | None) -> Iterator[str]:
-    for module in profile.modules if profile else ():
-        times = {"forward_ms": module.forward_ms, "backward_ms": module.backward_ms}
-        yield from _amount_problems(calls=module.calls, **times)
 
 
 def _why_not_together(measurements: Sequence[Measurement]) -> str | None:

@@ -6,12 +6,22 @@ of a health check, differ in most settings: one column holds all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from raybench.analysis.settings import HasSettings, setting, varying
+from raybench.analysis.settings import OPTIONAL, HasSettings, number_of, setting, varying
 from raybench.report import formatting
 from raybench.report.blocks import SETTING_CHARS, Column
+
+# Settings by which several devices share the work of a step, and their names in the field.
+DEGREES = {
+    **{"dp_replicate": "DDP", "dp_shard": "FSDP", "tp": "TP", "cp": "CP", "pp": "PP"},
+    **{"ulysses": "Ulysses", "ring": "ring"},
+}
+_WORDS = {"compile": "compiled", "activation_checkpointing": "checkpointing"}
+# Values that say that something is not used.
+_UNUSED = ("none", "false", "off", "1", "")
 
 
 class _Row(HasSettings, Protocol):
@@ -26,6 +36,50 @@ class _Row(HasSettings, Protocol):
     def workload(self) -> str:
         """Return the name or the class of the workload."""
         ...
+
+
+def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
+    """Return the settings that are needed to tell the points apart.
+
+    Optional settings are left out where the others suffice: small messages are replayed from a
+    graph and large ones not, but their size tells them apart. So is a setting that follows from a
+    preset.
+    """
+    names = varying(rows)
+    presets = {setting(row, "preset") for row in rows} if "preset" in names else set()
+    names = [
+        name
+        for name in names
+        if name == "preset"
+        or not presets
+        or len({(setting(r, "preset"), setting(r, name)) for r in rows}) > len(presets)
+    ]
+    rest = [name for name in names if name not in OPTIONAL]
+    is_enough = len({tuple(str(setting(row, n)) for n in rest) for row in rows}) == len(rows)
+    return rest if is_enough else names
+
+
+def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
+    """Return settings in short, as in `FSDP 2, full checkpointing`, without those that are unused.
+
+    The number of ranks is left out where the layout says it already.
+    """
+    degrees = {name: number_of(setting(row, name)) or 1 for name in DEGREES if name in names}
+    is_said = degrees and math.prod(degrees.values()) == setting(row, "world_size") > 1
+    words = []
+    for name in sorted(names, key=lambda name: name not in (*DEGREES, "world_size")):
+        value = setting(row, name)
+        if name == "world_size":
+            words += [] if is_said else [formatting.ranks_words(int(value), ranks)]
+        elif name in degrees:
+            words += [f"{DEGREES[name]} {value}"] if degrees[name] > 1 else []
+        elif str(value).lower() == "true":
+            words.append(_WORDS.get(name, name))
+        elif name in _WORDS:
+            words += [] if str(value).lower() in _UNUSED else [f"{value} {_WORDS[name]}"]
+        elif str(value).lower() != "false":
+            words.append(formatting.settings_words(row, [name], ranks))
+    return ", ".join(filter(None, words)) or formatting.settings_words(row, names, ranks)
 
 
 def setting_columns(rows: Sequence[_Row]) -> list[tuple[Column, list[str]]]:

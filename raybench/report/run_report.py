@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from raybench.report import formatting, insight_text
+from raybench.report.answer_table import answer_table
 from raybench.report.blocks import (
     HOW_TO_ADD_ROUNDS,
     Block,
@@ -19,10 +20,14 @@ from raybench.report.blocks import (
     Table,
 )
 from raybench.report.documents import Document
+from raybench.report.plain_text import counted, shorten
 from raybench.report.sections import Section, all_sections
 from raybench.report.summary import Summary
+from raybench.sweep.messages import command
 from raybench.sweep.rounds import WORTHWHILE
 
+_MOST_WARNINGS = 3
+_WARNING_CHARS = 150
 _ONE_START = f"one start; `--set measure.rounds={WORTHWHILE}` gives an interval"
 
 
@@ -31,6 +36,7 @@ class RunReport(Document):
     """A document (see `raybench.report.documents`) of one run."""
 
     summary: Summary
+    is_short: bool = False
 
     @property
     def title(self) -> str:
@@ -115,6 +121,9 @@ class RunReport(Document):
     def blocks(self) -> Iterator[Block]:
         """Yield what follows the title in a text."""
         summary = self.summary
+        if self.is_short:
+            yield from self._short()
+            return
         if self.lead:
             yield Line(text=formatting.sentence(self.lead), tone="strong")
         lost, shared = formatting.some(summary.lost_nodes), formatting.settings(summary.shared)
@@ -137,6 +146,41 @@ class RunReport(Document):
         if summary.more_rounds:
             text = f"{summary.more_rounds.sentence}: {HOW_TO_ADD_ROUNDS}"
             yield Line(text=text, tone="aside", is_apart=True)
+
+    def _short(self) -> Iterator[Block]:
+        """Yield the lead, one table, at most three warnings, and what to type next."""
+        summary = self.summary
+        if self.lead:
+            yield Line(text=formatting.sentence(self.lead), tone="strong")
+        yield Line(text=summary.machine, is_apart=True)
+        yield Line(text=f"{summary.course}; {summary.counts}")
+        if summary.rows:
+            table, left_out = answer_table(summary.rows, summary.layout, summary.answer)
+            yield table
+            if left_out:
+                yield Line(text=f"and {counted(left_out, 'more point')}: --full", tone="aside")
+        else:
+            yield Line(text="No point has been finished yet.", is_apart=True)
+        found = [group for messages in self.messages for group in messages.groups]
+        for place, group in enumerate(found[:_MOST_WARNINGS]):
+            where = f" ({group.where})" if group.where else ""
+            text = f"{group.count} x {shorten(group.text, _WARNING_CHARS)}{where}"
+            yield Line(text=text, is_apart=place == 0)
+        if (more := len(found) - _MOST_WARNINGS) > 0:
+            yield Line(text=f"and {more} more: --full")
+        yield Line(text=f"Next: {self._next_command()}", tone="aside", is_apart=True, is_whole=True)
+        yield Line(
+            text=f"`{command('explain', 'TERM')}` says what a heading or mark means.", tone="aside"
+        )
+
+    def _next_command(self) -> str:
+        """Return the command that brings most: an interval where there is none, else all of it."""
+        run_id, more = self.summary.run.run_id, self.summary.more_rounds
+        if more is None:
+            return command("report", run_id, "--full")
+        files = (word for word in self.summary.run.argv if word.endswith((".yaml", ".yml")))
+        rounds = f"measure.rounds={more.rounds}"
+        return command("sweep", next(files, "JOB"), "--resume", run_id, "--set", rounds)
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.

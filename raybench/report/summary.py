@@ -6,7 +6,7 @@ Everything is computed when it is first asked for, and once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import pandas as pd
@@ -14,10 +14,12 @@ import pandas as pd
 from raybench.analysis.rounds import Trials, latest_trials, without_controls
 from raybench.analysis.rows import ScaledRow, typed_rows
 from raybench.analysis.scaling import best_settings, scaling
-from raybench.analysis.settings import OPTIONAL, batch_column
+from raybench.analysis.settings import OPTIONAL, batch_column, varying
 from raybench.analysis.step_times import SlowestRegion, regions_by_point
 from raybench.analysis.uneven import Fleet, fleets
+from raybench.job.answer import Answer, answer_of_run
 from raybench.job.point import RUN_SETTINGS
+from raybench.job.source import overrides_in
 from raybench.records import Cause, TrialKey, by_point
 from raybench.report import formatting, messages
 from raybench.report.blocks import MessageGroup
@@ -110,6 +112,15 @@ class Summary:
                 f"{mark} {text}" for mark, text in formatting.MARKS.items() if mark in letters
             ),
         )
+
+    @cached_property
+    def answer(self) -> Answer:
+        """Return what the job asks, or what its workload answers."""
+        # A job file names the batch by the column that it fixes.
+        batch = next(filter(None, map(batch_column, self.rows)), "batch")
+        asked = [batch if name == "batch" else name for name in varying(self.rows)]
+        found = answer_of_run(self.run.job_text, overrides_in(self.run.argv), asked)
+        return replace(found, over=tuple("batch" if n == batch else n for n in found.over))
 
     @cached_property
     def fleets(self) -> Sequence[Fleet]:

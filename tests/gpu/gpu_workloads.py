@@ -1,7 +1,5 @@
 """Workloads for the tests on GPUs: sums that are checked, faults, and steps that are slowed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Workloads of the integration tests: they write down where they ran, and they fail on demand."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

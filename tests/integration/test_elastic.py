@@ -1,7 +1,5 @@
 """Sweeps on a cluster that Ray's own autoscaler makes bigger and smaller, with its fake nodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

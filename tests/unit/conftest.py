@@ -1,7 +1,5 @@
 """What every unit test needs."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

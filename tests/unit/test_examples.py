@@ -2,8 +2,6 @@
 is true: it is worked out again here, from the Parquet files alone.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from pathlib import Path
@@ -80,7 +78,6 @@ def test_the_committed_markdown_is_what_the_tables_say_today(job):
 
 def test_the_committed_health_check_is_what_the_tables_say_today():
     report = load_health(RESULTS, RUNS["health"])
-    assert report is not None
     today = format_document(HealthDocument(report=report), "md")
     assert (REPORTS / "health.md").read_text() == today, AGAIN
     drawn = draw_figure(health_figures(report)[0], "svg", below=report.machine)
@@ -94,7 +91,6 @@ def test_the_committed_charts_show_what_the_tables_say_today(job):
     devices = reader.load(RESULTS, "devices", RUNS[job])
     data = ChartData(summary=load_summary(RESULTS, RUNS[job]), devices=devices)
     today = draw_main_figure(data, "svg")
-    assert today is not None
     found = marks(CHARTS[job].read_text())
     assert len(found) > 10
     assert found == marks(today.decode()), AGAIN

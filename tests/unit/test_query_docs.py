@@ -1,7 +1,5 @@
 """The recipes of docs/how-to/query.md run on the committed results and agree with each other."""
 
-from __future__ import annotations
-
 import io
 import re
 from contextlib import redirect_stdout

@@ -426,7 +426,7 @@ def _start_private(
         patience_s=DEFAULT_TIMEOUTS.rays_own_error_at_start_s,
     )
     # Ray would start no more processes at a time than it was told of CPUs, which are the workers
-    # wanted: their agent, store and standbys would wait in line. And first it would start one for
+    # wanted: their agent and store would wait in line. And first it would start one for
     # each CPU, which cannot become a worker, as it has not the environment of one.
     settings = {
         "worker_maximum_startup_concurrency": max(wanted, cores),

@@ -9,7 +9,7 @@ from functools import cached_property
 import pandas as pd
 
 from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import OPTIONAL, batch_column, setting, setting_order, varying
+from raybench.analysis.settings import batch_column, setting, setting_order, varying
 from raybench.report import formatting, plain_text
 from raybench.report.charts.grammar import (
     HEIGHT,
@@ -22,6 +22,7 @@ from raybench.report.charts.grammar import (
     legend_height,
     line_chart,
 )
+from raybench.report.point_settings import distinguishing_settings
 from raybench.report.summary import Summary
 
 Row = ScaledRow
@@ -82,18 +83,6 @@ def in_order(rows: Sequence[Row], last: Collection[str] = ()) -> list[Row]:
     """Sort points by their settings; those named in `last` vary fastest."""
     names = sorted(distinguishing_settings(rows), key=lambda name: name in last)
     return sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
-
-
-def distinguishing_settings(rows: Sequence[Row]) -> list[str]:
-    """Return the settings that are needed to tell the points apart.
-
-    Optional settings are left out where the others suffice: small messages are replayed from a
-    graph and large ones not, but their size tells them apart.
-    """
-    names = varying(rows)
-    rest = [name for name in names if name not in OPTIONAL]
-    is_enough = len({tuple(str(setting(row, n)) for n in rest) for row in rows}) == len(rows)
-    return rest if is_enough else names
 
 
 def point_name(row: Row, names: Iterable[str], ranks: str, *, is_other: bool = False) -> str:

@@ -6,9 +6,10 @@ import math
 
 from raybench.analysis.settings import setting_order
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, Row, distinguishing_settings, point_name
+from raybench.report.charts.data import ChartData, Row, point_name
 from raybench.report.charts.grammar import MOST_BARS, Figure, Mark, Panel, axis, bar_panels
 from raybench.report.charts.registry import Chart
+from raybench.report.point_settings import distinguishing_settings
 
 # As the formula of a product names its dimensions.
 _SHAPE = ("m", "n", "k")

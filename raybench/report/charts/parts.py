@@ -9,7 +9,6 @@ from raybench.report import formatting
 from raybench.report.charts.data import (
     ChartData,
     Row,
-    distinguishing_settings,
     in_order,
     point_name,
 )
@@ -17,6 +16,7 @@ from raybench.report.charts.grammar import MOST_BARS, Figure, Mark, Table, axis,
 from raybench.report.charts.ranking import bar_names
 from raybench.report.charts.registry import Chart
 from raybench.report.insights import CAUSES
+from raybench.report.point_settings import distinguishing_settings
 from raybench.report.tables import has_no_breakdown
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 

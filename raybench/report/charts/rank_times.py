@@ -9,9 +9,10 @@ import pandas as pd
 
 from raybench.records import Status
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, Row, distinguishing_settings
+from raybench.report.charts.data import ChartData, Row
 from raybench.report.charts.grammar import Figure, Panel, Table, axis, by_threshold, heat_map
 from raybench.report.charts.registry import Chart
+from raybench.report.point_settings import distinguishing_settings
 
 # Cells of all heat maps together: each is an element of the page.
 _MOST_CELLS, _MOST_MAPS, _MOST_RANKS, _MOST_COLUMNS = 1_200, 4, 64, 60

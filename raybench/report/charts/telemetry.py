@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.report import formatting, plain_text
-from raybench.report.charts.data import ChartData, Row, distinguishing_settings, point_name
+from raybench.report.charts.data import ChartData, Row, point_name
 from raybench.report.charts.grammar import (
     HEIGHT,
     MOST_LINES,
@@ -23,6 +23,7 @@ from raybench.report.charts.grammar import (
     line_chart,
 )
 from raybench.report.charts.registry import Chart
+from raybench.report.point_settings import distinguishing_settings
 
 _SHOWN = {
     "sm_clock_mhz": ("SM clock", "MHz"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from raybench.report import formatting
 from raybench.report.charts.data import (
     ChartData,
-    distinguishing_settings,
     in_order,
     point_name,
 )
 from raybench.report.charts.grammar import MOST_BARS, Figure, Table, axis, bar_panels
 from raybench.report.charts.ranking import bar_names
 from raybench.report.charts.registry import Chart
+from raybench.report.point_settings import distinguishing_settings
 from raybench.report.tables import STEP_MEANING
 
 _COLUMNS = {

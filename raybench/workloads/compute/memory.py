@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -32,7 +29,7 @@ _SCALAR = 3.0  # STREAM's own
 _CHECKED_AT_A_TIME = 2**24
 # How often a result may be rounded: an error of an epsilon of the operands each, at most.
 _ROUNDINGS: Mapping[Operation, int] = {"copy": 0, "scale": 1, "add": 1, "triad": 2}
-_WARMUPS, _STEPS = 10, 10
+_TIMED_S = 0.1
 # Arrays far above the caches. A CPU's are smaller, and it is slower.
 _ARRAY_BYTES = {"cuda": 2**30, "cpu": 2**25}
 
@@ -149,51 +146,25 @@ def _first_wrong(operation: Operation, found: Tensor, inputs: list[Tensor]) -> i
 
 
 def memory_gb_s(context: Context) -> float | None:
-    """Return GB/s of the triad of the workload `memory`, by the median of 10 steps.
+    """Return GB/s of the triad of the workload `memory`, by the median of 0.1 s of steps.
 
     None on the meta device. It needs 3 GiB on a GPU while it runs.
     """
     import torch
+    from torch.utils.benchmark import Timer
 
     size_bytes = _ARRAY_BYTES.get(context.device.type)
     if size_bytes is None:
         return None
     triad = Memory(replace(context, precision=Precision.FP32), size_bytes=size_bytes)
-    time_steps = _device_times_s if context.device.type == "cuda" else _host_times_s
-    step_s = statistics.median(time_steps(triad.step))
+    timer = Timer("step()", globals={"step": triad.step}, num_threads=torch.get_num_threads())
+    step_s = timer.blocked_autorange(min_run_time=_TIMED_S).median
     moved = triad.memory_bytes
-    del triad
+    # With the timer, which holds it: its memory is for the workload that asks.
+    del triad, timer
     if context.device.type == "cuda":
         torch.cuda.empty_cache()
     return moved / step_s / 1e9
-
-
-def _device_times_s(step: Callable[[], None]) -> list[float]:
-    """Return the seconds of each of `_STEPS` steps after a warm-up, between CUDA events."""
-    import torch
-
-    events = [
-        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        for _ in range(_STEPS + 1)
-    ]
-    for _ in range(_WARMUPS):
-        step()
-    events[0].record()
-    for event in events[1:]:
-        step()
-        event.record()
-    events[-1].synchronize()
-    return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]
-
-
-def _host_times_s(step: Callable[[], None]) -> list[float]:
-    """Return the seconds of each of `_STEPS` steps after one more, by the host's clock."""
-    step()
-    marks_s = [time.perf_counter()]
-    for _ in range(_STEPS):
-        step()
-        marks_s.append(time.perf_counter())
-    return [end - start for start, end in pairwise(marks_s)]
 
 
 class HostCopy(Workload):
@@ -275,28 +246,20 @@ def _copying(copies: list[tuple[Tensor, Tensor]], context: Context) -> Callable[
     """Return a function that issues the copies at once; the current stream waits for them all."""
     import torch
 
-    first, *others = copies
+    def copy(some: list[tuple[Tensor, Tensor]]) -> None:
+        for source, target in some:
+            target.copy_(source, non_blocking=True)
 
-    def one() -> None:
-        first[1].copy_(first[0], non_blocking=True)
-
-    if not others or context.device.type != "cuda":
-
-        def in_turn() -> None:
-            for source, target in copies:
-                target.copy_(source, non_blocking=True)
-
-        return in_turn if others else one
-
+    if len(copies) == 1 or context.device.type != "cuda":
+        return partial(copy, copies)
     side = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
 
-    def both() -> None:
+    def copy_both_ways() -> None:
         current = torch.cuda.current_stream()
         side.wait_stream(current)
-        one()
+        copy(copies[:1])
         with torch.cuda.stream(side):
-            for source, target in others:
-                target.copy_(source, non_blocking=True)
+            copy(copies[1:])
         current.wait_stream(side)
 
-    return both
+    return copy_both_ways

@@ -71,45 +71,25 @@ def estimate_rows(settings: Settings, features: int) -> MemoryParts | None:
     return _estimate(settings, float(_FP32 * (features + 1)), step)
 
 
-# Blocks of each stage, convolutions of a block, and parameters.
-_RESNETS = {
-    "resnet18": ((2, 2, 2, 2), 2, 11_689_512),
-    "resnet50": ((3, 4, 6, 3), 3, 25_557_032),
-}
+# Parameters, and how many numbers all convolutions make of one image of 224 x 224 pixels.
+_RESNETS = {"resnet18": (11_689_512, 2_483_712), "resnet50": (25_557_032, 11_113_984)}
 
 
 def estimate_resnet(settings: Settings) -> MemoryParts | None:
     """Estimate a residual network of torchvision; None as `estimate_stack`."""
     if not _is_estimated(settings) or settings.get("compile"):
         return None
-    blocks, depth, parameters = _RESNETS[settings["preset"]]
+    parameters, outputs = _RESNETS[settings["preset"]]
     images, size = float(settings["batch_size"]), settings["image_size"]
     number = _product_bytes(settings)
     # Each convolution's output, and what the norm behind it makes of that.
-    saved = 2.0 * number * images * _convolution_outputs(blocks, depth, size)
+    saved = 2.0 * number * images * outputs * (size / 224) ** 2
     pixels = 3.0 * images * size**2
     if number == 2:
         saved += 2.0 * (parameters + pixels)
     data = 4.0 * pixels * settings.get("grad_accumulation", 1)
     step = _Step(saved=saved, at_loss=0.0, data=data)
     return _estimate(settings, float(_FP32 * parameters), step)
-
-
-def _convolution_outputs(blocks: tuple[int, ...], depth: int, size: int) -> float:
-    """Return how many numbers all convolutions make of one image of size x size pixels."""
-    size = -(-size // 2)
-    total = 64.0 * size**2
-    size = -(-size // 2)
-    for stage, count in enumerate(blocks):
-        width, wide = 64 * 2**stage, 64 * 2**stage * (4 if depth == 3 else 1)
-        before, size = size, (size if stage == 0 else -(-size // 2))
-        area = size**2
-        # The stride is that of the second convolution of three, of the first of two.
-        first = width * (before**2 if depth == 3 else area)
-        rest = (count - 1) * width * area + (depth - 2) * count * width * area + count * wide * area
-        shortcut = wide * area if stage or depth == 3 else 0
-        total += first + rest + shortcut
-    return total
 
 
 def estimate_language_model(settings: Settings) -> MemoryParts | None:

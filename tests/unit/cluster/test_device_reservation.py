@@ -264,16 +264,6 @@ def test_what_another_sweep_has_is_refused_in_one_line_that_says_what_to_type():
     assert (nodes.shared, nodes.released) == ([False], 1)
 
 
-def test_gpus_are_named_and_others_are_proposed():
-    nodes = FakeNodes({"GPU-a0": (OTHER, OTHER), "GPU-a1": (OTHER,)})
-    with pytest.raises(DevicesInUseError) as refused:
-        reservation(nodes).reserve([make_device(index=n) for n in range(2)])
-    told = str(refused.value)
-    assert told.startswith("cuda:0 of host-a and 1 more device are used by run a-1 of bob")
-    assert " and 1 more since" in told
-    assert "CUDA_VISIBLE_DEVICES" in told
-
-
 def test_the_devices_are_waited_for_as_long_as_told_and_that_is_said_once():
     nodes, said = FakeNodes(*[{CPU: (OTHER,)}] * 3), list[str]()
     reservation(nodes, said.append, wait_s=60.0).reserve(cpus())
@@ -311,10 +301,3 @@ def test_a_host_without_locks_is_measured_and_that_is_said_once():
     held.reserve(cpus())
     [line] = said
     assert "/tmp/x: Permission denied" in line
-
-
-def test_without_terms_nothing_is_asked():
-    nodes = FakeNodes({CPU: (OTHER,)})
-    free = DeviceReservation(nodes, None, print)
-    free.reserve(cpus())
-    assert (free.try_reserve(cpus()), nodes.shared) == ("", [])

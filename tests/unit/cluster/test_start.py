@@ -168,19 +168,6 @@ def test_a_folder_that_others_could_rename_is_passed_over(monkeypatch, short_fol
     assert again.parent == short_folder
 
 
-@pytest.mark.usefixtures("no_folder_of_rays")
-def test_where_there_is_no_place_each_reason_is_told(monkeypatch):
-    def full(**_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tempfile.mkdtemp", full)
-    with pytest.raises(
-        ClusterError, match=r"^no folder .*/tmp: No space left .*set TMPDIR"
-    ) as told:
-        make_private_folder()
-    assert len(str(told.value).splitlines()) == 1
-
-
 @contextmanager
 def listening():
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -1,7 +1,5 @@
 """The state and the errors of a device, as NVML and the kernel's log tell them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields as fields_of
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Questions to NVML: answers, refusals, and no NVML at all."""
 
-from __future__ import annotations
-
 import pynvml
 import pytest
 

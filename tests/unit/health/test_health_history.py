@@ -1,7 +1,5 @@
 """One check beside an earlier one: what days alone do not explain."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

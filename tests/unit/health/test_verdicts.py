@@ -1,7 +1,5 @@
 """What is said of readings of which the fault is known."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -310,14 +308,3 @@ def test_devices_that_other_programs_used_in_most_points_are_suspect_though_none
     assert found.command.startswith("ps -eo ")
     in_one_pass = [replace(one, other_programs=()) for one in readings if one.pass_number > 1]
     assert unhealthy(judge([*readings[:2], *in_one_pass], workers)) == {}
-
-
-@pytest.mark.parametrize(
-    ("stage", "command"), [("host-links", "nvidia-smi topo -m; "), ("alone", "raybench doctor")]
-)
-def test_where_all_are_slow_and_no_variable_is_known_for_it_no_setting_is_advised(stage, command):
-    switched = devices(2, environment={"NCCL_NVLS_ENABLE": "0"})
-    [found] = unhealthy(judge(make_readings([40.0] * 2, host_links(stage)), switched)).values()
-    assert found.reason.startswith("all are slow alike: ")
-    assert found.action is Action.WATCH
-    assert found.command.startswith(command)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import pytest
 from pydantic import Field, PositiveInt
-from typing_extensions import Doc
 
 from raybench.errors import UsageError
 from raybench.job import registry
@@ -27,7 +26,7 @@ class Declared:
         self,
         context: Context,
         *,
-        width: Annotated[PositiveInt, Doc("Width of it.")] = 8,
+        width: Annotated[PositiveInt, Field(description="Width of it.")] = 8,
         rate: Annotated[float, Field(gt=0, description="How fast.")] = 1e-3,
         mode: Literal["a", "b"] = "a",
         limit: int | None = None,
@@ -165,11 +164,10 @@ def test_parameters_that_no_job_could_give_are_refused(module, arguments, messag
 
 
 def test_what_a_module_prints_when_it_is_imported_is_on_stderr(module, capfd):
-    text = "import os\nprint('by print')\nos.system('echo by a process')\n"
-    name = module(f"{text}class Mine:\n    def step(self): ...\n")
+    name = module("print('by print')\nclass Mine:\n    def step(self): ...\n")
     print("before")
     registry.load(f"{name}:Mine")
     print("after")
     said = capfd.readouterr()
     assert said.out == "before\nafter\n"
-    assert sorted(said.err.splitlines()) == ["by a process", "by print"]
+    assert said.err == "by print\n"

@@ -1,7 +1,5 @@
 """What the YAML of a job file says and where, its overrides, and the places that messages name."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Operations of one step, counted on meta tensors, and the rate that a device sustains."""
 
-from __future__ import annotations
-
 import gc
 import random
 from types import SimpleNamespace
@@ -14,7 +12,6 @@ from torch import nn
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.measure import flops
 from raybench.measure.flops import step_flops, tflops_sustained
 from raybench.workloads.base import Context, Workload
 
@@ -91,12 +88,6 @@ class Reading(Stack):
         self.model(self.inputs).sum().item()
 
 
-class Endless(Stack):
-    def step(self) -> None:
-        while True:
-            self.inputs.sin()
-
-
 class Lonely:
     def __init__(self, context: Context) -> None:
         raise UsageError("needs at least 2 ranks")
@@ -154,11 +145,6 @@ def test_what_cannot_be_counted_is_unknown_with_a_reason_of_one_line(workload, r
     assert counted.method.startswith("not counted: ")
     assert reason in counted.method
     assert "\n" not in counted.method
-
-
-def test_a_step_that_does_not_end_is_given_up(monkeypatch):
-    monkeypatch.setattr(flops, "_LIMIT_S", 0.2)
-    assert "more than 0.2 s" in step_flops(Endless, {}, context()).method
 
 
 def test_the_modes_of_the_caller_do_not_count_and_are_as_before():

@@ -1,7 +1,5 @@
 """Regions that a step names: from the step to the table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

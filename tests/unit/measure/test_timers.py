@@ -1,7 +1,5 @@
 """Iterations on the host's clock, with a clock that the test winds."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """Which files a workload is made of, and when their hashes change."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import shutil

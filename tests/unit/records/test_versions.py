@@ -1,7 +1,5 @@
 """A sweep says where it stands on a version of torch that raybench has not been tested with."""
 
-from __future__ import annotations
-
 import pytest
 
 from raybench.records.environment import warn_of_torch

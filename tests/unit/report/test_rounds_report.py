@@ -8,6 +8,8 @@ from click.testing import CliRunner
 
 from raybench.analysis.rows import point_rows
 from raybench.cli.plans import plan_command
+from raybench.report.documents import format_document
+from raybench.report.run_report import RunReport
 from raybench.report.summary import summarize
 from raybench.results.reader import load
 from raybench.results.writer import RunStore
@@ -78,3 +80,11 @@ def test_show_has_a_line_for_each_round_and_marks_controls(tmp_path):
         ["1", "1"],
         ["2", "2"],
     ]
+
+
+def test_a_short_report_of_four_points_fits_40_lines_and_names_what_to_type_next(tmp_path):
+    text = format_document(RunReport(summary=reported(tmp_path, 1), is_short=True), "terminal")
+    lines = text.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80 or "--resume run-a --set measure.rounds=3" in text
+    assert "says what a heading or mark means" in text

@@ -53,7 +53,7 @@ def ends(text):
 # Format -> the command, its width in columns, and what is kept of what it prints.
 FORMATS: dict[str, tuple[list[str], int, Callable[[str], str]]] = {
     "80.txt": (["report"], 80, str),
-    "120.txt": (["report"], 120, str),
+    "120.txt": (["report", "--full"], 120, str),
     "md": (["report", "--format", "md"], 80, str),
     "html.txt": (["report", "--format", "html"], 80, visible),
     "json": (["report", "--format", "json"], 80, ends),

@@ -26,7 +26,6 @@ from fakes import (
 from raybench.cluster.local import LocalCluster
 from raybench.errors import ClusterError
 from raybench.job.plan import Plan
-from raybench.job.point import Precision
 from raybench.job.sections import BatchSearch
 from raybench.records import Failure, Status, TrialKey
 from raybench.sweep.loop import (
@@ -167,14 +166,6 @@ def test_cpu_workers_that_share_cores_are_told():
     records, _ = run(make_plan_of(2, 4), make_started(devices))
     told = "4 CPU workers share 2 cores of host-a"
     assert [record.warnings for record in records] == [(), (told,)]
-
-
-def test_a_lost_point_is_tried_once_more_and_both_attempts_are_rows():
-    cluster = make_started(make_devices(a=1), failing(Status.LOST, 1))
-    records, events = run(make_plan_of(1), cluster)
-    assert [(one.status, one.attempt) for one in records] == [(Status.LOST, 1), (Status.LOST, 2)]
-    told = [PointStarted, PointRetried, PointStarted, PointFinished]
-    assert [type(event) for event in events] == told
 
 
 def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole_plan():
@@ -420,17 +411,3 @@ def test_a_breakpoint_in_a_workload_of_the_in_process_cluster_works():
     )
     assert "42" in done.stdout
     assert done.stdout.endswith("ok\n")
-
-
-def test_each_task_says_which_precisions_its_workers_live_to_see():
-    asked = []
-
-    class Asked:
-        def run(self, task, place, group):
-            asked.append(task.precisions)
-            return make_measurement(place.rank)
-
-    cluster = LocalCluster(make_devices(a=2), lambda _: Asked())
-    cluster.start(2, "pack")
-    run(make_plan_of(1, 2), cluster, precisions=(Precision.FP32, Precision.BF16))
-    assert asked == [(Precision.FP32, Precision.BF16)] * 3

@@ -3,10 +3,8 @@
 import time
 
 import pytest
-from fakes import make_plan_of, make_point, make_started
+from fakes import make_plan_of
 
-from raybench.job.model import Measure
-from raybench.records import Task
 from raybench.sweep.scheduler import Assign, Attempt, Schedule, imagine_devices
 
 FEW, MANY = 512, 4_096
@@ -50,14 +48,3 @@ def decide(isolation, workers):
 def test_decisions_over_thousands_of_workers_grow_with_the_workers(isolation):
     assert decide(isolation, FEW) == 5
     assert grows_at_most_in_proportion(lambda workers: decide(isolation, workers))
-
-
-def test_answers_are_collected_in_time_that_grows_with_the_ranks():
-    """They come one by one, as those of thousands of actors do."""
-
-    def collect(workers):
-        cluster = make_started(list(devices(workers)))
-        task = Task(point=make_point(world_size=workers), settings=Measure())
-        assert len(cluster.run(task, range(workers))) == workers
-
-    assert grows_at_most_in_proportion(collect)

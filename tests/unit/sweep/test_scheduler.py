@@ -45,10 +45,6 @@ def skipped(made):
     return {d.attempt.index: (d.cause, d.reason) for d in run_sweep(made) if type(d) is Skip}
 
 
-def test_a_point_that_fits_gets_workers_in_rank_order():
-    assert started(schedule([make_point(world_size=2)], make_devices(a=4))) == [(0, (0, 1))]
-
-
 @pytest.mark.parametrize(
     ("world_size", "capacity", "lost", "cause", "told"),
     [
@@ -89,14 +85,6 @@ def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
     made.see(devices, 4, frozenset(), pending=0)
     assert started(made) == [(0, (0, 1, 2, 3))]
     assert made.is_done
-
-
-def test_a_point_is_skipped_when_the_workers_that_were_coming_did_not_come():
-    made = Schedule(attempts(make_plan_of(4).points), "cluster")
-    made.see(make_devices(a=2), 2, frozenset(), pending=2)
-    assert made.next() is None
-    made.see(make_devices(a=2), 2, frozenset(), pending=0)
-    assert skipped(made) == {0: ("TooFewDevices", "needs 4 devices, the cluster has 2")}
 
 
 def test_a_cuda_graph_on_a_cpu_is_skipped():

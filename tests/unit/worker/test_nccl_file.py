@@ -1,7 +1,5 @@
 """The log of NCCL in a worker: on while a group is formed, and without a trace behind."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

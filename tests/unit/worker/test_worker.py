@@ -1,7 +1,5 @@
 """The inside of a worker, driven in this process on the CPU."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
@@ -395,15 +393,6 @@ def test_whatever_is_raised_has_a_type_and_a_message_and_costs_no_process(
     assert answer.worker_reusable
 
 
-def test_what_close_raises_after_an_error_is_told_with_it(workload):
-    class Closing(raising(ValueError("no"))):  # type: ignore[misc]
-        def close(self) -> None:
-            raise Mute
-
-    answer = failed(make_task(workload(Closing)))
-    assert answer.message == "no; close() then raised Mute: no message"
-
-
 def test_the_text_of_an_exception_is_cut_and_says_so(workload):
     error = ValueError("x" * 10_000_000)
     error.add_note("y" * 10_000_000)
@@ -438,12 +427,6 @@ def test_what_a_rank_measures_in_a_group_that_was_ended_is_dropped_and_the_worke
     for group in (None, groups[1]):
         measured(make_task(), worker, group)
     worker.leave()
-
-
-def test_a_module_that_is_missing_on_this_node_is_an_error_of_its_own_type():
-    answer = failed(make_task("no_such_module_here:Net"))
-    assert answer.error_type == "ModuleNotFoundError"
-    assert answer.message.startswith("cannot import module 'no_such_module_here'")
 
 
 def test_a_point_whose_time_is_up_writes_where_it_is(workload, capfd):

@@ -1,7 +1,5 @@
 """A process is brought back to what it was, or what a workload has left in it is named."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess
@@ -125,7 +123,6 @@ def test_a_child_process_left_running_is_told_whatever_its_name_and_an_ended_one
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
-        assert child.stdout is not None
         child.stdout.readline()
         assert state.restore() == ("1 child process (odd\ufffd) Z)",)
         child.kill()

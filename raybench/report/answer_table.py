@@ -1,0 +1,118 @@
+"""The one table of a short report: the points in the order of the answer, the best first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from raybench.analysis import rows as metrics
+from raybench.analysis.rows import BY_NAME, ScaledRow, value_of, workload_metrics
+from raybench.analysis.settings import setting, setting_order
+from raybench.job.answer import Answer
+from raybench.records.metric import Metric
+from raybench.report import formatting
+from raybench.report.blocks import Column, ColumnOf, Table, make_table
+from raybench.report.point_settings import DEGREES, distinguishing_settings, short_name
+from raybench.report.tables import Layout, marks, metric_columns, setting_column, step_cell
+
+MOST_ROWS = 16
+# Sizes of the problem: points that differ in one of them are cases, of which none is the best.
+_SIZES = (
+    *("workload", "scaling", "batch", "world_size", "slow_ratio", "slow_count", "operation"),
+    *("grad_accumulation", "size_bytes", "m", "n", "k", "preset", "phase", "seq_len", "mode"),
+    "scope",
+)
+# Ratios to a baseline: points are shown in the order of their settings.
+RATIOS = ("speed_up", "efficiency")
+
+
+def answer_metric(rows: Iterable[ScaledRow], answer: Answer) -> Metric | None:
+    """Return the metric that the answer is about; None where no point has a value of it."""
+    rows = [row for row in rows if row.status == "ok"]
+    own = {metric.name: metric for metric in workload_metrics(rows)}
+    found = own.get(answer.metric) or BY_NAME.get(answer.metric)
+    if found is None or all(value_of(row, found) is None for row in rows):
+        return None
+    return found
+
+
+def problem_sizes(rows: Sequence[ScaledRow], answer: Answer) -> list[str]:
+    """Return the settings that make cases of their own: sizes, and what the job compares not."""
+    names = distinguishing_settings(rows)
+    return [name for name in names if name in _SIZES or (answer.over and name not in answer.over)]
+
+
+def in_order_of_answer(rows: Sequence[ScaledRow], answer: Answer) -> list[ScaledRow]:
+    """Return the points, case by case; in each the best first, and those without a value last.
+
+    Points that are told by a ratio to their baseline stand in the order of their settings.
+    """
+    cases, metric = problem_sizes(rows, answer), answer_metric(rows, answer)
+    names = sorted(distinguishing_settings(rows), key=lambda name: name not in cases)
+    if metric is None or answer.metric in RATIOS:
+        return sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
+    sign = -1 if answer.best == "max" else 1
+
+    def place(row: ScaledRow) -> tuple[object, ...]:
+        value = value_of(row, metric) if row.status == "ok" else None
+        case = [setting_order(setting(row, name)) for name in cases]
+        return (case, value is None, sign * (value or 0.0))
+
+    return sorted(rows, key=place)
+
+
+def answer_table(rows: Sequence[ScaledRow], layout: Layout, answer: Answer) -> tuple[Table, int]:
+    """Return the table, and how many points it leaves out to stay short.
+
+    Of more than 16 points those on the most devices are shown.
+    """
+    ordered = in_order_of_answer(rows, answer)
+    shown = ordered
+    if len(ordered) > MOST_ROWS:
+        most = max(row.world_size for row in ordered)
+        shown = [row for row in ordered if row.world_size == most][:MOST_ROWS]
+    cases = problem_sizes(rows, answer)
+    names = sorted(distinguishing_settings(rows), key=lambda name: name not in cases)
+    names = names or ["precision"]
+    if any(name in DEGREES for name in names):
+        words = Column(title="layout", is_text=True, is_setting=True, min_chars=20)
+        settings: list[ColumnOf[ScaledRow]] = [
+            (words, lambda row: short_name(row, names, layout.ranks))
+        ]
+    else:
+        settings = [
+            (
+                setting_column(rows, name, layout.ranks),
+                lambda row, name=name: formatting.setting(name, _known(setting(row, name))),  # type: ignore[misc]
+            )
+            for name in names
+        ]
+    unit = layout.unit
+    metric = answer_metric(rows, answer)
+    shows = metrics.SCALING if layout.has_throughput else metrics.RATES
+    # Parts of steps that finish no samples are not shown, so none is missed.
+    no_parts = not layout.has_throughput
+    own = [one for one in workload_metrics(rows) if one != metric]
+    others = [one for one in metric_columns(shows, layout, own) if not _is_of(one, metric, unit)]
+    step = Column(title=f"step {unit.name}")
+    columns: list[ColumnOf[ScaledRow]] = [
+        *settings,
+        (step, lambda row: step_cell(row, unit)),
+        (layout.marks_column, lambda row: marks(row).replace("b", "" if no_parts else "b")),
+    ]
+    if metric is not None and metric.name != "step_ms_p50":
+        head = Column(title=formatting.metric_heading(metric, unit))
+        columns.append((head, lambda row: formatting.metric(metric, value_of(row, metric), unit)))
+    table = make_table(shown, [*columns, *others], subject=", ".join(_workloads(rows)))
+    return table, len(rows) - len(shown)
+
+
+def _known(value: object) -> object:
+    return "" if value is None else value
+
+
+def _is_of(column: ColumnOf[ScaledRow], metric: Metric | None, unit: formatting.Unit) -> bool:
+    return metric is not None and column[0].title == formatting.metric_heading(metric, unit)
+
+
+def _workloads(rows: Iterable[ScaledRow]) -> list[str]:
+    return list(dict.fromkeys(str(row.workload) for row in rows))
