@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -20,10 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from raybench.errors import UsageError
+from raybench.errors import ResultsWarning, UsageError
+from raybench.hardware.peaks import dense_peak_tflops, memory_peak_gb_s
 from raybench.job import registry
 from raybench.job.point import setting_text
 from raybench.job.problems import key_text, rule_of
+from raybench.records.health import is_time
 
 # The range is never narrower than this on both sides, beside the noise of starts: what a few
 # devices of one batch agree in, the next batch need not.
@@ -32,6 +35,8 @@ _FLOOR = 0.01
 _ONE_DEVICE = 0.1
 _CONFIDENCE = 0.95
 _VALUE_DIGITS = 6
+# In bytes, of the cache of any device (256 MB on MI300X): arrays below it may be read from there.
+LARGER_THAN_CACHES = 2**28
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -298,6 +303,17 @@ class References:
         return self._entries[model]
 
 
+def peak_of(model: str, of: Mapping[str, str]) -> float | None:
+    """Return the datasheet's peak for a product (TFLOP/s) or the memory (GB/s); None for others.
+
+    of: as in `Entry`. None too where no datasheet is known.
+    """
+    words = of.get("test", "").split() or [of.get("workload", ""), of.get("precision", "")]
+    if words[0] == "gemm":
+        return dense_peak_tflops(model, words[1])
+    return memory_peak_gb_s(model) if words[0] == "memory" else None
+
+
 def file_name(model: str) -> str:
     """Return the name of the file of a model: `nvidia_h200.yaml`."""
     return re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_") + ".yaml"
@@ -328,10 +344,37 @@ def load_files(path: Path) -> list[ReferenceFile]:
     files = []
     for one in paths:
         try:
-            files.append(parse_references(one.read_text("utf-8"), str(one)))
+            files.append(_without_impossible(parse_references(one.read_text("utf-8"), str(one))))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--references {one}: cannot be read: {error}") from error
     return files
+
+
+def _without_impossible(file: ReferenceFile) -> ReferenceFile:
+    """Return a file without entries that cannot be, with a ResultsWarning for each."""
+    sound = []
+    for entry in file.quantities:
+        if why := why_impossible(file.model, entry):
+            text = (
+                f"reference {entry.metric} of {entry.of} is left out, because it cannot be: {why}"
+            )
+            warnings.warn(text, ResultsWarning, stacklevel=3)
+        else:
+            sound.append(entry)
+    return file.model_copy(update={"quantities": sound})
+
+
+def why_impossible(model: str, entry: Entry) -> str:
+    """Return why an entry is above what the datasheet says; empty where it is not."""
+    peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
+    # Small arrays stay in a cache, and then beat the memory.
+    is_small = size.isdecimal() and int(size) < LARGER_THAN_CACHES
+    if peak is None or is_small or is_time(entry.unit) or entry.value <= peak:
+        return ""
+    return (
+        f"{entry.value:,.0f} {entry.unit} is above the peak of {model}, {peak:,.0f}; likeliest the "
+        "work is counted wrong, or the precision was another"
+    )
 
 
 def parse_references(text: str, name: str) -> ReferenceFile:

@@ -159,7 +159,18 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
         changes=changes(base.own.facts, new.own.facts),
         beside=all_point_changes(_with_clocks(base.own), _with_clocks(new.own)),
         left_out=tuple(run for side in sides for run in _runs_left_out(side)),
+        impossible=[*_impossible("base", base.own), *_impossible("new", new.own)],
     )
+
+
+def _impossible(side: str, found: Found) -> Iterator[tuple[str, str]]:
+    """Yield the points of a run with a figure that cannot be, and the sentence that says so."""
+    from raybench.analysis.implausible import impossible
+    from raybench.cli.results import load_summary
+
+    for row in load_summary(found.root, found.run_id).rows:
+        for text in impossible(row.warnings):
+            yield f"{side} {row.point_id}", text
 
 
 def _runs_left_out(side: Side) -> Iterator[LeftOut]:

@@ -14,6 +14,7 @@ from raybench.cli.options import (
     complete_run,
     format_asked,
     json_format_option,
+    references_option,
     results_option,
 )
 from raybench.cli.output import (
@@ -30,6 +31,7 @@ from raybench.report import formatting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from raybench.analysis.references import References
     from raybench.report.point_details import PointDetails, PointList
     from raybench.report.summary import Summary
     from raybench.results.point_row import PointRow
@@ -65,6 +67,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
     shell_complete=complete_run,
     help="With --format html: lay the charts of RUN over those of RUN2, and compare step times.",
 )
+@references_option
 @click.option(
     "--github",
     is_flag=True,
@@ -79,6 +82,7 @@ def report_command(
     output: Path | None,
     chart: Path | None,
     against: str | None,
+    references: References,
     github: bool,
 ) -> None:
     """How RUN scales: step time, speed-up and efficiency against the baseline.
@@ -94,11 +98,11 @@ def report_command(
     if against is not None and kind != "html":
         raise UsageError(f"--against: goes with --format html only, got --format {kind}")
     colored = output is None and color()
-    if (health := load_health(results, run)) is not None:
+    if (health := load_health(results, run, references)) is not None:
         text = format_health(results, health, kind, against, colored=colored)
         draw = partial(draw_health, health)
     else:
-        summary = load_summary(results, run)
+        summary = load_summary(results, run, references)
         is_short = kind == "terminal" and not full
         text = _format(results, run, summary, kind, against, colored=colored, is_short=is_short)
         draw = partial(_draw, results, run, summary)
@@ -121,8 +125,11 @@ def print_report(results: Path, run_id: str, kind: str) -> None:
     write_document(report, kind)
 
 
-def load_summary(results: Path, run: str) -> Summary:
-    """Return the summary of the run that `run` means. Raises ResultsError when there is none."""
+def load_summary(results: Path, run: str, references: References | None = None) -> Summary:
+    """Return the summary of the run that `run` means. Raises ResultsError when there is none.
+
+    references: None: those of raybench.
+    """
     from raybench.analysis.rows import point_rows
     from raybench.report.summary import summarize
     from raybench.results import reader
@@ -132,7 +139,7 @@ def load_summary(results: Path, run: str) -> Summary:
     devices, points, regions = (
         reader.load(root, table, run_id) for table in ("devices", "points", "regions")
     )
-    return summarize(found, devices, point_rows(points), regions)
+    return summarize(found, devices, point_rows(points), regions, references)
 
 
 def _format(
@@ -247,9 +254,17 @@ def _lead(results: Path, run_id: str) -> str:
 @click.argument("run", shell_complete=complete_run)
 @click.argument("point", required=False, shell_complete=complete_point)
 @results_option
+@references_option
 @click.option("--logs", "as_logs", is_flag=True, help="Print what the ranks wrote instead.")
 @_json_option
-def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_json: bool) -> None:
+def show_command(
+    run: str,
+    point: str | None,
+    results: Path,
+    references: References,
+    as_logs: bool,
+    as_json: bool,
+) -> None:
     """Show the points of RUN, or everything about one POINT (its id or a unique prefix).
 
     RUN is as for `raybench report`.
@@ -260,7 +275,10 @@ def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_j
     if as_logs:
         write_result(_logs(root, run_id, point, as_json))
         return
-    document = _points(root, run_id) if point is None else _details(root, run_id, point)
+    if point is None:
+        write_document(_points(root, run_id), "json" if as_json else "terminal")
+        return
+    document = _details(root, run_id, point, references)
     write_document(document, "json" if as_json else "terminal")
 
 
@@ -310,7 +328,10 @@ def _busy(results: Path, run_id: str, rows: Sequence[PointRow]) -> list[float | 
     return [busy_pct(telemetry, of_point, row) for of_point, row in zip(samples, rows, strict=True)]
 
 
-def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
+def _details(results: Path, run_id: str, prefix: str, references: References) -> PointDetails:
+    from dataclasses import replace
+
+    from raybench.analysis.implausible import impossible
     from raybench.analysis.rows import point_rows, typed_rows
     from raybench.analysis.step_times import (
         device_states,
@@ -329,7 +350,10 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
     attempts = sorted(
         (row for row in points if row.point_id == point_id), key=lambda row: row.attempt
     )
+    summary = load_summary(results, run_id, references)
+    doubts = next(one.warnings for one in summary.rows if one.point_id == point_id)
     row = attempts[-1]
+    row = replace(row, warnings=tuple(dict.fromkeys((*row.warnings, *impossible(doubts)))))
     samples, modules, regions = (
         reader.load_attempt(results, table, run_id, point_id, row.attempt)
         for table in ("samples", "modules", "regions")
@@ -346,4 +370,5 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
         attempts=attempts,
         steps_ms=step_times(samples),
         units=units("points"),
+        standings=[one for one in summary.standings if one.point_id == point_id],
     )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from raybench.analysis.references import References
-from raybench.hardware.peaks import dense_peak_tflops, memory_peak_gb_s
 from raybench.health.groups import Group
 from raybench.health.references import METRIC
 from raybench.health.suite import HealthTest
@@ -100,11 +99,3 @@ def _past_range(past: Sequence[PastValue], source: str) -> ValueRange | None:
         return None
     middle = median(one.value for one in past)
     return ValueRange(low=middle, high=middle, source=f"{source}, {checks} of them")
-
-
-def datasheet(model: str, test: str) -> float | None:
-    """Return the peak of a test in its unit, by the datasheet; None where none is known."""
-    kind, *words = test.split()
-    if kind == "gemm":
-        return dense_peak_tflops(model, words[0])
-    return memory_peak_gb_s(model) if kind == "memory" else None

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from raybench.analysis.references import References
+from raybench.analysis.references import References, peak_of
 from raybench.health.actions import advise
 from raybench.health.device_facts import ACTIONS
-from raybench.health.expected import Elsewhere, PastValue, ValueRange, datasheet
+from raybench.health.expected import Elsewhere, PastValue, ValueRange
 from raybench.health.groups import Group, devices_by_uuid, group_readings
 from raybench.health.readings import Problem, Reading
 from raybench.health.root_cause import find_root_causes
@@ -240,7 +240,7 @@ def _against_elsewhere(finding: Finding, group: Group, elsewhere: Elsewhere) -> 
     expected = "; ".join(filter(None, (finding.expected, words)))
     if expected:
         return {"expected": expected}
-    peak = datasheet(group.model, test.name)
+    peak = peak_of(group.model, {"test": test.name})
     note = f"; its datasheet says {figure(peak)} {test.unit}" if peak else ""
     where = "" if group.placement.kind == "device" else f", {group.placement},"
     return {

@@ -63,7 +63,8 @@ class Comparison(Document):
     base, new: the runs of each side, the newest last. words: how the user named them.
     points: as `raybench.analysis.compare.compare` gives them. changes: of the environment, from the
     newest of `base` to the newest of `new`. beside: point_id -> what else changed there, between
-    these two. left_out: runs with a side's tag that were not compared.
+    these two. left_out: runs with a side's tag that were not compared. impossible: the figures of
+    these two that cannot be: "base" or "new" with the point, and the sentence.
     """
 
     base: Sequence[Run]
@@ -74,6 +75,7 @@ class Comparison(Document):
     changes: Sequence[Change]
     beside: Mapping[str, Sequence[PointChange]]
     left_out: Sequence[LeftOut] = ()
+    impossible: Sequence[tuple[str, str]] = ()
 
     @cached_property
     def rows(self) -> list[ComparedPoint]:
@@ -144,6 +146,8 @@ class Comparison(Document):
         yield Listing(
             lines=[("base", _runs_words(self.base)), ("new", _runs_words(self.new))], is_quoted=True
         )
+        if self.impossible:
+            yield Listing(title="Cannot be", lines=self.impossible, is_quoted=True)
         yield changes_listing("What changed around the points", self.changes)
         if self.compared:
             yield table(self)
@@ -163,7 +167,7 @@ class Comparison(Document):
         """Return the members of the JSON object.
 
         base, new (lists of runs, the newest last), threshold, left_out, comparable (false where
-        there are obstacles, which say why), changes, verdicts, points (all columns of
+        there are obstacles, which say why), changes, verdicts, impossible, points (all columns of
         `raybench.analysis.compare.compare`, and what else changed there as beside).
         """
         points = [
@@ -179,6 +183,7 @@ class Comparison(Document):
             "obstacles": list(self.obstacles),
             "changes": [asdict(one) for one in self.changes],
             "verdicts": dict(self.verdicts),
+            "impossible": [{"point": name, "text": text} for name, text in self.impossible],
             "points": points,
         }
 

@@ -30,6 +30,7 @@ from raybench.report.documents import Document
 from raybench.report.json_text import records as json_records
 from raybench.report.plain_text import plain_lines, shorten
 from raybench.report.point_settings import setting_columns
+from raybench.report.references import Standing
 from raybench.report.sections.ranks import ranks_of_point
 from raybench.report.sections.regions import share_of_step
 from raybench.results.point_row import PointRow
@@ -152,6 +153,7 @@ class PointDetails(Document):
     states, steps_ms: as the functions of `raybench.analysis.step_times` give them; empty where
     modules were not profiled, the step names no regions or devices were not sampled.
     traces: paths. wrote_logs: whether there is text of its ranks. units: of all columns.
+    standings: figures of the point beside their references.
     """
 
     row: PointRow
@@ -164,6 +166,7 @@ class PointDetails(Document):
     regions: Sequence[SlowestRegion] = ()
     steps_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     units: Mapping[str, str] = field(default_factory=dict)
+    standings: Sequence[Standing] = ()
 
     @property
     def title(self) -> str:
@@ -173,7 +176,7 @@ class PointDetails(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        point, ranks, modules, regions, devices (their states), traces, attempts.
+        point, ranks, modules, regions, devices (their states), traces, attempts, references.
         """
         return {
             "point": vars(self.row),
@@ -183,12 +186,16 @@ class PointDetails(Document):
             "devices": json_records(self.states),
             "traces": list(self.traces),
             "attempts": list(map(vars, self.attempts)),
+            "references": [one.members for one in self.standings],
         }
 
     def blocks(self) -> Iterator[Block]:
         """Yield all that is known of the latest attempt, and how the earlier ones ended."""
         yield Listing(lines=self._facts(), is_quoted=True)
         yield from self._error_detail()
+        if self.standings:
+            lines = [(one.entry.metric, one.text) for one in self.standings]
+            yield Listing(title="Against the reference", lines=lines)
         if len(self.attempts) > 1:
             yield _attempts(self.attempts)
         methods = self.row.methods

@@ -34,7 +34,7 @@ _FIGURES = (
     "step_ms_p50",
 )
 _BURST = "burst_tflops_per_device"
-HOW_TO_MAKE = "No reference for it; `raybench export RUN --format reference` writes one."
+HOW_TO_MAKE = "No reference is known; `raybench export RUN --format reference` writes one."
 _SOFTWARE = ("torch", "cuda", "driver")
 
 

@@ -21,7 +21,7 @@ from raybench.report.blocks import (
 )
 from raybench.report.documents import Document
 from raybench.report.plain_text import counted, shorten
-from raybench.report.sections import Section, all_sections
+from raybench.report.sections import Section, all_sections, references
 from raybench.report.summary import Summary
 from raybench.sweep.messages import command
 from raybench.sweep.rounds import WORTHWHILE
@@ -154,6 +154,8 @@ class RunReport(Document):
             yield Line(text=formatting.sentence(self.lead), tone="strong")
         yield Line(text=summary.machine, is_apart=True)
         yield Line(text=f"{summary.course}; {summary.counts}")
+        if references.applies(summary):
+            yield Line(text=references.reference_line(summary))
         if summary.rows:
             table, left_out = answer_table(summary.rows, summary.layout, summary.answer)
             yield table
@@ -187,8 +189,8 @@ class RunReport(Document):
 
         run, machine, lead, insights, lost_nodes, points (all columns and those of
         `raybench.analysis.scaling`), largest_batches, failures, warnings, plus_minus (what
-        intervals hold over), more_rounds (what they would cost and give), regions (of the step, by
-        point).
+        intervals hold over), more_rounds (what they would cost and give), references (figures
+        beside them), regions (of the step, by point).
         """
         summary = self.summary
         return {
@@ -203,6 +205,7 @@ class RunReport(Document):
             "warnings": _as_dicts(summary.warnings),
             "plus_minus": summary.plus_minus,
             "more_rounds": asdict(summary.more_rounds) if summary.more_rounds else None,
+            "references": [one.members for one in summary.standings],
             "regions": {name: list(map(vars, found)) for name, found in summary.regions.items()},
         }
 

@@ -11,6 +11,8 @@ from functools import cached_property
 
 import pandas as pd
 
+from raybench.analysis.implausible import implausible, impossible
+from raybench.analysis.references import References
 from raybench.analysis.rounds import Trials, latest_trials, without_controls
 from raybench.analysis.rows import ScaledRow, typed_rows
 from raybench.analysis.scaling import best_settings, scaling
@@ -26,6 +28,7 @@ from raybench.report.blocks import MessageGroup
 from raybench.report.insights import Insight, LargestBatch, find_insights, largest_batches
 from raybench.report.json_text import records
 from raybench.report.plain_text import counted, span
+from raybench.report.references import Standing, standings
 from raybench.report.tables import Layout, marks
 from raybench.results.point_row import PointRow
 from raybench.results.run import Run
@@ -54,17 +57,37 @@ class Summary:
     """A run with its rows of the tables, and what follows from them.
 
     devices, region_rows: its rows of these tables, as `raybench.load` gives them.
+    references: what its figures are held against.
     """
 
     run: Run
     devices: pd.DataFrame
     points: Sequence[PointRow]
     region_rows: pd.DataFrame = field(default_factory=pd.DataFrame)
+    references: References = field(default_factory=References)
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
-        """Return the latest attempt at each point against its baseline, of `analysis.scaling`."""
-        return scaling(self.points, self.run.baseline)
+        """Return the latest attempt at each point against its baseline, of `analysis.scaling`.
+
+        What cannot be is among the warnings of a point.
+        """
+        return [
+            replace(row, warnings=(*row.warnings, *texts)) if texts else row
+            for row in scaling(self.points, self.run.baseline)
+            for texts in [implausible(row, self.references, can_nvls=self._can_nvls)]
+        ]
+
+    @property
+    def _can_nvls(self) -> bool:
+        """Whether NCCL was not told to do without NVLS."""
+        known = [] if self.devices.empty else [dict(one) for one in self.devices["environment"]]
+        return not known or any(one.get("NCCL_NVLS_ENABLE") != "0" for one in known)
+
+    @cached_property
+    def standings(self) -> list[Standing]:
+        """Return the figures that have a reference, beside it."""
+        return standings(self.rows, self.references)
 
     @cached_property
     def _trials(self) -> Trials:
@@ -209,7 +232,10 @@ class Summary:
     def warnings(self) -> tuple[MessageGroup, ...]:
         """Return what makes figures doubtful."""
         drifts = messages.drift_warnings(self._trials, self.ranks)
-        return messages.group_messages([*drifts, *messages.warnings_of(self.rows)])
+        first = [text for row in self.rows for text in impossible(row.warnings)]
+        texts = [*drifts, *messages.warnings_of(self.rows)]
+        others = [text for text in texts if text not in first]
+        return messages.group_messages([*first, *others])
 
     @property
     def has_one_start(self) -> bool:
@@ -247,10 +273,17 @@ def summarize(
     devices: pd.DataFrame,
     points: Sequence[PointRow],
     regions: pd.DataFrame | None = None,
+    references: References | None = None,
 ) -> Summary:
     """Return the summary of one run from its rows of `devices`, `points` and `regions`."""
     rows = pd.DataFrame() if regions is None else regions
-    return Summary(run=run, devices=devices, points=points, region_rows=rows)
+    return Summary(
+        run=run,
+        devices=devices,
+        points=points,
+        region_rows=rows,
+        references=references or References(),
+    )
 
 
 def ranks_word(device_types: Iterable[str | None]) -> str:
