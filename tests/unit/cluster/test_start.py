@@ -55,11 +55,6 @@ def host(tmp_path, monkeypatch):
     return made
 
 
-def test_without_a_file_none_is_found_as_for_the_private_ray_of_another_sweep(host):
-    host.raylet("127.0.0.1:1234", host.root / "raybench-1")
-    assert host.found() == FoundCluster()
-
-
 def test_a_file_that_no_raylet_of_ours_bears_out_is_told_and_not_believed(host):
     host.raylet("192.0.2.1:6379")
     host.address_file("192.0.2.66:6379")

@@ -165,11 +165,6 @@ def test_rails_and_strategies_that_vary_need_a_worker_on_each_device(strategies,
     assert workers_needed(Plan(points=points), 8) == workers
 
 
-def test_one_point_at_a_time_has_the_cluster():
-    made = schedule(make_plan_of(1, 1).points, make_devices(a=2))
-    assert len(started(made)) == 1
-
-
 def test_with_isolation_device_big_points_start_first_and_small_ones_fill_the_rest():
     points = make_plan_of(1, 2, 4, 1, 1).points
     made = schedule(points, make_devices(a=8), "device")
