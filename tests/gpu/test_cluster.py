@@ -89,9 +89,9 @@ def used_bytes(device):
     [
         ("raise", Status.ERROR, "ValueError", (True, True), 2),
         ("oom", Status.OOM, "OutOfMemoryError", (True, True), 2),
-        ("kill", Status.LOST, "WorkerDied", (True, False), 6),
-        ("stop", Status.TIMEOUT, "Timeout", (True, False), 8 + 3),
-        ("hang", Status.TIMEOUT, "Timeout", (True, False), 8 + 3),
+        ("kill", Status.LOST, "WorkerDied", (True, False), 15),
+        ("stop", Status.TIMEOUT, "Timeout", (True, False), 8 + 15),
+        ("hang", Status.TIMEOUT, "Timeout", (True, False), 8 + 15),
         ("skip", Status.TIMEOUT, "Timeout", (True, True), 8 + 3),
     ],
 )

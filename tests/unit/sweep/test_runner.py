@@ -184,7 +184,7 @@ def test_the_point_that_an_interrupt_cut_short_is_neither_finished_nor_failed(
     run = sweeping(one_worker(script))
     assert (run.points_ok, run.points_failed, run.points_skipped) == (1, 0, 0)
     assert said().splitlines()[-1].startswith("interrupted: 1 finished point is kept")
-    assert stored("points", "status") == ["ok", "cancelled"]
+    assert stored("points", "status") == stored("summary", "status") == ["ok", "cancelled"]
 
 
 def test_one_ctrl_c_lets_the_point_in_flight_finish_and_starts_no_other(sweeping, stored, said):
