@@ -12,9 +12,7 @@ from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
 
-SMALL = {
-    "height": 256, "width": 256, "text_tokens": 64, "double_blocks": 2, "single_blocks": 2,
-}  # fmt: skip
+SMALL = {"preset": "tiny", "height": 256, "width": 256, "text_tokens": 64}
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import pytest
 from pydantic import Field, PositiveInt
-from typing_extensions import Doc
 
 from raybench.errors import UsageError
 from raybench.job import registry
@@ -27,7 +26,7 @@ class Declared:
         self,
         context: Context,
         *,
-        width: Annotated[PositiveInt, Doc("Width of it.")] = 8,
+        width: Annotated[PositiveInt, Field(description="Width of it.")] = 8,
         rate: Annotated[float, Field(gt=0, description="How fast.")] = 1e-3,
         mode: Literal["a", "b"] = "a",
         limit: int | None = None,

@@ -25,14 +25,12 @@ OPERATIONS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv",
 )  # fmt: skip
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
-IN_PLACE = ("all_gather", "reduce_scatter")
 CASES: dict[str, dict[str, Any]] = {
     **{operation: {"operation": operation} for operation in OPERATIONS},
     **{
         f"{operation} {dtype}": {"operation": operation, "dtype": dtype}
         for operation, dtype in itertools.product(("all_reduce", "reduce_scatter"), DTYPES[2:])
     },
-    **{f"{name} in place": {"operation": name, "in_place": True} for name in IN_PLACE},
     # More than is compared at a time, and no multiple of it.
     **{
         f"{operation} large": {"operation": operation, "dtype": "int8", "size_bytes": 3 * 2**20}
@@ -227,8 +225,6 @@ def test_what_is_not_disjoint_is_refused_in_one_line(text):
     [
         (Collective, {}, {"world_size": 1}, "needs at least 2 ranks, world_size is 1; raise"),
         (Collective, {}, {"precision": Precision.BF16}, "bf16 means nothing to a message; leave"),
-        (Collective, {"in_place": False}, {}, "all_reduce in place only; leave in_"),
-        (Collective, {"operation": "sendrecv", "in_place": True}, {}, "out of place only; leave"),
         (Collective, {"operation": "broadcast", "size_bytes": 1002}, {}, "give a multiple of 4"),
         (Collective, {"operation": "all_gather", "size_bytes": 1000}, {"world_size": 3}, "of 12"),
         (Pairs, {}, {"world_size": 1}, "needs at least 2 ranks"),
