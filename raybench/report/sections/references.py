@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import TYPE_CHECKING
 
+from raybench.report import formatting
 from raybench.report.blocks import Listing
 from raybench.report.plain_text import counted
 from raybench.report.point_settings import point_names
@@ -25,9 +26,13 @@ def applies(report: Summary) -> bool:
 
 
 def reference_line(report: Summary) -> str:
-    """Return what the section says in a sentence: of the figure that is farthest outside."""
-    lines = [text for listing in _listing(report) for _, text in listing.lines]
-    return f"Against the reference: {'; '.join(lines[:2])}".removesuffix(".") + "."
+    """Return what the section says in a sentence: how many are within, and the slowest outside."""
+    (listing,) = _listing(report)
+    found = [(name, text) for name, text in listing.lines if name.startswith("! ")]
+    texts = [listing.lines[0][1], *(f"{name}: {text}" for name, text in found[:1])]
+    if len(report.standings) == 1:
+        texts = [report.standings[0].text]
+    return formatting.sentence(f"against the reference: {'; '.join(texts)}".removesuffix("."))
 
 
 def _listing(report: Summary) -> Iterator[Listing]:
