@@ -49,8 +49,12 @@ overrides_option = click.option(
 )
 
 
-def _load_references(_: click.Context, __: click.Parameter, path: Path | None) -> References:
-    # Here, so that neither --help nor the Tab key waits for it.
+def _load_references(
+    ctx: click.Context, _: click.Parameter, path: Path | None
+) -> References | None:
+    if ctx.resilient_parsing:
+        # The Tab key must not wait for it.
+        return None
     from raybench.analysis.references import load_references
 
     return load_references(path)

@@ -13,6 +13,7 @@ from raybench.analysis.references import (
     format_references,
     load_references,
     parse_references,
+    peak_of,
     pool,
     predict_range,
     shipped,
@@ -119,3 +120,11 @@ def test_what_is_shipped_follows_from_its_own_starts():
         file = parse_references(path.read_text(), path.name)
         assert path.name == file_name(file.model)
         assert pool([file]) == [shipped(file.model)]
+
+
+def test_a_datasheet_is_known_without_a_run():
+    assert peak_of("NVIDIA A100-SXM4-80GB", {"test": "gemm bf16 8192"}) == 312
+    assert peak_of("NVIDIA A100-SXM4-80GB", {"workload": "gemm", "precision": "bf16"}) == 312
+    assert peak_of("NVIDIA A100-SXM4-80GB", {"test": "memory 500 MB"}) == 2039
+    assert peak_of("NVIDIA A100-SXM4-80GB", {"test": "gemm fp8 8192"}) is None
+    assert peak_of("NVIDIA A100-SXM4-80GB", {"test": "launch"}) is None
