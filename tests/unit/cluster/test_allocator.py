@@ -14,7 +14,6 @@ from raybench.cluster.allocator import (
     assign_ranks,
     choose_workers,
     devices_shared,
-    idle_nodes,
     in_device_order,
     shares,
 )
@@ -113,12 +112,6 @@ def test_neighbours_are_preferred_and_pairs_begin_at_even_devices():
     # 6 and 7 are the shortest row of idle neighbours; then 2, 3, 4.
     assert taken(allocator, 2, 2) == [(6, 7), (2, 3)]
     assert allocator.choose(2) == (0, 4)
-
-
-def test_late_workers_have_ranks_by_node_all_the_same():
-    devices = [*make_devices(a=1, b=2), make_device("a", 1)]
-    allocator = DeviceAllocator(devices, (), "pack", "device")
-    assert allocator.choose(4) == (0, 3, 1, 2)
 
 
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
@@ -232,9 +225,3 @@ def test_beside_others_a_rail_is_of_one_index_or_waits():
     assert allocator.choose(2) is None
     allocator.free((4, 7))
     assert allocator.choose(2) == (4, 6)
-
-
-def test_nodes_are_idle_of_which_the_biggest_point_has_no_device():
-    assert idle_nodes(TWO_RACKS, 4, "pack") == {"c", "d"}
-    assert idle_nodes(TWO_RACKS, 2, "spread") == {"b", "d"}
-    assert idle_nodes(TWO_RACKS, 8, "pack") == idle_nodes(TWO_RACKS, 9, "pack") == frozenset()
