@@ -66,10 +66,10 @@ ALL, BOTH = "all 4 NVIDIA H200", "both NVIDIA H200"
         ([750.0, 615.0], "alpha GPU 1", "suspect", "watch", "the best of 2 alike"),
         ([750.0, 450.0], "alpha GPU 1", "bad", "reset", "the best of 2 alike"),
         ([750.0], None, "", "", ""),
-        ([600.0], "alpha GPU 0", "suspect", "watch", "671 to 782 TFLOP/s"),
+        ([600.0], "alpha GPU 0", "suspect", "watch", "hosts, November 2026"),
         # Where all are slow none is blamed.
-        ([400.0] * 4, ALL, "suspect", "watch", "671 to 782 TFLOP/s"),
-        ([400.0] * 2, BOTH, "suspect", "watch", "671 to 782 TFLOP/s"),
+        ([400.0] * 4, ALL, "suspect", "watch", "hosts, November 2026"),
+        ([400.0] * 2, BOTH, "suspect", "watch", "hosts, November 2026"),
         # Without a value nothing is healthy.
         ([750.0, 750.0, None, 750.0, 750.0], "alpha GPU 2", "untested", None, ""),
     ],
