@@ -164,7 +164,8 @@ def _first_in_path(folder: Path) -> Iterator[None]:
 def code_here(code: Code) -> Code:
     """Return the code with the hashes of its files as this process finds them.
 
-    Missing files are left out. Nothing is parsed: every rank does this, and a library may have thousands of files.
+    Missing files are left out. Nothing is parsed: every rank does this, and a library may have
+    thousands of files.
     """
     found = {
         name: path
