@@ -68,18 +68,6 @@ def test_the_example_of_the_documents_is_taken_apart(cluster, precision):
     assert row.throughput > 0
 
 
-@needs_two
-def test_communication_that_computing_cannot_hide_is_exposed(cluster):
-    # 8 layers of 64 MiB of gradients, and 64 rows to compute.
-    row = row_of(cluster, world_size=2, hidden=4096, layers=8)
-    assert row.comm_exposed_ms > 0.2
-    # What is exposed is communication, and what DDP does around it.
-    assert row.comm_exposed_ms < 1.5 * row.comm_ms + 0.5
-    assert row.slowest_rank is None
-    assert row.straggler_ms < row.step_ms_p50 / 4
-    assert row.local_step_ms < row.step_ms_p50
-
-
 @pytest.mark.parametrize(
     ("settings", "host_bound"),
     [

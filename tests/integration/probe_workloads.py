@@ -142,17 +142,6 @@ class Straggler(Mlp):
         super().step()
 
 
-class SaysItsProcess:
-    """Prints the id of its process, which the results keep as its log."""
-
-    def __init__(self, context: Context) -> None:
-        self.items_per_step = context.batch_size
-        print(f"process {os.getpid()}", flush=True)
-
-    def step(self) -> None:
-        time.sleep(0.002)
-
-
 class Orphans:
     """Starts children, writes their process ids to a folder, and hangs in its first step.
 

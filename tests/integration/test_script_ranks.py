@@ -156,22 +156,9 @@ def test_a_script_of_the_real_torch_gives_samples_and_parts_of_both_ranks(three_
 
 
 @pytest.mark.long
-def test_what_hooks_cannot_tell_is_unknown_with_the_reason(three_workers):
-    breakdown = run_real(three_workers, "fsdp.py", 2)[0].breakdown
-    assert breakdown.hooked_ms == ()
-    assert "no model in DistributedDataParallel" in breakdown.methods["comm_exposed_ms"]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_is_measured_unchanged(three_workers, name, world_size):
     for measurement in run_real(three_workers, name, world_size):
         assert measurement.warnings == ()
         assert min(measurement.repetitions[0].timed.step_ns) > 0
-
-
-@pytest.mark.long
-def test_the_slower_of_two_optimizers_ends_an_iteration(three_workers):
-    (both,) = run_real(three_workers, "gan.py", 1)
-    assert both.warnings == ()

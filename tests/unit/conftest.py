@@ -27,6 +27,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _earlier_imports_are_frozen() -> None:
+    """Freeze what tests before have imported, too."""
+    gc.freeze()
+
+
 def pytest_unconfigure() -> None:
     """Let the end of the interpreter collect it: nanobind complains of what is left."""
     gc.unfreeze()

@@ -115,12 +115,6 @@ def test_neighbours_are_preferred_and_pairs_begin_at_even_devices():
     assert allocator.choose(2) == (0, 4)
 
 
-def test_late_workers_have_ranks_by_node_all_the_same():
-    devices = [*make_devices(a=1, b=2), make_device("a", 1)]
-    allocator = DeviceAllocator(devices, (), "pack", "device")
-    assert allocator.choose(4) == (0, 3, 1, 2)
-
-
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
 def test_lost_workers_are_given_to_nobody(isolation):
     allocator = allocator_of(isolation, lost={0, 1}, a=2, b=2)

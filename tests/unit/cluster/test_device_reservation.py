@@ -91,16 +91,6 @@ def test_the_kernel_frees_the_devices_of_a_killed_sweep(other):
     locks.close()
 
 
-def test_who_shares_takes_its_place_and_keeps_later_ones_out(other):
-    shared = DeviceLocks()
-    assert locked(shared, me("run b"), shared=True) == ["run other-1"]
-    other.kill()
-    other.wait()
-    assert locked(DeviceLocks(), me("run c")) == ["run b"]
-    shared.close()
-    assert locked(DeviceLocks(), me("run c")) == []
-
-
 def test_who_shares_beside_one_alone_is_seen_and_has_the_device_after_it():
     alone, shared = DeviceLocks(), DeviceLocks()
     mine = me("run a")

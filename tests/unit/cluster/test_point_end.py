@@ -65,11 +65,6 @@ def test_a_group_of_which_one_rank_failed_is_given_up_whenever_the_others_answer
     assert outcome.answers[failing_rank] is answers[failing_rank]
 
 
-def test_a_group_whose_ranks_all_measured_is_kept():
-    outcome, calls = finish(make_measurement(0), make_measurement(1))
-    assert (outcome.group_is_gone, outcome.unfit, calls) == (False, frozenset(), [])
-
-
 def test_a_rank_that_does_not_stop_beside_one_that_failed_is_killed():
     outcome, calls = finish(failure(0), None)
     assert calls == ["abort", "kill [1]"]

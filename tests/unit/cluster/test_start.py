@@ -50,11 +50,6 @@ def host(tmp_path, monkeypatch):
     return made
 
 
-def test_without_a_file_none_is_found_as_for_the_private_ray_of_another_sweep(host):
-    host.raylet("127.0.0.1:1234", host.root / "raybench-1")
-    assert host.found() == FoundCluster()
-
-
 @pytest.mark.parametrize(("head", "owner"), [("192.0.2.1:6379", None), ("192.0.2.66:6379", 65534)])
 def test_a_file_that_no_raylet_of_ours_confirms_is_told_and_not_believed(host, head, owner):
     host.raylet(head, owner=owner)

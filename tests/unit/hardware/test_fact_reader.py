@@ -131,12 +131,6 @@ def test_errors_of_the_driver_are_told_from_the_first_reading_on(monkeypatch):
     assert fake.asked.count("nvmlDeviceRegisterEvents") == 1
 
 
-def test_a_driver_that_tells_no_events_leaves_new_errors_unknown(monkeypatch):
-    refused = {"nvmlDeviceRegisterEvents": lambda *_: refusal()}
-    FakeNvml(**{**ALL, **XidEvents().answers, **refused}).install(monkeypatch)
-    assert read().new_xids is None
-
-
 def test_the_kernels_log_is_read_for_the_errors_of_each_device(monkeypatch, tmp_path):
     log = tmp_path / "kmsg"
     log.write_text(LOG)

@@ -1,6 +1,5 @@
 """The sampler of a node's devices."""
 
-import threading
 import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -88,16 +87,3 @@ def test_the_clocks_of_a_point_are_those_of_its_timed_blocks(spans_s, found):
     spans_ns = [(round(begin * 1e9), round(end * 1e9)) for begin, end in spans_s]
     assert clocks_within(CLOCKS, spans_ns) == found
     assert clocks_within([], spans_ns) == ()
-
-
-def test_all_devices_of_the_node_are_sampled(monkeypatch):
-    other = UUID.replace("1", "9")
-    fake = FakeNvml(**ALL, nvmlDeviceGetHandleByUUID=lambda uuid: uuid)
-    fake.install(monkeypatch)
-    devices = [make_device(index=0, uuid=UUID), make_device(index=1, uuid=other)]
-    samples = sampled(devices, count=6)
-    assert {(sample.index, sample.uuid) for sample in samples} == {(0, UUID), (1, other)}
-    for uuid in (UUID, other):
-        times = [sample.time for sample in samples if sample.uuid == uuid]
-        assert times == sorted(set(times))
-    assert "telemetry" not in [thread.name for thread in threading.enumerate()]

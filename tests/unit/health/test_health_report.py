@@ -202,13 +202,6 @@ def test_two_devices_have_a_line_for_each_way_to_send_and_maps_begin_with_four()
     assert anchors == {2: ["devices"], 3: ["devices"], 4: ["pairs", "devices"]}
 
 
-def test_the_cell_of_a_slow_pair_is_outlined_in_the_map():
-    pairs, _ = health_figures(report_of([*healthy(4), slow_pair(0, 1)], all_links(4)))
-    cells = pairs.panels[0].layers[0]["data"]["values"]
-    assert [(one["x"], one["y"]) for one in cells if one["is_marked"]] == [("GPU 1", "GPU 0")]
-    assert len(pairs.panels[0].layers[1]["data"]["values"]) == 1
-
-
 def test_a_mark_is_of_the_test_that_found_it_and_links_to_the_host_are_no_matrix():
     others = [replace(link, kind="nccl") for link in all_links(3)]
     host = make_link(0, 1, from_uuid="host", from_name="host", kind="h2d", gb_per_s=55.0)

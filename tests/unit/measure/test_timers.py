@@ -59,24 +59,6 @@ def test_untimed_steps_lead_into_a_block(clock):
     assert samples.part_ns == {"data": (7, 11)}
 
 
-def test_the_parts_of_each_iteration_are_kept_apart(clock):
-    parts = PartTimes()
-    with parts.part("data"):
-        clock.spend(99)  # before the block, so not of it
-    waits = iter([3, 0, 4])
-
-    def step() -> None:
-        wait = next(waits)
-        if wait:
-            with parts.part("data"):
-                clock.spend(wait)
-        clock.spend(10)
-
-    samples = HostTimer().time_block(step, 3, parts)
-    assert samples.part_ns == {"data": (3, 0, 4)}
-    assert samples.step_ns == (13, 10, 14)
-
-
 def test_the_collector_is_off_inside_and_on_afterwards_even_after_an_error():
     def block() -> None:
         with no_garbage_collection():

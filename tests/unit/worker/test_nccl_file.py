@@ -39,13 +39,6 @@ def test_a_log_that_the_user_has_switched_on_stays_as_it_is(monkeypatch):
     assert log.routes() == ()
 
 
-def test_variables_beside_the_switch_are_put_back(monkeypatch):
-    monkeypatch.setenv("NCCL_DEBUG_SUBSYS", "COLL")
-    with NcclFile().record():
-        assert os.environ["NCCL_DEBUG_SUBSYS"] == "INIT,NET"
-    assert os.environ["NCCL_DEBUG_SUBSYS"] == "COLL"
-
-
 class FakeNccl:
     """Opens the file that its variables name, as NCCL does when it reads them."""
 

@@ -43,31 +43,6 @@ def test_a_setting_that_cannot_be_put_back_is_told(tmp_path, monkeypatch):
     assert state.restore() == ("a changed working directory",)
 
 
-def _least_cpu_s(call):
-    """The fastest of five calls, with what is loaded now frozen as in a worker."""
-    times_s = []
-    gc.collect()
-    gc.freeze()
-    for _ in range(5):
-        start_s = time.process_time()
-        call()
-        times_s.append(time.process_time() - start_s)
-    gc.unfreeze()
-    return min(times_s)
-
-
-def _store_half_a_million_items():
-    # 40 ms where a core is alone; as much slower as the tested code where a thread shares it.
-    stored = {}
-    for i in range(500_000):
-        stored[i & 1023] = i
-
-
-def test_a_clean_process_is_restored_sooner_than_half_a_million_items_are_stored(state):
-    assert state.restore() == ()
-    assert _least_cpu_s(state.restore) < _least_cpu_s(_store_half_a_million_items)
-
-
 def test_a_mode_that_ends_with_the_garbage_changes_nothing_afterwards(state):
     def hold_mode():
         with torch.enable_grad():
