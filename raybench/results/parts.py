@@ -51,8 +51,11 @@ def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table
     # A part takes longer to open than to read, so they are read side by side; and a table of one
     # row takes a hundred times the memory of the row, so they are put together early.
     batches = [paths[first : first + _BATCH] for first in range(0, len(paths), _BATCH)]
-    with ThreadPoolExecutor(_READERS) as readers:
-        found = list(readers.map(lambda some: _read_batch(some, table, wanted), batches))
+    if len(batches) <= 1:  # a thread takes longer to start than one part to read
+        found = [_read_batch(some, table, wanted) for some in batches]
+    else:
+        with ThreadPoolExecutor(_READERS) as readers:
+            found = list(readers.map(lambda some: _read_batch(some, table, wanted), batches))
     if unreadable := {path: text for one in found for path, text in one.unreadable.items()}:
         raise UnreadablePartsError(next(iter(unreadable.values())), unreadable)
     if (merged := frozenset[Path]().union(*(one.merged for one in found))) & set(paths):
