@@ -31,6 +31,8 @@ from raybench.report import formatting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
+
     from raybench.report.point_details import PointDetails, PointList
     from raybench.report.summary import Summary
     from raybench.results.point_row import PointRow
@@ -303,16 +305,21 @@ def _busy(results: Path, run_id: str, rows: Sequence[PointRow]) -> list[float | 
     from raybench.analysis.step_times import BUSY_COLUMNS, busy_pct
     from raybench.results import reader
 
-    attempts = [(row.point_id, row.attempt) for row in rows]
     telemetry = reader.load(results, "telemetry", run_id)
+    if telemetry.empty:
+        return [None] * len(rows)
+    attempts = [(row.point_id, row.attempt) for row in rows]
     samples = reader.samples_of_each(results, run_id, attempts, BUSY_COLUMNS)
     return [busy_pct(telemetry, of_point, row) for of_point, row in zip(samples, rows, strict=True)]
 
 
 def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
+    from raybench.analysis.rounds import Trials, mean_of_rounds
     from raybench.analysis.rows import point_rows, typed_rows
+    from raybench.analysis.scaling import scaling
     from raybench.analysis.step_times import (
         device_states,
+        join_rounds,
         rank_steps,
         slowest_modules,
         slowest_regions,
@@ -328,20 +335,35 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
     attempts = sorted(
         (row for row in points if row.point_id == point_id), key=lambda row: row.attempt
     )
-    row = attempts[-1]
-    samples, modules, regions = (
-        reader.load_attempt(results, table, run_id, point_id, row.attempt)
-        for table in ("samples", "modules", "regions")
-    )
+    [row] = mean_of_rounds(attempts) or attempts[-1:]
+    measured = list(Trials(attempts).rounds(row).values()) or [row]
+    [scaled] = [one for one in scaling(points, {}) if one.point_id == point_id]
+
+    def read(table: str) -> list[pd.DataFrame]:
+        """Read the rows of each round; those of rounds without any come last."""
+        found = (
+            reader.load_attempt(results, table, run_id, point_id, one.attempt) for one in measured
+        )
+        return sorted(found, key=lambda frame: frame.empty)
+
+    # The first round that was profiled, or taken apart, stands for all.
+    modules, regions = read("modules")[0], read("regions")[0]
+    samples = join_rounds(read("samples"))
     telemetry = reader.load(results, "telemetry", run_id)
     return PointDetails(
         row=row,
+        rounds=len(measured),
+        step_ms_interval=(scaled.step_ms_low, scaled.step_ms_high),
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
         regions=slowest_regions(typed_rows(regions, RegionRow)),
         states=device_states(telemetry, row.started_at, row.duration_s),
         wrote_logs=bool(reader.logs(results, run_id, point_id)),
-        traces=[str(path) for path in reader.traces(results, run_id, point_id, row.attempt)],
+        traces=[
+            str(path)
+            for one in measured
+            for path in reader.traces(results, run_id, point_id, one.attempt)
+        ],
         attempts=attempts,
         steps_ms=step_times(samples),
         units=units("points"),

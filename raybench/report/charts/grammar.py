@@ -274,7 +274,9 @@ def bar_chart(
     ends = {**at, "x": {"field": "low", **x}, "x2": {"field": "high"}}
     longest = max([*(bar["x"] for bar in bars), level[0] if level else 0.0])
     # Beyond an interval, which it would lie on, and inside of a bar that is long.
-    texts = [{**bar, "x": max(bar["x"], bar.get("high") or 0.0)} for bar in bars if "text" in bar]
+    texts = [
+        {**bar, "x": max(0.0, bar["x"], bar.get("high") or 0.0)} for bar in bars if "text" in bar
+    ]
     inside = "false" if ranges else f"datum.x > {_LONG * longest}"
     return _with_data(
         _layer(bars, {"type": "bar"}, at, color=color),
