@@ -124,11 +124,6 @@ class RayCluster:
         """Take in workers that came and note lost ones; wait at most `timeout_s` for one."""
         self._pool.refresh(timeout_s)
 
-    def release_idle_nodes(self, count: int, strategy: Strategy) -> None:
-        """Let go of nodes that a point of `count` devices leaves idle, where nodes can come."""
-        if released := self._pool.release_idle_nodes(count, strategy):
-            self._groups.forget(released)
-
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """Return one answer per rank. Raises ClusterError where the cluster is gone or closed."""
         with self._point_counted():

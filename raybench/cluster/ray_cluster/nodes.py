@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -509,11 +509,10 @@ class NodeAgents:
             for answer, device in zip(answers, devices, strict=True)
         ]
 
-    def stop(self, node_ids: Collection[str] | None = None) -> None:
-        """End the agents of these nodes, or of all."""
+    def stop(self) -> None:
+        """End the agents of all nodes."""
         with self._lock:
-            gone = list(self._nodes) if node_ids is None else node_ids
-            nodes = [self._nodes.pop(node_id) for node_id in gone if node_id in self._nodes]
+            nodes, self._nodes = list(self._nodes.values()), {}
         for node in nodes:
             ray.kill(node.agent, no_restart=True)
 

@@ -219,29 +219,6 @@ class WorkerPool:
             time.sleep(self._timeouts.poll_every_s)
             self.lose(self._agents.silent_nodes())
 
-    def release_idle_nodes(self, count: int, strategy: Strategy) -> tuple[int, ...]:
-        """Let go of nodes that a point of `count` devices leaves idle; return their worker ids.
-
-        Only where nodes are waited for (--wait), and devices are not listed.
-        """
-        if not self._wait_s or self._only or count >= self._count:
-            return ()
-        self._count, self._strategy = count, strategy
-        self._ask_autoscaler(count)
-        alive = [one for one, worker in enumerate(self._workers) if not worker.lost_because]
-        devices = [self._workers[worker_id].device for worker_id in alive]
-        idle = allocator.idle_nodes(devices, count, strategy)
-        released = tuple(one for one in alive if self._workers[one].device.node_id in idle)
-        with self._lock:
-            for worker_id in released:
-                self._workers[worker_id].lost_because = "it was given back"
-            _let_go([self._workers[worker_id] for worker_id in released])
-        self._agents.stop(idle)
-        if idle:
-            hosts = dict.fromkeys(self._workers[worker_id].device.host for worker_id in released)
-            self._log(f"no point needs {', '.join(hosts)} any more: given back")
-        return released
-
     def replace(self, worker_ids: Collection[int]) -> None:
         """Start new processes on the same devices; a worker that cannot have one is lost."""
         replacement = Replacement(

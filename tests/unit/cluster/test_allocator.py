@@ -14,7 +14,6 @@ from raybench.cluster.allocator import (
     assign_ranks,
     choose_workers,
     devices_shared,
-    idle_nodes,
     in_device_order,
     shares,
 )
@@ -226,9 +225,3 @@ def test_beside_others_a_rail_is_of_one_index_or_waits():
     assert allocator.choose(2) is None
     allocator.free((4, 7))
     assert allocator.choose(2) == (4, 6)
-
-
-def test_nodes_are_idle_of_which_the_biggest_point_has_no_device():
-    assert idle_nodes(TWO_RACKS, 4, "pack") == {"c", "d"}
-    assert idle_nodes(TWO_RACKS, 2, "spread") == {"b", "d"}
-    assert idle_nodes(TWO_RACKS, 8, "pack") == idle_nodes(TWO_RACKS, 9, "pack") == frozenset()

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from fakes import (
     ChangingCluster,
-    ScriptedWorker,
     make_device,
     make_devices,
     make_measurement,
@@ -23,7 +22,6 @@ from fakes import (
     measured,
 )
 
-from raybench.cluster.local import LocalCluster
 from raybench.errors import ClusterError
 from raybench.job.plan import Plan
 from raybench.job.sections import BatchSearch
@@ -369,22 +367,6 @@ def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones
     assert statuses(records) == [Status.LOST, Status.OK, Status.OK, Status.LOST]
     assert {device.node_id for device in records[1].devices} == {"b"}
     assert records[3].error_message == "needs 4 devices, 2 are left since node host-a was lost"
-
-
-class Elastic(LocalCluster):
-    """Notes what it is told to be enough."""
-
-    def release_idle_nodes(self, count, strategy):
-        self.enough.append(count)
-
-
-@pytest.mark.parametrize(("releases_idle_nodes", "enough"), [(True, [4, 4, 2]), (False, [])])
-def test_what_the_biggest_waiting_point_does_not_need_is_given_back(releases_idle_nodes, enough):
-    cluster = Elastic(make_devices(a=2, b=2), lambda _: ScriptedWorker(measured))
-    cluster.enough = []
-    cluster.start(4, "pack")
-    run(make_plan_of(1, 4, 2), cluster, releases_idle_nodes=releases_idle_nodes)
-    assert cluster.enough == enough
 
 
 def test_a_breakpoint_in_a_workload_of_the_in_process_cluster_works():
