@@ -128,7 +128,7 @@ def over_rounds(rows):
     return first.assign(**means).reset_index()
 
 
-def test_the_scaling_report_leads_with_the_best_the_worst_and_the_share_of_communication():
+def test_the_scaling_report_leads_with_each_precision_and_the_share_of_communication():
     key = ["precision", "batch_size"]
     rows = over_rounds(points("ddp_scaling"))
     alone = rows[rows.world_size == 1].set_index(key)[["throughput", "step_ms_p50"]]
@@ -137,19 +137,11 @@ def test_the_scaling_report_leads_with_the_best_the_worst_and_the_share_of_commu
         speed_up=lambda one: one.throughput / one.throughput_alone,
         share=lambda one: one.comm_exposed_ms / (one.step_ms_p50 - one.step_ms_p50_alone),
     )
-    best, worst = four.loc[four.speed_up.idxmax()], four.loc[four.speed_up.idxmin()]
     told = lead("ddp_scaling")
-    ends = " to ".join(
-        f"{row.speed_up:.2f} ({row.precision}, batch {row.batch_size:,.0f})"
-        for row in (worst, best)
-    )
-    shares = f"{worst.speed_up / 4:.1%} to {best.speed_up / 4:.1%} efficiency"
-    assert told.startswith(f"4 GPUs do {ends} times the samples/s of 1 GPU, {shares}; ")
+    for precision, found in four.groupby("precision"):
+        assert f"{found.speed_up.min():.2f}x to {found.speed_up.max():.2f}x ({precision})" in told
     share = f"{four.share.min():.0%} to {four.share.max():.0%}"
     assert f"exposed communication is {share} of the loss" in told
-    most = rows.loc[rows.throughput.idxmax()]
-    setting = f"({most.precision}, batch {most.batch_size:,.0f}, {most.world_size} GPUs)"
-    assert f"at most {most.throughput:,.0f} samples/s {setting}" in told
     assert "not compared" not in told
 
 
@@ -157,18 +149,12 @@ def test_the_collectives_report_leads_with_the_bandwidths_of_the_largest_message
     rows = points("collectives")
     params = pd.DataFrame(rows.params.map(dict).tolist(), index=rows.index)
     is_largest = (params.size_bytes.astype(int) == 2**30) & (rows.world_size == 4)
-    reached = rows.busbw_gb_s[is_largest]
-    low, high = reached.idxmin(), reached.idxmax()
-    assert params.size_bytes.astype(int).max() == 2**30
-    is_smallest = (params.size_bytes.astype(int) == 4096) & (rows.world_size == 4)
-    took = rows.step_ms_p50[is_smallest] * 1000
-    least, most = took.idxmin(), took.idxmax()
-    assert lead("collectives") == (
-        f"Bus bandwidth with 1 GiB on 4 GPUs: {reached[low]:.1f} GB/s ({params.operation[low]}) to "
-        f"{reached[high]:.1f} GB/s ({params.operation[high]}); 4 KiB takes {took[least]:.3f} µs "
-        f"({params.operation[least]}) to {took[most]:.2f} µs ({params.operation[most]}); "
-        "one start; `--set measure.rounds=3` gives an interval."
-    )
+    is_sum = params.operation == "all_reduce"
+    [reached] = rows.busbw_gb_s[is_largest & is_sum]
+    [took] = rows.step_ms_p50[(params.size_bytes == "4096") & (rows.world_size == 4) & is_sum]
+    told = lead("collectives")
+    assert told.startswith(f"all_reduce: with 1 GiB, bus bandwidth of up to {reached:.1f} GB/s")
+    assert f"; 4 KiB takes {took * 1000:.3f} µs or more; " in told
 
 
 def test_the_search_leads_with_batches_that_ran_below_others_that_did_not():
@@ -178,11 +164,12 @@ def test_the_search_leads_with_batches_that_ran_below_others_that_did_not():
         tried = rows.loc[is_ok].set_index("batch_size").status
         largest = tried[tried == "ok"].index.max()
         assert tried[largest + 1] == "oom"
-        assert f"{largest} (bf16, 1 GPU, activation_checkpointing={flag})" in lead("largest_batch")
+        assert f"{largest} (activation_checkpointing={flag})" in lead("largest_batch")
 
 
 def test_the_products_lead_with_the_fastest_one():
     rows = points("gemm")
     best = rows.loc[rows.achieved_tflops_per_device.idxmax()]
-    reached = f"At most {best.achieved_tflops_per_device:.1f} TFLOP/s, {best.mfu_pct:.1f}%"
-    assert lead("gemm").startswith(f"{reached} of the datasheet's peak ({best.precision}, ")
+    reached = f"{best.achieved_tflops_per_device:.1f} TFLOP/s, {best.mfu_pct:.1f}%"
+    assert lead("gemm").startswith(f"{best.precision} has the most TFLOP/s in 5 of 5 cases: ")
+    assert f"{reached} of the datasheet's peak" in lead("gemm")
