@@ -63,7 +63,7 @@ integration: $(BIN)/.dev
 alone: $(BIN)/.dev
 	$(BIN)/pytest -m "alone and not long" tests/unit tests/integration
 
-# Variants, and what takes most of a minute each: late nodes, standbys, killed drivers, a small soak.
+# Variants, and what takes most of a minute each: late nodes, killed drivers, a small soak.
 long: $(BIN)/.dev
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long and not alone"
 	$(BIN)/pytest -m "alone and long"

@@ -53,6 +53,11 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    """Return the public names: a notebook completes them before they are loaded."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Each comes with its module when it is asked for: `import raybench` stays light."""
     for home, names in _HOMES.items():

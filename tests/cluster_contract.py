@@ -1,7 +1,5 @@
 """What every cluster must hold, as tests, and small points with faults for those of Ray."""
 
-from __future__ import annotations
-
 from raybench.cluster import Cluster
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision

@@ -1,8 +1,7 @@
 """Processes forked from one that has imported torch already, which takes seconds."""
 
-from __future__ import annotations
-
 import contextlib
+import gc
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -36,6 +35,8 @@ def gloo(rank: int, world_size: int, store: str) -> Iterator[None]:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    # What was imported, as a worker does it: points collect garbage several times.
+    gc.freeze()
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",

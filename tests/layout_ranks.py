@@ -1,7 +1,5 @@
 """What ranks of a layout compute together, beside one device, in fp64."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial

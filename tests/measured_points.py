@@ -1,7 +1,5 @@
 """Points that a cluster runs, as the records and rows that a sweep would make of them."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from raybench.cluster import Cluster

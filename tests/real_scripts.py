@@ -1,7 +1,5 @@
 """Scripts as their libraries' documentation has users write them, and how a test runs them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

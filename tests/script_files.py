@@ -3,8 +3,6 @@
 A process of Python with it starts in no time; tests/scripts has scripts of the real one.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from textwrap import dedent
 

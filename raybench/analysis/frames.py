@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,6 +11,7 @@ from raybench.analysis.settings import EXECUTION
 from raybench.errors import ResultsError
 from raybench.job.problems import did_you_mean
 from raybench.results import reader, tables
+from raybench.results.columns import to_row
 from raybench.results.point_row import PointRow
 from raybench.results.tables import TABLES
 
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-SCALING = "scaling"
+SCALING, SUMMARY = "scaling", "summary"
 _TABLES = (*TABLES, SCALING)
+_PANDAS = {"int64": "Int64", "bool": "boolean", "string": "string", "double": "float64"}
 _FROM_POINTS = (
     *("run_id", "point_id", "attempt", "status", "workload", "params", "scaling"),
     *(*EXECUTION, "world_size", "batch_size", "global_batch_size", "grad_accumulation"),
@@ -41,9 +44,10 @@ def load(
 
     root: the results folder. table: runs, points, samples, devices, telemetry, modules, regions,
     and of health checks health and links; or
-    `scaling`, which is derived: the latest attempt at each point with its speed-up and efficiency
-    against the baseline point of the job, their 95 % intervals, and why_not where there is none;
-    of one run with the intervals of its report, which looks at the runs beside it too.
+    two that are derived from `points`. `scaling`: the latest attempt at each point with its
+    speed-up and efficiency against the baseline point of the job, their 95 % intervals, and why_not
+    where there is none. `summary`: one row a point with the 25 columns that most questions need;
+    `params.NAME` and `metrics.NAME` are columns of their own, with their types.
     run_id: as `raybench report` takes it: an id, its unique prefix, a job, `latest`, or a path.
     params: of points and scaling; `columns` makes `params.hidden` of {"hidden": "4096"}, as a
     number where all its values are numbers.
@@ -60,7 +64,13 @@ def load(
         raise ResultsError(f"table: must be one of {', '.join(_TABLES)}, got {table!r}{guess}")
     if params == "columns" and table not in ("points", SCALING):
         raise ResultsError(f"params='columns': points and scaling have parameters, {table} has not")
-    frame = _scaling(Path(root), run_id) if table == SCALING else _read_stored(root, table, run_id)
+    if table not in (SCALING, SUMMARY):
+        frame = _read_stored(root, table, run_id)
+    else:
+        folder = Path(root)
+        if run_id is not None:
+            folder, run_id = reader.find_run(root, run_id)
+        frame = (_scaling if table == SCALING else _summary)(folder, run_id)
     return _with_columns(frame) if params == "columns" else frame
 
 
@@ -90,21 +100,25 @@ def _dtypes() -> dict[Any, Any]:
     }
 
 
+def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:
+    """Return the rows of `points` by run; among all runs a damaged one is left out."""
+    from raybench.analysis.rows import point_rows
+
+    by_run: dict[str, list[PointRow]] = {}
+    for row in point_rows(reader.load(root, "points", run_id)):
+        by_run.setdefault(row.run_id, []).append(row)
+    return by_run
+
+
 def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
     """Return the speed-ups of each run against the baseline of its own job."""
     import pandas as pd
 
-    from raybench.analysis.rows import point_rows
     from raybench.analysis.scaling import scaling
 
-    if run_id is not None:
-        root, run_id = reader.find_run(root, run_id)
     baselines = reader.baselines(root, run_id)
-    by_run: dict[str, list[PointRow]] = {}
-    for row in point_rows(reader.load(root, "points", run_id)):
-        by_run.setdefault(row.run_id, []).append(row)
     found = []
-    for name, points in by_run.items():
+    for name, points in _points_by_run(root, run_id).items():
         rows = scaling(points, baselines.get(name, {}))
         ids = {row.series: row.point_id for row in reversed(rows) if row.is_baseline}
         found += [
@@ -113,9 +127,26 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
         ]
     frame = pd.DataFrame(found, columns=[*_FROM_POINTS, *_DERIVED])
     kinds = {column.name: column.kind for column in TABLES["points"]}
-    named = {"int64": "Int64", "bool": "boolean", "string": "string", "double": "float64"}
-    types = {name: named.get(kinds.get(name, "double"), "object") for name in frame.columns}
+    types = {name: _PANDAS.get(kinds.get(name, "double"), "object") for name in frame.columns}
     return frame.astype(types | dict.fromkeys(("baseline_point_id", "why_not"), "string"))
+
+
+def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
+    """Return the summary of each run, also of a run that goes on."""
+    import pandas as pd
+
+    from raybench.analysis.summary import summary_rows
+
+    runs = reader.read_runs(root) if run_id is None else [reader.read_run(root, run_id)]
+    points = _points_by_run(root, run_id)
+    rows = [row for run in runs for row in summary_rows(run, points.get(run.run_id, []))]
+    names = [column.name for column in TABLES[SUMMARY]]
+    frame = pd.DataFrame([to_row(row) for row in rows], columns=names)
+    frame = frame.astype({column.name: _PANDAS[column.kind] for column in TABLES[SUMMARY]})
+    for kind in ("params", "metrics"):
+        found = pd.DataFrame([json.loads(text) for text in frame.pop(f"{kind}_json")], frame.index)
+        frame = frame.join(found.convert_dtypes().add_prefix(f"{kind}."))
+    return frame
 
 
 def _with_columns(frame: pd.DataFrame) -> pd.DataFrame:

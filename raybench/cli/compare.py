@@ -16,9 +16,8 @@ from raybench.cli.options import (
     format_asked,
     json_format_option,
     results_option,
-    text_format_option,
 )
-from raybench.cli.output import write_document
+from raybench.cli.output import color, width, write_output
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from raybench.analysis.point_changes import PointsWithClocks
     from raybench.health.comparison import HealthComparison
     from raybench.report.comparison import Comparison, LeftOut
+    from raybench.report.documents import Document
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*%?")
 _MOST = 1.0
@@ -70,8 +70,15 @@ def share(_: click.Context, option: click.Parameter, text: str) -> float:
     show_default=True,
     help="With --fail-on regression: every point must be known to be slower by no more than this.",
 )
-@text_format_option
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["terminal", "md", "html", "json"]),
+    show_default="terminal",
+    help="For a terminal, a pull request, a browser (one page, with bars) or another program.",
+)
 @json_format_option
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")
 def compare_command(
     base: str,
     new: str,
@@ -81,6 +88,7 @@ def compare_command(
     blind: float,
     kind: str | None,
     as_json: bool,
+    output: Path | None,
 ) -> int:
     """Tell what changed from BASE to NEW, and whether that is more than chance.
 
@@ -93,11 +101,25 @@ def compare_command(
     kind = format_asked(kind, as_json) or "terminal"
     sides = find_sides(results, base, new)
     if checks := compare_health(sides[0].own, sides[1].own, threshold):
-        write_document(checks, kind)
+        if kind == "html":
+            raise UsageError("--format html: health checks are compared as terminal, md or json")
+        write_output(_formatted(checks, kind, output), output, kind)
         return 0 if fail_on is None else _gate_of_checks(checks, fail_on)
     comparison = compare_sides(sides, threshold)
-    write_document(comparison, kind)
+    if kind == "html":
+        from raybench.report.html.comparison import format_comparison
+
+        text = format_comparison(comparison)
+    else:
+        text = _formatted(comparison, kind, output)
+    write_output(text, output, kind)
     return 0 if fail_on is None else _gate(comparison, fail_on, blind)
+
+
+def _formatted(document: Document, kind: str, output: Path | None) -> str:
+    from raybench.report.documents import format_document
+
+    return format_document(document, kind, width=width(), color=output is None and color())
 
 
 def _gate_of_checks(comparison: HealthComparison, fail_on: str) -> int:

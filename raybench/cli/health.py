@@ -15,6 +15,7 @@ from raybench.cli.options import (
     device_option,
     devices_option,
     output_option,
+    references_option,
     shared_option,
     wait_option,
 )
@@ -23,6 +24,7 @@ from raybench.errors import UsageError
 from raybench.records.health import Stage
 
 if TYPE_CHECKING:
+    from raybench.analysis.references import References
     from raybench.health.check import Examination
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -75,6 +77,7 @@ class _Duration(click.ParamType[float]):
 @wait_option
 @shared_option
 @output_option
+@references_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def health_command(
@@ -89,6 +92,7 @@ def health_command(
     wait_s: float,
     shared: bool,
     output: Path,
+    references: References,
     as_json: bool,
 ) -> None:
     """Check all devices of a cluster, alone, in pairs and together, and name what is bad.
@@ -104,17 +108,13 @@ def health_command(
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.health.check import examine
     from raybench.health.suite import STAGES, title
-    from raybench.records.device_list import check_list_writable, read_device_list
+    from raybench.records.device_list import read_device_list
     from raybench.results.run import RunStatus
-    from raybench.results.writer import check_writable
     from raybench.sweep.run_state import RunTarget
 
     if "burn-in" in stages and not burn_in_s:
         raise UsageError("--only burn-in: needs a time; add --burn-in, as in --burn-in 30m")
-    check_writable(output)
-    if healthy_file is not None:
-        # Before the minutes that it takes to know them.
-        check_list_writable(healthy_file)
+    _check_writable(output, healthy_file)
     where = RunTarget(
         address=address,
         device=device,
@@ -126,12 +126,30 @@ def health_command(
     )
     listener = ConsoleListener(make_console(), title)
     argv = ("raybench", *sys.argv[1:])
-    found = examine(where, listener, stages or STAGES, argv, serial=serial, burn_in_s=burn_in_s)
+    found = examine(
+        where,
+        listener,
+        stages or STAGES,
+        argv,
+        serial=serial,
+        burn_in_s=burn_in_s,
+        references=references,
+    )
     if found.run.status is RunStatus.INTERRUPTED:
         ctx.exit(130)
     if healthy_file is not None:
         _write_healthy(healthy_file, found)
-    ctx.exit(print_health(output, found.run.run_id, as_json=as_json))
+    ctx.exit(print_health(output, found.run.run_id, references, as_json=as_json))
+
+
+def _check_writable(output: Path, healthy_file: Path | None) -> None:
+    """Raise an error, before the minutes that a check takes, where its results cannot be kept."""
+    from raybench.records.device_list import check_list_writable
+    from raybench.results.writer import check_writable
+
+    check_writable(output)
+    if healthy_file is not None:
+        check_list_writable(healthy_file)
 
 
 def _write_healthy(path: Path, found: Examination) -> None:

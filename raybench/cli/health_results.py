@@ -9,6 +9,7 @@ from raybench.cli.output import color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
+    from raybench.analysis.references import ReferenceFile, References
     from raybench.cli.compared_runs import Found
     from raybench.health.comparison import HealthComparison, HealthHistory
     from raybench.health.report import HealthReport
@@ -29,11 +30,16 @@ def check_ids(results: Path) -> list[str]:
     return [row["run_id"] for row in rows if (row["argv"] or [])[1:2] == ["health"]]
 
 
-def load_health(results: Path, run: str) -> HealthReport | None:
+def load_health(
+    results: Path, run: str, references: References | None = None
+) -> HealthReport | None:
     """Return the results of a health check; None where the run is not one.
 
-    run: an id, or "latest". Raises ResultsError where there is no such run.
+    run: an id, or "latest". references: None: those of raybench. Raises ResultsError where there is
+    no such run.
     """
+    from raybench.analysis.references import References
+    from raybench.health.references import devices_of, grades
     from raybench.health.report import HealthReport
     from raybench.health.store import read_findings, read_links
     from raybench.report import formatting
@@ -43,13 +49,15 @@ def load_health(results: Path, run: str) -> HealthReport | None:
     found = reader.read_run(root, run_id)
     if not _is_check(root, found):
         return None
-    devices = reader.read_table(root, "devices", run_id).to_pylist()
+    devices = reader.read_table(root, "devices", run_id).to_pylist(maps_as_pydicts="strict")
+    findings = [finding for _, finding in read_findings(root, run_id)]
     return HealthReport(
         run=found,
         machine=formatting.machine(devices) if devices else found.cluster,
         kinds=[device["kind"] for device in devices],
-        findings=[finding for _, finding in read_findings(root, run_id)],
+        findings=findings,
         links=read_links(root, run_id),
+        grades=grades(findings, devices_of(devices), references or References()),
     )
 
 
@@ -79,13 +87,25 @@ def format_health(
 def export_health(report: HealthReport, kind: str | None) -> str:
     """Return a check as `raybench export --format KIND` writes it.
 
-    Raises UsageError where the kind is not csv, json or junit.
+    Raises UsageError where the kind is not csv, json or junit (references: export_references).
     """
     from raybench.health.export import export
 
     if kind in ("csv", "json", "junit"):
         return export(report, kind)
     raise UsageError("a health check is exported as csv, json or junit")
+
+
+def references_of_check(results: Path, run: str) -> list[ReferenceFile] | None:
+    """Return the reference values that a check supports; None where the run is no check."""
+    from raybench.health.references import health_references
+    from raybench.results import reader
+
+    if (report := load_health(results, run)) is None:
+        return None
+    root, run_id = reader.find_run(results, run)
+    devices = reader.read_table(root, "devices", run_id).to_pylist(maps_as_pydicts="strict")
+    return health_references(report.run, report.findings, devices)
 
 
 def compare_health(base: Found, new: Found, threshold: float) -> HealthComparison | None:
@@ -148,9 +168,9 @@ def draw_health(report: HealthReport, path: Path) -> None:
     write_file(path, drawn)
 
 
-def print_health(results: Path, run_id: str, *, as_json: bool) -> int:
+def print_health(results: Path, run_id: str, references: References, *, as_json: bool) -> int:
     """Print what a check says, and return the exit code of the command that made it."""
-    report = load_health(results, run_id)
+    report = load_health(results, run_id, references)
     assert report is not None, "its command line says that it is a check"
     kind = "json" if as_json else "terminal"
     write_result(format_health(results, report, kind, colored=color()))

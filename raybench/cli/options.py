@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from raybench.errors import UsageError
+
+if TYPE_CHECKING:
+    from raybench.analysis.references import References
 
 _LATEST = "latest"  # as raybench.results.run has it, which is slow to import
 _LONGEST_WAIT_S = 1_000_000.0
@@ -43,6 +46,22 @@ overrides_option = click.option(
     metavar="KEY=VALUE",
     help="Override a job setting; may be repeated. baseline.precision=fp32 sets one key beside "
     "those of the file, 'baseline={precision: fp32}' takes their place.",
+)
+
+
+def _load_references(_: click.Context, __: click.Parameter, path: Path | None) -> References:
+    # Here, so that neither --help nor the Tab key waits for it.
+    from raybench.analysis.references import load_references
+
+    return load_references(path)
+
+
+references_option = click.option(
+    "--references",
+    type=click.Path(path_type=Path, exists=True),
+    callback=_load_references,
+    metavar="FILE|FOLDER",
+    help="Reference values of your own site, which go before those of raybench.",
 )
 text_format_option = click.option(
     "--format",

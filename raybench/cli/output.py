@@ -67,6 +67,19 @@ def write_file(path: Path, content: bytes) -> None:
         raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
 
 
+def write_output(text: str, path: Path | None, kind: str) -> None:
+    """Write a report to a file, or to stdout where there is none; say how to look at a page.
+
+    Raises ResultsError when it cannot be written.
+    """
+    if path is None:
+        write_result(text)
+        return
+    write_file(path, text.encode())
+    if kind == "html":
+        click.echo(f"{path}: open it in a browser", err=True)
+
+
 def append_to_github_summary(markdown: str) -> None:
     """Append to the summary of a step of GitHub Actions, the file that GITHUB_STEP_SUMMARY names.
 

@@ -22,6 +22,7 @@ from raybench.cli.output import (
     width,
     write_document,
     write_file,
+    write_output,
     write_result,
 )
 from raybench.errors import ResultsError, UsageError
@@ -104,10 +105,8 @@ def report_command(
         draw = partial(_draw, results, run, summary)
     if github:
         append_to_github_summary(text)
-    if output is not None:
-        write_file(output, text.encode())
-    elif not github:
-        write_result(text)
+    if output is not None or not github:
+        write_output(text, output, kind)
     # Last: the report must not be lost with a picture that cannot be drawn or written.
     if chart is not None:
         draw(chart)

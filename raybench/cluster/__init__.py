@@ -82,11 +82,5 @@ class Cluster(Protocol):
         No point may run meanwhile. One whose node does not answer is `unread`; never raises.
         """
 
-    def release_idle_nodes(self, count: int, strategy: Strategy) -> None:
-        """Let go of nodes that a point of `count` devices leaves idle; no point may run meanwhile.
-
-        Nodes that were there before the sweep asked for more are kept.
-        """
-
     def close(self) -> None:
         """Let go of all workers."""

@@ -120,13 +120,6 @@ def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
     return tuple(result)
 
 
-def idle_nodes(devices: Sequence[Device], count: int, strategy: Strategy) -> frozenset[str]:
-    """Return the ids of nodes of which a point of `count` of these devices uses none."""
-    ordered = [devices[position] for position in in_device_order(devices)]
-    used = choose_workers(ordered, min(count, len(ordered)), strategy)
-    return frozenset(one.node_id for one in devices) - {ordered[one].node_id for one in used}
-
-
 def devices_shared(devices: Sequence[Device]) -> list[str]:
     """Return the UUIDs that several workers have: such workers would measure each other."""
     return [

@@ -6,8 +6,8 @@ that wants the device for itself must get an exclusive lock first, which it then
 shared one: other processes of its own may come, and sweeps that share. All processors of a host
 are one device, `CPU`.
 
-Everybody can write into the folder. So nothing in it is followed (links), waited for (pipes), or
-believed: what a line says of its holder is shortened, cleaned and shown, no more.
+Everybody can write into the folder. So no link in it is followed, and what a line says of its
+holder is shortened, cleaned and shown, no more.
 
 A `DeviceReservation` takes the locks on all nodes of a sweep, by the agents of these nodes.
 """
@@ -188,7 +188,10 @@ def _exclusive_turn(folder: Path) -> Iterator[None]:
     The kernel does not turn an exclusive lock into a shared one in one step: between the two,
     another process could get the exclusive one.
     """
-    place = _open_folder(folder)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o1777)  # whatever the umask
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
     until_s = time.monotonic() + _TURN_S
     try:
         while not _lock(place, fcntl.LOCK_EX):
@@ -199,38 +202,23 @@ def _exclusive_turn(folder: Path) -> Iterator[None]:
         os.close(place)
 
 
-def _open_folder(folder: Path) -> int:
-    """Return a descriptor of the folder, which is made if it is missing."""
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-        folder.chmod(0o1777)  # whatever the umask
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
-
-
 def _open_file(folder: Path, device: str) -> int:
     """Return a descriptor of a device's file, which is made if it is missing.
 
-    Raises OSError where it is a link, a pipe or a folder.
+    Raises OSError where it is a link or no plain file.
     """
-    place = _open_folder(folder)
-    name = re.sub(r"[^A-Za-z0-9-]", "_", device)
+    path = folder / re.sub(r"[^A-Za-z0-9-]", "_", device)
+    flags = os.O_RDWR | os.O_APPEND | _OPEN
     try:
-        # Linux refuses O_CREAT for another's file in such a folder: so only where there is none.
-        for made in (0, os.O_CREAT | os.O_EXCL, 0):
-            with suppress(FileNotFoundError, FileExistsError):
-                flags = os.O_RDWR | os.O_APPEND | _OPEN | made
-                file = os.open(name, flags, 0o600, dir_fd=place)
-                break
-        else:
-            raise OSError(f"{name} is removed by others")
-    finally:
-        os.close(place)
-    if made:
+        file = os.open(path, flags)
+    except FileNotFoundError:
+        # Not always with O_CREAT, which Linux refuses for another's file in such a folder.
+        file = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
         os.fchmod(file, 0o666)
     facts = os.fstat(file)
     if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
         os.close(file)
-        raise OSError(f"{name} is no plain file; remove it")
+        raise OSError(f"{path.name} is no plain file; remove it")
     return file
 
 
@@ -381,7 +369,12 @@ class DeviceReservation:
                     "there would go unseen (warning)"
                 )
             here = [device for device in devices if device.node_id == first.node_id]
-            places = {lock_name(device): _place(device) for device in here}
+            places = {
+                lock_name(device): f"cuda:{device.index} of {device.host}"
+                if device.kind == "cuda"
+                else f"the processors of {device.host}"
+                for device in here
+            }
             found |= {places[name]: holders for name, holders in result.others.items()}
         if found and not terms.shared:
             # Two sweeps that wait for each other's nodes would wait for ever.
@@ -410,7 +403,15 @@ def _wait_for_others(
         is_ending = all(one.has_ended for held_by in others.values() for one in held_by)
         patience_s = max(terms.wait_s, timeouts.ended_sweep_s if is_ending else 0.0)
         if time.monotonic() >= begun_s + patience_s:
-            raise DevicesInUseError(f"{_in_use(others)}; {_ways_out(others)}")
+            gpus = (
+                ""
+                if "processors" in _in_use(others)
+                else ", CUDA_VISIBLE_DEVICES to use other GPUs"
+            )
+            raise DevicesInUseError(
+                f"{_in_use(others)}; --wait SECONDS waits for them, --shared measures beside them "
+                f"and says so in each row{gpus}"
+            )
         if logged != _in_use(others):
             logged = _in_use(others)
             log(f"waiting: {logged}" + (", and ends" if is_ending else ""))
@@ -418,12 +419,6 @@ def _wait_for_others(
     if others:
         log(f"not alone: {_in_use(others)}")
     return others
-
-
-def _place(device: Device) -> str:
-    if device.kind == "cuda":
-        return f"{device.kind}:{device.index} of {device.host}"
-    return f"the processors of {device.host}"
 
 
 def _in_use(others: Mapping[str, tuple[Holder, ...]]) -> str:
@@ -438,11 +433,3 @@ def _in_use(others: Mapping[str, tuple[Holder, ...]]) -> str:
     are = "are" if more or place.startswith("the processors") else "is"
     besides = f" and {len(held_by) - 1} more" if len(held_by) > 1 else ""
     return f"{place}{more} {are} used by {held_by[0]}{besides} since {held_by[0].since}"
-
-
-def _ways_out(others: Mapping[str, tuple[Holder, ...]]) -> str:
-    has_cpus = any("processors" in place for place in others)
-    return (
-        "--wait SECONDS waits for them, --shared measures beside them and says so in each row"
-        + ("" if has_cpus else ", CUDA_VISIBLE_DEVICES to use other GPUs")
-    )

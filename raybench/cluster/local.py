@@ -112,9 +112,6 @@ class LocalCluster:
             self._workers[devices[rank].uuid] = self._make_worker(devices[rank])
         return outcome.answers
 
-    def release_idle_nodes(self, count: int, strategy: Strategy) -> None:
-        """Do nothing: there are no other nodes."""
-
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
         """Return a function that names nobody: other users are not looked for here."""
         return tuple

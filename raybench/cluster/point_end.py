@@ -15,9 +15,6 @@ from raybench.cluster.failures import PointObservation
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.records import Answer, Device, Failure, Task
 
-# A process that could replace one starts in this time.
-_START_S = 10.0
-
 
 class RunningRanks(ABC):
     """The ranks of one point while it runs, as their cluster reaches them.
@@ -55,22 +52,17 @@ class RunningRanks(ABC):
         """
         return ()
 
-    def prepare(self) -> None:  # noqa: B027  (this process has no spare ones)
-        """Start processes that can replace these, because the point is late. Does not wait."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How a point ended. answers: one per rank. unfit: ranks whose processes must be replaced.
 
-    group_is_gone: the process group of these ranks cannot be used again. was_late: the point took
-    longer than `when_late_s`.
+    group_is_gone: the process group of these ranks cannot be used again.
     """
 
     answers: tuple[Answer, ...]
     unfit: frozenset[int]
     group_is_gone: bool
-    was_late: bool
 
 
 def finish_point(
@@ -82,32 +74,13 @@ def finish_point(
     devices is free when this returns, or their failure says that it is not.
     """
     point = _Collected(ranks)
-    late_s = when_late_s(task)
-    point.collect(late_s, enough=point.has_failed)
-    was_late, left_s = point.is_waiting(), task.settings.timeout_s - late_s
-    # A standby that starts when the time is up comes no sooner than a new worker, and slows it.
-    if was_late and left_s > 0:
-        ranks.prepare()
-        point.collect(left_s, enough=point.has_failed)
+    point.collect(task.settings.timeout_s, enough=point.has_failed)
     if point.has_succeeded():
-        return Outcome(
-            answers=point.in_order(), unfit=frozenset(), group_is_gone=False, was_late=was_late
-        )
+        return Outcome(answers=point.in_order(), unfit=frozenset(), group_is_gone=False)
     answers = _end_all(point, ranks, task, timeouts)
     unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
     answers = point.kill_unfit(answers, unfit, timeouts.memory_free_s)
-    return Outcome(answers=answers, unfit=unfit, group_is_gone=True, was_late=was_late)
-
-
-def when_late_s(task: Task) -> float:
-    """Return after how many seconds a point is late, counted from its start.
-
-    Its measuring should be over by then, and its time is up soon: processes that start now disturb
-    at most a point that will fail.
-    """
-    settings = task.settings
-    budget_s = settings.repeats * settings.max_seconds
-    return min(settings.timeout_s, max(budget_s, settings.timeout_s - _START_S))
+    return Outcome(answers=answers, unfit=unfit, group_is_gone=True)
 
 
 def _end_all(

@@ -16,15 +16,12 @@ class ClusterTimeouts:
     stack_dump_s: float = 0.3
     # The GPU driver takes back the memory of a process that ended within a second.
     memory_free_s: float = 10.0
-    memory_free_of_replaced_s: float = 2.0
 
     # Starting workers. Longer where many workers of one node load torch on its cores at once.
     worker_start_s: float = 180.0
     worker_start_each_s: float = 5.0
     # The other workers, once the first is there; later ones are taken in while points run.
     slow_workers_s: float = 20.0
-    # A standby has only to make its CUDA context, or to finish what a new worker would begin.
-    standby_start_s: float = 30.0
     # Bundles on devices that were free a moment ago come in milliseconds, or not at all.
     placement_s: float = 2.0
     # Devices that the last sweep has let go of are free a moment later.
@@ -75,9 +72,8 @@ class ClusterTimeouts:
     rays_own_error_s: float = 5.0
     rays_own_error_at_start_s: float = 2.0
     watch_start_every_s: float = 0.2
-    # For points that still run when the cluster is closed, and for standbys without a head.
+    # For points that still run when the cluster is closed.
     close_s: float = 3.0
-    end_standbys_s: float = 1.0
 
     # Devices that another sweep has.
     ask_other_sweeps_every_s: float = 1.0

@@ -34,7 +34,6 @@ def all_reduce(kind: Literal["cuda", "cpu"], world_size: int) -> Task:
             "operation": "all_reduce",
             "size_bytes": _SIZE_BYTES[kind],
             "dtype": "float32",
-            "in_place": True,
         },
         world_size=world_size,
         precision=Precision.FP32,

@@ -17,6 +17,7 @@ from raybench.records.health import Finding, Link, Verdict, figure
 from raybench.report import formatting
 from raybench.report.blocks import SETTING_CHARS, Block, Column, Line, Listing, Table, Tone
 from raybench.report.documents import Document
+from raybench.report.references import HOW_TO_MAKE
 from raybench.results.columns import to_row
 
 _TONES: Mapping[int, Tone] = {0: "good", 1: "alarm", 3: "advice"}
@@ -75,13 +76,18 @@ class HealthDocument(Document):
             yield _pair_block(pairs)
         if any(one.verdict in _MARKS for one in report.findings):
             yield Line(text=_LEGEND, tone="aside", is_apart=True)
+        for place, grade in enumerate(report.grades):
+            yield Line(text=f"{grade.subject}: {grade.text}.", is_apart=not place)
+        if not report.grades and "cuda" in report.kinds:
+            yield Line(text=HOW_TO_MAKE, tone="aside", is_apart=True)
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
         run, machine, verdict, lamp, headline, exit_code, cases (the subjects that are not healthy,
         the worst first, with what to do), advice (on the devices as a set), notes (models of which
-        no figures are known), findings (the table `health`), links (the table `links`).
+        no figures are known), findings (the table `health`), links (the table `links`), grades (how
+        devices and nodes stand against references).
         """
         report, run_id = self.report, self.report.run.run_id
         return {
@@ -109,6 +115,7 @@ class HealthDocument(Document):
             "notes": report.notes,
             "findings": [{"run_id": run_id, **to_row(one)} for one in report.findings],
             "links": [{"run_id": run_id, **to_row(one)} for one in report.links],
+            "grades": [grade.members for grade in report.grades],
         }
 
 

@@ -1,17 +1,15 @@
-"""What a test reaches elsewhere: in the runs of hardware/expected.yaml, and in earlier checks."""
+"""What a test reaches elsewhere: by the references of its model, and in earlier checks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from statistics import median
 
-from ruamel.yaml import YAML
-
+from raybench.analysis.references import References
 from raybench.hardware.peaks import dense_peak_tflops, memory_peak_gb_s
 from raybench.health.groups import Group
+from raybench.health.references import METRIC
 from raybench.health.suite import HealthTest
 from raybench.records.health import Subject, figure
 
@@ -66,9 +64,10 @@ class ValueRange:
 
 
 class Elsewhere:
-    """Values of subjects in earlier checks, and of models in committed runs or earlier checks."""
+    """Values of subjects in earlier checks, and of models by references or earlier checks."""
 
-    def __init__(self, past: Iterable[PastValue]) -> None:
+    def __init__(self, past: Iterable[PastValue], references: References) -> None:
+        self._references = references
         self._subjects: dict[tuple[str, tuple[str, ...]], list[PastValue]] = {}
         self._models: dict[tuple[str, str, str, int], list[PastValue]] = {}
         for one in past:
@@ -83,11 +82,12 @@ class Elsewhere:
         return _past_range(past, "its earlier checks")
 
     def of_model(self, group: Group) -> ValueRange | None:
-        """Return the range of a group's model: of committed runs, else of three earlier checks."""
-        placement = str(group.placement)
-        found = find_expected(group.model, group.test.name, placement, group.topology)
+        """Return what starts of the model reached elsewhere, else in three earlier checks."""
+        of = {"test": group.test.name, "where": str(group.placement)}
+        found = self._references.find(group.model, of, METRIC, group.topology)
         if found is not None:
-            return ValueRange(low=found.low, high=found.high, source=found.source.split(";")[0])
+            low, high = found.observed
+            return ValueRange(low=low, high=high, source=found.provenance)
         first = group.subjects[0]
         key = (group.test.name, first.kind, group.model, len(first.uuids))
         return _past_range(self._models.get(key, ()), "earlier checks of this model")
@@ -100,39 +100,6 @@ def _past_range(past: Sequence[PastValue], source: str) -> ValueRange | None:
         return None
     middle = median(one.value for one in past)
     return ValueRange(low=middle, high=middle, source=f"{source}, {checks} of them")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """A row of hardware/expected.yaml, which says what its fields mean."""
-
-    model: str
-    where: str
-    test: str
-    unit: str
-    low: float
-    high: float
-    source: str
-    links: str = ""
-
-
-def find_expected(model: str, test: str, where: str, topology: str = "") -> Expected | None:
-    """Return the range of a test in committed runs; None where no run has it.
-
-    where: as in expected.yaml. topology: of one of the devices.
-    """
-    known = _rows().get((model, test, where), ())
-    return next((one for one in known if topology.startswith(one.links)), None)
-
-
-@cache
-def _rows() -> dict[tuple[str, str, str], list[Expected]]:
-    text = resources.files("raybench.hardware").joinpath("expected.yaml").read_text("utf-8")
-    found: dict[tuple[str, str, str], list[Expected]] = {}
-    for row in YAML(typ="safe", pure=True).load(text):
-        one = Expected(**row)
-        found.setdefault((one.model, one.test, one.where), []).append(one)
-    return found
 
 
 def datasheet(model: str, test: str) -> float | None:

@@ -28,7 +28,7 @@ class Placement:
     level: str = ""
 
     def __str__(self) -> str:
-        """Return the words of hardware/expected.yaml, which do not tell the level."""
+        """Return how references say it: "device", "pair on a node", "4 on 2 nodes"."""
         if self.kind == "device":
             return "device"
         if self.kind == "pair":
@@ -71,14 +71,11 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
     """Return the groups within which subjects are compared, in the order of the tests."""
     cells: dict[tuple[str, str, Placement], list[Reading]] = {}
     placements: dict[Subject, Placement] = {}
-    of_device = Placement()
     for reading in readings:
         subject = reading.subject
-        placement = of_device
-        if subject.kind != "device":
-            if subject not in placements:
-                placements[subject] = _placement(subject, known)
-            placement = placements[subject]
+        if subject not in placements:
+            placements[subject] = placement_of(subject, known)
+        placement = placements[subject]
         cells.setdefault((reading.test.name, subject.model, placement), []).append(reading)
     return [_group(found, placement, known) for (_, _, placement), found in cells.items()]
 
@@ -114,7 +111,10 @@ def _group(readings: Sequence[Reading], placement: Placement, known: Mapping[str
     )
 
 
-def _placement(subject: Subject, known: Mapping[str, Device]) -> Placement:
+def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
+    """Return how many devices the subject has, and where. known: devices by UUID."""
+    if subject.kind == "device":
+        return Placement()
     devices = [known[uuid] for uuid in subject.uuids if uuid in known]
     nodes = len({device.node_id for device in devices})
     if subject.kind != "pair":

@@ -12,6 +12,7 @@ from functools import cached_property
 from statistics import median
 from typing import Literal
 
+from raybench.health.references import Grade
 from raybench.records.health import Action, Finding, Link, Subject, Verdict, figure
 from raybench.report import formatting
 from raybench.report.advice import Advice, estimate_gains
@@ -102,6 +103,7 @@ class HealthReport:
     """The results of a check.
 
     machine: what it ran on, in words. kinds: "cuda" or "cpu" of each device that was checked.
+    grades: how its devices and nodes stand against the references.
     """
 
     run: Run
@@ -109,6 +111,7 @@ class HealthReport:
     kinds: Sequence[str]
     findings: Sequence[Finding]
     links: Sequence[Link]
+    grades: Sequence[Grade] = ()
 
     @cached_property
     def cases(self) -> list[Case]:

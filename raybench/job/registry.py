@@ -23,7 +23,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
-from typing_extensions import Doc
 
 from raybench.errors import UsageError
 from raybench.job.point import (
@@ -287,8 +286,7 @@ def _setting(name: str, annotation: Any, default: Any, description: str) -> Sett
 
 def _description(annotation: Any) -> str:
     for note in getattr(annotation, "__metadata__", ()):
-        text = note.documentation if isinstance(note, Doc) else getattr(note, "description", None)
-        if text:
+        if text := getattr(note, "description", None):
             return " ".join(text.split())
     return ""
 

@@ -120,6 +120,9 @@ def _problems(measurement: Measurement) -> Iterator[str]:
         gemm_tflops=measurement.gemm_tflops,
         **{name: getattr(measurement, name) for name in _COMBINED if name not in DECLARED},
     )
+    for region in measurement.breakdown.regions if measurement.breakdown else ():
+        if not isinstance(region.name, str):
+            yield f"the name of a region must be a text, given {_quote(region.name)}"
 
 
 def _sample_problems(samples: Samples) -> Iterator[str]:

@@ -44,6 +44,8 @@ _NAMES = (*EXECUTION, "world_size")
 # A variable may hold a long list; JSON has all of it.
 _MOST_CHARS = 60
 _MOST_ROWS = 60
+# Where a slow-down of so much could have been missed, that is said first.
+BLIND = 0.1
 # What changed around the points, where nothing did.
 SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variables, commit"
 
@@ -196,7 +198,8 @@ _EXPLANATION = (
 
 def _runs_words(runs: Sequence[Run]) -> str:
     newest = f"{formatting.title(runs[-1])}, {formatting.when(runs[-1].started_at)}"
-    return newest if len(runs) == 1 else f"mean of {len(runs)} runs, the newest {newest}"
+    others = ", ".join(run.run_id for run in runs[:-1])
+    return f"mean of {len(runs)} runs: {newest}; and {others}" if others else newest
 
 
 def changes_listing(title: str, changes: Sequence[Change]) -> Listing:
@@ -219,7 +222,7 @@ def _urgency(row: ComparedPoint) -> tuple[Any, ...]:
 
 def percent(relative: float | None) -> str:
     """Write a change with its sign; empty where it is not known."""
-    if relative is None or relative is None:
+    if relative is None:
         return ""
     return f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
 
@@ -266,7 +269,9 @@ def table(comparison: Comparison) -> Table:
         (Column(title="seen from", drop=0), seen),
         (Column(title="verdict", is_text=True), verdict),
     ]
-    return make_table(range(len(rows)), [*settings, *measured])
+    counts = [len(side) for side in (comparison.base, comparison.new)]
+    kind = "base: mean of {} runs, new: mean of {}".format(*counts) if max(counts) > 1 else ""
+    return make_table(range(len(rows)), [*settings, *measured], kind=kind)
 
 
 def verdict_words(row: ComparedPoint, threshold: float) -> str:
@@ -353,7 +358,6 @@ def before_and_now(change: Change, most: int) -> str:
     return f"{short[0]} -> {short[1]}"
 
 
-_MOST_VALUES = 6
 _MOST_LEFT_OUT = 3
 # Runs a side with which a regression of 5 % is found on most machines:
 # docs/explanation/statistics.md.
@@ -375,12 +379,26 @@ def headline(comparison: Comparison) -> str:
         phrases = [f"{words[word]} {word}" for word in (f"{SLOWER}?", f"{FASTER}?") if words[word]]
         found = f"; of {counted(len(rows), 'point')}: {', '.join(phrases)}"
         return f"1 run {where}: no verdict{found if phrases else ''}{broken}{median}."
-    phrases = [
-        f"{verdicts[name]} {name}{_span([row for row in rows if row.verdict == name])}"
-        for name in (SLOWER, FASTER, SAME, UNCLEAR)
-        if verdicts[name] or name == SLOWER
-    ]
-    return f"Of {counted(len(rows), 'point')}: {', '.join(phrases)}{broken}{median}."
+    slower = [max(_slowdowns(row)) for row in rows if row.verdict == SLOWER]
+    lead = f"{len(slower)} of {counted(len(rows), 'point')} slower"
+    if slower:
+        lead += f", the worst by {max(slower):.1%}"
+    others = [f"{verdicts[name]} {name}" for name in (FASTER, SAME, UNCLEAR) if verdicts[name]]
+    tail = "".join(f"; {text}" for text in [", ".join(others)] if text)
+    return f"{_blindness(comparison)}{lead}{tail}{broken}{median}."
+
+
+def _blindness(comparison: Comparison) -> str:
+    """Return `Blind below 50%: ` where a point that is not called slower may be so by over 10 %."""
+    most = max(
+        (
+            max(row.ratio_high, 1 / row.rate_ratio_low) - 1
+            for row in comparison.compared
+            if row.verdict != SLOWER and row.ratio_high and row.rate_ratio_low
+        ),
+        default=0.0,
+    )
+    return f"Blind below {most:.0%}: " if most > BLIND else ""
 
 
 def sensitivity(comparison: Comparison) -> str:
@@ -433,63 +451,38 @@ def _unclear(comparison: Comparison) -> list[str]:
     ]
 
 
-def _span(rows: Sequence[ComparedPoint]) -> str:
-    """By how much points are slower or faster, by the figure that changed more."""
-    if not rows or rows[0].verdict not in (SLOWER, FASTER):
-        return ""
-    choose = max if rows[0].verdict == SLOWER else min
-    return f" (by {_between([abs(choose(_slowdowns(row))) for row in rows])})"
-
-
 def one_sided(comparison: Comparison) -> str:
     """How many points only one of the runs has, and by what they differ; empty for none."""
     of_base, of_new = (
         [row for row in comparison.rows if absent(row) == other] for other in ("new", "base")
     )
-    phrases = [
+    text = ", ".join(
         f"{counted(len(rows), 'point')} in {run} only"
         for run, rows in (("BASE", of_base), ("NEW", of_new))
         if rows
-    ]
-    if not phrases:
+    )
+    if not text:
         return ""
     both = [row for row in comparison.rows if not absent(row)]
-    if of_base and of_new:
-        names = ", ".join(formatting.heading(name) for name in _apart_in(of_base, of_new))
-        return f"{', '.join(phrases)}{f'; they differ in {names}' if names else ''}."
-    alone = of_base or of_new
-    values = [_values(alone, name) for name in _disjoint(alone, both)]
-    return f"{phrases[0]}: {'; '.join(values)}." if values else f"{phrases[0]}."
+    sides = (of_base, of_new) if of_base and of_new else (of_base or of_new, both)
+    names = ", ".join(_settings_apart(*sides))
+    return f"{text}; they differ in {names}." if names else f"{text}."
 
 
-def _apart_in(one: Sequence[ComparedPoint], other: Sequence[ComparedPoint]) -> list[str]:
-    """Find the settings of which the two have no value in common; else those whose values differ.
+def _settings_apart(one: Sequence[ComparedPoint], other: Sequence[ComparedPoint]) -> list[str]:
+    """Return the settings of which the two have no value in common; else those that differ.
 
     Points of different workloads differ in that: their parameters are not the same ones.
     """
-    if {row.workload for row in one}.isdisjoint(row.workload for row in other):
+    values = {
+        name: [{str(setting(row, name)) for row in rows} for rows in (one, other)]
+        for name in varying([*one, *other], params_first=True)
+    }
+    disjoint = [name for name, (here, there) in values.items() if here.isdisjoint(there)]
+    if "workload" in disjoint:
         return ["workload"]
-    names = varying([*one, *other], params_first=True)
-    return _disjoint(one, other) or [
-        name for name in names if _texts(one, name) != _texts(other, name)
-    ]
-
-
-def _disjoint(one: Sequence[ComparedPoint], other: Sequence[ComparedPoint]) -> list[str]:
-    names = varying([*one, *other], params_first=True)
-    return [name for name in names if _texts(one, name).isdisjoint(_texts(other, name))]
-
-
-def _texts(rows: Sequence[ComparedPoint], name: str) -> set[str]:
-    return {str(setting(row, name)) for row in rows}
-
-
-def _values(rows: Sequence[ComparedPoint], name: str) -> str:
-    """Write a setting and the values that it has in these rows."""
-    known = sorted({setting(row, name) for row in rows}, key=setting_order)
-    phrases = [formatting.setting(name, value) for value in known[:_MOST_VALUES]]
-    more = ["…"] if len(known) > _MOST_VALUES else []
-    return f"{formatting.heading(name)} {', '.join([*phrases, *more])}"
+    found = disjoint or [name for name, (here, there) in values.items() if here != there]
+    return [formatting.heading(name) for name in found]
 
 
 def hidden_line(hidden: int) -> Line:

@@ -37,6 +37,7 @@ _Row = TypeVar("_Row")
 TABLE_NAMES = (
     *("runs", "points", "samples", "devices", "telemetry", "modules", "regions", "health"),
     "links",
+    "summary",
 )
 SCHEMA_VERSION = 1
 

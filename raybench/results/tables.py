@@ -1,6 +1,6 @@
-"""The nine tables: the dataclass of each, and the Arrow schema that follows from it.
+"""The ten tables: the dataclass of each, and the Arrow schema that follows from it.
 
-Speed-up and efficiency are not here: they are derived when reporting (`raybench.analysis`).
+`summary` is derived from `points` when a run ends (`raybench.analysis.summary`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from raybench.records.metric import Column
 from raybench.results.columns import TableColumn, arrow_schema, columns_of
 from raybench.results.point_row import AttemptKey, PointRow, keys_of
 from raybench.results.run import Run
+from raybench.results.summary_row import SummaryRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,6 +67,7 @@ _OF_RUN = TableColumn(name="run_id", kind="string", about=Column("", "run"), rea
 TABLES: Mapping[str, tuple[TableColumn, ...]] = {
     "runs": columns_of(Run),
     "points": columns_of(PointRow),
+    "summary": columns_of(SummaryRow),
     "samples": columns_of(SampleRow),
     "devices": (_OF_RUN, *columns_of(Device)),
     "telemetry": (_OF_RUN, *columns_of(DeviceSample)),
@@ -86,7 +88,8 @@ def units(table: str) -> dict[str, str]:
 @cache
 def schema(table: str) -> pa.Schema:
     """Return the Arrow schema of a table; only the columns that identify a row cannot be null."""
-    required = ("run_id", "point_id") if table in OF_POINTS else ("run_id",)
+    has_points = table in (*OF_POINTS, "summary")
+    required = ("run_id", "point_id") if has_points else ("run_id",)
     return arrow_schema(table, TABLES[table], required)
 
 

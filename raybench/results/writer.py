@@ -26,6 +26,7 @@ from raybench.results.lock import LOGS, check_run_id, one_line
 from raybench.results.parts import attempts_in
 from raybench.results.point_row import make_unwritten, point_row
 from raybench.results.run import Run
+from raybench.results.summary_row import SummaryRow
 from raybench.results.tables import (
     TABLES,
     arrow_table,
@@ -203,6 +204,10 @@ class RunStore:
             ("links", list(map(self._of_run, links))),
         ):
             self._write_rows(table, table, content)
+
+    def write_summary(self, rows: Sequence[SummaryRow]) -> None:
+        """Write the summary of the run, in place of what was there."""
+        self._write_rows("summary", "summary", [to_row(row) for row in rows])
 
     def _folder(self, table: str) -> Path:
         return self.root.joinpath(table, self.run_id)

@@ -28,8 +28,7 @@ class SweepSettings:
 
     profiled: ids of points that are profiled too. code: source files that every worker must have.
     precisions: as of a `Task`. measure_of: returns a point's own settings for all rounds, or None
-    where it has `measure`. releases_idle_nodes: whether nodes that no point needs any more are let
-    go before the end.
+    where it has `measure`.
     """
 
     measure: Measure
@@ -40,7 +39,6 @@ class SweepSettings:
     code: Code | None = None
     precisions: tuple[Precision, ...] | None = ()
     measure_of: Callable[[Point], Measure | None] | None = None
-    releases_idle_nodes: bool = False
 
     def measure_attempt(self, attempt: Attempt) -> Measure:
         """Return how an attempt is measured: later rounds and controls do less."""
@@ -220,7 +218,6 @@ class _Loop:
             if self._running.is_empty and self._schedule.is_done:
                 yield from self._next_round()
                 continue
-            self._release_idle_nodes()
             self._refresh(0.0)
             yield from self._decide()
             if not self._running.is_empty:
@@ -279,14 +276,6 @@ class _Loop:
         if self._schedule.is_stopped:
             return []
         return self._earlier.left(self._rounds.attempts(number, self._statuses))
-
-    def _release_idle_nodes(self) -> None:
-        """Let go of nodes that no point needs any more, which is known in the last round."""
-        is_last = self._round == self._rounds.count and not self._is_search
-        if not (self._settings.releases_idle_nodes and is_last and self._running.is_empty):
-            return
-        if wanted := self._schedule.most_wanted:
-            self._cluster.release_idle_nodes(*wanted)
 
     def _refresh(self, timeout_s: float) -> None:
         cluster = self._cluster

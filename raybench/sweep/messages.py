@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from contextlib import AbstractContextManager
@@ -54,18 +53,9 @@ def name_program(text: str) -> str:
 
 
 def command(*words: str) -> str:
-    """Return a command of raybench with these words, quoted for a shell."""
-    return " ".join([program(), *map(_quote, words)])
+    """Return a command of raybench with these words, quoted for a shell.
 
-
-def _quote(word: str) -> str:
-    r"""Quote for a shell; characters that control the terminal as bash and zsh do: `$'a\nb'`."""
-    if word.isprintable():
-        return shlex.quote(word)
-    letters = (letter if letter.isprintable() else _escape(letter) for letter in word)
-    return "$'" + "".join("\\" + one if one in ("'", "\\") else one for one in letters) + "'"
-
-
-def _escape(letter: str) -> str:
-    # In octal: a digit that follows is no part of it.
-    return "".join(f"\\{byte:03o}" for byte in os.fsencode(letter))
+    Characters that control a terminal become question marks.
+    """
+    text = f"{program()} {shlex.join(words)}"
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

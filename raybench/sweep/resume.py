@@ -152,12 +152,16 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
 
     It is written where a driver that died has not done so.
     """
+    from raybench.analysis.summary import write_summary
+
     stored = reader.read_run(root, start.run.run_id)
     ended = finish_run(stored, start.plan, start.ended)
     is_whole = len(by_point(start.ended)) == stored.points_total
     if is_whole and stored.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
         ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
-        RunStore(root=root, run_id=ended.run_id, measure=measure).write_run(ended)
+        store = RunStore(root=root, run_id=ended.run_id, measure=measure)
+        store.write_run(ended)
+        write_summary(store, ended)
     return ended
 
 

@@ -211,6 +211,10 @@ class RunRows:
         run = finish_run(self._run, self.start.plan, self._ended)
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
         self.store.write_run(run)
+        # Here, so that `raybench plan` does not wait for numpy.
+        from raybench.analysis.summary import write_summary
+
+        write_summary(self.store, run)
         return run
 
     def _find_removed(self) -> int:

@@ -149,18 +149,16 @@ def _settings(
 ) -> SweepSettings:
     # A fresh worker runs in one precision only.
     of_plan = () if job.measure.fresh_workers else start.plan.precisions
-    settings = SweepSettings(
+    return SweepSettings(
         measure=job.measure,
         strategy=job.placement.strategy,
         isolation=job.placement.isolation,
         stop_on_error=job.on_error == "stop",
         profiled=where.profiled,
         code=start.code,
-        precisions=of_plan,
+        precisions=None if source else of_plan,
+        measure_of=source.measure_of if source else None,
     )
-    if source is None:
-        return replace(settings, releases_idle_nodes=where.wait_s > 0)
-    return replace(settings, precisions=None, measure_of=source.measure_of)
 
 
 @contextmanager

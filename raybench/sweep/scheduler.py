@@ -156,17 +156,6 @@ class Schedule:
         self._all_cuda = all(device.kind == "cuda" for device in devices)
         self._allocators = {}
 
-    @property
-    def most_wanted(self) -> tuple[int, Strategy] | None:
-        """World size and strategy of the biggest point that waits.
-
-        None where nothing waits, or points have several strategies, or `rail`.
-        """
-        sizes = [asked for asked, waiting in self._waiting.items() if waiting]
-        if len({strategy for _, strategy in sizes}) != 1 or sizes[0][1] == "rail":
-            return None
-        return max(sizes)
-
     def add(self, attempt: Attempt) -> None:
         """Add an attempt, behind those of its round and block."""
         asked = attempt.point.world_size, attempt.point.strategy

@@ -6,11 +6,9 @@ outlives any rank, and the system picks its port, so no other process can take i
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -42,7 +41,6 @@ _GLOO_QUIET_S = 0.05
 _FREE_TRIES, _FREE_WAIT_S = 20, 0.02
 # The values of a group's abort key.
 _BROKEN, _LEFT = "broken", "left"
-_SIOCGIFADDR = 0x8915
 _c10d: Any = dist.distributed_c10d
 _world: Any = _c10d._world
 
@@ -330,14 +328,7 @@ def choose_interface(address: str) -> None:
 
 def _interface_of(address: str) -> str | None:
     """Return the interface whose first IPv4 address this is; None for IPv6 and behind a NAT."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode())
-            try:
-                answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
-            except OSError:
-                # This interface has no IPv4 address.
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
+    for name, addresses in psutil.net_if_addrs().items():
+        if [one.address for one in addresses if one.family == socket.AF_INET][:1] == [address]:
+            return name
     return None

@@ -3,8 +3,6 @@
 RAYBENCH_CHROMIUM names its program where it is not on the PATH under a usual name.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -105,7 +103,6 @@ def test_it_opens_without_an_error_without_a_request_and_without_scrolling_sidew
     assert charts.count() > 0
     for place in range(charts.count()):
         box = charts.nth(place).bounding_box()
-        assert box is not None
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= size[0]
         assert box["height"] > 50
@@ -122,7 +119,6 @@ def test_the_first_screen_holds_machine_model_finding_large_figures_and_a_pictur
         assert box is not None, selector
         assert box["y"] + box["height"] <= size[1], selector
     chart = opened.page.locator("#result svg.chart:visible").first.bounding_box()
-    assert chart is not None
     shown = min(chart["y"] + chart["height"], size[1]) - chart["y"]
     # On a phone the picture begins on the first screen.
     assert shown >= (chart["height"] if size == WIDE else 40)
@@ -233,7 +229,6 @@ def test_a_mark_that_is_pointed_at_tells_what_it_stands_for(browser, page_path):
         # A tip goes when the page scrolls, which is told with the next frame.
         opened.page.evaluate("() => new Promise(done => setTimeout(done, 100))")
         box = mark.bounding_box()
-        assert box is not None
         opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         assert tip.is_visible()
         assert tip.text_content() in marks.evaluate_all(
@@ -243,17 +238,6 @@ def test_a_mark_that_is_pointed_at_tells_what_it_stands_for(browser, page_path):
     opened.page.keyboard.press("Escape")
     assert not tip.is_visible()
     assert opened.said == []
-    opened.context.close()
-
-
-def test_tables_open_and_have_a_line_for_each_point(browser, page_path):
-    opened = Opened(browser, page_path, PHONE, "light")
-    folded = opened.page.locator("main details")
-    assert folded.count() > 1
-    for place in range(folded.count()):
-        folded.nth(place).locator("summary").click()
-        assert folded.nth(place).locator("table, pre, dl").first.is_visible()
-    assert opened.page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
     opened.context.close()
 
 

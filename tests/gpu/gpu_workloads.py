@@ -1,11 +1,8 @@
 """Workloads for the tests on GPUs: sums that are checked, faults, and steps that are slowed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -194,10 +191,3 @@ class Double(Model):
             lambda: linear_stack(WIDTH, 3).double(),
             slices(inputs, targets, context.batch_size),
         )
-
-
-class Unweighted(Double):
-    """Says that it weighs its loss, and does not."""
-
-    def __init__(self, context: Context, *, grad_accumulation: GradAccumulation = 1) -> None:
-        super().__init__(replace(context, loss_weight=1.0), grad_accumulation=grad_accumulation)

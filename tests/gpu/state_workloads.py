@@ -1,7 +1,5 @@
 """Workloads that leave the CUDA side of their process in a mess."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Literal

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from raybench.job.model import Measure
-from raybench.job.point import USUAL_PRECISIONS, Precision
+from raybench.job.point import Precision
 from raybench.records import Task
 from raybench.results.point_row import point_row
 from tests.gpu.gpus import GPU, cluster_of, needs_two
@@ -68,25 +68,6 @@ def test_the_example_of_the_documents_is_taken_apart(cluster, precision):
     assert row.throughput > 0
 
 
-@needs_two
-def test_the_compiled_example_is_taken_apart_by_local_copies(cluster):
-    row = row_of(cluster, EXAMPLE, world_size=2, batch_size=256, compile=True)
-    assert row.comm_exposed_ms is not None
-    assert "local copies" in row.methods["comm_exposed_ms"]
-
-
-@needs_two
-def test_communication_that_computing_cannot_hide_is_exposed(cluster):
-    # 8 layers of 64 MiB of gradients, and 64 rows to compute.
-    row = row_of(cluster, world_size=2, hidden=4096, layers=8)
-    assert row.comm_exposed_ms > 0.2
-    # What is exposed is communication, and what DDP does around it.
-    assert row.comm_exposed_ms < 1.5 * row.comm_ms + 0.5
-    assert row.slowest_rank is None
-    assert row.straggler_ms < row.step_ms_p50 / 4
-    assert row.local_step_ms < row.step_ms_p50
-
-
 @pytest.mark.parametrize(
     ("settings", "host_bound"),
     [
@@ -107,21 +88,12 @@ def test_the_host_holds_up_a_tiny_model_only(cluster, settings, host_bound):
     assert row.comm_ms is None
 
 
-@pytest.mark.parametrize("precision", USUAL_PRECISIONS)
-def test_every_precision_can_be_taken_apart(cluster, precision):
-    # In fp16 the step itself waits for the device.
-    row = row_of(cluster, precision=precision, hidden=1024, layers=4)
-    assert row.compute_ms > 0
-    assert row.optimizer_ms > 0
-
-
 # The last one: it replaces the processes.
 @needs_two
 def test_a_profile_has_kernels_and_times_by_module(cluster):
     record = record_of(cluster, world_size=2, hidden=1024, layers=4, profile=True)
     for measurement in record.measurements:
         assert measurement.worker_reusable is False
-        assert measurement.profile is not None
         events = json.loads(gzip.decompress(measurement.profile.trace))["traceEvents"]
         kernels = {event["name"] for event in events if event.get("cat") == "kernel"}
         assert any("nccl" in name.lower() for name in kernels)

@@ -12,15 +12,10 @@ from tests.unit.fakes import make_point
 
 pytestmark = GPU
 
-# Of each operation what torch can do: None is its own way, True the other one in place.
-PLACES = {
-    "all_reduce": [None],
-    "all_gather": [None, True],
-    "reduce_scatter": [None, True],
-    "all_to_all": [None],
-    "broadcast": [None],
-    "sendrecv": [None],
-}
+OPERATIONS = (
+    *("all_reduce", "all_gather", "reduce_scatter"),
+    *("all_to_all", "broadcast", "sendrecv"),
+)
 SETTINGS = Measure(
     warmup=Span(min=20, max=50), iterations=Span(min=20, max=50), max_seconds=5, breakdown=False
 )
@@ -43,11 +38,8 @@ def run(cluster, workload, world_size, **settings):
 
 @needs_two
 @pytest.mark.parametrize("cuda_graph", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize(
-    ("operation", "in_place"),
-    [(operation, place) for operation, places in PLACES.items() for place in places],
-)
-def test_what_every_operation_moves_is_right(cluster, operation, in_place, cuda_graph):
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_every_operation_moves_is_right(cluster, operation, cuda_graph):
     for dtype in ("float32", "bfloat16", "int8"):
         found = run(
             cluster,
@@ -56,7 +48,6 @@ def test_what_every_operation_moves_is_right(cluster, operation, in_place, cuda_
             operation=operation,
             size_bytes=2**18 * 3,
             dtype=dtype,
-            in_place=in_place,
             cuda_graph=cuda_graph,
         )
         print(f"{operation} {dtype} 768 KiB: {found['step_ms_p50'] * 1e3:.1f} us")
@@ -71,24 +62,6 @@ def test_a_large_all_reduce_uses_nvlink(cluster):
     print(f"all_reduce 1 GiB on {len(cluster.devices)}: busbw {found['busbw_gb_s']:.1f} GB/s")
     # PCIe 5.0 x16 ends at 64 GB/s; over NVLink 4 of H100 and H200 it is 350 and more on 4.
     assert 100 < found["busbw_gb_s"] < 1000
-
-
-@needs_two
-def test_a_small_all_reduce_from_a_graph_is_not_slower_than_from_python(cluster):
-    eager, graph = (
-        run(
-            cluster,
-            "collective",
-            len(cluster.devices),
-            operation="all_reduce",
-            size_bytes=2**15,
-            cuda_graph=cuda_graph,
-        )["step_ms_p50"]
-        for cuda_graph in (False, True)
-    )
-    print(f"all_reduce 32 KiB: {eager * 1e3:.1f} us eager, {graph * 1e3:.1f} us from a graph")
-    assert graph < 1.05 * eager
-    assert graph < 0.05
 
 
 @pytest.mark.parametrize("precision", USUAL_PRECISIONS)
@@ -107,11 +80,3 @@ def test_a_triad_reaches_the_bandwidth_of_hbm(cluster, cuda_graph):
     print(f"triad 3 x 1 GiB: {found['memory_gb_s']:.0f} GB/s")
     # The datasheet says 3350 for an H100 SXM and 4800 for an H200.
     assert 2000 < found["memory_gb_s"] < 4800
-
-
-def test_devices_that_work_alone_do_not_slow_each_other(cluster):
-    one, every = (
-        run(cluster, "memory", count, operation="copy", size_bytes=2**30)["memory_gb_s"]
-        for count in (1, len(cluster.devices))
-    )
-    assert every > 0.9 * one

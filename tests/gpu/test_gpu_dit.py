@@ -12,9 +12,7 @@ from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
 
-SMALL = {
-    "height": 256, "width": 256, "text_tokens": 64, "double_blocks": 2, "single_blocks": 2,
-}  # fmt: skip
+SMALL = {"preset": "tiny", "height": 256, "width": 256, "text_tokens": 64}
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
@@ -53,8 +51,6 @@ def test_compiled_blocks_compute_the_same_and_each_kind_is_compiled_once():
         workload = Dit(make_context(Precision.BF16, batch_size=1), **SMALL, compile=compiled)
         workload.step()
         outputs.append(workload.output)
-    assert outputs[0] is not None
-    assert outputs[1] is not None
     error = (outputs[0] - outputs[1]).float().norm() / outputs[0].float().norm()
     assert float(error) < 2e-2
     assert counters["stats"]["unique_graphs"] == 2

@@ -66,7 +66,6 @@ def hog(index):
         [sys.executable, "-c", HOG, str(index)], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "busy\n"
             yield
         finally:

@@ -25,7 +25,6 @@ def test_a_script_is_measured_unchanged_on_the_device(name):
     assert len(repetition.timed.step_ns) == 30
     assert repetition.timed.step_ns != repetition.timed.host_ns
     assert answer.peak_mem_allocated_bytes
-    assert answer.breakdown is not None
     assert answer.breakdown.optimizer_ms is not None
 
 

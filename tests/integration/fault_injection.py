@@ -1,7 +1,5 @@
 """A sweep that stands still in a point until something was done to it from outside."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence

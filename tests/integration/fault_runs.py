@@ -1,7 +1,5 @@
 """Sweeps over faults: what ranks are made to have, the job, and what rows and marks say of it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """A training script that fails as the workload Faulty does, as a user would start it."""
 
-from __future__ import annotations
-
 import argparse
 import os
 

@@ -1,7 +1,5 @@
 """A workload that fails on chosen ranks, at a chosen step, in a chosen way; every fault is real."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

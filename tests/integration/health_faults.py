@@ -1,7 +1,5 @@
 """Faults for a health check that are injected by a workload in the place of a built-in one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from raybench.workloads.base import Context

@@ -5,8 +5,6 @@ as the options of the command, HEALTH_TESTS the names of the tests, with commas,
 and FEW_SMS, a number of multiprocessors, put a faulty workload in the place of a good one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ Nodes of `ray.cluster_utils.Cluster` share this machine's address, name and file
 show what goes wrong between hosts. All of it vanishes with its processes, whatever the test does.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -71,7 +69,7 @@ class Host:
         )
         assert started.returncode == 0, started.stdout + started.stderr
 
-    def join(self, head: Host, cpus: int = 2) -> None:
+    def join(self, head, cpus: int = 2) -> None:
         self.start_ray(f"--address={head.address}:6379", cpus=cpus)
 
 
@@ -158,7 +156,6 @@ def _host(number: int, scratch: Path) -> Iterator[Host]:
     command = [*_UNSHARE, "--mount-proc", "sh", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         try:
-            assert holder.stdout is not None
             assert holder.stdout.readline() == "ready\n"
             children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text()
             yield Host(

@@ -1,7 +1,5 @@
 """Workloads of the integration tests: they write down where they ran, and they fail on demand."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -142,17 +140,6 @@ class Straggler(Mlp):
     def step(self) -> None:
         time.sleep(self._delay_s)
         super().step()
-
-
-class SaysItsProcess:
-    """Prints the id of its process, which the results keep as its log."""
-
-    def __init__(self, context: Context) -> None:
-        self.items_per_step = context.batch_size
-        print(f"process {os.getpid()}", flush=True)
-
-    def step(self) -> None:
-        time.sleep(0.002)
 
 
 class Orphans:

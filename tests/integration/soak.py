@@ -1,7 +1,5 @@
 """Many points with seeded faults in one sweep: is every row there, and does nothing leak?"""
 
-from __future__ import annotations
-
 import random
 import statistics
 import subprocess

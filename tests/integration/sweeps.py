@@ -1,7 +1,5 @@
 """`raybench` run in a process of its own, as a user runs it, and the tables that it writes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -62,16 +62,13 @@ SMALL = {"channels": 4, "image_size": 8}
 PARTS = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms")
 
 
-def test_the_example_of_the_documents_is_taken_apart(cluster):
+@pytest.mark.long
+def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster):
     row = measured(cluster, EXAMPLE, **SMALL)
     assert all(getattr(row, name) is not None for name in PARTS), row
     assert row.throughput > 0
-
-
-@pytest.mark.long
-def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster):
     compiled = measured(cluster, EXAMPLE, **SMALL, compile=True)
-    assert all(compiled[name] is not None for name in PARTS if name != "comm_ms"), compiled
+    assert all(getattr(compiled, name) is not None for name in PARTS if name != "comm_ms"), compiled
     # For its gradients DDP's hook would compile another model.
     assert "local copies" in compiled.methods["comm_exposed_ms"]
     assert compiled.throughput > 0
@@ -79,6 +76,7 @@ def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster):
     assert "noop_hook" in measured(cluster, EXAMPLE, **SMALL).methods["comm_exposed_ms"]
 
 
+@pytest.mark.long
 def test_a_profiled_process_is_replaced(cluster):
     measured(cluster)  # another class would have new processes
     before = [device.process_id for device in cluster.devices[:2]]
@@ -126,6 +124,7 @@ def test_all_samples_of_a_step_are_done_with_the_gradients_of_one_process(three_
     assert OwnSpeeds([row]).together(row) == pytest.approx(sum(probe_speeds(row)))
 
 
+@pytest.mark.long
 def test_the_fast_ranks_train_alone_and_the_slow_one_is_no_part_of_the_figures(three_workers):
     row = shared_out(three_workers, shares="fast")
     assert row.share_by_rank == (48, 48, 0)

@@ -13,7 +13,7 @@ matrix:
 include:
   - {operation: all_reduce, world_size: 1}
   - {operation: all_reduce, world_size: 2, cuda_graph: true}
-  - {operation: all_gather, world_size: 2, dtype: int8, in_place: true}
+  - {operation: all_gather, world_size: 2, dtype: int8}
 baseline: {}
 measure: {warmup: 3, iterations: 10, max_seconds: 2, breakdown: false}
 """

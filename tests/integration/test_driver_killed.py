@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import signal
 import subprocess
 import time
@@ -11,7 +10,7 @@ from collections import Counter
 import pytest
 
 import raybench
-from raybench.results.reader import logs, read_runs
+from raybench.results.reader import read_runs
 from raybench.results.run import RunStatus
 from raybench.results.tables import TABLES
 from tests.integration import sweeps
@@ -163,44 +162,3 @@ def test_when_the_head_of_a_joined_cluster_is_killed_a_sweep_ends_in_seconds(tmp
     assert ended.end_s < 20
     assert ended.gone_s is not None, ended.left
     assert [row["status"] for row in rows(tmp_path)] == ["ok", "lost"]
-
-
-ROUNDS = """\
-workload: {kind: "tests.integration.probe_workloads:SaysItsProcess"}
-matrix: {world_size: [1, 2], batch_size: [4, 8]}
-measure: {rounds: 2, warmup: 3, iterations: 100, breakdown: false}
-"""
-TRIALS_A_ROUND = 6  # four points and a control at the end of each block
-
-
-def processes(folder, points):
-    """The processes that ran these attempts, as their logs say."""
-    (run_id,) = set(points["run_id"])
-    attempts = set(zip(points["point_id"], points["attempt"], strict=True))
-    found = logs(folder / "results", run_id)
-    texts = [log.text for log in found if (log.point_id, log.attempt) in attempts]
-    assert len(texts) >= len(attempts)
-    return {pid for text in texts for pid in re.findall(r"process (\d+)", text)}
-
-
-@pytest.mark.long
-def test_a_run_that_is_killed_in_its_second_round_goes_on_there(tmp_path):
-    sweeps.write_text(tmp_path, ROUNDS)
-    with begin(tmp_path, "--shared") as killed:
-        sweeps.wait_for_rows(killed, tmp_path, TRIALS_A_ROUND + 1)
-        killed.kill()
-    resumed = cpu_sweep(tmp_path, "--shared", "--resume", "latest")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "round 2 of 2" in resumed.stderr
-    assert "round 1 of 2" not in resumed.stderr
-    points = raybench.load(tmp_path / "results", "points")
-    assert set(points["status"]) == {"ok"}
-    # A control is left out where its block was over when the driver was killed.
-    assert points["control_of"].isna().sum() == 8
-    assert len(points) >= 2 * TRIALS_A_ROUND - 1
-    assert not points.duplicated(["point_id", "round", "control_of"]).any()
-    assert not points.duplicated(["point_id", "attempt"]).any()
-    first, second = (processes(tmp_path, points[points["round"] == n]) for n in (1, 2))
-    assert len(first) == 2
-    assert not first & second
-    assert list(raybench.load(tmp_path / "results", "scaling")["world_size"]) == [1, 1, 2, 2]

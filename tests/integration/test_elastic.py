@@ -1,7 +1,5 @@
 """Sweeps on a cluster that Ray's own autoscaler makes bigger and smaller, with its fake nodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -109,7 +107,7 @@ measure: {warmup: 2, iterations: 5, breakdown: false}
 """
 
 
-def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(address, monkeypatch):
+def test_nodes_come_for_the_biggest_point(address, monkeypatch):
     import ray
 
     def nodes():
@@ -126,12 +124,6 @@ def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(addres
             cluster.refresh(1.0)
         assert nodes() == 3
         assert failures(run(cluster, 0, 1, 2)) == []
-        cluster.release_idle_nodes(1, "pack")
-        assert len(cluster.lost) == 2
-        assert told[-1].endswith("any more: given back")
-        wait_for(lambda: nodes() == 1, PATIENCE_S)
-        (left,) = {0, 1, 2} - cluster.lost
-        assert failures(run(cluster, left)) == []
     finally:
         cluster.close()
 

@@ -64,13 +64,6 @@ def test_the_other_points_are_right(folder):
     assert {row["status"] for row in good} == {"ok"}
 
 
-def test_an_exception_costs_no_process_but_its_own(folder):
-    (number,) = (number for number, case in NUMBERED.items() if case.fault == "raise")
-    (told,) = attempts(folder, number)
-    assert told.kept == (1, 1)
-    assert told.next_row_s < 2 + SLACK_S
-
-
 def test_no_process_of_the_sweep_is_left(folder):
     titles = {title_of(each["pid"]) or "" for each in marks(folder)}
     assert not [title for title in titles if title.startswith("ray::")]

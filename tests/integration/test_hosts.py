@@ -94,16 +94,6 @@ def test_a_host_that_is_no_node_of_the_cluster_is_told_at_once(nodes, tmp_path, 
     assert line.startswith(f"{given}{address}: no node of that cluster runs on this host")
 
 
-@pytest.mark.long
-def test_doctor_tells_the_interface_over_which_hosts_are_connected(nodes):
-    done = nodes[0].run([*SWEEP[:1], "doctor", "--address", "auto", "--json"], timeout_s=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    assert checks["transport"]["verdict"] == "ok"
-    for host in nodes[:3]:
-        assert f"net0 ({host.address})" in checks["transport"]["found"]
-
-
 HOLD = """\
 import ray, time
 ray.init(address="auto", log_to_driver=False, logging_level="ERROR")

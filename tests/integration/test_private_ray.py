@@ -9,7 +9,8 @@ import time
 import pytest
 import ray
 
-from raybench.cluster.ray_cluster.actors import start_standby
+from raybench.cluster.ray_cluster.actors import start_on_node
+from raybench.cluster.ray_cluster.nodes import NodeAgent
 from raybench.cluster.ray_cluster.start import connect
 from tests.integration.fault_runs import environment
 from tests.integration.sweeps import begin, descendants, sweep_command, wait_for, write_text
@@ -42,10 +43,10 @@ def test_a_process_that_does_not_come_up_keeps_no_other_waiting_and_none_comes_u
     _stuck = ray.remote(Nothing).options(num_cpus=0, runtime_env=environment).remote()
     wait_for((tmp_path / "begun").exists, within_s=30)
     node_id = ray.get_runtime_context().get_node_id()
-    standbys = [start_standby(node_id) for _ in range(2)]
-    assert ray.get([standby.is_loaded.remote() for standby in standbys], timeout=60) == [True, True]
+    others = [start_on_node(NodeAgent, node_id) for _ in range(2)]
+    ray.get([other.__ray_ready__.remote() for other in others], timeout=60)
     titles = descendants(raylet).values()
-    assert sum(title.startswith("ray::_Worker") for title in titles) == 2
+    assert sum(title.startswith("ray::NodeAgent") for title in titles) == 2
     assert [title for title in titles if title.startswith("ray::IDLE")] == []
     # Each names the folder of its Ray; that of a cluster of other tests may have them.
     private = [words for words in descendants(os.getpid()).values() if "/raybench-" in words]

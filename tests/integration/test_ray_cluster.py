@@ -6,9 +6,13 @@ import signal
 import time
 
 import pytest
+import ray
+from ray.cluster_utils import Cluster
 
 from raybench.cluster.allocator import choose_workers
+from raybench.cluster.ray_cluster.actors import start_worker
 from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.pool import free_devices, hold_devices
 from raybench.cluster.ray_cluster.start import Connection, connect
 from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.errors import ClusterError
@@ -105,13 +109,13 @@ def test_the_process_group_is_kept_while_the_same_workers_are_used(cluster, tmp_
 
 
 def test_an_exception_that_cannot_travel_is_told_and_the_next_point_runs(cluster):
-    _, answers = run(cluster, make_point(FAULTY, 3, fault="unpicklable", faulty_rank=1))
+    _, answers = run(cluster, make_point(FAULTY, 2, fault="unpicklable", faulty_rank=1))
     failure = answers[1]
     assert isinstance(failure, Failure)
     assert (failure.status, failure.error_type) == (Status.ERROR, "_Unpicklable")
     assert "holds what cannot travel" in failure.message
     assert "\n" not in failure.message
-    _, answers = run(cluster, make_point(FAULTY, 6))
+    _, answers = run(cluster, make_point(FAULTY, 2))
     assert failures(answers) == []
 
 
@@ -129,7 +133,33 @@ def test_a_store_that_was_killed_is_replaced_and_the_workers_are_kept(cluster):
     os.kill(store, signal.SIGKILL)
     before = [device.process_id for device in cluster.devices]
     started_s = time.monotonic()
-    _, answers = run(cluster, make_point(FAULTY, 6))
+    _, answers = run(cluster, make_point(FAULTY, 2))
     print(f"store killed: next point done {time.monotonic() - started_s:.1f} s later")
     assert failures(answers) == []
     assert [device.process_id for device in cluster.devices] == before
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_ray_keeps_the_gpu_of_a_dead_worker_for_its_next_process():
+    def index_of_gpu(worker):
+        return ray.get(worker.__ray_call__.remote(lambda _: ray.get_gpu_ids()))
+
+    ray.shutdown()
+    host = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2})
+    try:
+        connect(host.address, "cuda", wanted=2)
+        (node_id,) = free_devices("cuda")
+        slots = hold_devices("cuda", {node_id: 2})
+        workers = [start_worker("cuda", slot) for slot in slots]
+        indices = [index_of_gpu(worker) for worker in workers]
+        assert sorted(indices) == [[0], [1]]
+        for worker in workers:
+            ray.kill(worker)
+            time.sleep(1)
+        assert free_devices("cuda") == {}
+        for slot, index in reversed(list(zip(slots, indices, strict=True))):
+            assert index_of_gpu(start_worker("cuda", slot)) == index
+    finally:
+        ray.shutdown()
+        host.shutdown()

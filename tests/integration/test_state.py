@@ -42,7 +42,11 @@ def run(cluster, folder, mess="none"):
 
 
 @pytest.mark.parametrize(
-    ("mess", "phrase"), [("thread", "1 running thread ("), ("child", "1 child process (sleep)")]
+    ("mess", "phrase"),
+    [
+        pytest.param("thread", "1 running thread (", marks=pytest.mark.long),
+        ("child", "1 child process (sleep)"),
+    ],
 )
 def test_what_cannot_be_undone_is_told_and_costs_the_process_in_which_it_is(
     cluster, tmp_path, mess, phrase
@@ -63,8 +67,8 @@ def test_what_cannot_be_undone_is_told_and_costs_the_process_in_which_it_is(
 
 def test_another_class_of_the_users_has_a_new_process_and_the_same_class_keeps_its_own(cluster):
     used = []
-    for workload in (FAULTY, FAULTY, OTHER, "mlp"):
+    for workload in (FAULTY, FAULTY, OTHER):
         measure(cluster, workload, 1)
         used.append(cluster.devices[0].process_id)
     is_kept = [before == after for before, after in itertools.pairwise(used)]
-    assert is_kept == [True, False, False]
+    assert is_kept == [True, False]

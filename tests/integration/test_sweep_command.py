@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from raybench import cli
-from raybench.cli.demo import STOPS
 from raybench.records.environment import usable_cores
 from tests.integration.sweeps import begin, cpu_sweep, raybench, table, wait_for_rows, write_text
 
@@ -159,16 +158,6 @@ def test_an_interrupt_while_ray_starts_is_exit_130_without_a_crash(tmp_path, wai
     assert "Traceback" not in stderr
 
 
-@pytest.mark.long
-def test_two_sweeps_into_one_folder_at_the_same_time_are_both_whole(tmp_path):
-    write_text(tmp_path, MLP_JOB)
-    with begin(tmp_path, "--shared") as first, begin(tmp_path, "--shared") as second:
-        said = [process.communicate(timeout=240)[1] for process in (first, second)]
-    assert (first.returncode, second.returncode) == (0, 0), said
-    assert list(table(tmp_path).groupby("run_id").size()) == [6, 6]
-    assert list(table(tmp_path, "runs")["points_ok"]) == [4, 4]
-
-
 def test_no_point_that_fits_is_exit_3_and_leaves_nothing(tmp_path):
     write_text(tmp_path, "workload: {kind: mlp}\nmatrix: {world_size: [64], batch_size: 4}\n")
     done = cpu_sweep(tmp_path)
@@ -285,13 +274,3 @@ def test_a_workload_of_ones_own_is_found_from_the_current_directory(tmp_path, mo
     refused = cpu_sweep(tmp_path, "--resume", "latest", "--retry-failed")
     assert refused.returncode == 2
     assert "the code is not that of the run: helper.py has changed" in refused.stderr
-
-
-@pytest.mark.long
-def test_the_tour_answers_each_of_its_questions_on_two_cores(tmp_path):
-    where = ("-o", tmp_path / "results", "--device", "cpu", "--address", "local")
-    done = raybench("sweep", "--demo", *where, timeout_s=290)
-    assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "results" / "runs").iterdir())) == len(STOPS)
-    assert set(table(tmp_path)["status"]) == {"ok"}
-    assert (tmp_path / "results" / "demo.html").stat().st_size > 100_000

@@ -1,7 +1,5 @@
 """Realistic records without torch: what the sweep would hand to the store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

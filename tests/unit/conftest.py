@@ -1,7 +1,5 @@
 """What every unit test needs."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -26,6 +24,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def pytest_collection_finish() -> None:
     """Freeze what was imported, as a worker does: points collect garbage several times."""
     gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _earlier_imports_are_frozen() -> None:
+    """Freeze what tests before have imported, too."""
     gc.freeze()
 
 

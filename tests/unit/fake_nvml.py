@@ -3,8 +3,6 @@
 The library itself is not loaded; the structures and errors are pynvml's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +29,7 @@ class FakeNvml:
         }
         self.asked: list[str] = []
 
-    def install(self, monkeypatch) -> FakeNvml:
+    def install(self, monkeypatch):
         from raybench.hardware import nvml
 
         nvml._is_open.cache_clear()

@@ -1,7 +1,5 @@
 """Devices and workers of the in-process cluster, for tests without Ray and without a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from raybench.cluster.local import LocalCluster

@@ -1,7 +1,5 @@
 """Jobs, their plans and their problems from the text of a `job.yaml`."""
 
-from __future__ import annotations
-
 import pytest
 
 from raybench.errors import JobError

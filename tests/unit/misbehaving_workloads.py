@@ -1,7 +1,5 @@
 """Workloads that declare, name and raise what none should. By class name, for a table of tests."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Noise as step times have it: neighbours alike, now and then a slow one."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

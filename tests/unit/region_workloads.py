@@ -1,7 +1,5 @@
 """Workloads that name the parts of their steps."""
 
-from __future__ import annotations
-
 import time
 
 import torch

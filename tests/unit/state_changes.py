@@ -1,7 +1,5 @@
 """How a workload can change each setting of its process, and how the next one would see it."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

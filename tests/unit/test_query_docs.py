@@ -1,7 +1,5 @@
 """The recipes of docs/how-to/query.md run on the committed results and agree with each other."""
 
-from __future__ import annotations
-
 import io
 import re
 from contextlib import redirect_stdout
@@ -12,10 +10,6 @@ import duckdb
 import pandas as pd
 import polars as pl
 import pytest
-
-from raybench.analysis.rows import point_rows
-from raybench.analysis.scaling import scaling
-from raybench.results.reader import load
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "how-to" / "query.md").read_text()
@@ -93,19 +87,3 @@ def test_all_tools_find_the_same(found, tool, recipe):
     wanted, mine = (as_frame(found[name][recipe], keys) for name in ("pandas", tool))
     assert len(wanted) > 3
     pd.testing.assert_frame_equal(mine, wanted, check_dtype=False, rtol=1e-9)
-
-
-def test_the_efficiency_of_the_recipe_is_that_of_the_report_where_it_gives_one(found):
-    mine = as_frame(found["pandas"]["efficiency"], RECIPES["efficiency"])
-    points = load(REPOSITORY / "results" / "examples", "points", found["pandas"]["run"])
-    reported = pd.DataFrame(map(vars, scaling(point_rows(points), {"world_size": 1})))
-    reported = reported.sort_values(RECIPES["efficiency"])
-    told = reported["efficiency"].astype("float64").reset_index(drop=True)
-    assert told.notna().sum() >= 12
-    pd.testing.assert_series_equal(mine["efficiency"].where(told.notna()), told, rtol=1e-9)
-
-
-def test_a_query_over_all_runs_reads_every_version_of_the_tables(found):
-    runs = [row[0] for row in found["DuckDB"]["best"].fetchall()]
-    for name in ("ddp_linear", "ddp_scaling", "largest_batch"):
-        assert any(run.startswith(name) for run in runs)

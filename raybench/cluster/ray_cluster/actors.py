@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import signal
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -69,10 +68,6 @@ class _Worker:
         load()
         gc.enable()
 
-    def is_loaded(self) -> bool:
-        """Answer when this process has loaded all that it can without a device."""
-        return True
-
     def attach_device(
         self, kind: DeviceKind, index: int | None = None, only: Collection[str] | None = None
     ) -> Device | None:
@@ -97,10 +92,6 @@ class _Worker:
 
     def leave(self) -> None:
         self._worker.leave()
-
-    def end(self) -> None:
-        """End this process. For when the head is gone, through which `ray.kill` would go."""
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,23 +129,10 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
     there = PlacementGroupSchedulingStrategy(
         slot.placement, placement_group_bundle_index=slot.bundle
     )
-    gpus, cpus = int(kind == "cuda"), int(kind == "cpu")
-    return _start_actor(there, num_gpus=gpus, num_cpus=cpus, environment=environment or {})
-
-
-def start_standby(node_id: str) -> Any:
-    """Start a worker process on this node without a device; return the actor. Does not wait."""
-    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return _start_actor(there, num_gpus=0, num_cpus=0, environment={})
-
-
-def _start_actor(
-    there: Any, *, num_gpus: int, num_cpus: int, environment: Mapping[str, str]
-) -> Any:
-    variables = {**_worker_environment(), **environment, reaper.MARK: reaper.new_mark()}
+    variables = {**_worker_environment(), **(environment or {}), reaper.MARK: reaper.new_mark()}
     options = {
-        "num_gpus": num_gpus,
-        "num_cpus": num_cpus,
+        "num_gpus": int(kind == "cuda"),
+        "num_cpus": int(kind == "cpu"),
         "max_restarts": 0,
         "max_task_retries": 0,
         "scheduling_strategy": there,

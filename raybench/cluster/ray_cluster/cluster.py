@@ -26,7 +26,6 @@ from raybench.cluster.ray_cluster.actors import (
 )
 from raybench.cluster.ray_cluster.nodes import NodeAgents
 from raybench.cluster.ray_cluster.pool import WorkerPool
-from raybench.cluster.ray_cluster.replacement import StandbyPolicy, Standbys
 from raybench.cluster.ray_cluster.start import (
     Connection,
     HeadMonitor,
@@ -59,7 +58,6 @@ class RayCluster:
         end: Callable[[str], None] = end_process,
         terms: ReservationTerms | None = None,
         only: DeviceList | None = None,
-        standbys: StandbyPolicy | None = None,
         timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._connection = connection
@@ -68,11 +66,8 @@ class RayCluster:
         self._timeouts = timeouts
         self._monitor = HeadMonitor(connection.needed, timeouts)
         self._agents = NodeAgents(self._monitor, timeouts)
-        self._standbys = Standbys(standbys, timeouts)
         self._reservation = DeviceReservation(self._agents, terms, log, timeouts)
-        self._pool = WorkerPool(
-            connection, self._agents, self._standbys, self._reservation, log, only, timeouts
-        )
+        self._pool = WorkerPool(connection, self._agents, self._reservation, log, only, timeouts)
         self._groups = ProcessGroups(self._pool, self._monitor, timeouts)
         self._is_closing = threading.Event()
         self._points = 0
@@ -129,11 +124,6 @@ class RayCluster:
         """Take in workers that came and note lost ones; wait at most `timeout_s` for one."""
         self._pool.refresh(timeout_s)
 
-    def release_idle_nodes(self, count: int, strategy: Strategy) -> None:
-        """Let go of nodes that a point of `count` devices leaves idle, where nodes can come."""
-        if released := self._pool.release_idle_nodes(count, strategy):
-            self._groups.forget(released)
-
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """Return one answer per rank. Raises ClusterError where the cluster is gone or closed."""
         with self._point_counted():
@@ -158,9 +148,6 @@ class RayCluster:
         outputs = self._agents.new_outputs(ranks.devices)
         if outcome.unfit:
             self._replace([worker_ids[rank] for rank in sorted(outcome.unfit)])
-        if outcome.was_late:
-            self._monitor.check(afresh=True)
-            self._standbys.dismiss(ranks.devices)
         return with_losses(
             [replace(one, output=output) for one, output in zip(answers, outputs, strict=True)],
             [worker.lost_because for worker in workers],
@@ -180,14 +167,9 @@ class RayCluster:
             devices,
             self._agents,
             abort=lambda: self._groups.abort(group),
-            prepare=lambda: self._prepare_standbys(devices),
             check_open=self._check_open,
             look_every_s=self._timeouts.point_looks_at_nodes_every_s,
         )
-
-    def _prepare_standbys(self, devices: Sequence[Device]) -> None:
-        self._monitor.check(afresh=True)
-        self._standbys.prepare(devices)
 
     def _replace(self, worker_ids: Sequence[int]) -> None:
         self._check_open()
@@ -221,7 +203,6 @@ class RayCluster:
         if self._monitor.gone() or not self._let_go():
             # Ray would wait for a minute; the agents need no head.
             self._agents.kill(self._pool.devices)
-            self._standbys.close_without_head()
         # A thread that waits inside of Ray while that goes would crash this process.
         with self._point_ended:
             self._point_ended.wait_for(lambda: not self._points, self._timeouts.close_s)
@@ -279,14 +260,13 @@ class _RunningActors(RunningRanks):
         agents: NodeAgents,
         *,
         abort: Callable[[], None],
-        prepare: Callable[[], None],
         check_open: Callable[[], None],
         look_every_s: float,
     ) -> None:
         self.devices = devices
         self._waiting = {call: rank for rank, call in enumerate(calls)}
         self._agents = agents
-        self._abort, self._prepare, self._check_open = abort, prepare, check_open
+        self._abort, self._check_open = abort, check_open
         self._look_every_s, self._looked_s = look_every_s, time.monotonic()
 
     def answers(self, timeout_s: float) -> Mapping[int, Answer]:
@@ -312,9 +292,6 @@ class _RunningActors(RunningRanks):
 
     def abort(self) -> None:
         self._abort()
-
-    def prepare(self) -> None:
-        self._prepare()
 
     def kill(self, ranks: Collection[int]) -> None:
         self._waiting = {call: rank for call, rank in self._waiting.items() if rank not in ranks}

@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -214,14 +214,6 @@ class _Node:
     samples: Any = None
 
 
-@dataclass(slots=True, kw_only=True)
-class _OutputPosition:
-    """How far a worker's output was read. is_behind: that of an earlier point was not."""
-
-    read_to: Mapping[str, int] = field(default_factory=dict)
-    is_behind: bool = False
-
-
 class NodeAgents:
     """The client to the agents of all nodes that have workers.
 
@@ -235,7 +227,8 @@ class NodeAgents:
         self._nodes: dict[str, _Node] = {}
         self._holder: Holder | None = None
         self._silent: frozenset[str] = frozenset()
-        self._outputs: dict[tuple[str, int], _OutputPosition] = {}
+        # (node id, process id) -> how far each of its streams was read.
+        self._outputs: dict[tuple[str, int], Mapping[str, int]] = {}
         self._looked_s = 0.0
         # Several points may run, and ask, at once.
         self._lock = threading.Lock()
@@ -429,26 +422,21 @@ class NodeAgents:
     def new_outputs(self, devices: Sequence[Device]) -> list[str]:
         """Return what the worker of each wrote since the last call; "" where that cannot be had."""
         with self._lock:
-            for device in devices:
-                self._outputs.setdefault(_process(device), _OutputPosition())
             calls = {
-                node: ({d.process_id: self._outputs[_process(d)].read_to for d in here},)
+                node: ({d.process_id: self._outputs.get((node, d.process_id), {}) for d in here},)
                 for node, here in _by_node(devices).items()
                 if node not in self._silent
             }
         answers = self._ask("new_outputs", calls)
+        outputs = {
+            (node, process): output
+            for node, of_node in answers.items()
+            for process, output in of_node.items()
+        }
         with self._lock:
-            return [self._take_output(device, answers.get(device.node_id)) for device in devices]
-
-    def _take_output(self, device: Device, answers: Mapping[int, Output] | None) -> str:
-        position = self._outputs[_process(device)]
-        if answers is None:
-            position.is_behind = True
-            return ""
-        output = answers[device.process_id]
-        note = "(with what it wrote in the points before)\n" if position.is_behind else ""
-        position.read_to, position.is_behind = output.read_to, False
-        return f"{note}{output.text}" if output.text else ""
+            self._outputs |= {process: output.read_to for process, output in outputs.items()}
+        keys = [(device.node_id, device.process_id) for device in devices]
+        return [outputs[key].text if key in outputs else "" for key in keys]
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
         """Wait until these GPUs, whose workers are gone, have their memory back.
@@ -521,11 +509,10 @@ class NodeAgents:
             for answer, device in zip(answers, devices, strict=True)
         ]
 
-    def stop(self, node_ids: Collection[str] | None = None) -> None:
-        """End the agents of these nodes, or of all."""
+    def stop(self) -> None:
+        """End the agents of all nodes."""
         with self._lock:
-            gone = list(self._nodes) if node_ids is None else node_ids
-            nodes = [self._nodes.pop(node_id) for node_id in gone if node_id in self._nodes]
+            nodes, self._nodes = list(self._nodes.values()), {}
         for node in nodes:
             ray.kill(node.agent, no_restart=True)
 
@@ -562,10 +549,6 @@ def _by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
     for device in sorted(devices, key=lambda device: device.node_id):
         by_node.setdefault(device.node_id, []).append(device)
     return by_node
-
-
-def _process(device: Device) -> tuple[str, int]:
-    return device.node_id, device.process_id
 
 
 def _is_answered(ping: Any) -> bool:

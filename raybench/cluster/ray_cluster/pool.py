@@ -29,7 +29,7 @@ from raybench.cluster.ray_cluster.actors import (
     why_no_start,
 )
 from raybench.cluster.ray_cluster.nodes import NodeAgents
-from raybench.cluster.ray_cluster.replacement import MOST_STARTS, Replacement, Standbys
+from raybench.cluster.ray_cluster.replacement import MOST_STARTS, Replacement
 from raybench.cluster.ray_cluster.start import Connection, ray_nodes
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError
@@ -112,7 +112,6 @@ class WorkerPool:
         self,
         connection: Connection,
         agents: NodeAgents,
-        standbys: Standbys,
         reservation: DeviceReservation,
         log: Callable[[str], None],
         only: DeviceList | None = None,
@@ -121,7 +120,6 @@ class WorkerPool:
         self._kind, self._wait_s = connection.kind, connection.wait_s
         self._capacity = connection.capacity
         self._agents = agents
-        self._standbys = standbys
         self._reservation = reservation
         self._log = log
         self._only = only
@@ -200,7 +198,6 @@ class WorkerPool:
             self._workers = [came[position] for position in order]
         if self._only and self._names_left and not (self._wait_s or self._starting):
             raise _not_there(self._only, self._names_left)
-        self._keep_standbys()
         if self.pending:
             wanted = len(self._only.names) if self._only else count
             more = len(self._names_left) if self._only else self.pending
@@ -222,42 +219,17 @@ class WorkerPool:
             time.sleep(self._timeouts.poll_every_s)
             self.lose(self._agents.silent_nodes())
 
-    def release_idle_nodes(self, count: int, strategy: Strategy) -> tuple[int, ...]:
-        """Let go of nodes that a point of `count` devices leaves idle; return their worker ids.
-
-        Only where nodes are waited for (--wait), and devices are not listed.
-        """
-        if not self._wait_s or self._only or count >= self._count:
-            return ()
-        self._count, self._strategy = count, strategy
-        self._ask_autoscaler(count)
-        alive = [one for one, worker in enumerate(self._workers) if not worker.lost_because]
-        devices = [self._workers[worker_id].device for worker_id in alive]
-        idle = allocator.idle_nodes(devices, count, strategy)
-        released = tuple(one for one in alive if self._workers[one].device.node_id in idle)
-        with self._lock:
-            for worker_id in released:
-                self._workers[worker_id].lost_because = "it was given back"
-            _let_go([self._workers[worker_id] for worker_id in released])
-        self._standbys.lose(idle)
-        self._agents.stop(idle)
-        if idle:
-            hosts = dict.fromkeys(self._workers[worker_id].device.host for worker_id in released)
-            self._log(f"no point needs {', '.join(hosts)} any more: given back")
-        return released
-
     def replace(self, worker_ids: Collection[int]) -> None:
         """Start new processes on the same devices; a worker that cannot have one is lost."""
-        Replacement(
-            self._kind, self._agents, self._standbys, self.lose, self._lose_worker, self._timeouts
-        ).run([self._workers[worker_id] for worker_id in worker_ids])
-        self._keep_standbys()
+        replacement = Replacement(
+            self._kind, self._agents, self.lose, self._lose_worker, self._timeouts
+        )
+        replacement.run([self._workers[worker_id] for worker_id in worker_ids])
 
     def lose(self, node_ids: Collection[str]) -> None:
         """Give up all workers of these nodes."""
         if not node_ids:  # as at nearly every look
             return
-        self._standbys.lose(node_ids)
         with self._lock:
             gone = [worker for worker in self._workers if worker.slot.node_id in node_ids]
             gone = [worker for worker in gone if not worker.lost_because]
@@ -279,7 +251,6 @@ class WorkerPool:
 
     def close(self) -> None:
         """Let go of all workers and of their devices."""
-        self._standbys.close()
         with self._lock:
             _let_go([*self._workers, *self._starting, *self._unlisted])
             self._workers, self._starting, self._unlisted = [], [], []
@@ -352,11 +323,6 @@ class WorkerPool:
         missing = [name for name in self._only.names if name.rpartition(":")[0] not in there]
         if missing:
             raise _not_there(self._only, missing)
-
-    def _keep_standbys(self) -> None:
-        with self._lock:
-            used = [worker.device for worker in self._workers if not worker.lost_because]
-        self._standbys.keep(used)
 
     def _wait_for_first_workers(self) -> list[WorkerHandle]:
         """Return the workers that come in time. Raises ClusterError when one cannot start."""
@@ -463,7 +429,6 @@ class WorkerPool:
             return False
         self._agents.watch([worker.device])
         self._workers.append(worker)
-        self._keep_standbys()
         now = len(self._workers) - len(self.lost)
         wanted = len(self._only.names) if self._only else self._count
         self._log(f"a worker came on {worker.device.host}: {now} of {wanted} are there")

@@ -18,7 +18,6 @@ import re
 import secrets
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -58,9 +57,7 @@ _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sy
 
 # The file in which `ray start` writes the address of its cluster.
 _ADDRESS_FILE = "ray_current_cluster"
-_ADDRESS_FILE_BYTES = 300
 _ADDRESS = re.compile(r"[\w.:\[\]-]+:\d{1,5}")
-_LISTENS = "0A"  # in /proc/net/tcp
 
 _PREFIX = "raybench-"
 # Ray opens its own folder to everybody, so it is one below the closed one.
@@ -312,89 +309,48 @@ class FoundCluster:
 def find_own_cluster(usual: Path) -> FoundCluster:
     """Return the Ray cluster of this user or root that this host belongs to.
 
-    usual: the folder in which Ray keeps its files by default. One below another folder
+    usual: the folder in which Ray keeps its files by default. A cluster below another folder
     (`ray start --temp-dir`) is found where there is none in the usual one.
     Raises ClusterError where several could be meant.
     """
-    trusted = {0, os.geteuid()}
-    raylets = _raylets_of(trusted)
-    heads = {head for head, _ in raylets}
-    address, owner = _read_address(usual)
-    if address in heads and owner in trusted:
-        return _unless_taken_over(address, trusted)
-    others = {_read_address(folder) for _, folder in raylets if folder != usual}
-    found = {at for at, its_owner in others if at in heads and its_owner in trusted}
-    if len(found) > 1:
+    raylets = _own_raylets()
+    address = _read_address(usual)
+    if any(head == address for head, _ in raylets):
+        return FoundCluster(address=address)
+    others = {head for head, folder in raylets if _read_address(folder) == head}
+    if len(others) > 1:
         raise ClusterError(
-            f"--address auto: several Ray clusters run on this host ({', '.join(sorted(found))}); "
+            f"--address auto: several Ray clusters run on this host ({', '.join(sorted(others))}); "
             "name one with --address HOST:PORT, or use --address local"
         )
-    if found:
-        return _unless_taken_over(found.pop(), trusted)
+    if others:
+        return FoundCluster(address=others.pop())
     if not address:
         return FoundCluster()
-    if owner not in trusted:
-        why = f"is another user's: --address {address} joins it all the same"
-    else:
-        why = "is gone: no node of it runs on this host"
-    return FoundCluster(why_not=f"the cluster at {address} {why}")
+    return FoundCluster(
+        why_not=f"the cluster at {address} is gone or another user's: no node of it here is yours"
+    )
 
 
-def _unless_taken_over(address: str, trusted: set[int]) -> FoundCluster:
-    """On this host the kernel says whose process listens; elsewhere the raylet stands for it."""
-    host, _, port = address.rpartition(":")
-    owners = _listeners(int(port)) if _is_here(host.strip("[]")) else set()
-    if owners <= trusted:
-        return FoundCluster(address=address)
-    return FoundCluster(why_not=f"the cluster at {address} is gone: another user listens there")
-
-
-def _read_address(folder: Path) -> tuple[str, int]:
-    """Return the address in the file of this folder, and the owner's uid; ("", -1) without one."""
+def _read_address(folder: Path) -> str:
+    """Return the address in the file of this folder; "" where there is none."""
+    file = folder / _ADDRESS_FILE
     try:
-        # No link is followed, and no pipe waited for.
-        descriptor = os.open(folder / _ADDRESS_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        text = file.read_text(errors="replace").strip() if file.is_file() else ""
     except OSError:
-        return "", -1
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return "", -1
-        text = file.read(_ADDRESS_FILE_BYTES).decode(errors="replace").strip()
-    return (text, status.st_uid) if _ADDRESS.fullmatch(text) else ("", -1)
+        return ""
+    return text if _ADDRESS.fullmatch(text) else ""
 
 
-def _raylets_of(users: set[int]) -> set[tuple[str, Path]]:
-    """Return HOST:PORT of the head, and --temp-dir, of each raylet of these users on this host."""
+def _own_raylets() -> set[tuple[str, Path]]:
+    """Return HOST:PORT of the head, and --temp-dir, of this user's and root's raylets here."""
     found = set()
     for process in psutil.process_iter(["cmdline", "uids"]):
         words, uids = process.info["cmdline"] or [""], process.info["uids"]
-        if words[0].endswith("/raylet") and uids and uids.real in users:
+        if words[0].endswith("/raylet") and uids and uids.real in (0, os.geteuid()):
             options = dict(word.partition("=")[::2] for word in words)
             found.add((options.get("--gcs-address", ""), Path(options.get("--temp_dir", ""))))
     return found
-
-
-def _is_here(host: str) -> bool:
-    """Return whether this is an address of this host: nobody can bind another one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as tried:
-        try:
-            tried.bind((host, 0))
-        except OSError:
-            return False
-    return True
-
-
-def _listeners(port: int) -> set[int]:
-    """Return the uids of the processes that listen on this port, at whatever address."""
-    owners = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            cells = line.split()
-            if cells[3] == _LISTENS and int(cells[1].rpartition(":")[2], 16) == port:
-                owners.add(int(cells[7]))
-    return owners
 
 
 # A private Ray.
@@ -426,7 +382,7 @@ def _start_private(
         patience_s=DEFAULT_TIMEOUTS.rays_own_error_at_start_s,
     )
     # Ray would start no more processes at a time than it was told of CPUs, which are the workers
-    # wanted: their agent, store and standbys would wait in line. And first it would start one for
+    # wanted: their agent and store would wait in line. And first it would start one for
     # each CPU, which cannot become a worker, as it has not the environment of one.
     settings = {
         "worker_maximum_startup_concurrency": max(wanted, cores),
@@ -466,35 +422,17 @@ def make_private_folder() -> Path:
     given = [Path(path).resolve() for n in ("RAY_TMPDIR", "TMPDIR") if (path := os.environ.get(n))]
     reasons = []
     for base in dict.fromkeys([*given, Path("/tmp").resolve(), Path("/var/tmp").resolve()]):
-        if reason := _why_not_in(base):
-            reasons.append(f"{base} {reason}")
+        if len(os.fsencode(base)) + _FOLDER_BYTES + _RAYS_SOCKET_BYTES > _SOCKET_PATH_BYTES:
+            reasons.append(f"{base} is too long for Ray's sockets")
             continue
         try:
             return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         except OSError as error:
             reasons.append(f"{base}: {error.strerror}")
     raise ClusterError(
-        f"no folder for a private Ray: {'; '.join(reasons)}; set TMPDIR to a short path that only "
-        "you can write, or that is as /tmp is (mode 1777)"
+        f"no folder for a private Ray: {'; '.join(reasons)}; set TMPDIR to a short path that you "
+        "can write"
     )
-
-
-def _why_not_in(base: Path) -> str:
-    """Return what is wrong with a folder as the place of a private one; "" where nothing is."""
-    if len(os.fsencode(base)) + _FOLDER_BYTES + _RAYS_SOCKET_BYTES > _SOCKET_PATH_BYTES:
-        return "is too long for Ray's sockets"
-    try:
-        is_safe = all(_is_safe(folder.stat()) for folder in (base, *base.parents))
-    except OSError as error:
-        return f"cannot be used: {error.strerror}"
-    return "" if is_safe else "can be replaced by other users"
-
-
-def _is_safe(folder: os.stat_result) -> bool:
-    """Return whether no other user can rename what this user has in the folder."""
-    is_ours = folder.st_uid in (0, os.geteuid())
-    is_shared = folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return is_ours and (not is_shared or bool(folder.st_mode & stat.S_ISVTX))
 
 
 def _reload_rays_settings() -> None:

@@ -49,13 +49,8 @@ ElementType = Annotated[
     Field(description="Type of the elements."),
 ]
 
-# Torch only reduces and broadcasts in place; NCCL itself can do both out of place too.
-_ALWAYS_IN_PLACE = frozenset({"all_reduce", "broadcast"})
-# nccl-tests times these in place too, but does not check what arrives.
-_NEVER_IN_PLACE = frozenset({"all_to_all", "sendrecv"})
 # Each of n ranks already has 1 / n of the message. gather and scatter are not timed alone.
 _IN_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
-_SUMS = frozenset({"all_reduce", "reduce_scatter"})
 # The payload repeats after so many elements, and so many are compared at a time. A prime, so that
 # data which lands a multiple of any usual size too far is found out.
 _PERIOD = 1_048_573
@@ -227,14 +222,14 @@ class _Group:
 class Collective(Workload):
     """Does one collective operation: latency of small messages, bandwidth of large ones.
 
-    Torch reduces and broadcasts in place only, and exchanges (all_to_all, sendrecv) out of place
-    only; asking for the other is an error. A reduction adds up.
+    all_reduce and broadcast are in place, as torch has them; the others are not. A reduction adds
+    up.
     """
 
     title = "Collectives"
     takes_batch_size = False
     answers = (Answer(metric="busbw_gb_s"),)
-    # This rank's buffers, 1-d; in place one is a view of the other.
+    # This rank's buffers, 1-d; in place they are one.
     input: Tensor
     output: Tensor
 
@@ -245,15 +240,8 @@ class Collective(Workload):
         operation: Operation = "all_reduce",
         size_bytes: MessageBytes = 2**26,
         dtype: ElementType = "float32",
-        in_place: Annotated[
-            bool | None,
-            Field(
-                description="Input inside the output (all_gather) or the other way round "
-                "(reduce_scatter). none: all_reduce and broadcast in place, the others not."
-            ),
-        ] = None,
     ) -> None:
-        self._prepare(context, operation, size_bytes, dtype, in_place, groups="")
+        self._prepare(context, operation, size_bytes, dtype)
 
     def _prepare(
         self,
@@ -261,8 +249,7 @@ class Collective(Workload):
         operation: Operation,
         size_bytes: int,
         dtype: str,
-        in_place: bool | None,
-        groups: str,
+        groups: str = "",
     ) -> None:
         """Check the parameters, form the groups, and fill the buffers. All ranks call it together.
 
@@ -271,7 +258,7 @@ class Collective(Workload):
         """
         import torch
 
-        _check(context, operation, in_place)
+        _check(context)
         group = _form_groups(context, groups)
         element: torch.dtype = getattr(torch, dtype)
         elements = _count_elements(operation, size_bytes, element, group.size)
@@ -279,10 +266,8 @@ class Collective(Workload):
         self.busbw_factor = busbw_factor(operation, group.size)
         self._operation, self._rank, self._group = operation, context.rank, group
         whole = torch.empty(elements, dtype=element, device=context.device)
-        self.input, self.output = _buffers(operation, whole, group, in_place=bool(in_place))
+        self.input, self.output = _buffers(operation, whole, group)
         self._expected = expected_output(operation, elements, group.rank, group.size)
-        # The next call would find the sums of the last one in its input.
-        self._accumulates = operation in _SUMS and (bool(in_place) or operation in _ALWAYS_IN_PLACE)
         self._payload = Payload(element, context.device, group.size, context.seed)
         self._issue = _issuer(operation, self.input, self.output, group)
         if group.is_idle:
@@ -296,12 +281,12 @@ class Collective(Workload):
     def check(self) -> None:
         """Compare the output with what the inputs of all ranks must give, exactly.
 
-        It compares the output of the last step; but a sum in place adds to the sums of the step
-        before, so its buffer is filled anew and the operation is done once more. Afterwards the
-        output is wrong until the next step. Raises WrongResultError where an element differs. All
-        ranks must call it at the same place.
+        It compares the output of the last step; but an all_reduce, which is in place, adds to the
+        sums of the step before, so its buffer is filled anew and it is done once more. Afterwards
+        the output is wrong until the next step. All ranks must call it at the same place. Raises
+        WrongResultError where an element differs.
         """
-        if self._accumulates:
+        if self._operation == "all_reduce":
             self._fill()
             self.step()
         position = 0
@@ -345,11 +330,11 @@ class GroupedCollective(Collective):
             ),
         ] = "",
     ) -> None:
-        self._prepare(context, operation, size_bytes, dtype, None, groups)
+        self._prepare(context, operation, size_bytes, dtype, groups)
 
 
-def _check(context: Context, operation: Operation, in_place: bool | None) -> None:
-    """Raise UsageError where the point cannot be a collective, or torch not do it in this place."""
+def _check(context: Context) -> None:
+    """Raise UsageError where the point cannot be a collective."""
     if context.world_size < 2:
         raise UsageError(
             f"workload collective: needs at least 2 ranks, world_size is {context.world_size}; "
@@ -359,12 +344,6 @@ def _check(context: Context, operation: Operation, in_place: bool | None) -> Non
         raise UsageError(
             f"workload collective: precision {context.precision} means nothing to a message; "
             "leave precision out and give dtype"
-        )
-    impossible = {False: _ALWAYS_IN_PLACE, True: _NEVER_IN_PLACE, None: frozenset[str]()}
-    if operation in impossible[in_place]:
-        only = "out of place" if in_place else "in place"
-        raise UsageError(
-            f"workload collective: torch does {operation} {only} only; leave in_place out"
         )
 
 
@@ -398,21 +377,16 @@ def _count_elements(operation: Operation, size_bytes: int, dtype: torch.dtype, r
     return size_bytes // dtype.itemsize
 
 
-def _buffers(
-    operation: Operation, whole: Tensor, group: _Group, *, in_place: bool
-) -> tuple[Tensor, Tensor]:
-    """Return input and output, of which one is `whole`; in place one is a view of the other."""
+def _buffers(operation: Operation, whole: Tensor, group: _Group) -> tuple[Tensor, Tensor]:
+    """Return input and output, of which one is `whole`; torch reduces and broadcasts in place."""
     import torch
 
-    share = len(whole) // group.size
-    own = whole[group.rank * share : (group.rank + 1) * share]
-    if operation in _ALWAYS_IN_PLACE:
+    if operation in ("all_reduce", "broadcast"):
         return whole, whole
+    share = whole.new_empty(len(whole) // group.size)
     if operation == "all_gather":
-        return own if in_place else torch.empty_like(own), whole
-    if operation == "reduce_scatter":
-        return whole, own if in_place else torch.empty_like(own)
-    return whole, torch.empty_like(whole)
+        return share, whole
+    return whole, share if operation == "reduce_scatter" else torch.empty_like(whole)
 
 
 def _issuer(

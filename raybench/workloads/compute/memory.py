@@ -246,28 +246,20 @@ def _copying(copies: list[tuple[Tensor, Tensor]], context: Context) -> Callable[
     """Return a function that issues the copies at once; the current stream waits for them all."""
     import torch
 
-    first, *others = copies
+    def copy(some: list[tuple[Tensor, Tensor]]) -> None:
+        for source, target in some:
+            target.copy_(source, non_blocking=True)
 
-    def one() -> None:
-        first[1].copy_(first[0], non_blocking=True)
-
-    if not others or context.device.type != "cuda":
-
-        def in_turn() -> None:
-            for source, target in copies:
-                target.copy_(source, non_blocking=True)
-
-        return in_turn if others else one
-
+    if len(copies) == 1 or context.device.type != "cuda":
+        return partial(copy, copies)
     side = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
 
-    def both() -> None:
+    def copy_both_ways() -> None:
         current = torch.cuda.current_stream()
         side.wait_stream(current)
-        one()
+        copy(copies[:1])
         with torch.cuda.stream(side):
-            for source, target in others:
-                target.copy_(source, non_blocking=True)
+            copy(copies[1:])
         current.wait_stream(side)
 
-    return both
+    return copy_both_ways

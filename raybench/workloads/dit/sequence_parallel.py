@@ -70,81 +70,55 @@ class SequenceParallel:
         """Return the tokens of all ranks, of which each has given its own. One all_gather."""
         return tokens if self.degree == 1 else _all_gather(tokens, self.degree, None)
 
-    def attend(
-        self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, replicated: int = 0
-    ) -> Tensor:
-        """Attend to the tokens of all ranks. All are (own tokens, heads, head), as is the output.
+    def attend(self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend to the tokens of all ranks; all, and the output, are (own tokens, heads, head)."""
+        query, key, value = map(self._to_heads, (query, key, value))
+        return self._to_tokens(self._attend_ring(kernel, query, key, value))
 
-        replicated: the first tokens that all ranks have alike; they are not communicated, but for
-        their output, which is gathered.
-        """
-        query, key, value = (self._to_heads(one, replicated) for one in (query, key, value))
-        out = self._attend_ring(kernel, query, key, value, replicated)
-        return self._to_tokens(out, replicated)
-
-    def _to_heads(self, own: Tensor, replicated: int) -> Tensor:
+    def _to_heads(self, own: Tensor) -> Tensor:
         """(own tokens, heads, head) to (tokens of the group, heads of this rank, head)."""
         degree = len(self.ulysses)
         if degree == 1:
             return own
         _, heads, size = own.shape
-        common, divided = own[:replicated], own[replicated:]
         # By the rank that gets it: a share of the heads.
-        sent = torch.unflatten(divided, 1, (degree, heads // degree)).transpose(0, 1)
-        received = _all_to_all(sent, self.ulysses.group).view(-1, heads // degree, size)
-        if not replicated:
-            return received
-        return torch.cat((common.chunk(degree, dim=1)[self.ulysses.place], received))
+        sent = torch.unflatten(own, 1, (degree, heads // degree)).transpose(0, 1)
+        return _all_to_all(sent, self.ulysses.group).view(-1, heads // degree, size)
 
-    def _to_tokens(self, out: Tensor, replicated: int) -> Tensor:
+    def _to_tokens(self, out: Tensor) -> Tensor:
         """(tokens of the group, heads of this rank, head) to (own tokens, heads, head)."""
         degree = len(self.ulysses)
         if degree == 1:
             return out
-        size = out.shape[-1]
-        common, divided = out[:replicated], out[replicated:]
-        sent = torch.unflatten(divided, 0, (degree, -1))
+        sent = torch.unflatten(out, 0, (degree, -1))
         # By the rank that sent it: its heads of this rank's tokens.
         received = _all_to_all(sent, self.ulysses.group).transpose(0, 1)
-        own = received.reshape(received.shape[0], -1, size)
-        if not replicated:
-            return own
-        heads = _all_gather(common, degree, self.ulysses.group).view(degree, *common.shape)
-        return torch.cat((heads.transpose(0, 1).reshape(replicated, -1, size), own))
+        return received.reshape(received.shape[0], -1, out.shape[-1])
 
-    def _attend_ring(
-        self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, replicated: int
-    ) -> Tensor:
+    def _attend_ring(self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if len(self.ring) == 1:
             return attend_whole(kernel, query, key, value)
         if self.ring_kind == "allgather":
-            key, value = (self._gather_ring(one, replicated) for one in (key, value))
+            ranks, group = len(self.ring), self.ring.group
+            key, value = (_all_gather(one, ranks, group) for one in (key, value))
             return attend_whole(kernel, query, key, value)
         attention = attention_part(kernel)
         parts = (
             attention(*map(_as_batch, (query, one_key, one_value)))
-            for one_key, one_value in self._round(key, value, replicated)
+            for one_key, one_value in self._round(key, value)
         )
         return _from_batch(merge(parts))
 
-    def _gather_ring(self, own: Tensor, replicated: int) -> Tensor:
-        common, divided = own[:replicated], own[replicated:]
-        gathered = _all_gather(divided, len(self.ring), self.ring.group)
-        return torch.cat((common, gathered)) if replicated else gathered
-
-    def _round(
-        self, key: Tensor, value: Tensor, replicated: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _round(self, key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Give the keys and values of each rank of the ring, one's own first.
 
         The next ones are on their way while those given are worked on.
         """
-        current = key, value
-        following = key[replicated:].contiguous(), value[replicated:].contiguous()
+        current = key.contiguous(), value.contiguous()
         for _ in range(len(self.ring) - 1):
-            coming = self._exchange(following)
+            coming = self._exchange(current)
             yield current
-            current = following = coming()
+            current = coming()
         yield current
 
     def _exchange(self, pair: tuple[Tensor, Tensor]) -> Callable[[], tuple[Tensor, Tensor]]:

@@ -72,15 +72,11 @@ _GUIDANCE = 3.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Tokens of one image, `rows` x `columns`, and of its text.
-
-    split_text: the text's tokens are divided over the ranks as the image's are; else all have all.
-    """
+    """Tokens of one image, `rows` x `columns`, and of its text; ranks divide both."""
 
     rows: int
     columns: int
     text: int
-    split_text: bool = True
 
     @property
     def image(self) -> int:
@@ -135,7 +131,7 @@ class Steps:
         generator = self.numbers.generator()
         block = self._make_module(lambda: kind(self.shape, self._attend()), generator)
         width = self.shape.width
-        text = self._text_shard(self.numbers.draw(generator, self.tokens.text, width))
+        text = self.parallel.shard(self.numbers.draw(generator, self.tokens.text, width))
         image = self.parallel.shard(self.numbers.draw(generator, self.tokens.image, width))
         time = self.numbers.draw(generator, 1, self.shape.width)
         turned = self._rotation()
@@ -171,7 +167,7 @@ class Steps:
         noise = self.numbers.draw(generator, self.tokens.image, self.shape.channels)
         text = self.numbers.draw(generator, self.tokens.text, self.shape.text_width)
         conditions = Conditions(
-            text=self._text_shard(text),
+            text=self.parallel.shard(text),
             pooled=self.numbers.draw(generator, 1, self.shape.pooled_width),
             guidance=torch.full((1, 1), _GUIDANCE, device=noise.device, dtype=noise.dtype),
         )
@@ -207,12 +203,8 @@ class Steps:
         kernel = self.kernel
         if self.parallel.degree == 1:
             return partial(attend_whole, kernel)
-        replicated = 0 if self.tokens.split_text else self.tokens.text
-        joint = partial(self.parallel.attend, kernel, replicated=replicated)
+        joint = partial(self.parallel.attend, kernel)
         return AttentionOperator(joint) if self.compile else joint
-
-    def _text_shard(self, text: Tensor) -> Tensor:
-        return self.parallel.shard(text) if self.tokens.split_text else text
 
     def _rotation(self) -> Rotation:
         whole = rotation(
@@ -225,7 +217,9 @@ class Steps:
         length = self.tokens.text
         return Rotation(
             *(
-                torch.cat((self._text_shard(places[:length]), self.parallel.shard(places[length:])))
+                torch.cat(
+                    (self.parallel.shard(places[:length]), self.parallel.shard(places[length:]))
+                )
                 for places in whole
             )
         )
@@ -260,12 +254,7 @@ def difference_to_whole(steps: Steps) -> float:
     copy = replace(
         steps,
         shape=replace(steps.shape, double_blocks=1, single_blocks=1),
-        tokens=Tokens(
-            rows=_ROWS * ranks,
-            columns=_COLUMNS,
-            text=_TEXT * ranks,
-            split_text=steps.tokens.split_text,
-        ),
+        tokens=Tokens(rows=_ROWS * ranks, columns=_COLUMNS, text=_TEXT * ranks),
         attention=steps.kernel,
         compile=False,
         fill=_fill_steeply,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -34,9 +33,6 @@ Scope = Annotated[
 Steps = Annotated[int, Field(gt=0, description="Forward passes of scope loop.")]
 Pixels = Annotated[int, Field(gt=0, description="Pixels of the image; 16 x 16 are a token.")]
 TextTokens = Annotated[int, Field(gt=0, description="Tokens of the text.")]
-SplitText = Annotated[
-    bool, Field(description="Divide the text's tokens, too; else all ranks have all.")
-]
 Ulysses = Annotated[
     int | None, Field(gt=0, description="Ranks that divide the heads. none: world_size / ring.")
 ]
@@ -50,9 +46,6 @@ RingKind = Annotated[
 Attention = Annotated[
     Literal["auto", "flash", "efficient", "cudnn", "math"],
     Field(description="Kernel of torch's attention; auto: the one that torch takes."),
-]
-Blocks = Annotated[
-    int | None, Field(ge=0, description="Blocks of the kind. none: those of the preset.")
 ]
 Compile = Annotated[bool, Field(description="Compile each kind of block; happens in the warm-up.")]
 
@@ -80,13 +73,10 @@ class Dit(Workload):
         height: Pixels = 1024,
         width: Pixels = 1024,
         text_tokens: TextTokens = 512,
-        split_text: SplitText = True,
         ulysses: Ulysses = None,
         ring: Ring = None,
         ring_kind: RingKind = "p2p",
         attention: Attention = "auto",
-        double_blocks: Blocks = None,
-        single_blocks: Blocks = None,
         compile: Compile = False,
     ) -> None:
         from raybench.workloads.dit import steps as dit_steps
@@ -96,17 +86,11 @@ class Dit(Workload):
             rows=height // _PIXELS_PER_TOKEN,
             columns=width // _PIXELS_PER_TOKEN,
             text=text_tokens,
-            split_text=split_text,
         )
         # Alone on the meta device, whatever the point divides.
         is_counted = context.device.type == "meta"
         degrees = (1, 1) if is_counted else _degrees(context.world_size, ulysses, ring)
         shape = DIT_PRESETS[preset]
-        shape = replace(
-            shape,
-            double_blocks=shape.double_blocks if double_blocks is None else double_blocks,
-            single_blocks=shape.single_blocks if single_blocks is None else single_blocks,
-        )
         self._context = context
         self._steps = dit_steps.Steps(
             shape=shape,
@@ -161,14 +145,7 @@ class Dit(Workload):
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
         """Return the number of parameters of what a step runs; None for an unknown preset."""
         shape = DIT_PRESETS.get(params.get("preset", ""))
-        if shape is None:
-            return None
-        shape = replace(
-            shape,
-            double_blocks=int(params.get("double_blocks", shape.double_blocks)),
-            single_blocks=int(params.get("single_blocks", shape.single_blocks)),
-        )
-        return shape.parameter_count(params.get("scope"))
+        return None if shape is None else shape.parameter_count(params.get("scope"))
 
 
 def _numbers(context: Context) -> Numbers:
@@ -222,9 +199,6 @@ def _size_refusals(settings: Mapping[str, Any], ranks: int) -> Iterator[str]:
             f"{rows * columns} tokens of height {height} x width {width} cannot be divided by "
             f"{ranks} ranks; the next height that can is {able * _PIXELS_PER_TOKEN}"
         )
-    if settings["split_text"] and text % ranks:
+    if text % ranks:
         able = math.ceil(text / ranks) * ranks
-        yield (
-            f"text_tokens {text} cannot be divided by {ranks} ranks; the next that can is {able}, "
-            "or split_text: false"
-        )
+        yield f"text_tokens {text} cannot be divided by {ranks} ranks; the next that can is {able}"

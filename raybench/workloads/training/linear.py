@@ -29,7 +29,6 @@ from raybench.workloads.training.model import (
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.utils.data import TensorDataset
 
 # Inputs of the layer, which has one output.
 FEATURES = 1024
@@ -91,7 +90,7 @@ class Linear(Model):
         else:
             # One data set for all ranks, as a file would be.
             generator = torch.Generator().manual_seed(context.seed)
-            batches = self._loader = loader_batches(
+            batches = self._loader = LoaderBatches(
                 context,
                 torch.randn(rows, FEATURES, generator=generator),
                 torch.randn(rows, 1, generator=generator),
@@ -153,34 +152,6 @@ def _device_batches(context: Context, rows: int) -> Iterator[Batch]:
     return slices(inputs, targets, context.batch_size)
 
 
-def loader_batches(
-    context: Context,
-    inputs: Tensor,
-    targets: Tensor,
-    *,
-    num_workers: int,
-    pin_memory: bool,
-    distributed_sampler: bool,
-) -> LoaderBatches:
-    """Make a loader over rows in host memory, the same on all ranks; the sampler shares them out.
-
-    Raises UsageError when a rank has too few rows for one batch.
-    """
-    from torch.utils.data import TensorDataset
-
-    divided, rows = distributed_sampler and context.world_size > 1, len(inputs)
-    own = rows // context.world_size if divided else rows
-    origin = f"{rows} rows over {context.world_size} ranks" if divided else "all of them"
-    _check_batch_size(context, own, origin)
-    return LoaderBatches(
-        context,
-        TensorDataset(inputs, targets),
-        num_workers=num_workers,
-        pin_memory=pin_memory,
-        distributed_sampler=divided,
-    )
-
-
 def _check_batch_size(context: Context, rows: int, origin: str) -> None:
     """Raise UsageError when the rows of this rank do not fill one batch; origin: why so few."""
     if context.batch_size > rows:
@@ -197,34 +168,40 @@ class LoaderBatches:
     in it: from pageable memory it waits for the device's earlier work too, which is no waiting
     for data; from pinned memory it is only queued.
 
+    inputs, targets: rows in host memory, the same on all ranks; the sampler shares them out.
     rows: number of rows that this rank goes through in an epoch.
+
+    Raises UsageError when a rank has too few rows for one batch.
     """
 
     def __init__(
         self,
         context: Context,
-        dataset: TensorDataset,
+        inputs: Tensor,
+        targets: Tensor,
         *,
         num_workers: int,
         pin_memory: bool,
         distributed_sampler: bool,
     ) -> None:
         from torch import Generator
-        from torch.utils.data import DataLoader, DistributedSampler
+        from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-        self._sampler: DistributedSampler[tuple[Tensor, ...]] | None = (
-            DistributedSampler(
+        dataset = TensorDataset(inputs, targets)
+        self._sampler: DistributedSampler[tuple[Tensor, ...]] | None = None
+        self.rows, origin = len(inputs), "all of them"
+        if distributed_sampler and context.world_size > 1:
+            self._sampler = DistributedSampler(
                 dataset,
                 num_replicas=context.world_size,
                 rank=context.rank,
                 seed=context.seed,
                 drop_last=True,
             )
-            if distributed_sampler
-            else None
-        )
+            origin = f"{self.rows} rows over {context.world_size} ranks"
+            self.rows = len(self._sampler)
+        _check_batch_size(context, self.rows, origin)
         self._context = context
-        self.rows = len(dataset) if self._sampler is None else len(self._sampler)
         # A CPU run has nothing to pin for; the loader would warn.
         self._pinned = pin_memory and context.device.type == "cuda"
         self._loader = DataLoader(

@@ -3,8 +3,6 @@
 The structures, constants and errors are the package's own; every device is known.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -93,8 +93,11 @@ def test_a_gate_that_could_not_have_seen_a_change_is_not_green(tmp_path, command
         for side in ("base", "new"):
             sweep(tmp_path, f"{side}{number}", factor, day=number, tags={"side": side})
     gate = ("compare", *SIDES, "--fail-on", "regression")
-    assert command(*gate)[0] == UNCLEAR
+    code, out, _ = command(*gate)
+    assert (code, out.startswith("Blind below ")) == (UNCLEAR, True)
     assert command(*gate, "--blind", "95%")[0] == 0
+    assert "base: mean of 3 runs" in out
+    assert "and base0, base1" in flat(out)
 
 
 def test_a_shift_of_a_whole_run_is_no_regression_however_many_points_share_it(tmp_path, command):
@@ -152,7 +155,7 @@ def test_the_worst_change_stands_first(tmp_path, command):
         ]
         write(tmp_path, f"{side}{number}", records, tags={"side": side})
     out = command("compare", *SIDES)[1]
-    assert "Of 3 points: 2 slower (by 5.0% to 40.0%), 1 same" in flat(out)
+    assert "2 of 3 points slower, the worst by 40.0%; 1 same" in flat(out)
     lines = [line for line in out.splitlines() if line.endswith(("slower", "same"))]
     assert [line.split()[-1] for line in lines] == ["slower", "slower", "same"]
     assert "+40.0%" in lines[0]
@@ -252,6 +255,17 @@ def test_what_changed_around_the_runs_is_told_as_markdown_and_json(tmp_path, com
     content = compare_as_json(command, "base", "new")
     assert content["comparable"] is True
     assert content["changes"][0] == {"name": "driver", "base": "580.1", "new": "580.1, 590.2"}
+
+
+def test_the_page_leads_with_the_answer_and_draws_sorted_bars(tmp_path, command):
+    sweep_sides(tmp_path, 1.05)
+    page = tmp_path / "page.html"
+    code, out, err = command("compare", *SIDES, "--format", "html", "-o", str(page))
+    assert (code, out, err) == (0, "", f"{page}: open it in a browser\n")
+    text = page.read_text()
+    assert '<p class="lead">3 of 3 points slower, the worst by ' in text
+    assert "What changed around the points" in text
+    assert text.count("<svg") == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pandas as pd
@@ -17,7 +18,8 @@ from builders import (
 )
 
 import raybench
-from raybench.errors import ResultsError
+from raybench.analysis.summary import write_summary
+from raybench.errors import ResultsError, ResultsWarning
 from raybench.results.tables import TABLES
 from raybench.results.writer import RunStore
 
@@ -44,7 +46,7 @@ def results(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("table", [*TABLES, "scaling"])
+@pytest.mark.parametrize("table", [*(name for name in TABLES if name != "summary"), "scaling"])
 def test_types_have_a_null_of_their_own_and_do_not_depend_on_the_content(results, tmp_path, table):
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -81,6 +83,28 @@ def test_scaling_of_all_runs_takes_the_baseline_of_each(results):
     assert frame.loc[("run-a", 1), "speed_up"] == 1.0
     assert frame.loc[("run-b", 2), "speed_up"] == 1.0
     assert frame.loc[("run-b", 1), "speed_up"] == pytest.approx(0.5, rel=0.01)
+
+
+def test_summary_is_one_row_a_point_with_typed_parameters_and_plain_pandas_reads_it(results):
+    frame = raybench.load(results, "summary", "run-a").set_index("world_size")
+    assert list(frame["status"]) == ["ok", "ok", "oom"]
+    assert frame.loc[2, "speed_up"] == pytest.approx(1.6, rel=0.01)
+    assert frame.loc[2, "peak_memory_bytes"] == 2**30 + 1
+    kinds = {name: str(kind) for name, kind in frame.dtypes.items()}
+    assert (kinds["params.hidden"], kinds["params.compile"]) == ("Int64", "boolean")
+    assert kinds["peak_memory_bytes"] == "Int64"
+    run = make_run("run-a", baseline={"world_size": 1})
+    write_summary(RunStore(root=results, run_id="run-a", measure=make_measure()), run)
+    stored = pd.read_parquet(results / "summary").set_index("world_size")
+    assert list(stored["speed_up"])[:2] == list(frame["speed_up"])[:2]
+    assert json.loads(stored.loc[2, "params_json"]) == PARAMS
+
+
+def test_summary_of_all_runs_leaves_a_damaged_run_out_with_a_warning(results):
+    next((results / "points" / "run-a").iterdir()).write_bytes(b"no parquet")
+    with pytest.warns(ResultsWarning, match="run run-a is left out"):
+        frame = raybench.load(results, "summary")
+    assert set(frame["run_id"]) == {"run-b"}
 
 
 def test_parameters_become_columns_that_can_be_filtered(results):

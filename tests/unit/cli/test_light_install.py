@@ -48,3 +48,9 @@ def test_measuring_without_them_says_in_one_line_what_to_install(words, tmp_path
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "pip install 'raybench[run]'" in done.stderr.splitlines()[-1]
+
+
+def test_a_notebook_completes_the_public_names():
+    import raybench
+
+    assert {"load", "units", "Workload", "Answer"} <= set(dir(raybench)) == set(raybench.__all__)

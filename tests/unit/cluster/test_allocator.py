@@ -14,7 +14,6 @@ from raybench.cluster.allocator import (
     assign_ranks,
     choose_workers,
     devices_shared,
-    idle_nodes,
     in_device_order,
     shares,
 )
@@ -24,12 +23,6 @@ def test_workers_are_ordered_by_node_then_device_whatever_order_they_came_in():
     devices = make_devices(a=2, b=3)
     shuffled = random.Random(7).sample(devices, len(devices))
     assert [shuffled[position] for position in in_device_order(shuffled)] == devices
-
-
-def test_nodes_that_share_an_address_stay_apart():
-    places = [("b", 0), ("a", 1), ("b", 1), ("a", 0)]
-    devices = [make_device(*place, address="127.0.0.1") for place in places]
-    assert in_device_order(devices) == [3, 1, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -47,11 +40,6 @@ def test_pack_fills_nodes_and_spread_takes_turns(strategy, world_size, expected)
     assert choose_workers(make_devices(a=2, b=3, c=1), world_size, strategy) == expected
 
 
-def test_too_few_devices_is_said():
-    with pytest.raises(ValueError, match="4 devices asked, 3 there"):
-        choose_workers(make_devices(a=3), 4, "pack")
-
-
 def test_places_are_those_of_torchrun():
     ranked = assign_ranks(make_devices(a=1, b=2))
     places = [(p.rank, p.local_rank, p.local_world_size, p.node_rank) for p in ranked]
@@ -63,23 +51,6 @@ def test_a_device_with_two_owners_is_found():
     devices = [*make_devices(a=2), make_device("b", 0, uuid="GPU-a1")]
     assert devices_shared(devices) == ["GPU-a1"]
     assert devices_shared(make_devices(a=2, b=2)) == []
-
-
-@given(
-    sizes=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 8), min_size=1),
-    data=st.data(),
-    strategy=st.sampled_from(["pack", "spread"]),
-)
-def test_any_choice_gives_distinct_workers_and_whole_places(sizes, data, strategy):
-    devices = make_devices(**sizes)
-    world_size = data.draw(st.integers(1, len(devices)))
-    worker_ids = choose_workers(devices, world_size, strategy)
-    assert len(set(worker_ids)) == world_size
-    ranked = assign_ranks([devices[worker_id] for worker_id in worker_ids])
-    assert [place.rank for place in ranked] == list(range(world_size))
-    for node in {place.node_rank for place in ranked}:
-        local = [place.local_rank for place in ranked if place.node_rank == node]
-        assert local == list(range(len(local)))
 
 
 def allocator_of(isolation="device", strategy="pack", lost=(), **nodes):
@@ -94,10 +65,6 @@ def taken(allocator, *sizes):
         if places[-1]:
             allocator.take(places[-1])
     return places
-
-
-def test_points_side_by_side_fill_a_node_before_they_open_the_next():
-    assert taken(allocator_of(a=4, b=4), 2, 1, 1, 4) == [(0, 1), (2,), (3,), (4, 5, 6, 7)]
 
 
 def test_a_point_never_spans_more_nodes_than_it_would_on_the_idle_cluster():
@@ -145,12 +112,6 @@ def test_neighbours_are_preferred_and_pairs_begin_at_even_devices():
     # 6 and 7 are the shortest row of idle neighbours; then 2, 3, 4.
     assert taken(allocator, 2, 2) == [(6, 7), (2, 3)]
     assert allocator.choose(2) == (0, 4)
-
-
-def test_late_workers_have_ranks_by_node_all_the_same():
-    devices = [*make_devices(a=1, b=2), make_device("a", 1)]
-    allocator = DeviceAllocator(devices, (), "pack", "device")
-    assert allocator.choose(4) == (0, 3, 1, 2)
 
 
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
@@ -264,9 +225,3 @@ def test_beside_others_a_rail_is_of_one_index_or_waits():
     assert allocator.choose(2) is None
     allocator.free((4, 7))
     assert allocator.choose(2) == (4, 6)
-
-
-def test_nodes_are_idle_of_which_the_biggest_point_has_no_device():
-    assert idle_nodes(TWO_RACKS, 4, "pack") == {"c", "d"}
-    assert idle_nodes(TWO_RACKS, 2, "spread") == {"b", "d"}
-    assert idle_nodes(TWO_RACKS, 8, "pack") == idle_nodes(TWO_RACKS, 9, "pack") == frozenset()

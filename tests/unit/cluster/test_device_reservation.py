@@ -91,16 +91,6 @@ def test_the_kernel_frees_the_devices_of_a_killed_sweep(other):
     locks.close()
 
 
-def test_who_shares_takes_its_place_and_keeps_later_ones_out(other):
-    shared = DeviceLocks()
-    assert locked(shared, me("run b"), shared=True) == ["run other-1"]
-    other.kill()
-    other.wait()
-    assert locked(DeviceLocks(), me("run c")) == ["run b"]
-    shared.close()
-    assert locked(DeviceLocks(), me("run c")) == []
-
-
 def test_who_shares_beside_one_alone_is_seen_and_has_the_device_after_it():
     alone, shared = DeviceLocks(), DeviceLocks()
     mine = me("run a")
@@ -264,16 +254,6 @@ def test_what_another_sweep_has_is_refused_in_one_line_that_says_what_to_type():
     assert (nodes.shared, nodes.released) == ([False], 1)
 
 
-def test_gpus_are_named_and_others_are_proposed():
-    nodes = FakeNodes({"GPU-a0": (OTHER, OTHER), "GPU-a1": (OTHER,)})
-    with pytest.raises(DevicesInUseError) as refused:
-        reservation(nodes).reserve([make_device(index=n) for n in range(2)])
-    told = str(refused.value)
-    assert told.startswith("cuda:0 of host-a and 1 more device are used by run a-1 of bob")
-    assert " and 1 more since" in told
-    assert "CUDA_VISIBLE_DEVICES" in told
-
-
 def test_the_devices_are_waited_for_as_long_as_told_and_that_is_said_once():
     nodes, said = FakeNodes(*[{CPU: (OTHER,)}] * 3), list[str]()
     reservation(nodes, said.append, wait_s=60.0).reserve(cpus())
@@ -311,10 +291,3 @@ def test_a_host_without_locks_is_measured_and_that_is_said_once():
     held.reserve(cpus())
     [line] = said
     assert "/tmp/x: Permission denied" in line
-
-
-def test_without_terms_nothing_is_asked():
-    nodes = FakeNodes({CPU: (OTHER,)})
-    free = DeviceReservation(nodes, None, print)
-    free.reserve(cpus())
-    assert (free.try_reserve(cpus()), nodes.shared) == ("", [])

@@ -7,8 +7,6 @@ from raybench.cluster.failures import (
     after_failure,
     after_timeout,
     cause_of,
-    find_location,
-    own_failure,
     with_losses,
 )
 from raybench.records import Failure, Measurement, Status
@@ -57,12 +55,6 @@ def seen(*answers, world_size=3, finished=(), tails=None):
 LOSS = "pair.cc:553] Connection closed by peer [10.0.0.1]:41195"
 
 
-def test_a_broken_connection_that_is_told_first_is_not_the_cause():
-    echo, cause = failed(0, "RuntimeError", LOSS), failed(1, "ValueError", "no")
-    assert own_failure([echo, cause]) is cause
-    assert own_failure([echo]) is None
-
-
 def test_the_ranks_beside_a_failure_name_it_and_keep_their_processes():
     told = after_failure(
         seen(failed(0, "RuntimeError", LOSS), failed(1, "ValueError", "no"), measured(2))
@@ -78,12 +70,6 @@ def test_a_rank_that_does_not_stop_costs_its_process():
     assert not told[0].worker_reusable
 
 
-def test_samples_that_came_before_the_failure_are_left_as_they_are():
-    done = measured(0)
-    told = after_failure(seen(done, failed(1, "ValueError"), world_size=2, finished={0, 1}))
-    assert told[0] is done
-
-
 def test_a_process_that_dies_of_the_abort_is_not_the_cause():
     died = failed(0, "WorkerDied", keeps=False)
     told = after_failure(seen(failed(1, "ValueError"), died, world_size=2, finished={1}))
@@ -95,11 +81,6 @@ def test_a_rank_to_which_all_others_lost_the_connection_is_blamed():
     assert types(told) == ["PeerFailed", "NoAnswer", "PeerFailed"]
     assert told[0].message == "rank 1 failed"
     assert told[1].status is Status.LOST
-
-
-def test_broken_connections_of_all_ranks_are_told_as_they_are():
-    answers = [failed(rank, "DistBackendError", "NCCL error") for rank in range(2)]
-    assert after_failure(seen(*answers, world_size=2)) == tuple(answers)
 
 
 @pytest.mark.parametrize(
@@ -157,12 +138,6 @@ def test_ranks_that_an_abort_released_all_hung_when_none_is_stuck():
     assert all(answer.worker_reusable and answer.status is Status.TIMEOUT for answer in told)
 
 
-def test_of_many_ranks_that_hang_together_the_first_and_the_last_are_named():
-    tails = {3: IN_A_COLLECTIVE} | dict.fromkeys([*range(3), *range(4, 1024)], IN_A_LOOP)
-    told = after_timeout(seen(measured(1000), finished={1000}, world_size=1024, tails=tails), 3.0)
-    assert "; ranks 0, 1, 2, 4 to 999 and 1001 to 1023 gave none; " in told[0].message
-
-
 @pytest.mark.parametrize(
     ("statuses", "likely"),
     [
@@ -182,11 +157,6 @@ def test_what_a_rank_says_itself_is_told_before_what_its_peers_suffered():
     assert cause_of([replace(peer, status=Status.OOM), own]) is own
     assert cause_of([peer, measured(1)]) is peer
     assert cause_of([measured(0)]) is None
-
-
-@pytest.mark.parametrize("tail", ["", "just words", 'File "cut.py", line 3 in step'])
-def test_a_log_without_a_stack_tells_no_place(tail):
-    assert find_location(tail) is None
 
 
 def test_a_lost_node_is_the_reason_of_a_dead_process_but_not_of_what_a_rank_said_itself():

@@ -44,10 +44,6 @@ def test_others_are_told_beyond_a_twentieth_of_the_workers_processors():
     ]
 
 
-def test_a_tenth_of_a_second_is_too_little_to_tell_of_a_short_point():
-    assert seen(on_cpus(0.0, 100.0), on_cpus(0.2, 100.09)) == []
-
-
 def test_a_process_that_is_new_or_has_a_reused_number_counts_from_its_start():
     before = on_cpus(0.0, 100.0, p1=spent(5.0), p2=spent(50.0))
     after = on_cpus(10.0, 110.0, p1=spent(9.0), p3=spent(3.0))

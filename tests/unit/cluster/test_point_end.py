@@ -6,10 +6,7 @@ from dataclasses import replace
 import pytest
 from fakes import make_device, make_measurement, make_point
 
-from raybench.cluster.point_end import RunningRanks, finish_point, when_late_s
-from raybench.cluster.ray_cluster.cluster import ProcessGroups, RayCluster
-from raybench.cluster.ray_cluster.pool import WorkerPool
-from raybench.cluster.ray_cluster.start import Connection
+from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.job.model import Measure
 from raybench.records import Failure, Status, Task
@@ -39,9 +36,6 @@ class ScriptedRanks(RunningRanks):
     def abort(self):
         self.calls.append("abort")
 
-    def prepare(self):
-        self.calls.append("prepare")
-
     def kill(self, ranks):
         self.calls.append(f"kill {sorted(ranks)}")
 
@@ -62,16 +56,6 @@ def failure(rank, error_type="ValueError", *, status=Status.ERROR, reusable=True
     return Failure(rank=rank, status=status, worker_reusable=reusable, **facts)
 
 
-@pytest.mark.parametrize(("max_seconds", "prepared"), [(0.1, ["prepare"]), (0.3, [])])
-def test_processes_are_prepared_for_a_late_point_unless_it_may_measure_until_its_time_is_up(
-    max_seconds, prepared
-):
-    settings = Measure(max_seconds=max_seconds, timeout_s=0.3)
-    outcome, calls = finish(None, task=replace(TASK, settings=settings))
-    assert calls == [*prepared, "abort", "kill [0]"]
-    assert (outcome.was_late, outcome.unfit) == (True, {0})
-
-
 @pytest.mark.parametrize("failing_rank", [0, 1])
 def test_a_group_of_which_one_rank_failed_is_given_up_whenever_the_others_answered(failing_rank):
     answers = [make_measurement(0), make_measurement(1)]
@@ -79,12 +63,6 @@ def test_a_group_of_which_one_rank_failed_is_given_up_whenever_the_others_answer
     outcome, calls = finish(*answers)
     assert (outcome.group_is_gone, outcome.unfit, calls) == (True, frozenset(), ["abort"])
     assert outcome.answers[failing_rank] is answers[failing_rank]
-
-
-def test_a_group_whose_ranks_all_measured_is_kept():
-    outcome, calls = finish(make_measurement(0), make_measurement(1))
-    assert (outcome.group_is_gone, outcome.unfit, calls) == (False, frozenset(), [])
-    assert not outcome.was_late
 
 
 def test_a_rank_that_does_not_stop_beside_one_that_failed_is_killed():
@@ -103,7 +81,7 @@ def test_a_rank_that_does_not_stop_beside_one_that_failed_is_killed():
 def test_the_ranks_that_hang_are_killed_first_so_that_those_who_wait_come_back(kind, task):
     tail = 'Thread 0x1 (most recent call first):\n  File "/torch/distributed/x.py", line 3 in wait'
     outcome, calls = finish(None, None, task=task, kind=kind, tails=[tail])
-    assert calls == ["prepare", "abort", "kill [1]", "kill [0, 1]"]
+    assert calls == ["abort", "kill [1]", "kill [0, 1]"]
     assert [answer.error_type for answer in outcome.answers] == ["PeerFailed", "Timeout"]
 
 
@@ -133,29 +111,3 @@ def test_a_measurement_in_a_process_that_is_no_good_any_more_costs_the_process()
     outcome, calls = finish(spoiled, make_measurement(1))
     assert (outcome.answers[0], outcome.unfit) == (spoiled, {0})
     assert calls == ["abort", "kill [0]"]
-
-
-@pytest.mark.parametrize(
-    ("max_seconds", "timeout_s", "late_s"),
-    [(30, 300, 290), (5, 10, 5), (295, 300, 295), (400, 300, 300)],
-)
-def test_a_point_is_late_before_its_deadline_but_not_while_it_may_measure(
-    max_seconds, timeout_s, late_s
-):
-    def late_after_s(repeats):
-        settings = Measure(max_seconds=max_seconds, timeout_s=timeout_s, repeats=repeats)
-        return when_late_s(Task(point=make_point(), settings=settings))
-
-    assert late_after_s(1) == late_s
-    assert late_after_s(2) == min(timeout_s, max(2 * max_seconds, timeout_s - 10))
-
-
-@pytest.mark.parametrize(("count", "begun"), [(2, ["store", "workers"]), (1, ["workers"])])
-def test_the_store_starts_before_the_workers_where_points_can_have_a_group(
-    monkeypatch, count, begun
-):
-    calls = []
-    monkeypatch.setattr(ProcessGroups, "start", lambda _: calls.append("store"))
-    monkeypatch.setattr(WorkerPool, "start", lambda *_: calls.append("workers"))
-    RayCluster(Connection(where="here", needed={}, kind="cpu", capacity=2)).start(count, "pack")
-    assert calls == begun

@@ -6,8 +6,6 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -20,9 +18,6 @@ from raybench.cluster.ray_cluster.start import (
 )
 from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.errors import ClusterError
-
-NOBODY = 65534
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
 
 
 class Host:
@@ -55,45 +50,19 @@ def host(tmp_path, monkeypatch):
     return made
 
 
-def test_without_a_file_none_is_found_as_for_the_private_ray_of_another_sweep(host):
-    host.raylet("127.0.0.1:1234", host.root / "raybench-1")
-    assert host.found() == FoundCluster()
-
-
-def test_a_file_that_no_raylet_of_ours_bears_out_is_told_and_not_believed(host):
-    host.raylet("192.0.2.1:6379")
+@pytest.mark.parametrize(("head", "owner"), [("192.0.2.1:6379", None), ("192.0.2.66:6379", 65534)])
+def test_a_file_that_no_raylet_of_ours_confirms_is_told_and_not_believed(host, head, owner):
+    host.raylet(head, owner=owner)
     host.address_file("192.0.2.66:6379")
-    told = "the cluster at 192.0.2.66:6379 is gone: no node of it runs on this host"
-    assert host.found() == FoundCluster(why_not=told)
-
-
-@needs_root
-def test_a_file_and_a_raylet_of_another_user_are_told_and_not_believed(host):
-    host.raylet("192.0.2.1:6379", owner=NOBODY)
-    path = host.address_file("192.0.2.1:6379")
-    assert "no node of it runs" in host.found().why_not
-    os.chown(path, NOBODY, NOBODY)
-    host.raylet("192.0.2.1:6379")
-    told = host.found()
-    assert not told.address
-    assert told.why_not.startswith("the cluster at 192.0.2.1:6379 is another user's")
+    found = host.found()
+    assert not found.address
+    assert found.why_not.startswith("the cluster at 192.0.2.66:6379 is gone or another user's")
 
 
 @pytest.mark.parametrize("text", ["", "x", "a b:1", "h:1\x1b[31m", "h:1234567", "h:1\n" * 200])
 def test_a_file_that_holds_no_address_is_as_none(host, text):
     host.raylet(text)
     host.address_file(text)
-    assert host.found() == FoundCluster()
-
-
-def test_a_link_and_a_pipe_are_as_no_file(host):
-    host.raylet("192.0.2.1:6379")
-    path = host.address_file("192.0.2.1:6379")
-    path.rename(host.root / "elsewhere")
-    path.symlink_to(host.root / "elsewhere")
-    assert host.found() == FoundCluster()
-    path.unlink()
-    os.mkfifo(path)
     assert host.found() == FoundCluster()
 
 
@@ -110,75 +79,18 @@ def test_a_head_below_another_temp_dir_is_found_where_there_is_none_in_the_usual
     assert host.found() == FoundCluster(address="192.0.2.3:6379")
 
 
-@needs_root
-def test_a_port_of_this_host_that_another_user_has_taken_over_is_not_joined(host):
-    ours = socket.create_server(("127.0.0.1", 0))
-    os.seteuid(NOBODY)
-    try:
-        other = socket.create_server(("127.0.0.1", 0))
-    finally:
-        os.seteuid(0)
-    with ours, other:
-        for listener, is_joined in ((ours, True), (other, False)):
-            address = f"127.0.0.1:{listener.getsockname()[1]}"
-            host.raylet(address)
-            host.address_file(address)
-            found = host.found()
-            assert bool(found.address) == is_joined
-        assert found.why_not == f"the cluster at {address} is gone: another user listens there"
-
-
 SOCKET = "session_2026-11-22_03-57-34_123456_1234567/sockets/plasma_store"
 
 
-@pytest.fixture
-def no_folder_of_rays(monkeypatch):
-    monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    monkeypatch.delenv("TMPDIR", raising=False)
-
-
-@pytest.fixture
-def short_folder(no_folder_of_rays):
-    """Short enough for sockets, which pytest's own are not."""
-    with TemporaryDirectory(prefix="rb", dir="/tmp") as folder:
-        yield Path(folder)
-
-
-@pytest.mark.usefixtures("no_folder_of_rays")
 def test_a_path_too_long_for_sockets_is_passed_over(tmp_path, monkeypatch):
     far = tmp_path / ("x" * 100)
     far.mkdir()
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(far))
     folder = make_private_folder()
     folder.rmdir()
     assert len(bytes(folder / "r" / SOCKET)) <= 107
     assert folder.parent != far
-
-
-def test_a_folder_that_others_could_rename_is_passed_over(monkeypatch, short_folder):
-    monkeypatch.setenv("TMPDIR", str(short_folder))
-    made = make_private_folder()
-    assert made.parent == short_folder
-    short_folder.chmod(0o777)
-    other = make_private_folder()
-    other.rmdir()
-    assert other.parent != short_folder
-    short_folder.chmod(0o1777)
-    again = make_private_folder()
-    assert again.parent == short_folder
-
-
-@pytest.mark.usefixtures("no_folder_of_rays")
-def test_where_there_is_no_place_each_reason_is_told(monkeypatch):
-    def full(**_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tempfile.mkdtemp", full)
-    with pytest.raises(
-        ClusterError, match=r"^no folder .*/tmp: No space left .*set TMPDIR"
-    ) as told:
-        make_private_folder()
-    assert len(str(told.value).splitlines()) == 1
 
 
 @contextmanager

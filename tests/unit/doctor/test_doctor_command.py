@@ -1,7 +1,5 @@
 """`raybench doctor` without Ray: what it starts, what it prints, how it ends."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext

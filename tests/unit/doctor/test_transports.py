@@ -4,8 +4,6 @@ The lines for InfiniBand, RoCE and EFA are made after the formats in NCCL's sour
 net.cc, net_ib/init.cc, graph/topo.cc of 2.30); no machine of ours has written them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Energy and throttling between two readings of the device's counters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 

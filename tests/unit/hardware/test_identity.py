@@ -1,7 +1,5 @@
 """What a worker says of its device, with what NVML knows and without."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Logs of NCCL 2.28 on two H200s, shortened by lines that repeat: what is read of each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,20 +1,10 @@
 """Questions to NVML: answers, refusals, and no NVML at all."""
 
-from __future__ import annotations
-
 import pynvml
 import pytest
 
 from raybench.hardware import nvml
 from tests.unit.fake_nvml import NO_PERMISSION, UUID, FakeNvml, fields, refusal
-
-
-def test_without_the_library_there_is_no_device_and_nothing_is_raised(monkeypatch):
-    missing = refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-    fake = FakeNvml(nvmlInit=lambda: missing).install(monkeypatch)
-    assert nvml.device(UUID) is None
-    assert nvml.device(UUID) is None
-    assert fake.asked == ["nvmlInit"]
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, NO_PERMISSION])

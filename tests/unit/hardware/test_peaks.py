@@ -1,7 +1,5 @@
 """Datasheet peaks by device and math mode."""
 
-from __future__ import annotations
-
 import pytest
 
 from raybench.hardware.peaks import dense_peak_tflops

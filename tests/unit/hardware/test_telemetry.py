@@ -1,8 +1,5 @@
 """The sampler of a node's devices."""
 
-from __future__ import annotations
-
-import threading
 import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -10,10 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from raybench.hardware.telemetry import Sampler, clocks_within
-from raybench.records import DeviceSample
-from raybench.results.reader import load
-from raybench.results.writer import RunStore
-from tests.unit.builders import make_measure, make_record, make_run
 from tests.unit.fake_nvml import UUID, FakeNvml, fields
 from tests.unit.fakes import make_device
 
@@ -94,40 +87,3 @@ def test_the_clocks_of_a_point_are_those_of_its_timed_blocks(spans_s, found):
     spans_ns = [(round(begin * 1e9), round(end * 1e9)) for begin, end in spans_s]
     assert clocks_within(CLOCKS, spans_ns) == found
     assert clocks_within([], spans_ns) == ()
-
-
-def test_all_devices_of_the_node_are_sampled(monkeypatch):
-    other = UUID.replace("1", "9")
-    fake = FakeNvml(**ALL, nvmlDeviceGetHandleByUUID=lambda uuid: uuid)
-    fake.install(monkeypatch)
-    devices = [make_device(index=0, uuid=UUID), make_device(index=1, uuid=other)]
-    samples = sampled(devices, count=6)
-    assert {(sample.index, sample.uuid) for sample in samples} == {(0, UUID), (1, other)}
-    for uuid in (UUID, other):
-        times = [sample.time for sample in samples if sample.uuid == uuid]
-        assert times == sorted(set(times))
-    assert "telemetry" not in [thread.name for thread in threading.enumerate()]
-
-
-def make_sample(second: int, **facts) -> DeviceSample:
-    at = datetime(2026, 8, 21, 10, 0, second, tzinfo=UTC)
-    return DeviceSample(node_id="a", index=0, uuid=UUID, time=at, **facts)
-
-
-def test_the_samples_of_a_point_are_a_part_of_its_own_with_nulls_for_the_unknown(tmp_path):
-    run = make_run()
-    store = RunStore.create(tmp_path, run, make_measure())
-    record = make_record()
-    samples = (make_sample(1, power_w=700.0, throttle_reasons=("power_cap",)), make_sample(2))
-    store.write_telemetry([(0, record)], ())
-    assert not (tmp_path / "telemetry").exists()
-    store.write_telemetry([(7, record)], samples)
-    parts = [path.name for path in (tmp_path / "telemetry" / run.run_id).iterdir()]
-    assert parts == [f"00007-{record.point.point_id}-1.parquet"]
-    table = load(tmp_path, "telemetry", run.run_id)
-    assert list(table.run_id) == [run.run_id] * 2
-    assert list(table.uuid) == [UUID] * 2
-    assert [list(reasons) for reasons in table.throttle_reasons] == [["power_cap"], []]
-    assert table.power_w[0] == 700.0
-    assert table.power_w.isna()[1]
-    assert table.time[1] - table.time[0] == timedelta(seconds=1)

@@ -1,7 +1,5 @@
 """What the facts of a device, before and after a check, say of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -147,15 +145,3 @@ def test_a_link_that_no_board_of_the_node_uses_is_not_missed():
     assert problems(*facts_readings(pair, [pair[0], worse])) == {
         "NVLinks up": "NVLink 0, 1 is down"
     }
-
-
-def test_what_nobody_tells_has_neither_value_nor_problem():
-    unknown = DeviceFacts(device=make_device(), read_at=AT)
-    readings = facts_readings([unknown], [unknown])
-    assert {(one.value, one.problem) for one in readings} == {(None, None)}
-    assert len(readings) == len(device_facts.ACTIONS)
-    before = facts_of()
-    gone = DeviceFacts(device=before.device, read_at=AT, unread="the agent does not answer")
-    readings = facts_readings([before], [gone])
-    assert {one.value for one in readings} == {None}
-    assert set(problems(*readings).values()) == {"the agent does not answer"}

@@ -1,7 +1,5 @@
 """What is run after the passes: halves of slow groups, slow pairs by themselves, a burn-in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

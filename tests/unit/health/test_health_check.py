@@ -1,7 +1,5 @@
 """A whole check on workers of this process: passes, a device that is lost, what follows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import fakes

@@ -1,7 +1,5 @@
 """`raybench health` refuses what cannot go well before it starts a worker."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A health check as a person reads it, and beside an earlier one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta
@@ -90,7 +88,6 @@ def all_links(count):
 
 
 ONE_BAD = [*healthy(3), bad(3)]
-NODE = make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha")
 ALL = make_subject(kind="cluster", uuids=("GPU-0", "GPU-1"), name="all 4 NVIDIA H200")
 ALIKE = "all are slow alike: 1.40 times as long as this model takes elsewhere"
 
@@ -140,17 +137,6 @@ def test_the_first_line_is_the_lamp_and_the_verdict(findings, headline, exit_cod
     report = report_of(findings)
     assert (report.headline, report.exit_code) == (headline, exit_code)
     assert " ".join(format_health(report).split()).startswith(f"{headline} 4 x NVIDIA H200")
-
-
-@pytest.mark.parametrize(
-    ("finding", "headline"),
-    [
-        (slow_pair(0, 1, verdict=Verdict.HEALTHY), "The paths between both GPUs are healthy."),
-        (make_finding(NODE), "What was tried of both GPUs is healthy."),
-    ],
-)
-def test_where_no_device_was_tested_alone_the_devices_of_the_run_are_counted(finding, headline):
-    assert report_of([finding], count=2).headline == f"Green: {headline}"
 
 
 def test_a_case_has_all_tests_of_a_device_the_gravest_action_and_the_victims():
@@ -214,13 +200,6 @@ def test_two_devices_have_a_line_for_each_way_to_send_and_maps_begin_with_four()
         for count in (2, 3, 4)
     }
     assert anchors == {2: ["devices"], 3: ["devices"], 4: ["pairs", "devices"]}
-
-
-def test_the_cell_of_a_slow_pair_is_outlined_in_the_map():
-    pairs, _ = health_figures(report_of([*healthy(4), slow_pair(0, 1)], all_links(4)))
-    cells = pairs.panels[0].layers[0]["data"]["values"]
-    assert [(one["x"], one["y"]) for one in cells if one["is_marked"]] == [("GPU 1", "GPU 0")]
-    assert len(pairs.panels[0].layers[1]["data"]["values"]) == 1
 
 
 def test_a_mark_is_of_the_test_that_found_it_and_links_to_the_host_are_no_matrix():
@@ -344,12 +323,6 @@ def test_the_history_of_checks_is_that_of_their_figures(command):
     assert found["checks"] == [FIRST, SECOND]
     values = {tuple(one["values"]) for one in found["figures"]}
     assert values == {(700.0, 700.0), (700.0, 520.0), (4330.0, 4331.0)}
-
-
-@pytest.mark.usefixtures("one_bad")
-def test_the_history_of_one_check_says_that_it_takes_two(command):
-    text = "0 figures over 1 check: nothing to compare; it takes two checks of the same devices."
-    assert " ".join(command("history", "--health").out.split()) == text
 
 
 @pytest.mark.usefixtures("two_checks")

@@ -1,7 +1,5 @@
 """What a health check says, as rows and back."""
 
-from __future__ import annotations
-
 from builders import (
     make_finding,
     make_link,

@@ -5,8 +5,6 @@ kept; the other is health-20261122-192647-9705, where copies between host and de
 alarm once.
 """
 
-from __future__ import annotations
-
 import pytest
 from builders import make_device
 

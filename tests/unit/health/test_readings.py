@@ -1,7 +1,5 @@
 """From the records of a health check to what was read of each device."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

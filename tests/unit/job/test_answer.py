@@ -1,7 +1,5 @@
 """What a run answers: as its job says, else its workload, else the speed-up."""
 
-from __future__ import annotations
-
 import pytest
 
 from jobs import HEAD, MLP, load, problems_of

@@ -1,16 +1,12 @@
 """The jobs that come with the package: each asks a question, and fits two cores when it is cut."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import raybench
-from raybench.errors import UsageError
-from raybench.job.catalog import template, templates
-from raybench.job.model import load_job
+from raybench.job.catalog import templates
 from raybench.job.plan import make_plan
 
 ROOT = Path(__file__).parents[3]
@@ -46,20 +42,3 @@ def test_a_job_that_is_cut_needs_two_cores_and_less_than_five_minutes(one):
     # What a point takes beside its budget: its set-up, and the steps that are taken apart.
     assert len(points) * (job.measure.max_seconds + 3) < 300
     assert not any(point.cuda_graph for point in points)
-
-
-@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
-def test_what_is_written_of_a_job_has_its_points_and_names_its_own_file(one, tmp_path):
-    path = tmp_path / "my job.yaml"
-    path.write_text(one.text_for(path, "mine"))
-    assert load_job(path).name == "mine"
-    assert make_plan(load_job(path)).points == make_plan(one.load()).points
-    text = path.read_text()
-    assert f"raybench sweep '{path}' --set" in text
-    assert text.startswith("# yaml-language-server: $schema=job.schema.json\n")
-
-
-def test_a_template_is_found_by_its_name_and_else_the_nearest_is_told():
-    assert "raybench sweep gemm.yaml --set" in template("gemm").text_for(Path("a\nb.yaml"), "gemm")
-    with pytest.raises(UsageError, match="no job 'gem'; did you mean 'gemm'"):
-        template("gem")

@@ -1,7 +1,5 @@
 """Which points an expression keeps."""
 
-from __future__ import annotations
-
 import pytest
 from builders import make_point
 
@@ -45,22 +43,17 @@ def test_it_keeps_the_points_for_which_it_is_true_in_their_order(expression, kep
         ("world_sise > 1", "unknown setting 'world_sise'; did you mean 'world_size'?"),
         ("world_size", "must be true or false, gives 1"),
         ("world_size >", "not an expression"),
-        ("", "not an expression"),
         ("world_size = 2", "as in world_size > 1 and precision == 'bf16'"),
         ("(" * 400 + "1" + ")" * 400, "not an expression"),
         ("world_size > 'x'", "not supported between"),
         ("world_size / 0 > 1", "division"),
         ("9 ** 9 ** 9 > 1", "Sorry"),
-        ("1 << 10 ** 9 > 1", "LShift is not allowed"),
         ("'%1000000000d' % 1 == ''", "arithmetic is for numbers only"),
         ("f'{1:1000000000}' == ''", "a formatted text is not allowed"),
         ("[1] * 10000000 == [1]", "arithmetic is for numbers only"),
-        ("world_size in [[1, 2], [4]]", "a list cannot hold lists"),
         ("len(precision) > 1", "a call is not allowed; compare settings, as in world_size > 1"),
         ("precision.__class__ == 1", "an attribute is not allowed"),
-        ("{'a': 1}['b'] == 1", "a mapping is not allowed"),
         ("[x for x in (1, 2)] == 1", "a comprehension is not allowed"),
-        ("(lambda: 1) == 1", "a function is not allowed"),
         ("optimizer[9] == 'a'", "index out of range"),
         ("-" * 900 + "1 > 1", "RecursionError"),
         ("precision == bf16", "a text needs quotes: precision == 'bf16'"),

@@ -1,7 +1,5 @@
 """What a point that does not fit into memory is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from jobs import HEAD, plan

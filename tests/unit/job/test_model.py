@@ -1,7 +1,5 @@
 """The job file: what loads, and that everything else is a line with its place."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
@@ -14,11 +12,9 @@ from hypothesis import strategies as st
 from jobs import MLP, load, places_of, plan, problems_of
 from raybench.errors import JobError
 from raybench.job.model import Measure, Span, load_job
-from raybench.job.plan import make_plan
 from raybench.job.sections import BatchSearch
 
 JOB = MLP + "matrix:\n  batch_size: [64]\n"
-JOBS = Path(__file__).parents[3] / "jobs"
 
 
 def test_a_short_job_has_the_documented_defaults():
@@ -115,9 +111,7 @@ def test_the_meaning_changes_with_what_is_run_and_with_nothing_else():
 # The file, and how what is said of it begins.
 MALFORMED = [
     (JOB + "measure: quickly\n", "6:10: measure: must be a mapping or quick, given "),
-    (JOB + "measure: [quick]\n", "6:10: measure: must be a mapping or quick, given "),
     (JOB + "matrx: {}\n", "6:1: matrx: unknown key 'matrx'; did you mean"),
-    (JOB.replace("1", "true", 1), "1:10: version: must be 1, giv"),
     (JOB + "measure: 0x" + "f" * 5000 + "\n", "6:10: measure: an integer must fit into 64 bits"),
     (JOB + "measure: {warmpu: 3}\n", "6:11: measure.warmpu: unknown key 'warmpu'; did you mean"),
     (JOB + "measure: {warmup: many}\n", "6:19: measure.warmup: must be a count or a mapping"),
@@ -125,7 +119,6 @@ MALFORMED = [
         MLP + "matrix: {batch_size: Auto}\n",
         "4:22: matrix.batch_size[0]: must be an integer, given 'Auto'; did you mean 'auto'?",
     ),
-    (MLP + "matrix: [1]\n", "4:9: matrix: must be a mapping of keys to values, given a list"),
     (JOB + "exclude: {a: 1}\n", "6:10: exclude: must be a list, given a mapping"),
     (MLP + "matrix: {batch_size: [[1]]}\n", "4:23: matrix.batch_size[0]: must be one value,"),
     (JOB.replace("mlp", "mlp, hidden: [1, 2]"), "3:31: workload.hidden: must be one"),
@@ -141,7 +134,6 @@ MALFORMED = [
     (JOB + "  world_sise: [1]\n", "6:3: matrix.world_sise: unknown axis 'world_sise'; did you"),
     (JOB + "  precision: [fp23]\n", "6:15: matrix.precision[0]: must be 'fp32', 'tf32', 'fp16',"),
     (JOB.replace("mlp", "mlp, hidden: 3") + "  hidden: [3]\n", "6:3: matrix.hidden: also"),
-    (JOB + "zip: [{batch_size: [1], hidden: [1]}]\n", "6:8: zip[0].batch_size: also given by"),
     (JOB + "  global_batch_size: [64]\n", "5:3: matrix: has both batch_size and"),
     (MLP + "matrix: {world_size: [1]}\n", "4:9: matrix: has neither batch_size nor"),
     (MLP, "1:1: matrix: has neither batch_size nor global_batch_size"),
@@ -155,21 +147,14 @@ MALFORMED = [
     (JOB + "baseline: {world: 1}\n", "6:12: baseline.world: unknown setting 'world'; did you"),
     ("", "1:1: a job file is a mapping of keys to values, given an empty file"),
     (JOB + "  world_size: [1, 0]\n", "6:19: matrix.world_size[1]: "),
-    (MLP + "matrix: {batch_size: -1}\n", "4:22: matrix.batch_size[0]: must be"),
     (JOB + "measure: {max_seconds: 0}\n", "6:24: measure.max_seconds: "),
-    (JOB + "  world_size: 99999999\n", "6:15: matrix.world_size[0]: "),
     (JOB.replace("test", "../x"), "2:7: name: must match"),
-    (JOB.replace("test", '"a\\n"'), "2:7: name: must match"),
-    (JOB.replace("test", "x" * 65), "2:7: name: must match"),
     (JOB + "measure: {warmup: true}\n", "6:19: measure.warmup: must be a count or a mapping"),
     (JOB + "measure: {warmup: {min: 5, max: 2}}\n", "6:33: measure.warmup.max: must not be"),
     (JOB + "measure: {iterations: {min: 5}}\n", "6:11: measure.iterations.max: required, but"),
-    (JOB + "measure: {iterations: {min: 0, max: 5}}\n", "6:29: measure.iterations.min: must be"),
     (JOB + "measure: {warmup: {min: 1, max: 5, mx: 3}}\n", "6:36: measure.warmup.mx: unknown"),
-    (JOB.replace("mlp", "mlp, cuda_graph: true"), "3:23: workload.cuda_graph: not a"),
     (JOB + "placement: {isolation: nodes}\n", "6:24: placement.isolation: must be 'cluster',"),
     (MLP + "matrix: {batch_size: {start: 8, max: 4}}\n", "4:38: matrix.batch_size.max: must"),
-    (MLP + "matrix: {batch_size: {start: 0}}\n", "4:30: matrix.batch_size.start: must be"),
     (MLP + "matrix: {batch_size: {strat: 8}}\n", "4:23: matrix.batch_size.strat: unknown key"),
     (MLP + "matrix: {batch_size: [64, auto]}\n", "4:27: matrix.batch_size[1]: auto is for"),
     (MLP + "matrix: {global_batch_size: auto}\n", "4:29: matrix.global_batch_size[0]: auto is"),
@@ -274,17 +259,6 @@ def test_a_required_parameter_must_be_given(tmp_path, monkeypatch):
     assert load(text, "matrix.size=3").matrix["size"] == (3,)
 
 
-@pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_job_of_the_repository_loads_and_stays_small(path):
-    job = load_job(path)
-    plan = make_plan(job)
-    assert job.name == path.stem
-    assert plan.warnings == ()
-    assert 0 < len(plan.points) <= 40
-    first_line = job.text.partition("\n")[0]
-    assert first_line == "# yaml-language-server: $schema=../raybench/job.schema.json"
-
-
 _WORDS = """version name workload kind mlp matrix zip exclude include baseline measure warmup
     world_size batch_size global_batch_size precision hidden fp32 placement strategy pack auto"""
 _words = st.sampled_from(_WORDS.split())
@@ -306,7 +280,7 @@ def _flow(value: Any) -> str:
     return f"[{', '.join(map(_flow, value))}]" if isinstance(value, list) else str(value)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(_sections.map(_flow), _trees.map(_flow), st.text(max_size=40)))
 @example(MLP + "matrix: {batch_size: [2], world_size: 3, <<: *a}")
 def test_no_text_makes_anything_but_a_job_or_located_lines(text):

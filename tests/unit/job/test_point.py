@@ -1,7 +1,5 @@
 """The settings that points have whatever their workload: declared once, known everywhere."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import pytest
 from pydantic import Field, PositiveInt
-from typing_extensions import Doc
 
 from raybench.errors import UsageError
 from raybench.job import registry
@@ -27,7 +26,7 @@ class Declared:
         self,
         context: Context,
         *,
-        width: Annotated[PositiveInt, Doc("Width of it.")] = 8,
+        width: Annotated[PositiveInt, Field(description="Width of it.")] = 8,
         rate: Annotated[float, Field(gt=0, description="How fast.")] = 1e-3,
         mode: Literal["a", "b"] = "a",
         limit: int | None = None,
@@ -110,8 +109,6 @@ def test_a_value_is_checked_against_the_declared_type():
             "raybench.workloads.training.mlp:",
             "package.module:Class, given 'raybench.workloads.training.mlp:'",
         ),
-        (":Class", "package.module:Class, given ':Class'"),
-        ("..a:B", "package.module:Class, given '..a:B'"),
         ("pathlib:Path", "pathlib:Path has no method step()"),
     ],
 )
@@ -125,8 +122,6 @@ def test_a_workload_that_is_none_is_refused_with_the_reason(kind, message):
     ("text", "message"),
     [
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
-        ("import sys; sys.exit(3)", "SystemExit: 3"),
-        ("raise BaseException('odd')", "BaseException: odd"),
         ("class Mute(Exception):\n    def __str__(self): raise ValueError\nraise Mute", "Mute"),
         ("def (", "SyntaxError"),
     ],
@@ -150,7 +145,6 @@ def test_a_module_that_fails_to_import_is_one_line(module, text, message):
             "self, context, *, width: D = (D := __import__('decimal').Decimal)()",
             "becomes a Decimal",
         ),
-        ("self, context, *, width: print = 1", "must be an int, float, bool, str or Literal"),
         ("self, context, *, width: int = 'x'", "default that is not allowed: must be an integer"),
         ("self, context, *, world_size: int = 1", "parameter world_size has a name that is"),
         ("self, context, **options", "**options must be declared as Unpack[...] of a TypedDict"),

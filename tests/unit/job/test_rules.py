@@ -1,7 +1,5 @@
 """Rules that depend on the workload, and texts in which a name in braces is a setting."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from raybench.job.filter import select_points
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 from raybench.job.point import choose_devices
-from raybench.job.problems import key_text, quote, say_unknown
 from raybench.job.rules import names_in, product_of, render, script_path, split_arguments
 
 COLLECTIVE = HEAD + "workload: {kind: collective}\n"
@@ -35,18 +32,6 @@ def test_a_workload_without_batches_is_given_no_batch_size(rest, place):
     assert line.endswith("takes no batch size; leave global_batch_size out")
     inside = HEAD + "workload: {kind: collective, batch_size: 4}\nmatrix: {world_size: 2}\n"
     assert problems_of(inside) == [f"job.yaml:3:30: workload.batch_size: {refused}"]
-
-
-def test_include_lacks_no_batch_size_where_there_is_none():
-    text = "matrix: {world_size: [2], size_bytes: 8}\ninclude: [{world_size: 4, size_bytes: 16}]\n"
-    assert load(COLLECTIVE + text).include == ({"world_size": 4, "size_bytes": 16},)
-    (line,) = problems_of(COLLECTIVE + text.replace(", size_bytes: 16", ""))
-    assert "include[0]: must give every axis of the job, lacks size_bytes" in line
-
-
-def test_names_are_those_in_braces_and_doubled_braces_are_none():
-    assert names_in("--batch {batch_size} --json '{{\"a\": {a}}}' {a}") == ["batch_size", "a"]
-    assert names_in("") == []
 
 
 @pytest.mark.parametrize("text", ["{", "}", "{}", "{0}", "{a.b}", "{a[0]}", "{a:3}", "{a!r}"])
@@ -248,20 +233,3 @@ def test_variables_are_axes_which_vary_slowest_and_may_name_settings(load_script
         for env in ("", "env: {}", "env: {A: b}")
     )
     assert without == none != other
-
-
-def test_paths_and_values_are_short_and_on_one_line():
-    assert key_text(("matrix", "batch_size", 1)) == "matrix.batch_size[1]"
-    assert key_text(("zip", 0, "hidden")) == "zip[0].hidden"
-    assert key_text(("a b\nc",)) == "'a b\\nc'"
-    assert quote("a\nb") == "'a\\nb'"
-    assert len(quote("x" * 1000)) == 60
-    assert [quote(value) for value in (True, [1, 2], {})] == ["true", "a list", "an empty mapping"]
-
-
-def test_an_unknown_name_gets_the_nearest_known_one_or_all():
-    known = ["world_size", "precision"]
-    assert say_unknown("axis", "world_sise", known) == (
-        "unknown axis 'world_sise'; did you mean 'world_size'?"
-    )
-    assert say_unknown("axis", "zzz", known) == "unknown axis 'zzz'; known: world_size, precision"

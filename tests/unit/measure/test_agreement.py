@@ -1,7 +1,5 @@
 """Two ranks on gloo: what rank 0 decides, and whose steps it looks at."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

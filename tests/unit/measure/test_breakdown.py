@@ -1,7 +1,5 @@
 """What the instrumented steps say. Two ranks are in test_workloads_ddp and tests/integration."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from itertools import chain
@@ -63,7 +61,6 @@ def test_one_rank_on_a_cpu_has_a_local_step_and_an_optimizer():
     workload = Slow()
     found = break_down(workload, make_timer(CPU), ALONE, Extent(steps=5))
     assert [len(block) for block in found.local_ms] == [3, 3]
-    assert found.optimizer_ms is not None
     # Not how much longer: the machine may be busy.
     assert found.optimizer_ms >= 4
     assert min(chain(*found.local_ms)) >= 6
@@ -90,7 +87,6 @@ def test_optimizers_of_one_step_are_added_up_and_skipped_steps_do_not_count():
             step()
             marks.end_step()
     spent_ms = marks.median_ms()
-    assert spent_ms is not None
     assert spent_ms >= 8
 
 
@@ -120,7 +116,6 @@ def test_the_device_is_held_back_for_longer_than_the_host_needs(spins):
     device_ms = breakdown.time_queued_steps(
         lambda: time.sleep(0.004), OptimizerMarks(CPU), local_ms=4.0, steps=3
     )
-    assert device_ms is not None
     assert device_ms >= 4
     assert len(spins) == 3
     assert spins[0] >= 6000

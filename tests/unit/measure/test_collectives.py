@@ -1,7 +1,5 @@
 """Collectives seen, timed and replaced, whoever issues them: two ranks on gloo."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Operations of one step, counted on meta tensors, and the rate that a device sustains."""
 
-from __future__ import annotations
-
 import gc
 import random
 from types import SimpleNamespace
@@ -147,17 +145,6 @@ def test_what_cannot_be_counted_is_unknown_with_a_reason_of_one_line(workload, r
     assert counted.method.startswith("not counted: ")
     assert reason in counted.method
     assert "\n" not in counted.method
-
-
-def test_the_modes_of_the_caller_do_not_count_and_are_as_before():
-    torch.set_default_device("meta")
-    try:
-        with torch.no_grad():
-            assert step_flops(Stack, {}, context()).flops == TRAINING
-            assert not torch.is_grad_enabled()
-        assert torch.get_default_device().type == "meta"
-    finally:
-        torch.set_default_device(None)
 
 
 @pytest.mark.parametrize("workload", [Stack, Messy])

@@ -1,7 +1,5 @@
 """Warm-up, samples and repeats, on a workload whose steps take what the test says."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from dataclasses import replace
@@ -166,14 +164,6 @@ def test_each_timed_block_begins_with_two_untimed_steps(clock):
     warm_end_ns = repetition.warmup.start_ns[-1] + repetition.warmup.step_ns[-1]
     assert repetition.timed.start_ns[0] - warm_end_ns == 20_000_000
     assert clock[0] == (10 + 2 + 50) * 10_000_000
-
-
-def test_short_steps_warm_up_in_the_loops_in_which_they_are_timed(clock):
-    (repetition,) = measured(clock, Measure(), step_s=0.0001).repetitions
-    assert repetition.inner_iterations == 10
-    # A thousand single steps of the second, and the rest in loops.
-    assert len(repetition.warmup.step_ns) == pytest.approx(1 + 1000 + 900, rel=0.05)
-    assert len(repetition.timed.step_ns) == pytest.approx(2000, rel=0.05)
 
 
 def test_steps_below_a_millisecond_are_timed_in_loops(clock):
@@ -404,6 +394,5 @@ def test_gradients_are_compared_after_the_timed_steps_where_that_is_asked_for(cl
 
 def test_a_model_alone_has_the_gradients_of_one_process():
     found = phases.measure(lambda: Mlp(make_context(), hidden=8, layers=2), make_context(), ASKED)
-    assert found.gradient_error is not None
     assert found.gradient_error < 1e-6
     assert not [text for text in found.warnings if "gradient" in text]

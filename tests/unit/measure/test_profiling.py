@@ -1,7 +1,5 @@
 """Times of modules, traces of steps, and what a trace tells of collectives and attention."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Shares by probes, on two ranks of gloo whose steps sleep as long as their samples say."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Iterations on the host's clock, with a clock that the test winds."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest
@@ -59,24 +57,6 @@ def test_untimed_steps_lead_into_a_block(clock):
     assert samples.step_ns == (7, 11)
     assert samples.start_ns == (170, 177)
     assert samples.part_ns == {"data": (7, 11)}
-
-
-def test_the_parts_of_each_iteration_are_kept_apart(clock):
-    parts = PartTimes()
-    with parts.part("data"):
-        clock.spend(99)  # before the block, so not of it
-    waits = iter([3, 0, 4])
-
-    def step() -> None:
-        wait = next(waits)
-        if wait:
-            with parts.part("data"):
-                clock.spend(wait)
-        clock.spend(10)
-
-    samples = HostTimer().time_block(step, 3, parts)
-    assert samples.part_ns == {"data": (3, 0, 4)}
-    assert samples.step_ns == (13, 10, 14)
 
 
 def test_the_collector_is_off_inside_and_on_afterwards_even_after_an_error():

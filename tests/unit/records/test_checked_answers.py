@@ -1,7 +1,5 @@
 """What ranks answer is checked where the driver takes it in."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

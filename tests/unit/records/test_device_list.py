@@ -1,7 +1,5 @@
 """The file that names the devices of a sweep."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

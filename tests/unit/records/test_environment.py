@@ -1,6 +1,4 @@
-"""Which files a workload is made of, and when their hashes change."""
-
-from __future__ import annotations
+"""Which files a workload is made of, when their hashes change, and which torch is too new."""
 
 import importlib
 import itertools
@@ -10,7 +8,13 @@ import sys
 import pytest
 
 from raybench.job import registry
-from raybench.records.environment import code_here, code_of, code_of_script, differing
+from raybench.records.environment import (
+    code_here,
+    code_of,
+    code_of_script,
+    differing,
+    warn_of_torch,
+)
 
 _numbers = itertools.count()
 
@@ -113,3 +117,16 @@ def test_a_script_is_made_of_itself_and_of_what_lies_beside_it(tmp_path, monkeyp
     assert code_here(code) == code
     (tmp_path / "shards.py").write_text("rows = 2\n")
     assert differing(code.workload, code_here(code).workload) == ["shards.py"]
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.1+cu130", "2.13.0a0+gitabc"])
+def test_a_tested_torch_or_an_older_one_has_no_warning(version):
+    assert warn_of_torch({"torch": version}) is None
+    assert warn_of_torch({}) is None
+
+
+@pytest.mark.parametrize("version", ["2.14.0", "2.100.0+cpu", "3.0.0"])
+def test_a_newer_torch_is_named_with_the_newest_that_was_tested(version):
+    assert warn_of_torch({"torch": version}) == (
+        f"torch {version} is newer than 2.13, the newest that raybench was tested with"
+    )

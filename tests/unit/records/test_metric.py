@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from raybench.errors import UsageError
@@ -25,12 +23,6 @@ def test_a_sum_needs_all_ranks_and_the_others_those_that_know_their_value():
 def test_what_a_step_does_becomes_a_time_of_each_a_rate_or_the_time_of_so_many(how, value):
     assert relate_to_step(how, 8.0, typical_ms=40.0, mean_ms=50.0) == value
     assert relate_to_step(how, None, typical_ms=40.0, mean_ms=50.0) is None
-
-
-def test_a_metric_without_a_heading_is_headed_by_its_name_with_the_unit_behind_it():
-    assert Metric(name="pipeline_idle_ms", unit="ms", description="d").title == "pipeline idle ms"
-    assert Metric(name="loss", description="d").title == "loss"
-    assert Metric(name="loss", description="d", heading="loss, nats").title == "loss, nats"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What follows from how an attempt ended, said once for all rooms."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

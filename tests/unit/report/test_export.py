@@ -182,7 +182,10 @@ def test_wandb_gets_a_run_for_each_point_offline(summary, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give --format csv|github-action-benchmark|json|junit, or --to mlflow|wandb"),
+        (
+            [],
+            "give --format csv|github-action-benchmark|json|junit|reference, or --to mlflow|wandb",
+        ),
         (["--format", "csv", "--to", "wandb"], "give --format csv"),
         (["--to", "wandb", "-o", "x"], "-o: goes with --format only"),
         (["--format", "csv", "-o", "no/such/x.csv"], "no/such/x.csv: cannot be written"),

@@ -14,6 +14,7 @@ SUFFIXES = {
     "_gb_s": "GB/s",
     "_mhz": "MHz",
     "_us": "us",
+    "_items_per_s": "items/s",
     "gb_per_s": "GB/s",
 }
 

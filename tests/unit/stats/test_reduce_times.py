@@ -1,7 +1,5 @@
 """What an all_reduce takes on more devices, and what of it a step feels."""
 
-from __future__ import annotations
-
 import pytest
 
 from raybench.stats.communication import Exposure, Link, ReduceTimes, fit_growth, wire_factor
@@ -33,12 +31,6 @@ def test_what_fits_beside_the_computation_keeps_its_share_and_the_rest_is_expose
     exposure = Exposure(comm_ms=2.0, exposed_ms=1.0, hideable_ms=3.0, local_ms=5.0)
     assert exposure.growth_ms(3.0) == pytest.approx(0.5)
     assert exposure.growth_ms(4.0) == pytest.approx(0.5 + 1.0)
-
-
-def test_the_bounds_are_that_all_is_hidden_and_that_nothing_is():
-    exposure = Exposure(comm_ms=2.0, exposed_ms=1.0, hideable_ms=3.0, local_ms=5.0)
-    assert exposure.bounds_ms(4.0) == (0.0, 2.0)
-    assert exposure.bounds_ms(8.0) == (3.0, 6.0)
 
 
 def test_growth_of_several_worlds_is_a_line_that_never_falls():

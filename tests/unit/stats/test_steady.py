@@ -1,7 +1,5 @@
 """Whether a series of step times stays at one level."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,7 +30,6 @@ def test_below_25_steps_nobody_can_tell():
 def test_a_straight_drift_changes_the_level_by_its_ends(size, level, count):
     line = level * (1 + size * (np.arange(count) / count - 0.5))
     change = level_change(line.tolist())
-    assert change is not None
     assert change.size == pytest.approx(size, rel=0.15, abs=1e-9)
 
 
@@ -52,13 +49,6 @@ def test_what_ended_in_the_first_third_is_no_change():
 @pytest.mark.parametrize(("phi", "sd"), [(0.0, 0.01), (0.3, 0.01), (0.6, 0.01), (0.6, 0.05)])
 def test_clean_noise_is_seldom_marked(count, phi, sd):
     assert np.mean([marked(row.tolist()) for row in rows(count, phi, sd)]) <= 0.03
-
-
-@pytest.mark.parametrize("phi", [0.0, 0.6])
-def test_the_error_is_that_of_noise_with_a_short_memory(phi):
-    changes = [level_change(row.tolist()) for row in rows(600, phi, 0.01)]
-    sizes, errors = zip(*((c.size, c.error) for c in changes if c), strict=True)
-    assert np.mean(errors) == pytest.approx(np.std(sizes), rel=0.25)
 
 
 def test_a_slow_approach_is_marked_though_each_step_scatters_more():

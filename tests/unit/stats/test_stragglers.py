@@ -1,13 +1,9 @@
 """Which rank is slow by its own steps: the eight trials of the audit on H200s, and noise."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from raybench.stats.stragglers import (
     find_straggler,
@@ -16,8 +12,6 @@ from raybench.stats.stragglers import (
     slowest_and_other,
     stands_out,
 )
-
-MS = st.floats(0.01, 1e4)
 
 
 def steps_of(level_ms, scatter, seed):
@@ -60,7 +54,6 @@ def test_the_trials_of_the_audit_are_marked_right(case, delayed_rank):
     ranks = [steps_of(case.other_ms, 0.003, 1), steps_of(case.other_ms, 0.003, 2)]
     ranks[delayed_rank] = steps_of(case.delayed_ms, 0.003, 3)
     found = find_straggler(ranks)
-    assert found is not None
     assert stands_out(found.excess_ms, found.error_ms, case.step_ms) is case.is_slow
     if case.is_slow:
         assert found.rank == delayed_rank
@@ -74,35 +67,8 @@ def test_equal_ranks_hardly_ever_have_a_slow_one_however_much_they_scatter(scatt
     marked = 0
     for trial in range(trials):
         found = find_straggler([steps_of(10.0, scatter, count * trial + n) for n in range(count)])
-        assert found is not None
         marked += stands_out(found.excess_ms, found.error_ms, 10.0)
     assert marked <= 0.01 * trials
-
-
-@pytest.mark.parametrize("count", [2, 4])
-def test_hosts_whose_pace_wanders_have_no_slow_one_but_a_late_one_stands_out(count):
-    """By 11 % with a memory of 35 steps, as hosts of H200s in a step that Python bounds."""
-    rng = np.random.default_rng(7)
-    marked = {0.0: 0, 6.0: 0}
-    for delay_ms in marked:
-        for _ in range(100):
-            found = find_straggler(
-                [wandering(rng) for _ in range(count - 1)]
-                + [[[ms + delay_ms for ms in block] for block in wandering(rng)]]
-            )
-            assert found is not None
-            marked[delay_ms] += stands_out(found.excess_ms, found.error_ms, 9.5 + delay_ms)
-    assert marked[0.0] <= 4
-    assert marked[6.0] >= 90
-
-
-def wandering(rng):
-    """A hundred steps in two halves, 35 steps apart."""
-    pace, noise = [0.0], rng.standard_normal(135)
-    for step in noise:
-        pace.append(float(0.97 * pace[-1] + 0.22 * step))
-    steps = [8.3 + ms + 0.4 * float(rng.standard_normal()) for ms in pace]
-    return [steps[:50], steps[85:135]]
 
 
 def of_hosts(rng, late_ms):
@@ -118,7 +84,6 @@ def test_the_slowest_of_many_hosts_that_differ_by_chance_is_not_slow(count):
     for _ in range(300):
         ranks = of_hosts(rng, [0.0] * count)
         found = find_straggler(ranks)
-        assert found is not None
         marked += stands_out(found.excess_ms, host_error_ms(ranks, []), 10.0)
     assert marked <= 9
 
@@ -127,7 +92,6 @@ def test_the_slowest_of_many_hosts_that_differ_by_chance_is_not_slow(count):
 def test_a_host_that_is_later_than_chance_stands_out_and_hides_no_other(slow):
     ranks = of_hosts(np.random.default_rng(4), [4.0] * slow + [0.0] * (16 - slow))
     found = find_straggler(ranks)
-    assert found is not None
     assert found.rank < slow
     assert stands_out(found.excess_ms, host_error_ms(ranks, []), 10.0)
 
@@ -143,7 +107,6 @@ def test_two_hosts_differ_by_what_the_timed_steps_wander_but_not_by_their_noise(
 def test_a_rank_that_was_late_for_a_moment_only_is_not_slow():
     late = [[12.0] * 12, [10.0] * 10]
     found = find_straggler([late, [[10.0] * 12, [10.0] * 10]])
-    assert found is not None
     assert found.excess_ms == pytest.approx(2.0)
     assert not stands_out(found.excess_ms, found.error_ms, 10.0)
 
@@ -162,13 +125,4 @@ def test_ranks_that_are_late_in_turn_cost_what_no_one_of_them_does():
     assert late_in_turn_ms([first, second]) == pytest.approx(1.0)
     assert late_in_turn_ms([first, first]) == pytest.approx(1.0 - 1.0)
     found = find_straggler([first, second])
-    assert found is not None
     assert not stands_out(found.excess_ms, found.error_ms, 12.0)
-
-
-@given(st.lists(st.lists(st.lists(MS, min_size=1), min_size=1), min_size=2))
-def test_the_excess_and_its_error_are_never_negative(ranks):
-    found = find_straggler(ranks)
-    assert found is not None
-    assert found.rank != found.other
-    assert min(found.excess_ms, found.error_ms) >= 0

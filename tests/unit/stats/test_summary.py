@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,24 +30,13 @@ def test_repeats_that_differ_among_themselves_are_not_independent_samples():
     levels = np.array([[1.0], [1.01], [1.02], [1.03]])
     apart = stats.median_interval((levels + noise).tolist())
     alike = stats.median_interval((1.0 + noise).tolist())
-    assert apart is not None
-    assert alike is not None
     assert alike.high - alike.low < 0.001
     assert apart.low < 1.005 < 1.025 < apart.high
-
-
-def test_the_autocorrelation_is_that_within_repeats():
-    assert stats.autocorrelation([[1.0] * 20, [2.0] * 20]) is None
-    assert stats.autocorrelation([[1.0] * 20 + [2.0] * 20]) == pytest.approx(0.95, abs=0.03)
 
 
 def test_below_five_samples_there_is_no_interval():
     assert stats.median_interval([[1.0] * 2, [1.0] * 2]) is None
     assert stats.median_interval([[1.0] * 2, [1.0] * 3]) == stats.Interval(low=1.0, high=1.0)
-
-
-def test_a_step_that_takes_no_time_has_no_interval():
-    assert stats.median_interval([[0.0] * 3 + [1.0] * 3]) is None
 
 
 def test_the_autocorrelation_is_that_of_the_series_whatever_the_outliers():
@@ -60,15 +47,6 @@ def test_the_autocorrelation_is_that_of_the_series_whatever_the_outliers():
         assert found == pytest.approx(phi, abs=0.06)
     assert stats.autocorrelation([[1.0, 2.0], [3.0, 1.0]]) is None
     assert stats.autocorrelation([[7.0] * 50]) is None
-
-
-# Student's t, 97.5 %, from printed tables.
-@pytest.mark.parametrize(
-    ("degrees", "expected"), [(5, 2.571), (9, 2.262), (29, 2.045), (1e6, 1.96)]
-)
-def test_students_t_is_that_of_the_tables(degrees, expected):
-    assert stats.student_t(degrees) == pytest.approx(expected, rel=2e-3)
-    assert stats.student_t(9, confidence=0.99) == pytest.approx(3.250, rel=2e-3)
 
 
 def test_the_spread_between_repeats_is_that_of_their_medians():
@@ -93,7 +71,6 @@ def test_the_interval_holds_the_median_and_scales_with_the_samples(samples):
         return
     assert 0 <= interval.low <= np.median(samples) <= interval.high
     doubled = stats.median_interval([[2 * value for value in samples]])
-    assert doubled is not None
     assert doubled.low == pytest.approx(2 * interval.low)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from fakes import (
     ChangingCluster,
-    ScriptedWorker,
     make_device,
     make_devices,
     make_measurement,
@@ -23,10 +22,8 @@ from fakes import (
     measured,
 )
 
-from raybench.cluster.local import LocalCluster
 from raybench.errors import ClusterError
 from raybench.job.plan import Plan
-from raybench.job.point import Precision
 from raybench.job.sections import BatchSearch
 from raybench.records import Failure, Status, TrialKey
 from raybench.sweep.loop import (
@@ -167,14 +164,6 @@ def test_cpu_workers_that_share_cores_are_told():
     records, _ = run(make_plan_of(2, 4), make_started(devices))
     told = "4 CPU workers share 2 cores of host-a"
     assert [record.warnings for record in records] == [(), (told,)]
-
-
-def test_a_lost_point_is_tried_once_more_and_both_attempts_are_rows():
-    cluster = make_started(make_devices(a=1), failing(Status.LOST, 1))
-    records, events = run(make_plan_of(1), cluster)
-    assert [(one.status, one.attempt) for one in records] == [(Status.LOST, 1), (Status.LOST, 2)]
-    told = [PointStarted, PointRetried, PointStarted, PointFinished]
-    assert [type(event) for event in events] == told
 
 
 def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole_plan():
@@ -380,22 +369,6 @@ def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones
     assert records[3].error_message == "needs 4 devices, 2 are left since node host-a was lost"
 
 
-class Elastic(LocalCluster):
-    """Notes what it is told to be enough."""
-
-    def release_idle_nodes(self, count, strategy):
-        self.enough.append(count)
-
-
-@pytest.mark.parametrize(("releases_idle_nodes", "enough"), [(True, [4, 4, 2]), (False, [])])
-def test_what_the_biggest_waiting_point_does_not_need_is_given_back(releases_idle_nodes, enough):
-    cluster = Elastic(make_devices(a=2, b=2), lambda _: ScriptedWorker(measured))
-    cluster.enough = []
-    cluster.start(4, "pack")
-    run(make_plan_of(1, 4, 2), cluster, releases_idle_nodes=releases_idle_nodes)
-    assert cluster.enough == enough
-
-
 def test_a_breakpoint_in_a_workload_of_the_in_process_cluster_works():
     folders = [str(folder) for folder in Path(__file__).parents[:2]]
     program = (
@@ -420,17 +393,3 @@ def test_a_breakpoint_in_a_workload_of_the_in_process_cluster_works():
     )
     assert "42" in done.stdout
     assert done.stdout.endswith("ok\n")
-
-
-def test_each_task_says_which_precisions_its_workers_live_to_see():
-    asked = []
-
-    class Asked:
-        def run(self, task, place, group):
-            asked.append(task.precisions)
-            return make_measurement(place.rank)
-
-    cluster = LocalCluster(make_devices(a=2), lambda _: Asked())
-    cluster.start(2, "pack")
-    run(make_plan_of(1, 2), cluster, precisions=(Precision.FP32, Precision.BF16))
-    assert asked == [(Precision.FP32, Precision.BF16)] * 3

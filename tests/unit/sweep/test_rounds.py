@@ -62,11 +62,6 @@ def test_the_order_follows_from_the_seed_and_differs_from_round_to_round():
     assert order(1, 1) != order(1, 3)
 
 
-def test_one_round_keeps_the_order_of_the_plan_and_has_no_control():
-    rounds = rounds_of(count=1)
-    assert [attempt.point for attempt in rounds.attempts(1, {})] == list(rounds.plan.points)
-
-
 def test_the_control_is_the_baseline_point_that_scatters_least():
     fast = [make_point(precision=p, batch_size=b) for p in (Precision.FP16,) for b in (8, 64)]
     sure = [make_point(batch_size=b) for b in (8, 16)]

@@ -1,6 +1,7 @@
 """Which point runs next, and where."""
 
 import itertools
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
-from raybench.sweep.scheduler import Assign, Attempt, Schedule, Skip, workers_needed
+from raybench.sweep.scheduler import (
+    Assign,
+    Attempt,
+    Schedule,
+    Skip,
+    imagine_devices,
+    makespan_s,
+    workers_needed,
+)
 
 
 def attempts(points):
@@ -43,10 +52,6 @@ def run_sweep(made):
 
 def skipped(made):
     return {d.attempt.index: (d.cause, d.reason) for d in run_sweep(made) if type(d) is Skip}
-
-
-def test_a_point_that_fits_gets_workers_in_rank_order():
-    assert started(schedule([make_point(world_size=2)], make_devices(a=4))) == [(0, (0, 1))]
 
 
 @pytest.mark.parametrize(
@@ -89,14 +94,6 @@ def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
     made.see(devices, 4, frozenset(), pending=0)
     assert started(made) == [(0, (0, 1, 2, 3))]
     assert made.is_done
-
-
-def test_a_point_is_skipped_when_the_workers_that_were_coming_did_not_come():
-    made = Schedule(attempts(make_plan_of(4).points), "cluster")
-    made.see(make_devices(a=2), 2, frozenset(), pending=2)
-    assert made.next() is None
-    made.see(make_devices(a=2), 2, frozenset(), pending=0)
-    assert skipped(made) == {0: ("TooFewDevices", "needs 4 devices, the cluster has 2")}
 
 
 def test_a_cuda_graph_on_a_cpu_is_skipped():
@@ -177,11 +174,6 @@ def test_rails_and_strategies_that_vary_need_a_worker_on_each_device(strategies,
     assert workers_needed(Plan(points=points), 8) == workers
 
 
-def test_one_point_at_a_time_has_the_cluster():
-    made = schedule(make_plan_of(1, 1).points, make_devices(a=2))
-    assert len(started(made)) == 1
-
-
 def test_with_isolation_device_big_points_start_first_and_small_ones_fill_the_rest():
     points = make_plan_of(1, 2, 4, 1, 1).points
     made = schedule(points, make_devices(a=8), "device")
@@ -213,3 +205,27 @@ def test_a_process_group_is_kept_when_the_cluster_is_looked_at_again():
         made.free(attempt)
     made.see(tuple(list(devices)), 6, frozenset(), 0)
     assert started(made) == [(2, (4, 5))]
+
+
+@pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
+def test_the_time_of_decisions_grows_no_faster_than_the_workers(isolation):
+    """Eight times as many take eight times as long, and 64 times where each looks at each."""
+
+    def took_s(workers):
+        points = make_plan_of(1, 8, 64, 256, workers).points
+        began_s = time.thread_time()
+        decided = run_sweep(schedule(points, imagine_devices(workers, workers // 8), isolation))
+        assert len(decided) == 5
+        return time.thread_time() - began_s
+
+    few_s, many_s = (min(took_s(workers) for _ in range(2)) for workers in (512, 4096))
+    assert many_s < 3 * 8 * few_s
+
+
+@pytest.mark.parametrize(
+    ("isolation", "nodes", "expected_s"),
+    [("cluster", 1, 6), ("node", 1, 6), ("device", 1, 3), ("node", 2, 4), ("device", 2, 3)],
+)
+def test_what_shares_no_device_takes_the_time_of_the_longest(isolation, nodes, expected_s):
+    plan = make_plan_of(8, 4, 4, 4, 2, 2)
+    assert makespan_s(plan, lambda _: 1.0, imagine_devices(8, nodes), isolation) == expected_s

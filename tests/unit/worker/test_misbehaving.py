@@ -1,7 +1,5 @@
 """What one point answers ends neither the run nor the next point, whatever it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

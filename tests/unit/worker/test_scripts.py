@@ -3,8 +3,6 @@
 Those of several ranks are in tests/integration/test_script_ranks.py.
 """
 
-from __future__ import annotations
-
 import time
 
 import psutil
@@ -66,35 +64,29 @@ def test_a_script_runs_as_torchrun_runs_it_and_is_ended_when_enough_is_measured(
     assert '"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"' in seen
 
 
-def test_samples_are_the_time_between_returns_of_the_optimizer(tmp_path):
-    answer = run(tmp_path, "while True:\n    time.sleep(0.02)\n    optimizer.step()")
+TWO = """
+    adam = Adam()
+    while True:
+        time.sleep(0.01)
+        optimizer.step()
+        optimizer.step()
+        time.sleep(0.01)
+        adam.step()
+"""
+
+
+def test_step_of_names_another_one(tmp_path):
+    answer = run(tmp_path, TWO, step_of="SGD")
     assert isinstance(answer, Measurement), answer
-    (repetition,) = answer.repetitions
-    assert min(repetition.timed.step_ns) > 20_000_000
+    assert min(answer.repetitions[0].timed.step_ns) < 10_000_000
 
 
-class TestOptimizers:
-    TWO = """
-        adam = Adam()
-        while True:
-            time.sleep(0.01)
-            optimizer.step()
-            optimizer.step()
-            time.sleep(0.01)
-            adam.step()
-    """
-
-    def test_step_of_names_another_one(self, tmp_path):
-        answer = run(tmp_path, self.TWO, step_of="SGD")
-        assert isinstance(answer, Measurement), answer
-        assert min(answer.repetitions[0].timed.step_ns) < 10_000_000
-
-    def test_step_of_that_never_steps_names_those_that_do(self, tmp_path):
-        answer = run(tmp_path, "steps(3)", step_of="AdamW")
-        assert isinstance(answer, Failure)
-        assert (answer.status, answer.error_type) == (Status.ERROR, "NoSteps")
-        assert "no optimizer AdamW has stepped" in answer.message
-        assert answer.message.endswith("those that did: SGD")
+def test_step_of_that_never_steps_names_those_that_do(tmp_path):
+    answer = run(tmp_path, "steps(3)", step_of="AdamW")
+    assert isinstance(answer, Failure)
+    assert (answer.status, answer.error_type) == (Status.ERROR, "NoSteps")
+    assert "no optimizer AdamW has stepped" in answer.message
+    assert answer.message.endswith("those that did: SGD")
 
 
 @pytest.mark.parametrize(
@@ -177,11 +169,3 @@ def no_children():
 
 def test_a_script_that_writes_much_is_measured(tmp_path):
     assert isinstance(run(tmp_path, "print('x' * 10_000_000)\nsteps(10**9)"), Measurement)
-
-
-def test_variables_of_the_job_are_those_of_the_process(tmp_path):
-    script = write_script(tmp_path, "assert os.environ['X'] == 'y'\nsteps(10**9)")
-    task = make_task(script)
-    point = make_point(workload="script", params=task.point.params, env={"X": "y"})
-    answer = Worker("cpu", 0).run(Task(point=point, settings=task.settings), ALONE, None)
-    assert isinstance(answer, Measurement), answer

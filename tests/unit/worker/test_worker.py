@@ -1,7 +1,5 @@
 """The inside of a worker, driven in this process on the CPU."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
@@ -97,15 +95,6 @@ def raising(error):
     return Raising
 
 
-def test_a_point_gives_warm_up_and_samples():
-    answer = measured(make_task(warmup=2, iterations=3))
-    (repetition,) = answer.repetitions
-    assert (len(repetition.warmup.step_ns), len(repetition.timed.step_ns)) == (2, 3)
-    assert answer.items_per_step == 8
-    assert answer.peak_mem_allocated_bytes is None
-    assert answer.warnings == ()
-
-
 def test_an_exception_in_init_is_a_failure_with_its_first_line_and_traceback(workload):
     class Broken(Plain):
         def __init__(self, context) -> None:
@@ -189,17 +178,6 @@ def test_a_workload_that_destroys_the_process_group_is_refused_and_not_measured_
 
     answer = failed(make_task(workload(Destroyer)), group=make_group(host))
     assert answer.message.startswith("workload own_workloads:Destroyer destroyed the process group")
-
-
-def test_a_process_group_that_a_lone_workload_made_is_gone_at_its_next_point(workload):
-    class Own(Plain):
-        def __init__(self, context) -> None:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-
-    name = workload(Own)
-    for _ in range(2):
-        measured(make_task(name))
-    assert not dist.is_initialized()
 
 
 def test_groups_that_a_workload_made_are_gone_at_its_next_point_and_ours_stays(workload, host):
@@ -315,15 +293,6 @@ def test_operations_are_counted_once_for_equal_points(monkeypatch):
     assert calls == [8, 4]
 
 
-def test_a_worker_knows_its_process_and_its_versions():
-    device = Worker("cpu", 0).identity(node_id="n", address="127.0.0.1")
-    assert device.process_id == os.getpid()
-    assert device.uuid == f"n/{os.getpid()}"
-    # A CUDA build has a local part in __version__ that the installed package has not.
-    assert torch.__version__.startswith(device.versions["torch"])
-    assert device.name
-
-
 def test_a_worker_that_has_loaded_other_code_measures_nothing_and_names_node_and_file(
     tmp_path, monkeypatch
 ):
@@ -395,15 +364,6 @@ def test_whatever_is_raised_has_a_type_and_a_message_and_costs_no_process(
     assert answer.worker_reusable
 
 
-def test_what_close_raises_after_an_error_is_told_with_it(workload):
-    class Closing(raising(ValueError("no"))):  # type: ignore[misc]
-        def close(self) -> None:
-            raise Mute
-
-    answer = failed(make_task(workload(Closing)))
-    assert answer.message == "no; close() then raised Mute: no message"
-
-
 def test_the_text_of_an_exception_is_cut_and_says_so(workload):
     error = ValueError("x" * 10_000_000)
     error.add_note("y" * 10_000_000)
@@ -438,12 +398,6 @@ def test_what_a_rank_measures_in_a_group_that_was_ended_is_dropped_and_the_worke
     for group in (None, groups[1]):
         measured(make_task(), worker, group)
     worker.leave()
-
-
-def test_a_module_that_is_missing_on_this_node_is_an_error_of_its_own_type():
-    answer = failed(make_task("no_such_module_here:Net"))
-    assert answer.error_type == "ModuleNotFoundError"
-    assert answer.message.startswith("cannot import module 'no_such_module_here'")
 
 
 def test_a_point_whose_time_is_up_writes_where_it_is(workload, capfd):

@@ -1,7 +1,5 @@
 """What ranks of the workload `dit` compute together, in fp64 on gloo."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -34,7 +32,7 @@ DEGREES = {2: ((2, 1), (1, 2)), 3: ((3, 1), (1, 3)), 4: ((4, 1), (1, 4), (2, 2))
 def make_steps(rank: int, ulysses: int, ring: int, **changes: Any) -> Steps:
     settings: dict[str, Any] = {
         "shape": SHAPE,
-        "tokens": Tokens(rows=6, columns=4, text=12, split_text=changes.pop("split_text", True)),
+        "tokens": Tokens(rows=6, columns=4, text=12),
         "numbers": Numbers(device=torch.device("cpu"), dtype=torch.float64, seed=3),
         "attention": "auto",
         "parallel": form_groups(
@@ -47,13 +45,10 @@ def make_steps(rank: int, ulysses: int, ring: int, **changes: Any) -> Steps:
 
 def cases(world_size: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """What is compared with the whole, by name."""
-    for (ulysses, ring), kind, split in itertools.product(
-        DEGREES[world_size], ("p2p", "allgather"), (True, False)
-    ):
+    for (ulysses, ring), kind in itertools.product(DEGREES[world_size], ("p2p", "allgather")):
         if ring > 1 or kind == "p2p":
-            name = f"ulysses {ulysses}, ring {ring} {kind}, {'split' if split else 'whole'} text"
-            settings = {"ulysses": ulysses, "ring": ring, "ring_kind": kind, "split_text": split}
-            yield name, settings
+            settings = {"ulysses": ulysses, "ring": ring, "ring_kind": kind}
+            yield f"ulysses {ulysses}, ring {ring} {kind}", settings
 
 
 @torch.inference_mode()

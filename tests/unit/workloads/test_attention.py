@@ -1,7 +1,5 @@
 """Which kernel of attention torch takes, also in compiled code."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.compiler.config

@@ -1,7 +1,5 @@
 """Collectives and pairs on gloo: three ranks are started once and do everything."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -17,7 +15,6 @@ from raybench.workloads.communication.collective import (
     GroupedCollective,
     Payload,
     busbw_factor,
-    expected_output,
     groups_text,
     parse_groups,
 )
@@ -27,14 +24,12 @@ OPERATIONS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv",
 )  # fmt: skip
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
-IN_PLACE = ("all_gather", "reduce_scatter")
 CASES: dict[str, dict[str, Any]] = {
     **{operation: {"operation": operation} for operation in OPERATIONS},
     **{
         f"{operation} {dtype}": {"operation": operation, "dtype": dtype}
         for operation, dtype in itertools.product(("all_reduce", "reduce_scatter"), DTYPES[2:])
     },
-    **{f"{name} in place": {"operation": name, "in_place": True} for name in IN_PLACE},
     # More than is compared at a time, and no multiple of it.
     **{
         f"{operation} large": {"operation": operation, "dtype": "int8", "size_bytes": 3 * 2**20}
@@ -136,15 +131,6 @@ def test_message_and_factor_are_those_of_nccl_tests(case, ranks):
         assert rank[case]["factor"] == pytest.approx(factors.get(case.split()[0], 2 / 3))
 
 
-def test_an_output_is_told_in_order_without_gaps():
-    segments = expected_output("all_to_all", 12, rank=1, world_size=3)
-    assert [(s.ranks, s.start, s.length) for s in segments] == [
-        ((0,), 4, 4), ((1,), 4, 4), ((2,), 4, 4),
-    ]  # fmt: skip
-    (ring,) = expected_output("sendrecv", 12, rank=0, world_size=3)
-    assert ring.ranks == (2,)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("world_size", [2, 5, 64])
 def test_sums_of_payloads_are_exact_in_any_order(dtype, world_size):
@@ -167,11 +153,9 @@ def test_a_payload_tells_data_that_landed_elsewhere():
     payload.fill(sent, 0)
     for shift in (1, 2**10, 2**20):
         moved = payload.first_mismatch(sent.roll(shift), (0,), 0)
-        assert moved is not None
         assert moved.index < 10
     sent[-1] = torch.nan
     wrong = payload.first_mismatch(sent, (0,), 0)
-    assert wrong is not None
     assert wrong.index == 2**21 - 1
 
 
@@ -231,8 +215,6 @@ def test_what_is_not_disjoint_is_refused_in_one_line(text):
     [
         (Collective, {}, {"world_size": 1}, "needs at least 2 ranks, world_size is 1; raise"),
         (Collective, {}, {"precision": Precision.BF16}, "bf16 means nothing to a message; leave"),
-        (Collective, {"in_place": False}, {}, "all_reduce in place only; leave in_"),
-        (Collective, {"operation": "sendrecv", "in_place": True}, {}, "out of place only; leave"),
         (Collective, {"operation": "broadcast", "size_bytes": 1002}, {}, "give a multiple of 4"),
         (Collective, {"operation": "all_gather", "size_bytes": 1000}, {"world_size": 3}, "of 12"),
         (Pairs, {}, {"world_size": 1}, "needs at least 2 ranks"),

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import multiprocessing
 from itertools import islice
 from typing import Any
@@ -10,7 +8,7 @@ import torch
 
 from raybench.errors import UsageError
 from raybench.workloads.base import Context
-from raybench.workloads.training.linear import Linear, LoaderBatches, loader_batches
+from raybench.workloads.training.linear import Linear, LoaderBatches
 from raybench.workloads.training.model import slices
 
 
@@ -23,7 +21,7 @@ def make_loader(
 ) -> LoaderBatches:
     """Rows that hold their own number."""
     numbers = torch.arange(rows, dtype=torch.float32).unsqueeze(1)
-    return loader_batches(
+    return LoaderBatches(
         context,
         numbers,
         -numbers,

@@ -106,7 +106,6 @@ def rehook(case: str, rank: int) -> SimpleNamespace:
 
     def note(*_: object) -> None:
         gradient = next(workload.model.parameters()).grad
-        assert gradient is not None
         seen.append(gradient.flatten()[:200].tolist())
 
     workload.optimizer.register_step_pre_hook(note)
@@ -266,7 +265,6 @@ def test_a_step_of_two_ranks_is_taken_apart(whose, answers):
         assert len(found.comm_ms) == len(found.tail_ms) == 4
         assert all(tail > 0 for tail in found.tail_ms)
         assert all(comm > 0 for comm in found.comm_ms)
-        assert found.optimizer_ms is not None
         assert 0 < found.optimizer_ms < median(found.local_ms[0])
         assert "noop_hook" in found.methods["comm_exposed_ms"]
 

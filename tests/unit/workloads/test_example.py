@@ -1,7 +1,5 @@
 """The examples of the documents, which a user is told to copy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Precision float8: who takes it, what it needs, and what torchao makes of a model."""
 
-from __future__ import annotations
-
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Models that only run: the same answers as a whole pass, nothing of training, replicas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import builders

@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 from itertools import permutations
 from typing import Any
 
 import pytest
 import torch
-from builders import make_context
 
 from raybench.job.point import Precision
 from raybench.workloads import precision
@@ -61,11 +58,3 @@ def test_a_cpu_is_said_to_have_no_tf32():
     assert all(
         precision.why_not_supported(mode, CPU) is None for mode in Precision if mode != "tf32"
     )
-
-
-def test_autocast_runs_a_matmul_in_the_precision():
-    matrix = torch.ones(4, 4)
-    dtypes = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
-    for mode in (Precision.FP32, Precision.TF32, *dtypes):
-        with make_context(precision=mode).autocast():
-            assert (matrix @ matrix).dtype == dtypes.get(mode, torch.float32)

@@ -1,7 +1,5 @@
 """Residual networks of torchvision, where it is installed for this torch."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The workload `smoke` and the digest of `same_bits`, on three ranks with gloo."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,0 +1,121 @@
+"""Reference values: how sure a range is, where it is from, and how files are pooled and read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raybench.analysis.references import (
+    References,
+    file_name,
+    format_references,
+    load_references,
+    parse_references,
+    pool,
+    predict_range,
+    shipped,
+)
+from raybench.errors import UsageError
+from raybench.report.references import reference_file
+
+H200 = "NVIDIA H200"
+SHIPPED = Path(__file__).parents[3] / "raybench" / "references"
+GEMM = {"test": "gemm bf16 8192", "where": "device"}
+
+
+def file_of(run, uuids, values, host="alpha", day=1):
+    """The references of a run in which each of these devices had these starts."""
+    from builders import make_run
+
+    rows = [
+        {"uuid": uuid, "host": host, "index": int(uuid[4:]) % 2, "versions": {"torch": "2.11.0"}}
+        | {"driver_version": "580.1"}
+        for uuid in uuids
+    ]
+    started = make_run(run).started_at.replace(day=day)
+    quantities = [(GEMM, "value", "TFLOP/s", "", uuid) for uuid in uuids]
+    from dataclasses import replace
+
+    return reference_file(
+        H200, replace(make_run(run), started_at=started), rows, quantities, values
+    )
+
+
+def test_nineteen_of_twenty_new_devices_lie_in_the_range():
+    rng = np.random.default_rng(1)
+    inside = []
+    for _ in range(1000):
+        devices = 700 * np.exp(rng.normal(0, 0.03, 6))
+        starts = devices[:, None] * np.exp(rng.normal(0, 0.01, (6, 2)))
+        _, low, high = predict_range(starts[:5].tolist())
+        inside.append(low <= starts[5, 0] <= high)
+    assert 0.93 <= np.mean(inside) <= 0.97
+
+
+def test_a_range_is_never_narrower_than_its_floor_and_wide_with_one_device():
+    _, low, high = predict_range([[100.0], [100.0], [100.0]])
+    assert (low, high) == (pytest.approx(100 / 1.01), pytest.approx(101))
+    _, low, high = predict_range([[100.0, 100.0]])
+    assert (low, high) == (pytest.approx(100 / 1.1), pytest.approx(110))
+    _, _, few = predict_range([[100.0], [103.0]])
+    _, _, more = predict_range([[100.0], [103.0], [100.0], [103.0]])
+    assert few > 130 > 108 > more
+
+
+def test_files_are_pooled_by_their_starts():
+    first = file_of("run-1", ["GPU-1", "GPU-2"], [[700.0], [710.0]])
+    second = file_of("run-2", ["GPU-2"], [[720.0, 721.0]], day=2)
+    other = file_of("run-3", ["GPU-3"], [[705.0]])
+    (pooled,) = pool([first, second, other, second])
+    (entry,) = pooled.quantities
+    assert (entry.devices, entry.hosts, entry.starts, entry.days) == (3, 2, 5, 2)
+    expected = predict_range([[700.0], [710.0, 720.0, 721.0], [705.0]])
+    assert (entry.value, entry.low, entry.high) == pytest.approx(expected, rel=1e-5)
+    assert entry.observed == (700.0, 721.0)
+    assert entry.provenance == "3 devices of 2 hosts, August 2026"
+    assert parse_references(format_references(pooled), "again") == pooled
+
+
+def test_a_site_goes_before_what_is_shipped(tmp_path):
+    known = References().find(H200, GEMM, "value")
+    assert known is not None
+    assert known.low < known.value < known.high
+    own = tmp_path / "own.yaml"
+    own.write_text(format_references(file_of("run-1", ["GPU-1"], [[300.0]])))
+    for path in (own, tmp_path):
+        found = load_references(path).find(H200, GEMM, "value")
+        assert found is not None
+        assert found.value == 300
+    assert References().find("NVIDIA H201", GEMM, "value") is None
+    sums = ({"test": "all_reduce 1 GiB", "where": "4 on a node"}, "value")
+    assert References().find(H200, *sums, fabric="NVLink x18, 1:PHB") is not None
+    assert References().find(H200, *sums, fabric="1:PHB") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("low: ", "lowest: ", "required, but not given"),
+        ("value: 300", "value: .nan", "quantities[0].value: must be"),
+        ("value: 300", "value: 900", "must have low <= value <= high"),
+        ("devices: GPU-1", "devices: GPU-7", "must list the run and devices"),
+        ("model:", "model", "is not YAML"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_place(tmp_path, old, new, problem):
+    text = format_references(file_of("run-1", ["GPU-1"], [[300.0]]))
+    assert old in text
+    path = tmp_path / "own.yaml"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(UsageError, match=r"own\.yaml") as caught:
+        load_references(path)
+    assert problem in str(caught.value)
+
+
+def test_what_is_shipped_follows_from_its_own_starts():
+    for path in SHIPPED.glob("*.yaml"):
+        file = parse_references(path.read_text(), path.name)
+        assert path.name == file_name(file.model)
+        assert pool([file]) == [shipped(file.model)]
