@@ -31,6 +31,8 @@ from raybench.report import formatting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
+
     from raybench.report.point_details import PointDetails, PointList
     from raybench.report.summary import Summary
     from raybench.results.point_row import PointRow
@@ -61,12 +63,6 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
     help="Also draw the picture that the page begins with, as speed-up against ideal.",
 )
 @click.option(
-    "--against",
-    metavar="RUN2",
-    shell_complete=complete_run,
-    help="With --format html: lay the charts of RUN over those of RUN2, and compare step times.",
-)
-@click.option(
     "--github",
     is_flag=True,
     help="With --format md: append it to $GITHUB_STEP_SUMMARY instead of printing it.",
@@ -79,7 +75,6 @@ def report_command(
     full: bool,
     output: Path | None,
     chart: Path | None,
-    against: str | None,
     github: bool,
 ) -> None:
     """How RUN scales: step time, speed-up and efficiency against the baseline.
@@ -92,16 +87,14 @@ def report_command(
         raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
     if github and kind != "md":
         raise UsageError(f"--github: goes with --format md only, got --format {kind}")
-    if against is not None and kind != "html":
-        raise UsageError(f"--against: goes with --format html only, got --format {kind}")
     colored = output is None and color()
     if (health := load_health(results, run)) is not None:
-        text = format_health(results, health, kind, against, colored=colored)
+        text = format_health(results, health, kind, colored=colored)
         draw = partial(draw_health, health)
     else:
         summary = load_summary(results, run)
         is_short = kind == "terminal" and not full
-        text = _format(results, run, summary, kind, against, colored=colored, is_short=is_short)
+        text = _format(results, run, summary, kind, colored=colored, is_short=is_short)
         draw = partial(_draw, results, run, summary)
     if github:
         append_to_github_summary(text)
@@ -139,7 +132,6 @@ def _format(
     run: str,
     summary: Summary,
     kind: str,
-    against: str | None,
     *,
     colored: bool,
     is_short: bool,
@@ -148,17 +140,17 @@ def _format(
     from raybench.report.run_report import RunReport
 
     if kind == "html":
-        return _page(results, run, summary, against)
+        return _page(results, run, summary)
     report = RunReport(summary=summary, is_short=is_short)
     return format_document(report, kind, width=width(), color=colored)
 
 
-def _page(results: Path, run: str, summary: Summary, against: str | None) -> str:
+def _page(results: Path, run: str, summary: Summary) -> str:
     from raybench.cli.page import format_page
     from raybench.results import reader
 
     root, _ = reader.find_run(results, run)
-    return format_page(root, summary, None if against is None else load_summary(results, against))
+    return format_page(root, summary)
 
 
 def _draw(results: Path, run: str, summary: Summary, path: Path) -> None:
@@ -303,16 +295,21 @@ def _busy(results: Path, run_id: str, rows: Sequence[PointRow]) -> list[float | 
     from raybench.analysis.step_times import BUSY_COLUMNS, busy_pct
     from raybench.results import reader
 
-    attempts = [(row.point_id, row.attempt) for row in rows]
     telemetry = reader.load(results, "telemetry", run_id)
+    if telemetry.empty:
+        return [None] * len(rows)
+    attempts = [(row.point_id, row.attempt) for row in rows]
     samples = reader.samples_of_each(results, run_id, attempts, BUSY_COLUMNS)
     return [busy_pct(telemetry, of_point, row) for of_point, row in zip(samples, rows, strict=True)]
 
 
 def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
+    from raybench.analysis.rounds import Trials, mean_of_rounds
     from raybench.analysis.rows import point_rows, typed_rows
+    from raybench.analysis.scaling import scaling
     from raybench.analysis.step_times import (
         device_states,
+        join_rounds,
         rank_steps,
         slowest_modules,
         slowest_regions,
@@ -328,20 +325,35 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
     attempts = sorted(
         (row for row in points if row.point_id == point_id), key=lambda row: row.attempt
     )
-    row = attempts[-1]
-    samples, modules, regions = (
-        reader.load_attempt(results, table, run_id, point_id, row.attempt)
-        for table in ("samples", "modules", "regions")
-    )
+    [row] = mean_of_rounds(attempts) or attempts[-1:]
+    measured = list(Trials(attempts).rounds(row).values()) or [row]
+    [scaled] = [one for one in scaling(points, {}) if one.point_id == point_id]
+
+    def read(table: str) -> list[pd.DataFrame]:
+        """Read the rows of each round; those of rounds without any come last."""
+        found = (
+            reader.load_attempt(results, table, run_id, point_id, one.attempt) for one in measured
+        )
+        return sorted(found, key=lambda frame: frame.empty)
+
+    # The first round that was profiled, or taken apart, stands for all.
+    modules, regions = read("modules")[0], read("regions")[0]
+    samples = join_rounds(read("samples"))
     telemetry = reader.load(results, "telemetry", run_id)
     return PointDetails(
         row=row,
+        rounds=len(measured),
+        step_ms_interval=(scaled.step_ms_low, scaled.step_ms_high),
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
         regions=slowest_regions(typed_rows(regions, RegionRow)),
         states=device_states(telemetry, row.started_at, row.duration_s),
         wrote_logs=bool(reader.logs(results, run_id, point_id)),
-        traces=[str(path) for path in reader.traces(results, run_id, point_id, row.attempt)],
+        traces=[
+            str(path)
+            for one in measured
+            for path in reader.traces(results, run_id, point_id, one.attempt)
+        ],
         attempts=attempts,
         steps_ms=step_times(samples),
         units=units("points"),

@@ -217,8 +217,6 @@ def _board_facts(handle: Any) -> dict[str, Any]:
     capability = nvml.ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     return {
         "compute_capability": None if capability is None else "{}.{}".format(*capability),
-        "serial": nvml.text(nvml.ask(pynvml.nvmlDeviceGetSerial, handle)),
-        "board_part": nvml.text(nvml.ask(pynvml.nvmlDeviceGetBoardPartNumber, handle)),
         "numa_node": nvml.numa_node(handle),
     }
 

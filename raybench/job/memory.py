@@ -1,7 +1,7 @@
-"""How much memory a point is estimated to need on its device, and what would need less.
+"""The estimated device memory of a point, and the settings with which it would need less.
 
-A workload estimates it itself, from its settings alone, before anything runs (`estimate_memory` of
-`raybench.workloads.base.Workload`). What by an estimate cannot fit runs all the same.
+A workload estimates its memory from its settings alone, before anything runs (`estimate_memory` of
+`raybench.workloads.base.Workload`). An estimate never keeps a point from running.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.point import Point, Scalar, setting_text
 
-# Of the device's memory; the rest is the driver's, NCCL's and lost between blocks.
+# Share of the device's memory that a point can use. The driver and NCCL take the rest, and some is
+# lost to fragmentation.
 USABLE = 0.93
-# Where a point ran out that was estimated to fit, the estimate was too low by as much, or more.
+# After a point ran out of memory that was estimated to fit, others must need a tenth less than its
+# estimate, which was too low.
 _LESS = 0.9
-# What needs less, the cheapest in time first; beside them is a smaller batch.
+# Settings that need less memory, the cheapest in time first. A smaller batch is proposed beside.
 _CHANGES: tuple[tuple[str, Scalar], ...] = (
     ("fused_optimizer", True),
     ("precision", "bf16"),
@@ -31,10 +33,11 @@ _CHANGES: tuple[tuple[str, Scalar], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryParts:
-    """What one rank's memory is made of when it is largest in a step of training, in bytes.
+    """The parts of one rank's memory at its peak in a training step, in bytes.
 
-    gradients: that are there then. activations: what the step adds, temporaries too. other: what
-    else is there before it: data, buckets of DistributedDataParallel, workspaces of libraries.
+    gradients: those allocated at the peak. activations: all that the step allocates, temporary
+    memory included. other: allocated before the step: data, buckets of DistributedDataParallel,
+    workspaces of libraries.
     """
 
     parameters: float
@@ -45,7 +48,7 @@ class MemoryParts:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return round(sum(float(getattr(self, field.name)) for field in fields(self)))
 
 
@@ -59,9 +62,9 @@ class Fit:
 
 
 def estimate(point: Point) -> MemoryParts | None:
-    """Estimate the memory of a rank of the point; None where its workload does not tell.
+    """Return the estimated memory of a rank; None where the workload has no estimate or it raises.
 
-    Also where it fails to: nothing that is measured depends on an estimate.
+    Nothing that is measured depends on an estimate, so an error in one is ignored.
     """
     try:
         return _estimate(registry.load(point.workload), point.settings)
@@ -75,7 +78,7 @@ def _estimate(workload_class: type, settings: Mapping[str, Scalar]) -> MemoryPar
 
 
 def explain_oom(point: Point, estimated: MemoryParts, device_bytes: int) -> str:
-    """Say what a point that ran out of memory was estimated to need, and what would fit."""
+    """Return a sentence with the estimate of a point that ran out of memory, and what would fit."""
     needed = estimated.total_bytes
     text = f"estimated {gib(needed)} of {gib(device_bytes)} GiB"
     fits = [
@@ -88,17 +91,17 @@ def explain_oom(point: Point, estimated: MemoryParts, device_bytes: int) -> str:
 
 
 def gib(count: float) -> str:
-    """Write bytes in GiB, three digits."""
+    """Return bytes in GiB, as text of three digits."""
     return f"{count / 2**30:.3g}"
 
 
 def usable_bytes(device_bytes: int, estimate_bytes: int) -> float:
-    """Tell what a point may need that is to fit, after one of this estimate ran out of memory."""
+    """Return the largest estimate that fits, after a point with `estimate_bytes` did not fit."""
     return min(USABLE * device_bytes, _LESS * estimate_bytes)
 
 
 def what_fits(point: Point, room_bytes: float) -> Iterator[Fit]:
-    """Yield the largest batch that fits, then the first single change that does."""
+    """Yield the largest halved batch that fits, then the first single setting that fits."""
     workload_class = registry.load(point.workload)
     settings = point.settings
     batch = int(settings.get("batch_size", 1))

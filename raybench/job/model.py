@@ -171,7 +171,7 @@ class Job(Section):
         return self._settings
 
     def why_not(self, point: Point) -> str | None:
-        """Why the point cannot be run by its workload; None where it can. Raises UsageError."""
+        """Return why the workload refuses the point; None where it runs it. Raises UsageError."""
         return (
             point.why_too_few_devices
             or rules.why_not_uneven(point)
@@ -196,7 +196,7 @@ class Job(Section):
 
     @property
     def remarks(self) -> Sequence[Problem]:
-        """What the user should know of the workload, though nothing is wrong with it."""
+        """Return remarks on the workload that are no errors."""
         return self._remarks
 
     @property
@@ -302,7 +302,7 @@ def _problem(error: ErrorDetails) -> Problem:
 
 
 def _not_below(known: Sequence[Problem], found: Sequence[Problem]) -> list[Problem]:
-    """Those found that do not merely follow from a known problem at the same place or above."""
+    """Return the problems found, without those at or below the place of a known problem."""
     paths = {problem.path for problem in known}
     return [
         problem
@@ -351,9 +351,9 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _check_plan(job: Job, problems: Sequence[Problem]) -> list[Problem]:
-    """Check the points, said beside other problems that leave them as they are.
+    """Return the problems of the points, where there are others that do not concern the points.
 
-    Without any, it is said when the plan is made.
+    Without any other problem, making the plan reports them.
     """
     shaping = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
     if not problems or any(not p.path or p.path[0] in shaping for p in problems):

@@ -43,12 +43,12 @@ class Plan:
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """Those that any point has, in the order of the points."""
+        """Return the precisions of all points, each once, in the order of the points."""
         return tuple(dict.fromkeys(point.precision for point in self.points))
 
 
 def varying_settings(points: Sequence[Point]) -> list[str]:
-    """List the names of the settings given that are not the same in all points."""
+    """Return the names of the settings that differ between points."""
     told = [point.settings_as_given for point in points]
     names = dict.fromkeys(name for settings in told for name in settings)
     return [
@@ -74,7 +74,7 @@ _Choice = tuple[tuple[str, Scalar, KeyPath], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Worked:
-    """What the axes of a job come to: points by their ids, what is wrong, what is remarkable."""
+    """The points of a job by their ids, with the problems and remarks found on the way."""
 
     points: Mapping[str, Point]
     problems: Sequence[Problem]
@@ -99,7 +99,7 @@ def make_plan(job: Job) -> Plan:
 
 
 def plan_problems(job: Job) -> list[Problem]:
-    """Find why `make_plan` would refuse the job."""
+    """Return the problems for which `make_plan` would raise JobError."""
     return list(_work_out(job).problems)
 
 
@@ -179,7 +179,7 @@ def _include(job: Job) -> Iterator[_Candidate]:
 
 
 def _common_settings(job: Job) -> dict[str, Scalar]:
-    """Collect what all points have but for axes: defaults, then the workload section."""
+    """Return the settings that are no axes: defaults, then the workload section."""
     defaults = {
         name: setting.accept(setting.default)
         for name, setting in job.settings.items()
@@ -293,7 +293,7 @@ def _baseline(job: Job) -> dict[str, Scalar]:
 
 
 def _baseline_remark(job: Job, points: Collection[Point]) -> Problem | None:
-    """Remark that no point has the settings of the baseline, and which of them come nearest."""
+    """Return a remark naming the nearest point where none has all baseline settings; else None."""
     baseline = _baseline(job)
     nearest = max(points, key=lambda point: len(baseline.items() & point.settings.items()))
     if baseline.items() <= nearest.settings.items():

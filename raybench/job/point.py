@@ -279,7 +279,7 @@ class Point(Execution):
 
     @property
     def settings(self) -> dict[str, Scalar]:
-        """All that it has by name, as tables and filters use it."""
+        """Return all settings by name, as tables and filters use them."""
         given = {name: _plain(getattr(self, name)) for name in (*RUN_SETTINGS, "scaling")}
         known = {name: value for name, value in given.items() if value is not None}
         return {**known, **self.params, **self.env}
@@ -292,12 +292,12 @@ class Point(Execution):
 
     @property
     def devices_needed(self) -> int:
-        """How many devices a cluster must have for the point, as far as its settings tell."""
+        """Return the fewest devices that a cluster must have for the point."""
         return max(self.world_size, *(number + 1 for number in _device_numbers(self.devices)), 0)
 
     @property
     def why_too_few_devices(self) -> str | None:
-        """Why its ranks cannot have the devices that it names; None where they can."""
+        """Return why it names too few devices for its ranks; None where it names enough."""
         named = len(_device_numbers(self.devices))
         if named and named < self.world_size:
             return f"devices: {self.devices} are {named}, world_size is {self.world_size}"

@@ -1,4 +1,4 @@
-"""What is wrong with an input, and how it is said: the place, the rule, what was given."""
+"""Problems of an input file, and their messages: the place, the rule, the value given."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RULES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, and where: at the key of `path`, or else at its value.
+    """One mistake in an input: at the key of `path` where `at_key`, else at its value.
 
     position: where in the text, when `path` cannot tell (a syntax error, a second key).
     """

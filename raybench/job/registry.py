@@ -151,7 +151,7 @@ def _import(name: str) -> Any:
 
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Turn whatever a class raises when it is looked at into one line."""
+    """Raise UsageError in one line for any other exception inside the `with` block."""
     try:
         yield
     except UsageError:

@@ -120,7 +120,7 @@ def _check_workload(job: Job, settings: _Settings) -> Iterator[Problem]:
 def _check_names_and_values(
     job: Job, settings: _Settings, *, is_workload_known: bool
 ) -> Iterator[Problem]:
-    """Check the keys and values of matrix, zip, exclude, include and baseline."""
+    """Yield a problem for each wrong key or value in matrix, zip, exclude, include and baseline."""
     groups: list[_Group] = [
         (("matrix",), job.axes, "axis"),
         *((("zip", number), entry, "axis") for number, entry in enumerate(job.zip)),
@@ -143,7 +143,7 @@ def _check_names_and_values(
 
 
 def _check_answer(job: Job, settings: _Settings) -> Iterator[Problem]:
-    """Check that there is the metric of the answer, and each setting that it is compared over."""
+    """Yield a problem where `answer` names an unknown metric or setting."""
     if job.answer is None:
         return
     known = job.metrics
@@ -183,7 +183,7 @@ def _check_value(setting: Setting, path: KeyPath, value: object) -> Iterator[Pro
 
 
 def _check_search(job: Job) -> Iterator[Problem]:
-    """Check that no batch sizes and points are fixed beside a search for batch sizes."""
+    """Yield a problem for each batch size or point that is fixed beside a batch-size search."""
     if job.batch_search is None:
         return
     if job.include:
@@ -223,7 +223,7 @@ def _check_zip_lengths(job: Job) -> Iterator[Problem]:
 
 
 def _check_sizes(job: Job, settings: _Settings, axes: Sequence[str]) -> Iterator[Problem]:
-    """Check that one of batch_size and global_batch_size is given, the same everywhere."""
+    """Yield a problem unless all points give batch_size, or all global_batch_size."""
     if not any(name in settings for name in BATCH_SIZES):
         return
     groups: list[tuple[KeyPath, Collection[str]]]
@@ -263,7 +263,7 @@ def _check_include_is_full(job: Job, axes: Sequence[str]) -> Iterator[Problem]:
 
 
 def _check_count(job: Job) -> Iterator[Problem]:
-    """Count the points from the lengths: nothing that large is ever built."""
+    """Yield a problem for more than MAX_POINTS points, counted without building them."""
     lengths = [len(values) for values in job.axes.values()]
     lengths += [len(next(iter(entry.values()))) for entry in job.zip if entry]
     lengths += [len(values) for values in job.env.values()]
@@ -274,7 +274,7 @@ def _check_count(job: Job) -> Iterator[Problem]:
 
 
 def why_not_uneven(point: Point) -> str | None:
-    """Why the point cannot have its shares or slow devices, and what to do; None where it can."""
+    """Return why the point cannot have its shares or slow devices; None where it can."""
     if not point.is_uneven:
         return None
     if point.cuda_graph:
@@ -372,7 +372,7 @@ def script_path(job: Job) -> Path | None:
 
 
 def remark_no_items(job: Job) -> Iterator[Problem]:
-    """Remark that nobody can tell how much a step of the script finishes."""
+    """Yield a remark where a script has no items_per_step, so that there is no throughput."""
     if "items_per_step" not in {*job.workload.parameters, *_axes_and_included(job)}:
         message = (
             "gives no items_per_step, without which there is no throughput and no speed-up; set "
@@ -412,7 +412,7 @@ def _check_variables(job: Job, settings: Mapping[str, Setting]) -> Iterator[Prob
 
 
 def _check_file(job: Job) -> Iterator[Problem]:
-    """Check that there is one script, and that it is there."""
+    """Yield a problem where the script is an axis, or its file does not exist."""
     if job.workload.kind != SCRIPT:
         return
     if "path" in {*_axes_and_included(job)}:

@@ -300,7 +300,7 @@ class StepMaker:
 
     @property
     def unit(self) -> int:
-        """Samples by which the shares of two ranks can differ.
+        """The smallest number of samples by which the shares of two ranks can differ.
 
         A pass through the batch for shares by accumulation, else the largest power of two that
         divides the batch and is at most a 64th of it.

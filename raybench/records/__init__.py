@@ -50,17 +50,17 @@ class Status(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the attempt was made to its end, and nothing was measured."""
+        """Return whether it is oom, error, timeout or lost."""
         return self is not Status.OK and self not in NOT_RUN
 
     @property
     def is_retried(self) -> bool:
-        """Whether a resumed run makes the attempt again unasked: its reason may be gone."""
+        """Return whether `--resume` repeats the point by itself: lost, skipped or cancelled."""
         return self is Status.LOST or self in NOT_RUN
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the point would end so in a later round too, and not the machine or the user."""
+        """Return whether a later round would end alike, as the point itself is the reason."""
         return self is Status.SKIPPED or (self.is_failure and self is not Status.LOST)
 
 
@@ -70,9 +70,9 @@ FAILURES = frozenset(status for status in Status if status.is_failure)
 
 
 class Cause(StrEnum):
-    """Why an attempt has no measurement, where raybench itself says so: its `error_type`.
+    """Why an attempt has no measurement, as its `error_type`, where raybench itself found out.
 
-    What a workload raises has the name of its class there.
+    For an exception of a workload, `error_type` is the name of its class instead.
     status: how the attempt ends by it. is_death: of the rank's process, whose log may say why.
     """
 
@@ -530,14 +530,14 @@ class Record:
 
     @property
     def key(self) -> TrialKey:
-        """Of its trial."""
+        """The key of its trial."""
         return TrialKey(self.point.point_id, self.round, self.control_of)
 
 
 def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
-    """How each point ended over its rounds: failed where one failed, else ok where one is ok.
+    """Return the status of each point over its rounds: failed if one failed, else ok if one is ok.
 
-    A control is no point of its own.
+    Control attempts are left out.
     """
     found: dict[str, _Text] = {}
     for key, status in statuses.items():
@@ -601,7 +601,7 @@ class Task:
 
     @property
     def is_script(self) -> bool:
-        """Whether the steps of each rank run in a process below its worker."""
+        """Return whether the workload is a script, whose steps run in a child of each worker."""
         return self.point.workload == SCRIPT
 
     @property

@@ -37,7 +37,7 @@ _SHOWN_CHARACTERS = 60
 
 
 def check_declared(owner: str, name: str, value: object) -> int | float | None:
-    """Make a declared number a plain one. Raises UsageError where it is none or out of bounds."""
+    """Return a declared number as int or float. Raises UsageError for another type or size."""
     if value is None:
         return None
     number = _plain(value)
@@ -49,7 +49,7 @@ def check_declared(owner: str, name: str, value: object) -> int | float | None:
 
 
 def check_metric(owner: str, metric: Metric, value: object) -> float:
-    """Make the value of a metric that a workload declares a plain number. Raises as above."""
+    """Return the value of a workload's own metric as a float. Raises as `check_declared`."""
     number = _plain(value)
     if number is None or abs(number) > MOST:
         raise UsageError(
@@ -60,9 +60,10 @@ def check_metric(owner: str, metric: Metric, value: object) -> float:
 
 
 def check_answers(answers: Sequence[Answer]) -> tuple[Answer, ...]:
-    """Check the answers of a point's ranks; each comes back as it may be kept.
+    """Return the answers of a point's ranks with plain numbers.
 
-    One that is not what it should be, or does not go with those of the other ranks, is a Failure.
+    A Failure stands for an answer with a number out of bounds, and for all where the ranks have
+    not timed the same steps.
     """
     each = [_check(answer) for answer in answers]
     measurements = [answer for answer in each if isinstance(answer, Measurement)]
@@ -108,7 +109,7 @@ def _invalid(measurement: Measurement, reason: str) -> Failure:
 
 
 def _problems(measurement: Measurement) -> Iterator[str]:
-    """Why the measurement cannot be kept; the first reason is enough."""
+    """Yield the reasons why a measurement cannot be kept."""
     if not measurement.repetitions:
         yield "nothing was measured"
     for repetition in measurement.repetitions:
@@ -154,7 +155,7 @@ def _amount_problems(**amounts: object) -> Iterator[str]:
 
 
 def _why_not_together(measurements: Sequence[Measurement]) -> str | None:
-    """Why these ranks have not measured one point."""
+    """Return why these ranks have not measured one point together; None where they have."""
     shapes = {measurement.rank: _shape(measurement) for measurement in measurements}
     if len(set(shapes.values())) > 1:
         return "the ranks have not run the same steps: " + _list(
@@ -175,7 +176,7 @@ def _list(by_rank: Mapping[int, str]) -> str:
 
 
 def _plain(value: object) -> int | float | None:
-    """Make anybody's number one of Python; None for what is no finite number."""
+    """Return a number of any class as int or float; None for NaN, infinity and other objects."""
     if type(value) is float:  # as nearly all are: what follows takes ten times as long
         return value if math.isfinite(value) else None
     if type(value) is int:

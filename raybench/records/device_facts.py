@@ -62,6 +62,4 @@ class DeviceFacts:
     kernel_xids: tuple[int, ...] | None = None
     new_xids: tuple[int, ...] | None = None
     xids_watched_since: datetime | None = None
-    serial: str | None = None
-    board_part: str | None = None
     numa_node: int | None = None

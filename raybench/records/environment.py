@@ -35,7 +35,7 @@ _PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_", "PYTORCH_", "GLOO_", "MKL_", "N
 
 
 def package_versions() -> dict[str, str]:
-    """Versions as installed, without importing anything."""
+    """Return the installed versions of raybench, Python, torch and others, importing none."""
     found = {"raybench": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -137,12 +137,12 @@ class Code:
 
 
 def code_of(module: str) -> Code:
-    """Find the code of the workload in this module, which must be imported already."""
+    """Return the code of the workload in this module, which must be imported already."""
     return Code(workload=_workload_files(module), raybench_sha256=raybench_sha256())
 
 
 def code_of_script(path: Path) -> Code:
-    """Find the code of a script: its file, and what it imports of the user's own."""
+    """Return the code of a script: its file, and the user's modules that it imports."""
     script = ScriptFile(path=str(path.absolute()), folder=str(Path.cwd()))
     with _first_in_path(path.parent):
         return Code(
@@ -162,9 +162,10 @@ def _first_in_path(folder: Path) -> Iterator[None]:
 
 
 def code_here(code: Code) -> Code:
-    """Find the same files as they are for this process; those that are not found are left out.
+    """Return the code with the hashes of its files as this process finds them.
 
-    Nothing is parsed: every rank does this, and a library may have thousands of files.
+    Missing files are left out. Nothing is parsed: every rank does this, and a library may have
+    thousands of files.
     """
     found = {
         name: path
@@ -179,13 +180,13 @@ def code_here(code: Code) -> Code:
 
 
 def differing(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Name the files that are not in both, or not the same."""
+    """Return the names of files that are missing on one side, or have another hash there."""
     return sorted(name for name in {*base, *new} if base.get(name) != new.get(name))
 
 
 @cache
 def raybench_sha256() -> str:
-    """Of raybench's own files, as they were when this was first asked for."""
+    """Return the SHA-256 of raybench's own files, as they were at the first call."""
     folder = Path(__file__).parents[1]
     files = {path.relative_to(folder): path for path in folder.rglob("*.py")}
     return _digest(

@@ -146,15 +146,19 @@ def _reason(row: PointRow) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointDetails(Document):
-    """Everything about a point: a document (see `raybench.report.documents`).
+    """Everything about a point over all rounds: a document (see `raybench.report.documents`).
 
-    row: the latest attempt, of `points`. attempts: all of them, in order. ranks, modules, regions,
-    states, steps_ms: as the functions of `raybench.analysis.step_times` give them; empty where
-    modules were not profiled, the step names no regions or devices were not sampled.
+    row: of `points`, its rounds as one row (`mean_of_rounds`). rounds: how many that are.
+    step_ms_interval: the 95 % interval of the step over the rounds; None where it is not known.
+    attempts: all of them, in order. ranks, modules, regions, states, steps_ms: as the functions of
+    `raybench.analysis.step_times` give them; empty where modules were not profiled, the step names
+    no regions or devices were not sampled.
     traces: paths. wrote_logs: whether there is text of its ranks. units: of all columns.
     """
 
     row: PointRow
+    rounds: int = 1
+    step_ms_interval: tuple[float | None, float | None] = (None, None)
     ranks: pd.DataFrame
     modules: pd.DataFrame
     states: pd.DataFrame
@@ -186,7 +190,13 @@ class PointDetails(Document):
         }
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all that is known of the latest attempt, and how the earlier ones ended."""
+        """Yield the step over all rounds, all that is known of the point, and its attempts."""
+        low, high = self.step_ms_interval
+        if self.rounds > 1 and self.row.step_ms_p50:
+            text = f"Step {formatting.number(self.row.step_ms_p50)} ms over {self.rounds} rounds"
+            if low and high:
+                text += f", {formatting.number(low)} to {formatting.number(high)} ms (95% interval)"
+            yield Line(text=f"{text}; each number below is that of all rounds.", tone="strong")
         yield Listing(lines=self._facts(), is_quoted=True)
         yield from self._error_detail()
         if len(self.attempts) > 1:
@@ -254,6 +264,7 @@ def _attempts(attempts: Sequence[PointRow]) -> Table:
             lambda row: f"{row.started_at:%Y-%m-%d %H:%M:%S}",
         ),
         (Column(title="took s"), lambda row: formatting.number(row.duration_s, 3)),
+        (Column(title="step ms"), lambda row: formatting.number(row.step_ms_p50)),
         (Column(title="reason", is_text=True, min_chars=SETTING_CHARS), _reason),
     ]
     return make_table(attempts, columns, kind="Attempts")

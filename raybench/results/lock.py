@@ -26,7 +26,9 @@ LOGS = "logs"  # the folder of what ranks wrote, beside the tables
 
 @contextmanager
 def hold_run(root: Path, run_id: str) -> Iterator[None]:
-    """Be the one driver that writes this run; the system lets go of it when the process dies.
+    """Hold the lock of a run inside the `with` block: only one driver may write it.
+
+    The system frees the lock when the process dies.
 
     Raises ResultsError when another driver has it, and when what is written would not stay in
     `root`. Where files cannot be locked nothing is held.
@@ -84,7 +86,7 @@ def _lock(file: IO[bytes]) -> bool:
 
 
 def has_driver(root: Path, run_id: str) -> bool | None:
-    """Whether a driver holds the run; None where that cannot be told."""
+    """Return whether a driver holds the run; None on file systems without locks."""
     try:
         with (root / "runs" / run_id / _LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -97,7 +99,7 @@ def has_driver(root: Path, run_id: str) -> bool | None:
 
 @contextmanager
 def one_line(path: Path) -> Iterator[None]:
-    """Say what the operating system refuses, as one line for the user."""
+    """Raise ResultsError, in one line, for an OSError inside the `with` block."""
     try:
         yield
     except OSError as error:

@@ -32,7 +32,7 @@ class UnreadablePartsError(ResultsError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """What was read of some files. unreadable: why, by path. merged: parts whose rows they have."""
+    """Rows of some files. unreadable: reasons by path. merged: parts whose rows are in them."""
 
     rows: pa.Table
     unreadable: Mapping[Path, str]
@@ -51,8 +51,11 @@ def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table
     # A part takes longer to open than to read, so they are read side by side; and a table of one
     # row takes a hundred times the memory of the row, so they are put together early.
     batches = [paths[first : first + _BATCH] for first in range(0, len(paths), _BATCH)]
-    with ThreadPoolExecutor(_READERS) as readers:
-        found = list(readers.map(lambda some: _read_batch(some, table, wanted), batches))
+    if len(batches) <= 1:  # a thread takes longer to start than one part to read
+        found = [_read_batch(some, table, wanted) for some in batches]
+    else:
+        with ThreadPoolExecutor(_READERS) as readers:
+            found = list(readers.map(lambda some: _read_batch(some, table, wanted), batches))
     if unreadable := {path: text for one in found for path, text in one.unreadable.items()}:
         raise UnreadablePartsError(next(iter(unreadable.values())), unreadable)
     if (merged := frozenset[Path]().union(*(one.merged for one in found))) & set(paths):
@@ -78,7 +81,7 @@ def _read_batch(some: Sequence[Path], table: str, wanted: pa.Schema) -> _Batch:
 
 
 def plain_rows(found: pa.Table) -> list[dict[str, Any]]:
-    """Each row as a dict, times as datetimes.
+    """Return each row as a dict, with times as datetimes.
 
     As numbers first: pyarrow imports pandas to make a datetime, and pyarrow.compute to cast, and
     `list` shall not wait for either.
@@ -98,7 +101,7 @@ def plain_rows(found: pa.Table) -> list[dict[str, Any]]:
 
 
 def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]:
-    """List the attempts (point_id, attempt) that these parts have. Raises as `read_parts`."""
+    """Return the attempts (point_id, attempt) in these parts. Raises as `read_parts`."""
     import pyarrow as pa
 
     names = ["point_id", "attempt"]
@@ -109,7 +112,9 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
 
 
 def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, frozenset[Path]]:
-    """Read the wanted columns of one part; none of one that is gone. Also whose rows it has.
+    """Return the wanted columns of one part, and the paths of parts whose rows are merged into it.
+
+    No rows where the file is gone.
 
     Raises ResultsError for a file that is damaged, not a part of the table, or of a newer version.
     """
@@ -144,7 +149,7 @@ def _check_version(path: Path, metadata: Mapping[bytes, bytes], table: str) -> N
 
 
 def _no_rows(wanted: pa.Schema) -> pa.Table:
-    """Make a table of these columns without rows."""
+    """Return a table of these columns without rows."""
     import pyarrow as pa
 
     # Not empty_table, which imports pandas: `list` shall not wait for that.
@@ -158,7 +163,10 @@ def _unreadable(error: Exception) -> str:
 
 
 def _with_columns(path: Path, part: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """Give a part these columns, null where it lacks one. Raises ResultsError where they differ."""
+    """Return a part with these columns, null where it lacks one.
+
+    Raises ResultsError where a column has another type, or lacks a value that it must have.
+    """
     import pyarrow as pa
 
     if part.schema.equals(wanted, check_metadata=False):

@@ -137,7 +137,7 @@ def samples_of_each(
 def _homes(
     root: Path, table: str, run_id: str, attempts: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], Path]:
-    """Find the parts that have these attempts, as far as names tell; somebody may have moved rows.
+    """Return the part of each attempt, as far as file names tell: rows may have been moved.
 
     A part of one attempt is named after it, one of several as that of their rows in `points`.
     """
@@ -153,7 +153,7 @@ def _homes(
 
 
 def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:
-    """Find the traces of a profiled attempt at a point, by rank; empty where there are none."""
+    """Return the traces of a profiled attempt at a point, by rank; empty without any."""
     name = f"*-{point_id}-{attempt}-rank*.json.gz"
     return sorted((root / "traces" / run_id).glob(name), key=lambda path: (len(path.name), path))
 
@@ -169,7 +169,7 @@ class RankLog:
 
 
 def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
-    """Read what ranks wrote, in the order of the plan; empty where they wrote nothing."""
+    """Return the logs of all ranks, in the order of the plan; empty where they wrote nothing."""
     found = [_NAMED_LOG.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
     names = sorted((m for m in found if m), key=lambda m: (m[1], int(m[3]), int(m[4])))
     return [
@@ -184,7 +184,7 @@ def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
 
 
 def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
-    """All files of a table, by run and name; those that start with . or _ are not ours to read."""
+    """Return all files of a table, by run and name, but those that start with . or _."""
     check_folder(root)
     if run_id and not any((root / name / run_id).is_dir() for name in TABLE_NAMES):
         root, run_id = find_run(root, run_id)
@@ -322,14 +322,14 @@ def _last(root: Path, run_id: str) -> dict[TrialKey, tuple[int, str]]:
 
 
 def _key(row: Mapping[str, Any]) -> TrialKey:
-    """Of the trial of a row of `points`; without a round it is of the first."""
+    """Return the key of the trial of a row of `points`; a row without a round is of the first."""
     return TrialKey(row["point_id"], row["round"] or 1, row["control_of"] or 0)
 
 
 def count_points(run: Run, statuses: Mapping[str, str]) -> Run:
-    """Give the run the counts of its points and the status that follows from them.
+    """Return the run with the counts of its points, and the status that follows from them.
 
-    statuses: of the latest attempt at each point, by point_id. A cancelled one counts nowhere.
+    statuses: of the latest attempt at each point, by point_id. Cancelled ones are not counted.
     """
     counts = Counter(statuses.values())
     ok, skipped = counts[Status.OK], counts[Status.SKIPPED]

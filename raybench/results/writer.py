@@ -80,11 +80,11 @@ class RunStore:
             shutil.rmtree(self._folder(table), ignore_errors=True)
 
     def write_run(self, run: Run) -> None:
-        """Write the row of the run, in place of what was there."""
+        """Write the row of the run; replaces an earlier one."""
         self._write_rows("runs", "run", [to_row(run)])
 
     def write_devices(self, devices: Sequence[Device], part: str = "devices") -> None:
-        """Write devices of the run, in place of what was in this part."""
+        """Write devices of the run; replaces the part of this name."""
         self._write_rows("devices", part, [self._of_run(device) for device in devices])
 
     def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
@@ -110,7 +110,7 @@ class RunStore:
         return self._folder("points")
 
     def rows_of(self, batch: Sequence[tuple[int, Record]]) -> Path:
-        """Name the file with the rows of these points."""
+        """Return the path of the file with the rows of these points."""
         return self._part("points", _part_name(batch))
 
     @property
@@ -178,7 +178,7 @@ class RunStore:
     def write_telemetry(
         self, batch: Sequence[tuple[int, Record]], samples: Sequence[DeviceSample]
     ) -> None:
-        """Write what was sampled of the devices until these attempts ended, if anything was.
+        """Write the samples of devices taken until these attempts ended; no file without any.
 
         Samples from between two points are in the part of the second.
         """
@@ -198,7 +198,7 @@ class RunStore:
             self._write("telemetry", _part_name(batch), whole)
 
     def write_health(self, findings: Sequence[Finding], links: Sequence[Link]) -> None:
-        """Write what a health check says, in place of what was there."""
+        """Write the findings and links of a health check; replaces earlier ones."""
         for table, content in (
             ("health", list(map(self._of_run, findings))),
             ("links", list(map(self._of_run, links))),
@@ -234,7 +234,7 @@ class RunStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tables:
-    """What is kept of one attempt; None where a table has nothing of it."""
+    """The rows of one attempt by table; None where a table has none."""
 
     record: Record
     samples: pa.Table | None
@@ -248,7 +248,7 @@ def _table(table: str, content: list[dict[str, Any]]) -> pa.Table | None:
 
 
 def _part_name(batch: Sequence[tuple[int, Record]]) -> str:
-    """Of one attempt at a point, by which readers find it; of several, that of the first and more.
+    """Return the name of a part, by which readers find an attempt; of several: the first, and more.
 
     No two parts of a run have the same first attempt.
     """
@@ -283,7 +283,7 @@ def _as_parquet(whole: pa.Table, table: str) -> pa.Buffer:
 
 
 def _parquet_options(table: str, row_count: int) -> dict[str, Any]:
-    """How parts stay small. Dictionaries and statistics cost more than they save at this size.
+    """Return options that keep parts small: dictionaries and statistics cost more than they save.
 
     Compressing one row of `points` or `runs`, values of a few bytes, makes them longer, and
     reading them again takes twice as long.
@@ -335,9 +335,9 @@ def clear_leftovers(root: Path, run_id: str) -> None:
 
 
 def _parts_without_twins(root: Path, run_id: str) -> Iterator[tuple[Path, _Attempts]]:
-    """Parts that have none of the same name in `points`, with their attempts.
+    """Yield the parts, with their attempts, that have no part of the same name in `points`.
 
-    Their rows may be in another part: somebody may have put many into one.
+    The rows of their points may be in another part, as after `raybench compact`.
     """
     twins = {path.name for path in parts_of(root, "points", run_id)}
     for table in ("samples", "modules", "regions"):

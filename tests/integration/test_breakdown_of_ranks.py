@@ -104,10 +104,9 @@ def shared_out(cluster, **settings):
     return measure_row(cluster, Task(point=point, settings=measure))
 
 
+@pytest.mark.long
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    "shares", ["by_speed", pytest.param("by_speed_accumulation", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("shares", ["by_speed", "by_speed_accumulation"])
 def test_all_samples_of_a_step_are_done_with_the_gradients_of_one_process(three_workers, shares):
     row = shared_out(three_workers, shares=shares)
     assert sum(row.share_by_rank) == 96

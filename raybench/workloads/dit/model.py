@@ -24,13 +24,13 @@ _TIME_SCALE = 1000.0
 
 
 class Rotation(NamedTuple):
-    """By what each pair of numbers of a head is rotated: cosine and sine, (tokens, 1, head / 2)."""
+    """Rotary positions: cosine and sine of each pair of a head, (tokens, 1, head / 2)."""
 
     cosine: Tensor
     sine: Tensor
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """Rotate (tokens, heads, head), in fp32 at least."""
+        """Return heads (tokens, heads, head) rotated, computed in fp32 at least."""
         first, second = torch.unflatten(heads.to(self.cosine.dtype), -1, (-1, 2)).unbind(-1)
         rotated = torch.stack(
             (
@@ -43,7 +43,7 @@ class Rotation(NamedTuple):
 
 
 class Conditions(NamedTuple):
-    """What a forward pass is given beside the image.
+    """The inputs of a forward pass beside the image and the time.
 
     text: (text tokens, text width). pooled: (1, pooled width). guidance: (1, 1).
     """
@@ -88,7 +88,7 @@ class _Stream(nn.Module):
         return heads
 
     def end(self, x: Tensor, mixed: Tensor, modulation: tuple[Tensor, ...]) -> Tensor:
-        """Add what attention has mixed, then the MLP. modulation: gate, shift, scale, gate."""
+        """Return x plus attention's output and the MLP. modulation: gate, shift, scale, gate."""
         attention_gate, shift, scale, mlp_gate = modulation
         x = x + attention_gate * self.attention_out(mixed.flatten(1))
         hidden = functional.gelu(self.mlp_in(_modulate(x, shift, scale)), approximate="tanh")
@@ -197,7 +197,7 @@ class Dit(nn.Module):
 
 
 def sinusoids(time: Tensor, count: int) -> Tensor:
-    """Write times (1, 1) as `count` cosines and sines of growing periods, (1, count)."""
+    """Return times (1, 1) encoded as cosines and sines of growing periods, (1, count)."""
     wide = torch.promote_types(time.dtype, torch.float32)
     places = torch.arange(count // 2, dtype=wide, device=time.device)
     rates = torch.exp(-math.log(_LONGEST_PERIOD) * places / (count // 2))
@@ -208,7 +208,7 @@ def sinusoids(time: Tensor, count: int) -> Tensor:
 def rotation(
     shape: DitShape, *, text_tokens: int, rows: int, columns: int, like: Tensor
 ) -> Rotation:
-    """Make the rotation of text tokens, all at the origin, and of image tokens, row by row.
+    """Return the rotation of text tokens, all at the origin, and of image tokens, row by row.
 
     In fp32 at least, on the device of `like`.
     """

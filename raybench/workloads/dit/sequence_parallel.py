@@ -39,7 +39,7 @@ class _Peers:
         return len(self.ranks)
 
     def neighbour(self, step: int) -> int:
-        """Return the rank so many places further round."""
+        """Return the rank that is `step` places after this one, around the ring."""
         return self.ranks[(self.place + step) % len(self.ranks)]
 
 
@@ -67,7 +67,7 @@ class SequenceParallel:
         return tokens.chunk(self.degree)[self.rank]
 
     def gather(self, tokens: Tensor) -> Tensor:
-        """Return the tokens of all ranks, of which each has given its own. One all_gather."""
+        """Return the tokens of all ranks from those of each, by one all_gather."""
         return tokens if self.degree == 1 else _all_gather(tokens, self.degree, None)
 
     def attend(self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class SequenceParallel:
         return _from_batch(merge(parts))
 
     def _round(self, key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Give the keys and values of each rank of the ring, one's own first.
+        """Yield the keys and values of each rank of the ring, this rank's first.
 
         The next ones are on their way while those given are worked on.
         """
@@ -122,7 +122,7 @@ class SequenceParallel:
         yield current
 
     def _exchange(self, pair: tuple[Tensor, Tensor]) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Send both to the next rank of the ring, and let those of the one before come."""
+        """Send both to the next rank; return a function that waits for those of the rank before."""
         buffers = torch.empty_like(pair[0]), torch.empty_like(pair[1])
         to, source, group = self.ring.neighbour(1), self.ring.neighbour(-1), self.ring.group
         works = dist.batch_isend_irecv(
@@ -156,7 +156,7 @@ def form_groups(
 
 
 def _join(rank: int, groups: list[tuple[int, ...]]) -> _Peers:
-    """Make all groups, as every rank must, and return the one of this rank."""
+    """Return this rank's group of these; every rank must call it, as all groups are made."""
     own = next(ranks for ranks in groups if rank in ranks)
     if len(groups) == 1 or len(own) == 1:
         # All ranks, whose group is there already, or nobody to communicate with.

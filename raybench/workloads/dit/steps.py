@@ -86,7 +86,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """Where numbers are kept, in which type, and what they are drawn by: on each rank the same."""
+    """Device, type and seed of the random inputs and weights, the same on each rank."""
 
     device: torch.device
     dtype: torch.dtype
@@ -99,17 +99,17 @@ class Numbers:
         return torch.Generator(self.device).manual_seed(self.seed)
 
     def empty(self, *shape: int) -> Tensor:
-        """Make a tensor of numbers that are not drawn."""
+        """Return an uninitialised tensor."""
         return torch.empty(shape, device=self.device, dtype=self.dtype)
 
     def draw(self, generator: torch.Generator | None, *shape: int) -> Tensor:
-        """Draw normal numbers."""
+        """Return a tensor of normal random numbers."""
         return torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """What a step is made of, and over which ranks. fill: draws the weights of a module."""
+    """Builds the step of a scope over the ranks of `parallel`. fill: draws a module's weights."""
 
     shape: DitShape
     tokens: Tokens
@@ -120,13 +120,13 @@ class Steps:
     fill: Callable[[nn.Module, torch.Generator | None], None] = fill
 
     def make(self, scope: Scope, steps: int) -> Callable[[], Tensor]:
-        """Make the step: it returns what it computes, of a block this rank's tokens alone."""
+        """Return the step of a scope, which returns its output; of a block, this rank's tokens."""
         if scope == "forward":
             return self.forward()
         return self.loop(steps) if scope == "loop" else self.block(scope)
 
     def block(self, scope: Literal["double_block", "single_block"]) -> Callable[[], Tensor]:
-        """Make one block and run it on hidden tokens."""
+        """Return a step that runs one block on hidden tokens."""
         kind = DoubleBlock if scope == "double_block" else SingleBlock
         generator = self.numbers.generator()
         block = self._make_module(lambda: kind(self.shape, self._attend()), generator)
@@ -141,13 +141,13 @@ class Steps:
         return lambda: block(joint, time, *turned)
 
     def forward(self) -> Callable[[], Tensor]:
-        """Make the model and pass an image through once; all ranks get the whole."""
+        """Return one forward pass of the model; all ranks get the whole image."""
         predict, image = self._predictor()
         time = torch.ones(1, 1, device=image.device, dtype=image.dtype)
         return lambda: predict(image, time)
 
     def loop(self, steps: int) -> Callable[[], Tensor]:
-        """Make the model and take noise to an image by so many Euler steps."""
+        """Return a loop of so many Euler steps of the model, from noise to an image."""
         predict, noise = self._predictor()
         times = torch.linspace(1, 0, steps + 1, device=noise.device, dtype=torch.float32)
         times = times[:-1].to(noise.dtype).view(steps, 1, 1)
@@ -161,7 +161,7 @@ class Steps:
         return denoise
 
     def _predictor(self) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
-        """Return what gives the velocities of an image at a time, and an image of noise."""
+        """Return a function of image and time that predicts velocities, and an image of noise."""
         generator = self.numbers.generator()
         model = self._make_module(lambda: Dit(self.shape, self._attend()), generator)
         noise = self.numbers.draw(generator, self.tokens.image, self.shape.channels)
@@ -199,7 +199,7 @@ class Steps:
         return choose_kernel(self.attention, tokens)
 
     def _attend(self) -> Attend:
-        """Return what attends to the tokens of all ranks."""
+        """Return the attention of query, key and value over the tokens of all ranks."""
         kernel = self.kernel
         if self.parallel.degree == 1:
             return partial(attend_whole, kernel)
@@ -266,12 +266,12 @@ def difference_to_whole(steps: Steps) -> float:
 
 
 def is_finite(output: Tensor) -> bool:
-    """Whether all of it are numbers."""
+    """Return whether no element is NaN or infinite."""
     return bool(output.isfinite().all())
 
 
 def _fill_steeply(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Draw weights by which the output hangs on attention, and attention on single tokens."""
+    """Draw weights with which attention matters for the output, and single tokens for attention."""
     for name, parameter in module.named_parameters():
         if "norm" in name:
             nn.init.constant_(parameter, _NORM)

@@ -40,7 +40,7 @@ _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.d
 
 
 def run_block(run: Callable[..., Tensor], how: Checkpointing, *inputs: Any) -> Tensor:
-    """Run a block of a model, whose input alone is kept, or that and costly parts of it."""
+    """Return run(*inputs), with activation checkpointing: none, selective or full."""
     if how == "none":
         return run(*inputs)
     chosen: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def run_block(run: Callable[..., Tensor], how: Checkpointing, *inputs: Any) -> T
 
 
 def _keep_costly_parts() -> Any:
-    """Keep attention's output and that of every second matrix product.
+    """Return the contexts that save attention's output and that of every second matrix product.
 
     As torchtitan has it: attention costs most for what its output takes, and half of the products
     are worth half of the memory.
@@ -72,10 +72,10 @@ def _keep_costly_parts() -> Any:
 
 @dataclass(slots=True)
 class KeyValueCache:
-    """Keys and values of the tokens before, of all layers: of static size, made once.
+    """A KV cache of static size: keys and values of earlier tokens, of all layers.
 
     memory: (layers, 2, batch, heads of keys, room, head width). position: of the next token, the
-    same in all sequences; whoever owns the cache moves it.
+    same in all sequences; the owner of the cache advances it.
     """
 
     memory: Tensor
@@ -85,16 +85,16 @@ class KeyValueCache:
     def make(
         cls, shape: LanguageShape, *, batch_size: int, room: int, **like: Any
     ) -> KeyValueCache:
-        """Make one with room for so many tokens of each sequence; like: as torch.empty."""
+        """Return an empty cache for `room` tokens a sequence; like: options of torch.empty."""
         heads = (shape.kv_heads, room, shape.head_width)
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
     def of_sequence(self, index: int) -> KeyValueCache:
-        """Return the part of one sequence; what is written to it is written here."""
+        """Return the cache of one sequence, a view of this one."""
         return KeyValueCache(self.memory[:, :, index : index + 1], self.position)
 
     def of_layer(self, layer: int) -> LayerCache:
-        """Return the part of one layer; what is written to it is written here."""
+        """Return the cache of one layer, a view of this one."""
         return LayerCache(self.memory[layer], self.position)
 
 
@@ -106,7 +106,7 @@ class LayerCache:
     position: int
 
     def extend(self, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of new tokens; return those of all so far."""
+        """Append keys and values (2, batch, heads, length, head); return those of all tokens."""
         length = new.shape[3]
         # Else some of the new tokens would need a mask of their own.
         assert length == 1 or self.position == 0, "several tokens only begin a sequence"
@@ -145,9 +145,9 @@ class Decoder(nn.Module):
         self._initialise(shape.layers)
 
     def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Logits for the token after each position; with a cache only after the last one.
+        """Return logits of the next token after each position; with a cache, after the last alone.
 
-        cache: of the tokens before these; it takes on what the layers make of these.
+        cache: of earlier tokens; the keys and values of these tokens are appended to it.
         """
         with self._region("embedding"):
             x = self.tokens(tokens) + self._positions(tokens.shape[1], cache)
@@ -271,9 +271,9 @@ class Llama(nn.Module):
             self.output.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Logits for the token after each position; with a cache only after the last one.
+        """Return logits of the next token after each position; with a cache, after the last alone.
 
-        cache: of the tokens before these; it takes on what the layers make of these.
+        cache: of earlier tokens; the keys and values of these tokens are appended to it.
         """
         begin = 0 if cache is None else cache.position
         length = slice(begin, begin + tokens.shape[1])
@@ -363,7 +363,7 @@ class Mlp(nn.Module):
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Let each token see itself and those before."""
+    """Return causal attention: each token sees itself and the tokens before."""
     return functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
     )
@@ -385,7 +385,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy over all positions of the batch.
+    """Return the mean cross entropy over all positions of the batch.
 
     Under autocast as torch has it, whose softmax is in the type of the logits; else in fp32 at
     least, as torchtitan has it.

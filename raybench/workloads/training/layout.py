@@ -105,7 +105,7 @@ class Layout:
 
     @classmethod
     def make(cls, world_size: int, options: Mapping[str, Any]) -> Layout:
-        """Fill in the degree that is not given."""
+        """Return the layout for so many ranks; a degree that `options` leaves out is worked out."""
         tp, cp, shard = options.get("tp", 1), options.get("cp", 1), options.get("dp_shard", 1)
         replicate = options.get("dp_replicate")
         if shard == REST:
@@ -118,17 +118,17 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """Ranks that it is for."""
+        """The number of ranks: the product of all degrees."""
         return self.dp_replicate * self.dp_shard * self.cp * self.tp
 
     @property
     def ranks_per_batch(self) -> int:
-        """Ranks that work on the same items."""
+        """The number of ranks that work on the same items."""
         return self.cp * self.tp
 
     @property
     def ranks_per_copy(self) -> int:
-        """Ranks over which FSDP shares out a copy of the parameters, of those of a tp rank."""
+        """The number of ranks over which FSDP shards one copy of the parameters, tp apart."""
         return self.dp_shard * self.cp
 
     @property
@@ -137,11 +137,11 @@ class Layout:
         return self.dp_shard * self.cp * self.tp > 1
 
     def batch_of(self, rank: int) -> int:
-        """Return which of the batches of a step is that of a rank."""
+        """Return the index of the batch that a rank works on in a step."""
         return rank // self.ranks_per_batch
 
     def cp_place(self, rank: int) -> int:
-        """Return the place of a rank in its cp group."""
+        """Return the index of a rank in its cp group."""
         return rank // self.tp % self.cp
 
     def __str__(self) -> str:
@@ -150,7 +150,7 @@ class Layout:
 
 
 def layout_refusals(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Why a point cannot be divided as it asks, a sentence each."""
+    """Yield a sentence for each reason why a point cannot be divided as it asks."""
     layout = Layout.make(settings["world_size"], settings)
     if settings.get("dp_shard") == 0:
         yield "dp_shard must be at least 1, or -1 for what the other degrees leave, given 0"

@@ -30,7 +30,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """What a step needs beside parameters, gradients and the optimizer's state, in bytes.
+    """Bytes that a step needs beside parameters, gradients and the optimizer's state.
 
     saved: kept by the forward pass for the backward pass. at_loss: in addition where the backward
     pass begins. at_end: in addition to the gradients where it ends. data: inputs of all passes.
@@ -281,7 +281,7 @@ class _LanguageModel:
 
 
 def _is_estimated(settings: Settings) -> bool:
-    """Whether the formulas hold: training of equal ranks, without a CUDA graph."""
+    """Return whether the formulas hold: training of equal ranks, without a CUDA graph."""
     is_even = settings.get("shares", EQUAL) == EQUAL and settings.get("slow_ratio", 1) == 1
     return settings.get("mode", "train") == "train" and is_even and not settings.get("cuda_graph")
 

@@ -49,10 +49,10 @@ def divide(
     reshard_after_forward: bool,
     compiled: Sequence[type[nn.Module]] = (),
 ) -> nn.Module:
-    """Divide the model over all ranks, which all call it at the same place; in place.
+    """Divide the model over all ranks, in place, and return it. All ranks must call it together.
 
-    compute_dtype: what weights are cast to where they are gathered; gradients are then reduced in
-    fp32. None: both are as weights are stored. compiled: kinds of modules to compile, by one code.
+    compute_dtype: the type that gathered weights are cast to; gradients are then reduced in fp32.
+    None: both keep the type of the stored weights. compiled: classes of modules to compile.
     """
     degrees = (layout.dp_replicate, layout.ranks_per_copy, layout.tp)
     mesh = _make_mesh(device, replicate=degrees[0], shard=degrees[1], tensor=degrees[2])
@@ -76,7 +76,7 @@ def divide(
 
 
 def sequence_part(layout: Layout, rank: int) -> Callable[[Tensor], Tensor]:
-    """Return what takes from (batch, seq_len) the tokens whose logits are on this rank."""
+    """Return a function that cuts from tokens (batch, seq_len) those whose logits a rank has."""
     cp_place, tp_place = layout.cp_place(rank), rank % layout.tp
 
     def part(tokens: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def sequence_part(layout: Layout, rank: int) -> Callable[[Tensor], Tensor]:
 
 
 def _divide_sequences(model: nn.Module, layout: Layout, device: torch.device) -> None:
-    """Give each rank of a cp group its tokens, their positions, and the keys of all tokens."""
+    """Set up context parallelism: inputs, positions and attention of this rank's tokens alone."""
     mesh = _make_mesh(
         device,
         batch=layout.dp_replicate * layout.dp_shard,
@@ -125,7 +125,7 @@ def _shard(
     compute_dtype: torch.dtype | None,
     reshard_after_forward: bool,
 ) -> None:
-    """Shard each block by itself, and what stands before and behind them."""
+    """Shard by FSDP2: each block by itself, the embedding, and the last norm with the output."""
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype,
         reduce_dtype=None if compute_dtype is None else torch.float32,
@@ -198,10 +198,10 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
-    """Take a rank's tokens of all, which are that dimension: of 2 x degree chunks an early one.
+    """Return a rank's tokens of `whole`, along dimension `dim`, of which degree ranks have a part.
 
-    And the one as far from the end, so that all ranks have the same work: causally, the tokens of
-    a late chunk see more.
+    The tokens are cut into 2 x degree chunks; a rank gets the chunk at `place` and the one as far
+    from the end. So all ranks have the same work: in causal attention late tokens see more.
     """
     if degree == 1:
         return whole
@@ -210,7 +210,7 @@ def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
 
 
 def takes_flash(device: torch.device) -> bool:
-    """Whether FlashAttention may be taken on the device, and can be: from Ampere on."""
+    """Return whether the device has FlashAttention (from Ampere on), and torch has it enabled."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return False
     return bool(torch.backends.cuda.flash_sdp_enabled())  # type: ignore[no-untyped-call]
@@ -218,9 +218,9 @@ def takes_flash(device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParallel:
-    """The rank at that place of a group in which each has its part of a sequence.
+    """Context parallelism on one rank: each rank of a group has a part of every sequence.
 
-    takes_flash: as the function.
+    degree: ranks of the group. place: index of this one. takes_flash: FlashAttention is used.
     """
 
     degree: int
@@ -229,13 +229,13 @@ class ContextParallel:
     takes_flash: bool
 
     def part(self, whole: Tensor, dim: int) -> Tensor:
-        """Take this rank's tokens of all, which are that dimension."""
+        """Return this rank's tokens of `whole`, along dimension `dim`."""
         return take_part(whole, dim, self.degree, self.place)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Let each token here see itself and those before, of all ranks.
+        """Return causal attention of this rank's queries over the keys and values of all ranks.
 
-        query (batch, heads, tokens here, head), keys and values of fewer heads.
+        query, output: (batch, heads, own tokens, head); key, value: the same, of fewer heads.
         """
         keys, values = self._gather(key), self._gather(value)
         shared = query.shape[1] // key.shape[1]
@@ -253,7 +253,7 @@ class ContextParallel:
         return torch.cat(parts, dim=2)
 
     def _attend_to_the_last(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Let the last query see all keys, the one before it all but one, and so on.
+        """Return causal attention: the last query sees all keys, the one before it one less.
 
         As torch's `causal_lower_right`, an object that torch.compile cannot make: it would leave
         the block as it is.
@@ -268,7 +268,7 @@ class ContextParallel:
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
     def _gather(self, own: Tensor) -> Tensor:
-        """Gather (batch, heads, tokens here, head) of all ranks, in the order of the sequence."""
+        """Return (batch, heads, tokens, head) of all ranks, in the order of the sequence."""
         gathered: Any = collectives.all_gather_tensor_autograd(
             own.contiguous(), gather_dim=2, group=self.group
         )

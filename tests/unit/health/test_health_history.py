@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
-from builders import make_finding
+from builders import make_finding, make_subject
 
 from raybench.health.comparison import FigureChange, trace_figures
+from raybench.health.suite import WAIT_TEST
 
 
 def compare(
@@ -44,3 +45,15 @@ def test_a_rate_that_fell_is_slower_beyond_what_days_differ():
 def test_each_test_has_the_limit_of_its_verdict(kind, settings, limit):
     assert compare(1.0, 1.0, kind, **settings).limit == pytest.approx(limit)
     assert compare(1.0, 1.0, kind, least=20.0, **settings).limit == 20.0
+
+
+def test_facts_waits_and_what_one_check_alone_has_are_no_figures():
+    first = [
+        make_finding(test="Xid errors", stage="facts", unit="errors"),
+        make_finding(test=WAIT_TEST, unit="ms", stage="straggler"),
+        make_finding(make_subject(0)),
+        make_finding(make_subject(1), value=None),
+        make_finding(make_subject(2), value=0.0),
+    ]
+    second = [*first[:2], make_finding(make_subject(1)), make_finding(make_subject(2))]
+    assert trace_figures([first, second], ["cuda"], 1.0) == ()

@@ -254,7 +254,6 @@ def test_every_form_of_a_health_run_has_the_verdict(command, words, has):
     ("words", "told"),
     [
         ("export --to mlflow", "a health check is exported as csv, json or junit"),
-        ("report --format html --against latest", "a health check is not laid over another"),
     ],
 )
 def test_what_a_health_run_cannot_do_is_refused(command, words, told):
@@ -335,3 +334,17 @@ def test_checks_and_sweeps_are_kept_apart(tmp_path, command):
     assert (code, f"{FIRST} is a health check and sweep-1 is none" in err) == (2, True)
     code, _, err = command("history", "--health", "--filter", "world_size == 1")
     assert (code, "--health: goes without --point, --filter and --chart" in err) == (2, True)
+
+
+NODE = make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha")
+
+
+@pytest.mark.parametrize(
+    ("finding", "headline"),
+    [
+        (slow_pair(0, 1, verdict=Verdict.HEALTHY), "The paths between both GPUs are healthy."),
+        (make_finding(NODE), "What was tried of both GPUs is healthy."),
+    ],
+)
+def test_where_no_device_was_tested_alone_the_devices_of_the_run_are_counted(finding, headline):
+    assert report_of([finding], count=2).headline == f"Green: {headline}"

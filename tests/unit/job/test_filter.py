@@ -69,10 +69,3 @@ def test_an_expression_that_cannot_select_is_one_line(expression, message):
     assert text.startswith("--filter")
     assert message in text
     assert "\n" not in text
-
-
-def test_a_long_expression_is_refused_for_many_points_before_it_is_evaluated():
-    points = [POINTS[0]] * 100_000
-    expression = " or ".join(["world_size == 2"] * 30)
-    with pytest.raises(UsageError, match="too long for 100,000 points"):
-        select_points(points, expression)

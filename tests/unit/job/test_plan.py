@@ -242,3 +242,13 @@ def test_ranks_that_share_their_work_have_one_batch_and_scale_strongly(module):
     for sizes in ("batch_size: 6", "global_batch_size: 6"):
         made = plan(shared + f"matrix: {{{sizes}, world_size: [1, 4]}}\n")
         assert columns(made, "batch_size", "global_batch_size", "scaling") == [(6, 6, "strong")] * 2
+
+
+def test_a_global_batch_size_beyond_64_bits_is_refused():
+    text = "matrix: {batch_size: 2147483647, world_size: 1000000, grad_accumulation: 2147483647}\n"
+    assert "does not fit into 64 bits" in problems_of(MLP + text)[0]
+
+
+def test_a_job_can_consist_of_included_points_alone():
+    made = plan(MLP + "include: [{batch_size: 2, hidden: 8}, {batch_size: 4}]\n")
+    assert columns(made, "batch_size", "hidden") == [(2, 8), (4, 1024)]

@@ -76,10 +76,12 @@ def test_show_has_a_line_for_each_round_and_marks_controls(tmp_path):
     assert sum(" control " in line for line in lines) == 2
     point = make_point(world_size=2).point_id
     told = CliRunner().invoke(show_command, [options[0], point, *options[1:]]).output
-    assert [line.split()[:2] for line in told.splitlines() if " ok  " in line] == [
-        ["1", "1"],
-        ["2", "2"],
+    rounds = [line.split() for line in told.splitlines() if " ok  " in line]
+    assert [(line[:2], line[-1]) for line in rounds] == [
+        (["1", "1"], "12.01"),
+        (["2", "2"], "12.02"),
     ]
+    assert told.startswith("Step 12.02 ms over 2 rounds")
 
 
 def test_a_short_report_of_four_points_fits_40_lines_and_names_what_to_type_next(tmp_path):

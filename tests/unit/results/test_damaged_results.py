@@ -160,6 +160,50 @@ def test_a_run_without_a_known_status_is_left_out_of_the_list(results, called):
     assert "run run-a: its row has no start, or no status; it is left out" in err
 
 
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:60])
+
+
+def without_permission(path):
+    path.chmod(0)
+
+
+def folder_in_its_place(path):
+    path.unlink()
+    path.mkdir()
+
+
+def link_to_nothing(path):
+    path.unlink()
+    path.symlink_to(path.with_name("gone"))
+
+
+# What can happen to a file of a run, by what it is called.
+DAMAGE = {
+    "truncated": truncated,
+    "empty": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(bytes(range(256)) * 9),
+    "newer version": lambda path: rewrite(path, dict, version="999"),
+    "part of another table": lambda path: pq.write_table(pa.table({"run_id": ["run-a"]}), path),
+    "strange status": lambda path: rewrite(path, lambda row: row | {"status": "sideways"}),
+    "no permission": without_permission,
+    "folder in its place": folder_in_its_place,
+    "link to nothing": link_to_nothing,
+    "gone": lambda path: path.unlink(),
+    "all of its table gone": lambda path: shutil.rmtree(path.parent),
+}
+
+
+@pytest.mark.parametrize("table", ["runs", "points"])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_to_another_run_costs_a_whole_one_at_most_a_warning(results, called, table, kind):
+    DAMAGE[kind](parts(results, table)[0])
+    for words in (["report", "run-b"], ["report", "latest"], ["list"]):
+        code, out, err = called(words)
+        assert (code, "run-b" in out) == (0, True), err
+        assert err.count("\n") <= 1
+
+
 @pytest.mark.parametrize(
     ("text", "cell"),
     [
