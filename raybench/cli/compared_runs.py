@@ -28,14 +28,14 @@ class Found:
 
     @cached_property
     def run(self) -> Run:
-        """Its row. Raises ResultsError."""
+        """The row of the run in the table `runs`. Raises ResultsError where it cannot be read."""
         from raybench.results import reader
 
         return reader.read_run(self.root, self.run_id)
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """What may change a measurement: versions, variables, devices."""
+        """The facts that may change a measurement: versions, variables and devices, by name."""
         from raybench.analysis.environment_changes import facts
         from raybench.results import reader
 

@@ -165,7 +165,7 @@ class _Count:
         self._pace_s = 0.0
 
     def number(self) -> str:
-        """Of the point that finishes next."""
+        """Return the number of the point that finishes next, as `[3/12]`."""
         return f"[{self.done + 1:>{len(str(self.total))}}/{self.total}]"
 
     def finished(self, record: Record) -> None:

@@ -54,7 +54,7 @@ _OF_DEMO = ("demo", "address", "device", "wait_s", "shared", "devices_file", "ou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What `raybench sweep` is given, by the names of its parameters; None where nothing is."""
+    """The arguments and options of `raybench sweep`, by their names; None for those not given."""
 
     job: tuple[str, ...]
     script: str | None
@@ -97,7 +97,10 @@ class Asked:
 
     @property
     def script_given(self) -> ScriptGiven | None:
-        """What the options say of a script; None without --script. Raises UsageError."""
+        """The script and its options; None without --script.
+
+        Raises UsageError for options of a script that are given without --script.
+        """
         if self.script is not None:
             return ScriptGiven(
                 path=self.script,

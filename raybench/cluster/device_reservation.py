@@ -66,7 +66,7 @@ class Holder:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its driver was of this host and is gone: the device will be free in a moment."""
+        """Whether the holder's driver ran on this host and has ended; its locks are freed soon."""
         return self.host == socket.gethostname() and _has_ended(self.process_id)
 
 
@@ -245,7 +245,7 @@ def _users(file: int, sweep: str, *, is_ours: bool = False) -> tuple[Holder, ...
 
 
 def _has_ended(process_id: int) -> bool:
-    """Whether there is no such process on this host any more."""
+    """Return whether no process of this host has this id; False for the unknown id 0."""
     return process_id > 0 and not psutil.pid_exists(process_id)
 
 
@@ -303,7 +303,7 @@ def reserve_this_hosts_cpus(
 
 
 class NodeLocks(Protocol):
-    """What a reservation needs of the nodes; `ray_cluster.nodes.NodeAgents` has it."""
+    """The calls to nodes that a reservation makes; `ray_cluster.nodes.NodeAgents` is one."""
 
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool

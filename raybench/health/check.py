@@ -175,7 +175,7 @@ class Examiner:
         return tuple(latest.values())
 
     def rounds(self, cluster: Cluster) -> Rounds:
-        """As PointSource."""
+        """Return the passes over the probes; reads the facts of the devices first."""
         lost = cluster.lost
         self._cluster, self._facts_before = cluster, cluster.read_device_facts()
         self._use_devices([place for place in range(len(cluster.devices)) if place not in lost])
@@ -204,7 +204,7 @@ class Examiner:
         self._probes = {probe.point.point_id: probe for probe in self._planned}
 
     def measure_of(self, point: Point) -> Measure | None:
-        """As PointSource."""
+        """Return how a point of the burn-in or the straggler test is measured, None for others."""
         if any(probe.point == point for probe in self._burn_in):
             return _BURN_IN_MEASURE
         probe = self._probes.get(point.point_id)
@@ -212,14 +212,17 @@ class Examiner:
         return self.measure if probe is not None and probe.test.reads == "parts" else None
 
     def note(self, record: Record) -> None:
-        """As PointSource."""
+        """Keep the readings of a record, and the record where links are read from it."""
         probe = self._probes[record.point.point_id]
         self.readings += read_record(record, probe, self._fleet)
         if probe.test.reads == "pairs" or probe.test.stage == "host-links":
             self._of_links.append((record, probe))
 
     def further_round(self, number: int) -> Sequence[Point]:
-        """As PointSource. Device facts are read once more when nothing is left to run."""
+        """Return the points of one more round; none when the check is over.
+
+        The facts of the devices are read once more then.
+        """
         if again := self._passes_without_lost():
             return [probe.point for probe in again]
         if asked := (*self._follow_up(), *self._turn_of_burn_in()):

@@ -57,12 +57,12 @@ class InFlight:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing runs."""
+        """Whether no attempt runs."""
         return not self._running
 
     @property
     def now(self) -> Iterable[RunningAttempt]:
-        """Those that run, in the order of their starts."""
+        """The attempts that run, in the order of their starts."""
         return self._running.values()
 
     def submit(
@@ -170,7 +170,10 @@ def make_record_of(
     neighbours: tuple[str, ...],
     others: tuple[str, ...] = (),
 ) -> Record:
-    """All measurements, or none: a rank whose peer failed may have measured garbage.
+    """Return the record of an attempt from the answers of its ranks.
+
+    It has the measurements of all ranks, or none: a rank whose peer failed may have measured
+    garbage.
 
     others: who used the devices besides, other than points of this run.
     """
@@ -213,9 +216,9 @@ def _explain(
     point: Point,
     estimated: memory.MemoryParts | None,
 ) -> str:
-    """Say on which device what went wrong; where memory ran out, what would fit.
+    """Return the message of a failure: its device, what went wrong, and what would fit into memory.
 
-    A script that ends itself, as for wrong arguments, says why in its last line.
+    For a script that ended itself the last line of its output is added, which says why.
     """
     device = devices[failure.rank]
     text = f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
@@ -227,7 +230,10 @@ def _explain(
 
 
 def _detail(failure: Failure, output: str) -> str | None:
-    """Its detail, which may be the end of its log already, and the last lines that it wrote."""
+    """Return the detail of a failure with the last ten lines that its rank wrote; None if empty.
+
+    output: of the rank. Its lines are not repeated where the detail has the last one already.
+    """
     whole, last = failure.detail, output.splitlines()[-_LAST_LINES:]
     if last and last[-1] not in whole:
         told = "\n".join([f"the last lines that rank {failure.rank} wrote:", *last])
@@ -244,7 +250,7 @@ def _warnings(
 
 
 class SustainedRates:
-    """What devices sustain in matrix products: found out once for each precision, then remembered.
+    """The TFLOP/s that devices sustain in matrix products, measured once for each precision.
 
     It is a property of the device and not of its worker: new workers, as of each round, would find
     the same, at 0.4 s for each precision.
@@ -254,7 +260,7 @@ class SustainedRates:
         self._tflops: dict[tuple[str, Precision], float | None] = {}
 
     def are_known(self, devices: Sequence[Device], precision: Precision) -> bool:
-        """Whether none of these devices has to be asked."""
+        """Return whether the rates of all these devices in this precision are known."""
         return all((device.lasting_name, precision) in self._tflops for device in devices)
 
     def complete(self, record: Record) -> Record:

@@ -56,7 +56,7 @@ class RunTarget:
 
     @property
     def is_on_cpus(self) -> bool:
-        """Whether a private Ray would have CPU workers for sure."""
+        """Whether a private Ray here would have CPU workers: asked for, or no GPU on this host."""
         has_gpus = any(Path("/dev").glob("nvidia[0-9]*"))
         return self.device == "cpu" or (self.device == "auto" and not has_gpus)
 

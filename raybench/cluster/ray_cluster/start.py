@@ -514,7 +514,7 @@ def _no_unused_programs() -> Iterator[None]:
 
 
 class HeadMonitor:
-    """Whether the programs of Ray that a sweep needs still listen.
+    """Tells whether the programs of Ray that a sweep needs still listen on their ports.
 
     Ray would find out in a minute, and then end this process, or let it wait for ever.
     addresses: name of each program -> HOST:PORT.
