@@ -61,17 +61,8 @@ def load_health(
     )
 
 
-def format_health(
-    results: Path, report: HealthReport, kind: str, against: str | None = None, *, colored: bool
-) -> str:
-    """Return a check as `raybench report --format KIND` shows it.
-
-    Raises UsageError where `against`, a second run to show in the same charts, is given.
-    """
-    if against is not None:
-        raise UsageError(
-            f"--against {against}: a health check is not laid over another; compare it"
-        )
+def format_health(results: Path, report: HealthReport, kind: str, *, colored: bool) -> str:
+    """Return a check as `raybench report --format KIND` shows it."""
     if kind == "html":
         from raybench.health.page import format_page
         from raybench.results import reader

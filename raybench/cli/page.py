@@ -10,11 +10,8 @@ if TYPE_CHECKING:
     from raybench.report.summary import Summary
 
 
-def format_page(root: Path, summary: Summary, against: Summary | None = None) -> str:
-    """Format the page of the run that `summary` reports, which is in the results folder `root`.
-
-    against: the run that it is laid over.
-    """
+def format_page(root: Path, summary: Summary) -> str:
+    """Format the page of the run that `summary` reports, which is in the results folder `root`."""
     from raybench.report.charts.data import ChartData, rows_of
     from raybench.report.charts.rank_times import heat_points
     from raybench.report.charts.telemetry import TELEMETRY_COLUMNS
@@ -29,7 +26,6 @@ def format_page(root: Path, summary: Summary, against: Summary | None = None) ->
             devices=reader.load(root, "devices", run_id),
             telemetry=telemetry.to_pandas(),
             rank_times=_rank_times(root, run_id, heat_points(rows_of(summary))),
-            against=against,
         )
     )
 

@@ -63,12 +63,6 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
     help="Also draw the picture that the page begins with, as speed-up against ideal.",
 )
 @click.option(
-    "--against",
-    metavar="RUN2",
-    shell_complete=complete_run,
-    help="With --format html: lay the charts of RUN over those of RUN2, and compare step times.",
-)
-@click.option(
     "--github",
     is_flag=True,
     help="With --format md: append it to $GITHUB_STEP_SUMMARY instead of printing it.",
@@ -81,7 +75,6 @@ def report_command(
     full: bool,
     output: Path | None,
     chart: Path | None,
-    against: str | None,
     github: bool,
 ) -> None:
     """How RUN scales: step time, speed-up and efficiency against the baseline.
@@ -94,16 +87,14 @@ def report_command(
         raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
     if github and kind != "md":
         raise UsageError(f"--github: goes with --format md only, got --format {kind}")
-    if against is not None and kind != "html":
-        raise UsageError(f"--against: goes with --format html only, got --format {kind}")
     colored = output is None and color()
     if (health := load_health(results, run)) is not None:
-        text = format_health(results, health, kind, against, colored=colored)
+        text = format_health(results, health, kind, colored=colored)
         draw = partial(draw_health, health)
     else:
         summary = load_summary(results, run)
         is_short = kind == "terminal" and not full
-        text = _format(results, run, summary, kind, against, colored=colored, is_short=is_short)
+        text = _format(results, run, summary, kind, colored=colored, is_short=is_short)
         draw = partial(_draw, results, run, summary)
     if github:
         append_to_github_summary(text)
@@ -141,7 +132,6 @@ def _format(
     run: str,
     summary: Summary,
     kind: str,
-    against: str | None,
     *,
     colored: bool,
     is_short: bool,
@@ -150,17 +140,17 @@ def _format(
     from raybench.report.run_report import RunReport
 
     if kind == "html":
-        return _page(results, run, summary, against)
+        return _page(results, run, summary)
     report = RunReport(summary=summary, is_short=is_short)
     return format_document(report, kind, width=width(), color=colored)
 
 
-def _page(results: Path, run: str, summary: Summary, against: str | None) -> str:
+def _page(results: Path, run: str, summary: Summary) -> str:
     from raybench.cli.page import format_page
     from raybench.results import reader
 
     root, _ = reader.find_run(results, run)
-    return format_page(root, summary, None if against is None else load_summary(results, against))
+    return format_page(root, summary)
 
 
 def _draw(results: Path, run: str, summary: Summary, path: Path) -> None:

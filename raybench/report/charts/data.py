@@ -44,24 +44,18 @@ class ChartData:
     """What the charts of a run draw.
 
     devices: the table of the run. telemetry: its TELEMETRY_COLUMNS, empty where not sampled.
-    rank_times: of the points that `heat_points` chooses. against: a run that this one is laid over.
+    rank_times: of the points that `heat_points` chooses.
     """
 
     summary: Summary
     devices: pd.DataFrame = field(default_factory=pd.DataFrame)
     telemetry: pd.DataFrame = field(default_factory=pd.DataFrame)
     rank_times: Sequence[RankTimes] = ()
-    against: Summary | None = None
 
     @cached_property
     def rows(self) -> list[Row]:
         """The latest attempt at each point, with what was derived from it."""
         return rows_of(self.summary)
-
-    @cached_property
-    def others(self) -> list[Row]:
-        """The points of the run that this one is laid over; empty where there is none."""
-        return [] if self.against is None else rows_of(self.against)
 
     @property
     def ranks(self) -> str:
@@ -85,10 +79,9 @@ def in_order(rows: Sequence[Row], last: Collection[str] = ()) -> list[Row]:
     return sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
 
 
-def point_name(row: Row, names: Iterable[str], ranks: str, *, is_other: bool = False) -> str:
+def point_name(row: Row, names: Iterable[str], ranks: str) -> str:
     """Return the first lines of a tip: the settings of the point, and its id."""
-    of = " of the other run" if is_other else ""
-    return f"{formatting.settings_words(row, names, ranks)}\npoint {row.point_id}{of}".strip()
+    return f"{formatting.settings_words(row, names, ranks)}\npoint {row.point_id}".strip()
 
 
 def line_name(row: Row, names: Sequence[str], ranks: str) -> str:
@@ -131,17 +124,14 @@ class LineFigure:
 
     def draw(self, data: ChartData) -> Figure | None:
         """Return the figure; None where no line has two points."""
-        every_row = [row for row in (*data.rows, *data.others) if self.among(row)]
-        rows = in_order(every_row, self.over)
+        rows = in_order([row for row in data.rows if self.among(row)], self.over)
         groups, every_line = _panels_and_lines(rows, self.over, self.lines_by, data.ranks)
         lines, names = every_line[:MOST_LINES], varying(rows)
-        other_ids = {id(row) for row in data.others}
 
         def mark(line: str, row: Row) -> Mark:
-            is_other = id(row) in other_ids
-            name = point_name(row, names, data.ranks, is_other=is_other)
+            name = point_name(row, names, data.ranks)
             place = {"x": self.along(row), "y": self.value(row), "line": line}
-            return {**place, "other": is_other, "tip": f"{name}\n{self.tip(row)}", **self.more(row)}
+            return {**place, "tip": f"{name}\n{self.tip(row)}", **self.more(row)}
 
         shown = {
             panel: [(line, row) for line, row in some if line in lines]
@@ -158,8 +148,6 @@ class LineFigure:
         used = {one["line"] for _, one in drawn}
         legend = [line for line in lines if line in used]
         note = self.note
-        if any(one["other"] for _, one in drawn):
-            note += " Hollow points and dotted lines are of the other run."
         counts = ((len(shown), len(groups), "charts"), (len(lines), len(every_line), "lines"))
         few = [f"{some} of {many} {noun}" for some, many, noun in counts if some < many]
         if few:
@@ -169,7 +157,7 @@ class LineFigure:
             layers = line_chart(
                 marks[panel], legend, self.x, self.y, ideal=self.ideal, level=self.level
             )
-            missing = self._missing([one for one in some if id(one[1]) not in other_ids], data)
+            missing = self._missing(some, data)
             height = HEIGHT + legend_height(legend)
             panels.append(Panel(title=panel, layers=layers, missing=missing, height=height))
         return Figure(anchor=self.anchor, title=self.title, note=note, panels=panels)

@@ -204,8 +204,7 @@ def line_chart(
     """Return the layers of lines with points.
 
     marks: `x`, `y`, `line` and `tip` each; and, where they have it, `low` and `high` (an interval),
-    `number` (written beside the end of the line), `other` (whether it is of the run that this
-    one is laid over: hollow and dotted). A mark without `y` is a cross on the axis of x.
+    `number` (written beside the end of the line). A mark without `y` is a cross on the axis of x.
     ideal: points of a dashed line. level: where a dashed line crosses the chart, and its label.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
@@ -216,8 +215,6 @@ def line_chart(
     if not has_points:
         along["detail"] = {"field": "part", "type": "nominal"}
     drawn = [mark for mark in marks if mark["y"] is not None]
-    own = [mark for mark in drawn if not mark.get("other")]
-    other = [mark for mark in drawn if mark.get("other")]
     points = [{"x": at, "y": value, "text": "ideal"} for at, value in ideal]
     # Of crosses of several lines at one place, those below are larger.
     sizes = {line: 50 + 60 * place for place, line in enumerate(reversed(lines))}
@@ -225,17 +222,14 @@ def line_chart(
     crosses.sort(key=lambda mark: -float(mark["size"]))
     on_axis = {**at, "y": {"value": "height"}, "size": {"field": "size", "scale": None}}
     point = {"type": "point", "filled": True, "size": 50, "opacity": 1}
-    dotted = {"type": "line", "strokeWidth": 2, "strokeDash": [2, 3], "opacity": 0.75}
     return _with_data(
         _layer(points, {"type": "line", **_DASHED}, at),
         _text(points[-1:], at, align="right", dx=-4, dy=-6, color="var(--quiet)"),
         *_level_line(level, "y", at["y"]),
-        *_intervals(own, at, color),
-        _layer(other, dotted, along),
-        _layer(other, {**point, "filled": False}, at, color=color, shape=shape),
-        _layer(own, {"type": "line", "strokeWidth": 2 if has_points else 1.5}, along),
-        _layer(own if has_points else (), point, at, color=color, shape=shape),
-        _text(_ends(own), at, align="left", dx=8, fontWeight=600, field="number"),
+        *_intervals(drawn, at, color),
+        _layer(drawn, {"type": "line", "strokeWidth": 2 if has_points else 1.5}, along),
+        _layer(drawn if has_points else (), point, at, color=color, shape=shape),
+        _text(_ends(drawn), at, align="left", dx=8, fontWeight=600, field="number"),
         _layer(crosses, {**point, **_CROSS}, on_axis, color=color),
     )
 

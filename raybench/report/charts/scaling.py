@@ -62,7 +62,7 @@ def speed_up_words(row: Row) -> str:
 
 
 def _sizes(data: ChartData) -> list[int]:
-    known = [row for row in (*data.rows, *data.others) if row.speed_up is not None]
+    known = [row for row in data.rows if row.speed_up is not None]
     return sorted({int(row.world_size) for row in known})
 
 

@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Iterator
 from importlib import resources
 from itertools import takewhile
-from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -37,35 +36,21 @@ def format_page(data: ChartData) -> str:
     """Write the whole page of a run."""
     summary = data.summary
     report = RunReport(summary=summary)
-    points = point_table(data.rows, data.others if data.against else None, summary)
+    points = point_table(data.rows, summary)
     first = main_figure(data)
-    others = {row.point_id: row.step_ms_p50 for row in data.others}
-    shared = {row.point_id for row in data.rows} & others.keys()
-    lead = formatting.sentence(report.lead) if report.lead else ""
-    ratios = [
-        row.step_ms_p50 / before
-        for row in data.rows
-        if row.step_ms_p50 and (before := others.get(row.point_id))
-    ]
-    if data.against and ratios:
-        base = data.against.run.run_id
-        lead += f" Against {base} the median change of the step is {median(ratios) - 1:+.1%}; "
-        lead += f"`raybench compare {base} {summary.run.run_id}` says whether that is chance."
     return render(
         "page.html",
         summary=summary,
         report=report,
         run=summary.run,
         title=summary.run.job_name,
-        lead=lead.strip(),
+        lead=formatting.sentence(report.lead) if report.lead else "",
         how_to_add_rounds=HOW_TO_ADD_ROUNDS,
         versions=[
             (label, summary.versions[name])
             for name, label in _VERSIONS.items()
             if name in summary.versions
         ],
-        against=data.against,
-        shares_points=bool(shared),
         trained=what_ran(data.rows, summary.ranks),
         key_figures=report.key_figures,
         first=first,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from raybench.analysis.rows import RATES, SCALING, value_of, workload_metrics
 from raybench.analysis.settings import is_numeric, setting, varying
@@ -27,14 +27,9 @@ _HINT_CHARS = 300
 _EMPTY = Cell(text="")
 
 
-def point_table(rows: Sequence[Row], against: Sequence[Row] | None, summary: Summary) -> Table:
-    """Return a line per point, with hints and values to sort by.
-
-    against: the points of the run that this one is laid over, whose steps stand beside its own;
-    None where there is no such run.
-    """
+def point_table(rows: Sequence[Row], summary: Summary) -> Table:
+    """Return a line per point, with hints and values to sort by."""
     own = in_order(rows)
-    others = {row.point_id: row for row in against or ()}
     names = varying(own) or ["precision"]
     metrics = tuple(dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(own))))
     columns: list[ColumnOf[Row]] = [
@@ -47,7 +42,6 @@ def point_table(rows: Sequence[Row], against: Sequence[Row] | None, summary: Sum
             for name in sorted(names, key=lambda name: is_numeric(own, name))
         ),
         (Column(title="step", meaning=STEP_MEANING), _step),
-        *(_columns_against(others) if against is not None else []),
         (
             Column(
                 title="±",
@@ -82,36 +76,6 @@ def _setting_column(rows: Sequence[Row], name: str, ranks: str) -> ColumnOf[Row]
         return Cell(text=text, sort=str(value) if name.endswith("_bytes") else "")
 
     return column, cell
-
-
-def _columns_against(others: Mapping[str, Row]) -> list[ColumnOf[Row]]:
-    """Return the columns of a run that this one is laid over."""
-
-    def other_step(row: Row) -> Cell:
-        other = others.get(row.point_id)
-        return _EMPTY if other is None else _step(other)
-
-    def change(row: Row) -> Cell:
-        other = others.get(row.point_id)
-        if other is None or not row.step_ms_p50 or not other.step_ms_p50:
-            return _EMPTY
-        share = row.step_ms_p50 / other.step_ms_p50 - 1
-        return Cell(text=f"{share:+.1%}", sort=f"{share:.6g}")
-
-    return [
-        (
-            Column(title="other step", meaning="step time in the run that this one is laid over"),
-            other_step,
-        ),
-        (
-            Column(
-                title="change",
-                meaning="step time of this run over that of the other, less 1. `raybench compare` "
-                "tells chance from change",
-            ),
-            change,
-        ),
-    ]
 
 
 def _step(row: Row) -> Cell:

@@ -254,7 +254,6 @@ def test_every_form_of_a_health_run_has_the_verdict(command, words, has):
     ("words", "told"),
     [
         ("export --to mlflow", "a health check is exported as csv, json or junit"),
-        ("report --format html --against latest", "a health check is not laid over another"),
     ],
 )
 def test_what_a_health_run_cannot_do_is_refused(command, words, told):

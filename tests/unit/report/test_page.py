@@ -14,13 +14,9 @@ from builders import (
     make_record,
     make_run,
     make_summary,
-    make_sweep,
 )
 
-from raybench.job.point import Precision
 from raybench.report.charts.data import ChartData, RankTimes, rows_of
-from raybench.report.charts.registry import main_figure
-from raybench.report.html import points
 from raybench.report.html.page import format_page
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\u202e</svg></style>'
@@ -123,27 +119,3 @@ def test_a_run_without_any_point_is_a_page_too():
     devices = pd.DataFrame([device_row(0)])
     empty = ChartData(summary=make_summary([make_failed()]), devices=devices)
     assert "out of memory" in format_page(empty)
-
-
-def test_a_run_is_laid_over_another_in_charts_and_table():
-    summary = make_summary(make_sweep())
-    slower = [
-        make_record(make_point(world_size=size, precision=Precision.FP32), step_ms=step_ms)
-        for size, step_ms in ((1, 16.0), (2, 20.0))
-    ]
-    data = ChartData(summary=summary, against=make_summary(slower, make_run("run-b")))
-    figure = main_figure(data)
-    assert figure is not None
-    assert "Hollow points and dotted lines are of the other run." in figure.note
-    layers = [layer for panel in figure.panels for layer in panel.layers]
-    drawn = [mark for layer in layers for mark in layer["data"]["values"] if mark.get("other")]
-    assert sorted({mark["x"] for mark in drawn}) == [1, 2]
-    assert all("of the other run" in mark["tip"] for mark in drawn)
-    table = points.point_table(data.rows, data.others, summary)
-    assert len(table.rows) == 6
-    change = [column.title for column in table.columns].index("change")
-    changes = [row[change].text.split()[0] for row in table.rows if row[change].text]
-    assert changes == ["-50.0%", "-50.0%"]
-    page = format_page(data)
-    assert "Laid over run <code>run-b</code>" in page
-    assert "change" in table.titles

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 import pandas as pd
 import pytest
-from builders import make_failed, make_measure, make_run
+from builders import make_failed, make_measure, make_record, make_run
 from fakes import (
     ScriptedWorker,
     make_cluster,
@@ -255,6 +255,17 @@ def test_what_no_sweep_can_keep_to_is_told_by_a_dry_run_too(job, words, told, co
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(told)
     assert len(done.err.splitlines()) == 1
+
+
+def test_a_sweep_beside_damaged_runs_reports_and_exits_0(job, folder, command, monkeypatch):
+    store = RunStore.create(folder, make_run("a-20261101-101010-abcd"), make_measure())
+    store.write_records([(0, make_record())])
+    for table in ("runs", "points", "samples"):
+        for path in (folder / table).rglob("*.parquet"):
+            path.write_bytes(b"no parquet")
+    monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: one_worker(measured))
+    done = command("sweep", "job.yaml", "--address", "local", "--device", "cuda", results=None)
+    assert (done.code, "2 points" in done.out) == (0, True), done.err
 
 
 def test_a_relative_output_in_a_ray_job_is_refused_in_one_line(job, folder, command, monkeypatch):
