@@ -18,6 +18,21 @@ LOSSES = (
     "lost_unexplained",
 )
 
+# In words.
+CAUSES = {
+    "lost_comm": "exposed communication",
+    "lost_compute": "slower compute",
+    "lost_wait": "waiting for the slowest rank",
+    "lost_data": "waiting for data",
+    "lost_host": "waiting for the host",
+    "lost_unexplained": "unexplained",
+}
+
+
+def has_causes(row: object) -> bool:
+    """Whether any part of what a step loses is known."""
+    return any(getattr(row, name, None) is not None for name in LOSSES[:-1])
+
 
 def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str, float | None]:
     """Compute the shares of the step that are lost, by cause; their sum is 1 - efficiency.

@@ -1,13 +1,13 @@
 """Speed-up and scaling efficiency of points against the baseline point of their series.
 
-Also which precision and batch size get the most out of the devices. Pure.
+Pure.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from raybench.analysis.losses import shares_of_loss
 from raybench.analysis.own_speeds import OwnSpeeds, differ, models_of
 from raybench.analysis.rounds import Trials, mean_of_rounds
 from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import OPTIONAL, SETTINGS, batch_column, number_of, setting
+from raybench.analysis.settings import SETTINGS, batch_column, number_of, setting
 from raybench.job.point import Scalar, setting_text
 from raybench.records import Status
 from raybench.results.metrics.parts import BREAKDOWN, why_no_breakdown
@@ -28,7 +28,7 @@ from raybench.stats.starts import scatter
 # joins them. In weak scaling the global batch follows from the others, in strong the local one.
 _SETTINGS = tuple(name for name in SETTINGS if name != "batch")
 # A GPU at work runs at its power limit: that is its speed, as long as both points had it.
-_NORMAL = frozenset({"power_cap", "sync_boost"})
+NORMAL_LIMITS = frozenset({"power_cap", "sync_boost"})
 # More than this between the clocks of two points is a difference of the machine's own doing.
 _LARGEST_DIFFERENCE = 0.01
 
@@ -285,7 +285,7 @@ def why_not_comparable(row: PointRow, base: PointRow) -> str | None:
     that does a smaller share of the work, is faster by that. What is not known is no reason.
     """
     for one, name in ((base, "the baseline point"), (row, "this point")):
-        reasons = [reason for reason in _reasons(one) if reason not in _NORMAL]
+        reasons = [reason for reason in _reasons(one) if reason not in NORMAL_LIMITS]
         if reasons:
             return f"clocks were limited at {name} ({', '.join(reasons)})"
     if (ratio := _clock_ratio(row, base)) is None:
@@ -309,54 +309,3 @@ def _clock_ratio(row: PointRow, base: PointRow) -> float | None:
 
 def _reasons(row: PointRow) -> Sequence[str]:
     return (row.throttle_reasons or ("reason unknown",)) if row.throttled else ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class BestSettings:
-    """The best of some points that differ in precision and batch alone.
-
-    by: what is best, throughput (samples/s) or samples_per_joule; value: of the point.
-    rival: the next best of those whose step time's interval leaves open which is better; None
-    without one, and by samples_per_joule.
-    """
-
-    row: ScaledRow
-    by: str
-    value: float
-    rival: ScaledRow | None = None
-
-
-_GROUP = ("run_id", "workload", "scaling", *OPTIONAL, "world_size")
-
-
-def best_settings(scaled: Iterable[ScaledRow]) -> list[BestSettings]:
-    """Return the best precision and batch of each workload, its parameters and number of devices.
-
-    By throughput, and by samples_per_joule where energy is known of two points. None is best where
-    there are not two to choose from.
-    """
-    groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
-    for row in scaled:
-        if row.status is Status.OK:
-            key = (*(str(getattr(row, name)) for name in _GROUP), *sorted(row.params.items()))
-            groups.setdefault(key, []).append(row)
-    found = [
-        _best(rows, by) for rows in groups.values() for by in ("throughput", "samples_per_joule")
-    ]
-    return [one for one in found if one is not None]
-
-
-def _best(rows: Sequence[ScaledRow], by: str) -> BestSettings | None:
-    values = [(value, row) for row in rows if (value := getattr(row, by)) is not None]
-    if len(values) < 2:
-        return None
-    (value, first), *others = sorted(values, key=lambda one: one[0], reverse=True)
-    slowest = value * _over_step(first, first.step_ms_high)
-    rivals = (row for rate, row in others if slowest < rate * _over_step(row, row.step_ms_low))
-    rival = next(rivals, None) if by == "throughput" else None
-    return BestSettings(row=first, by=by, value=value, rival=rival)
-
-
-def _over_step(row: ScaledRow, end_ms: float | None) -> float:
-    """Return the step time over an end of its interval; 1 where there is no interval."""
-    return row.step_ms_p50 / end_ms if row.step_ms_p50 and end_ms else 1.0

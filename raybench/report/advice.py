@@ -14,7 +14,7 @@ from raybench.job.point import BY_SPEED, FAST
 from raybench.report import formatting
 from raybench.report.blocks import Block, Line, Listing
 from raybench.report.documents import Document
-from raybench.report.insight_text import best_lines
+from raybench.report.lead import is_contested, ranking
 from raybench.report.sections.uneven import fleet_name, verdict
 from raybench.report.summary import Summary
 from raybench.results.metrics.parts import is_slowed_by_one_rank
@@ -45,15 +45,11 @@ def advise_run(summary: Summary) -> list[Advice]:
         )
         for fleet in summary.fleets
     )
-    of_best = (
-        Advice(
-            about="precision and batch",
-            text=f"{criterion}: {choice}",
-            rows=(f"all {measured} points that are ok",),
-        )
-        for criterion, choice in best_lines(summary.insights)
+    of_choice = (
+        Advice(about="choice", text=text, rows=(f"all {measured} points that are ok",))
+        for text in ([ranking(summary)] if is_contested(summary) and not summary.fleets else [])
     )
-    return [*of_fleets, *_from_slow_ranks(rows, summary.ranks), *of_best]
+    return [*of_fleets, *_from_slow_ranks(rows, summary.ranks), *of_choice]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

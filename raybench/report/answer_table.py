@@ -5,40 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from raybench.analysis import rows as metrics
-from raybench.analysis.rows import BY_NAME, ScaledRow, value_of, workload_metrics
+from raybench.analysis.rows import ScaledRow, value_of, workload_metrics
 from raybench.analysis.settings import setting, setting_order
 from raybench.job.answer import Answer
 from raybench.records.metric import Metric
 from raybench.report import formatting
+from raybench.report.answers import RATIOS, find_metric, settings_of_cases
 from raybench.report.blocks import Column, ColumnOf, Table, make_table
 from raybench.report.point_settings import DEGREES, distinguishing_settings, short_name
 from raybench.report.tables import Layout, marks, metric_columns, setting_column, step_cell
 
 MOST_ROWS = 16
-# Sizes of the problem: points that differ in one of them are cases, of which none is the best.
-_SIZES = (
-    *("workload", "scaling", "batch", "world_size", "slow_ratio", "slow_count", "operation"),
-    *("grad_accumulation", "size_bytes", "m", "n", "k", "preset", "phase", "seq_len", "mode"),
-    "scope",
-)
-# Ratios to a baseline: points are shown in the order of their settings.
-RATIOS = ("speed_up", "efficiency")
-
-
-def answer_metric(rows: Iterable[ScaledRow], answer: Answer) -> Metric | None:
-    """Return the metric that the answer is about; None where no point has a value of it."""
-    rows = [row for row in rows if row.status == "ok"]
-    own = {metric.name: metric for metric in workload_metrics(rows)}
-    found = own.get(answer.metric) or BY_NAME.get(answer.metric)
-    if found is None or all(value_of(row, found) is None for row in rows):
-        return None
-    return found
-
-
-def problem_sizes(rows: Sequence[ScaledRow], answer: Answer) -> list[str]:
-    """Return the settings that make cases of their own: sizes, and what the job compares not."""
-    names = distinguishing_settings(rows)
-    return [name for name in names if name in _SIZES or (answer.over and name not in answer.over)]
 
 
 def in_order_of_answer(rows: Sequence[ScaledRow], answer: Answer) -> list[ScaledRow]:
@@ -46,7 +23,7 @@ def in_order_of_answer(rows: Sequence[ScaledRow], answer: Answer) -> list[Scaled
 
     Points that are told by a ratio to their baseline stand in the order of their settings.
     """
-    cases, metric = problem_sizes(rows, answer), answer_metric(rows, answer)
+    cases, metric = settings_of_cases(rows, answer), find_metric(rows, answer.metric)
     names = sorted(distinguishing_settings(rows), key=lambda name: name not in cases)
     if metric is None or answer.metric in RATIOS:
         return sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
@@ -70,7 +47,7 @@ def answer_table(rows: Sequence[ScaledRow], layout: Layout, answer: Answer) -> t
     if len(ordered) > MOST_ROWS:
         most = max(row.world_size for row in ordered)
         shown = [row for row in ordered if row.world_size == most][:MOST_ROWS]
-    cases = problem_sizes(rows, answer)
+    cases = settings_of_cases(rows, answer)
     names = sorted(distinguishing_settings(rows), key=lambda name: name not in cases)
     names = names or ["precision"]
     if any(name in DEGREES for name in names):
@@ -87,12 +64,12 @@ def answer_table(rows: Sequence[ScaledRow], layout: Layout, answer: Answer) -> t
             for name in names
         ]
     unit = layout.unit
-    metric = answer_metric(rows, answer)
+    metric = find_metric(rows, answer.metric)
     shows = metrics.SCALING if layout.has_throughput else metrics.RATES
     # Parts of steps that finish no samples are not shown, so none is missed.
     no_parts = not layout.has_throughput
     own = [one for one in workload_metrics(rows) if one != metric]
-    others = [one for one in metric_columns(shows, layout, own) if not _is_of(one, metric, unit)]
+    others = [one for one in metric_columns(shows, layout, own) if not _is_of(one, metric, layout)]
     step = Column(title=f"step {unit.name}")
     columns: list[ColumnOf[ScaledRow]] = [
         *settings,
@@ -100,7 +77,9 @@ def answer_table(rows: Sequence[ScaledRow], layout: Layout, answer: Answer) -> t
         (layout.marks_column, lambda row: marks(row).replace("b", "" if no_parts else "b")),
     ]
     if metric is not None and metric.name != "step_ms_p50":
-        head = Column(title=formatting.metric_heading(metric, unit))
+        is_rate = metric.name == "throughput"
+        title = f"{layout.items}/s" if is_rate else formatting.metric_heading(metric, unit)
+        head = Column(title=title)
         columns.append((head, lambda row: formatting.metric(metric, value_of(row, metric), unit)))
     table = make_table(shown, [*columns, *others], subject=", ".join(_workloads(rows)))
     return table, len(rows) - len(shown)
@@ -110,8 +89,11 @@ def _known(value: object) -> object:
     return "" if value is None else value
 
 
-def _is_of(column: ColumnOf[ScaledRow], metric: Metric | None, unit: formatting.Unit) -> bool:
-    return metric is not None and column[0].title == formatting.metric_heading(metric, unit)
+def _is_of(column: ColumnOf[ScaledRow], metric: Metric | None, layout: Layout) -> bool:
+    return metric is not None and column[0].title in (
+        formatting.metric_heading(metric, layout.unit),
+        f"{layout.items}/s" if metric.name == "throughput" else "",
+    )
 
 
 def _workloads(rows: Iterable[ScaledRow]) -> list[str]:

@@ -28,7 +28,7 @@ MARKS = {
     "u": "unsteady, the level of the step time still changes",
     "w": "wide, the samples of a start leave more than ±10 % open",
     "h": "host-bound, the device waits for the host",
-    "t": "throttled, the clocks were limited by the power cap or heat",
+    "t": "throttled, the clocks were limited by heat or a fault",
     "s": "one rank is slower than the others",
     "c": "crowded, CPU workers share cores",
     "n": "not alone, something else used its devices or nodes at the same time",

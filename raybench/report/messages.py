@@ -21,6 +21,27 @@ from raybench.results.point_row import PointRow
 _FIGURE = re.compile(r"±?(?<!\d)(?<!^rank )\d+(?:[.,]\d+)*(?: (?:[KMGT]iB|bytes)\b|%)?")
 _BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _MAX_RANKS = 4
+# A GPU at work runs at its power cap: a fact, which the head of the report has.
+_POWER_CAP = re.compile(r"clocks were .* of the samples: (?:power_cap|sync_boost|, )+$")
+_UNSTEADY = re.compile(
+    "step time (?:was not steady|changes its level|wanders|drifts|is known to)|some steps are much"
+)
+# The most harmful first; all others stand before what is merely unsteady.
+_HARM = (
+    re.compile("clocks were|was not alone|something else|at the same time|other process"),
+    re.compile("rank |host-bound|waits for the host|drifts"),
+)
+
+
+def by_harm(groups: Iterable[MessageGroup]) -> tuple[MessageGroup, ...]:
+    """Return the messages, those first that make figures most doubtful."""
+
+    def place(group: MessageGroup) -> tuple[int, int]:
+        harms = [place for place, harm in enumerate(_HARM) if harm.search(group.text)]
+        usual = len(_HARM) + bool(_UNSTEADY.match(group.text))
+        return min([*harms, usual]), -group.count
+
+    return tuple(sorted(groups, key=place))
 
 
 def group_messages(
@@ -119,7 +140,10 @@ def warnings_of(rows: Sequence[ScaledRow]) -> Iterator[str]:
     """Yield the warnings of points, except those that say why there is no speed-up."""
     bases = {row.series: row for row in rows if row.is_baseline}
     for row in rows:
-        yield from (text for text in row.warnings if text != row.why)
+        texts = [text for text in row.warnings if text != row.why and not _POWER_CAP.search(text)]
+        unsteady = [text for text in texts if _UNSTEADY.match(text)]
+        # One fact gives one warning: the first says it.
+        yield from (text for text in texts if text not in unsteady[1:])
         if (ratio := row.clock_ratio) is not None:
             yield (
                 f"SM clocks are {formatting.ratio(ratio)} times those of the baseline point, by "

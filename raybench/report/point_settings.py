@@ -62,7 +62,7 @@ def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
 def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
     """Return settings in short, as in `FSDP 2, full checkpointing`, without those that are unused.
 
-    The number of ranks is left out where the layout says it already.
+    The number of ranks is left out where the layout says it already; `plain` where nothing is used.
     """
     degrees = {name: number_of(setting(row, name)) or 1 for name in DEGREES if name in names}
     is_said = degrees and math.prod(degrees.values()) == setting(row, "world_size") > 1
@@ -79,7 +79,7 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
             words += [] if str(value).lower() in _UNUSED else [f"{value} {_WORDS[name]}"]
         elif str(value).lower() != "false":
             words.append(formatting.settings_words(row, [name], ranks))
-    return ", ".join(filter(None, words)) or formatting.settings_words(row, names, ranks)
+    return ", ".join(filter(None, words)) or ("plain" if names else "")
 
 
 def setting_columns(rows: Sequence[_Row]) -> list[tuple[Column, list[str]]]:

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from raybench.report import formatting, insight_text
+from raybench.report import formatting
 from raybench.report.answer_table import answer_table
+from raybench.report.answers import RATIOS, Case
 from raybench.report.blocks import (
     HOW_TO_ADD_ROUNDS,
     Block,
@@ -20,6 +21,8 @@ from raybench.report.blocks import (
     Table,
 )
 from raybench.report.documents import Document
+from raybench.report.lead import KeyFigure, key_figures, listings
+from raybench.report.lead import lead as lead_of
 from raybench.report.plain_text import counted, shorten
 from raybench.report.sections import Section, all_sections, references
 from raybench.report.summary import Summary
@@ -48,8 +51,8 @@ class RunReport(Document):
         """Return what the run found in a sentence without full stop; empty where nothing ran."""
         summary = self.summary
         leads = (section.lead(summary) for section in self._sections if section.lead)
-        text = next(filter(None, leads), "") or insight_text.lead(
-            summary.insights, summary.run.baseline, summary.ranks, self._why_not_compared()
+        text = next(filter(None, leads), "") or "; ".join(
+            filter(None, (self._why_not_compared(), lead_of(summary)))
         )
         if text and not summary.largest_batches and summary.has_one_start:
             text += f"; {_ONE_START}"
@@ -60,7 +63,8 @@ class RunReport(Document):
         rows = self.summary.rows
         others = [row for row in rows if row.status == "ok" and not row.is_baseline]
         reasons = Counter(row.why for row in others if row.why is not None)
-        if not reasons or not self.summary.run.baseline:
+        is_asked = self.summary.answer.metric in RATIOS and not self.summary.largest_batches
+        if not reasons or not self.summary.run.baseline or not is_asked:
             return ""
         count = sum(reasons.values())
         if count == len(others):
@@ -81,7 +85,7 @@ class RunReport(Document):
     @property
     def listings(self) -> list[Listing]:
         """Return the findings, those of sections that answer the question first."""
-        own = list(insight_text.listings(self.summary.insights, self.summary.run.baseline))
+        own = list(listings(self.summary))
         first, after = (
             [
                 block
@@ -113,10 +117,9 @@ class RunReport(Document):
         return [Messages(title=title, groups=groups) for title, groups in found.items() if groups]
 
     @property
-    def key_figures(self) -> list[insight_text.KeyFigure]:
+    def key_figures(self) -> list[KeyFigure]:
         """Return at most four large figures."""
-        summary = self.summary
-        return insight_text.key_figures(summary.insights, summary.run.baseline, summary.ranks)
+        return key_figures(self.summary)
 
     def blocks(self) -> Iterator[Block]:
         """Yield what follows the title in a text."""
@@ -187,7 +190,8 @@ class RunReport(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        run, machine, lead, insights, lost_nodes, points (all columns and those of
+        run, machine, lead, answer (what was asked, and the points case by case, the best
+        first), lost_nodes, points (all columns and those of
         `raybench.analysis.scaling`), largest_batches, failures, warnings, plus_minus (what
         intervals hold over), more_rounds (what they would cost and give), references (figures
         beside them), regions (of the step, by point).
@@ -197,7 +201,7 @@ class RunReport(Document):
             "run": asdict(summary.run),
             "machine": summary.machine,
             "lead": self.lead,
-            "insights": _as_dicts(summary.insights),
+            "answer": {**asdict(summary.answer), "cases": list(map(_case_members, summary.cases))},
             "lost_nodes": summary.lost_nodes,
             "points": list(map(vars, summary.rows)),
             "largest_batches": _as_dicts(summary.largest_batches),
@@ -212,3 +216,18 @@ class RunReport(Document):
 
 def _as_dicts(values: Sequence[Any]) -> list[dict[str, Any]]:
     return [asdict(one) for one in values]
+
+
+def _case_members(case: Case) -> dict[str, Any]:
+    """Return a case for JSON: its name, and of each point name, value, interval and point_id."""
+    ranked = [
+        {
+            "name": one.name,
+            "value": one.value,
+            "low": one.low,
+            "high": one.high,
+            "point_id": one.row.point_id,
+        }
+        for one in case.ranked
+    ]
+    return {"name": case.name, "ranked": ranked}

@@ -15,7 +15,7 @@ from raybench.analysis.implausible import implausible, impossible
 from raybench.analysis.references import References
 from raybench.analysis.rounds import Trials, latest_trials, without_controls
 from raybench.analysis.rows import ScaledRow, typed_rows
-from raybench.analysis.scaling import best_settings, scaling
+from raybench.analysis.scaling import scaling
 from raybench.analysis.settings import OPTIONAL, batch_column, varying
 from raybench.analysis.step_times import SlowestRegion, regions_by_point
 from raybench.analysis.uneven import Fleet, fleets
@@ -24,8 +24,8 @@ from raybench.job.point import RUN_SETTINGS
 from raybench.job.source import overrides_in
 from raybench.records import Cause, TrialKey, by_point
 from raybench.report import formatting, messages
+from raybench.report.answers import Case, LargestBatch, largest_batches, rank_cases, usable_answer
 from raybench.report.blocks import MessageGroup
-from raybench.report.insights import Insight, LargestBatch, find_insights, largest_batches
 from raybench.report.json_text import records
 from raybench.report.plain_text import counted, span
 from raybench.report.references import Standing, standings
@@ -34,8 +34,6 @@ from raybench.results.point_row import PointRow
 from raybench.results.run import Run
 from raybench.results.tables import RegionRow
 from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
-
-_OVER_FP32 = {"precision": "fp32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +129,7 @@ class Summary:
             has_throughput=_has_throughput(self.rows),
             unit=formatting.unit_of(self.rows),
             plus_minus=self.plus_minus,
+            items=self.answer.items,
             marks="; ".join(
                 f"{mark} {text}" for mark, text in formatting.MARKS.items() if mark in letters
             ),
@@ -161,16 +160,14 @@ class Summary:
         return largest_batches(self.rows)
 
     @cached_property
-    def insights(self) -> list[Insight]:
-        """Return what the run found."""
-        is_over_fp32 = dict(self.run.baseline) == _OVER_FP32
-        return find_insights(
-            self.rows,
-            self.run.baseline,
-            self.ranks,
-            best=best_settings(self.rows),
-            over_fp32=[] if is_over_fp32 else scaling(self.points, _OVER_FP32),
-        )
+    def ranked_by(self) -> Answer:
+        """Return the answer by a metric that can rank points, also where it asks for a speed-up."""
+        return usable_answer(self.rows, self.answer)
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """Return the points case by case, the best first."""
+        return rank_cases(self.rows, self.ranked_by, self.ranks)
 
     @cached_property
     def machine(self) -> str:
@@ -211,7 +208,9 @@ class Summary:
         ended = {TrialKey(row.point_id, row.round or 1): str(row.status) for row in self._attempts}
         rounds = max((row.rounds for row in self.rows), default=1)
         text = formatting.counts(self.run, list(by_point(ended).values()))
-        return text + (f"; {rounds} rounds" if rounds > 1 else "")
+        capped = sum("power_cap" in (row.throttle_reasons or ()) for row in self.rows)
+        text += f"; {rounds} rounds" if rounds > 1 else ""
+        return text + (f"; power cap reached in {counted(capped, 'point')}" if capped else "")
 
     @property
     def course(self) -> str:
@@ -230,12 +229,11 @@ class Summary:
 
     @cached_property
     def warnings(self) -> tuple[MessageGroup, ...]:
-        """Return what makes figures doubtful."""
+        """Return what makes figures doubtful, the most harmful first."""
         drifts = messages.drift_warnings(self._trials, self.ranks)
-        first = [text for row in self.rows for text in impossible(row.warnings)]
-        texts = [*drifts, *messages.warnings_of(self.rows)]
-        others = [text for text in texts if text not in first]
-        return messages.group_messages([*first, *others])
+        found = messages.group_messages([*drifts, *messages.warnings_of(self.rows)])
+        # Stable: what cannot be goes before all that is only doubtful.
+        return tuple(sorted(messages.by_harm(found), key=lambda one: not impossible([one.text])))
 
     @property
     def has_one_start(self) -> bool:

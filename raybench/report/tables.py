@@ -9,12 +9,13 @@ names, as that of an operation, make tables of their own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
 from raybench.analysis import rows as metrics
 from raybench.analysis.rows import ScaledRow, value_of, workload_metrics
+from raybench.analysis.scaling import NORMAL_LIMITS
 from raybench.analysis.settings import (
     EXECUTION,
     OPTIONAL,
@@ -24,6 +25,7 @@ from raybench.analysis.settings import (
     setting_order,
     varying,
 )
+from raybench.job.answer import SAMPLES
 from raybench.records.metric import Metric
 from raybench.report import formatting
 from raybench.report.blocks import (
@@ -65,7 +67,7 @@ def marks(row: ScaledRow) -> str:
         "u": row.stable is False,
         "w": is_imprecise(row),
         "h": row.host_bound,
-        "t": row.throttled,
+        "t": is_throttled(row),
         "s": is_slowed_by_one_rank(row),
         "c": is_ok and row.crowded,
         "n": is_ok and row.neighbours,
@@ -73,6 +75,14 @@ def marks(row: ScaledRow) -> str:
         "b": has_no_breakdown(row),
     }
     return "".join(mark for mark, is_set in found.items() if is_set)
+
+
+def is_throttled(row: ScaledRow) -> bool:
+    """Whether heat, a fault or an unknown reason limited the clocks.
+
+    The power cap is no doubt: a GPU at work runs at it.
+    """
+    return bool(row.throttled) and not set(row.throttle_reasons or ("unknown",)) <= NORMAL_LIMITS
 
 
 def has_no_breakdown(row: ScaledRow) -> bool:
@@ -87,6 +97,7 @@ class Layout:
     shared: parameters that are the same in all points. baseline: its settings. ranks: `GPUs` or
     `workers`. has_throughput: whether any point finishes samples. unit: of all times.
     plus_minus: a sentence that says what ± holds over. marks: the meaning of all marks in use.
+    items: what a step finishes, in the plural.
     """
 
     shared: Mapping[str, str]
@@ -96,6 +107,7 @@ class Layout:
     unit: formatting.Unit
     plus_minus: str = ""
     marks: str = ""
+    items: str = SAMPLES
 
     @property
     def words(self) -> dict[str, str]:
@@ -266,6 +278,8 @@ def metric_columns(
     drops = {metric: place for place, metric in enumerate((*shows.optional, *reversed(own[1:])))}
     for metric in (*shows.metrics, *own):
         column = metric_column(metric, unit, layout.words, drops.get(metric))
+        if metric.name == "throughput":
+            column = replace(column, title=f"{layout.items}/s")
         yield (
             column,
             lambda row, metric=metric: formatting.metric(metric, value_of(row, metric), unit),  # type: ignore[misc]

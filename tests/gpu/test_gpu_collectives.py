@@ -3,7 +3,7 @@
 import pytest
 
 from raybench.job.model import Measure, Span
-from raybench.job.point import USUAL_PRECISIONS, Precision
+from raybench.job.point import Precision
 from raybench.records import Task
 from raybench.results.point_row import point_metrics
 from tests.gpu.gpus import GPU, cluster_of, needs_two
@@ -62,16 +62,6 @@ def test_a_large_all_reduce_uses_nvlink(cluster):
     print(f"all_reduce 1 GiB on {len(cluster.devices)}: busbw {found['busbw_gb_s']:.1f} GB/s")
     # PCIe 5.0 x16 ends at 64 GB/s; over NVLink 4 of H100 and H200 it is 350 and more on 4.
     assert 100 < found["busbw_gb_s"] < 1000
-
-
-@pytest.mark.parametrize("precision", USUAL_PRECISIONS)
-def test_large_products_reach_the_rate_of_their_format(cluster, precision):
-    found = run(cluster, "gemm", 1, precision=precision, m=8192, n=8192, k=8192)
-    rate = found["achieved_tflops_per_device"]
-    print(f"gemm 8192 {precision}: {rate:.0f} TFLOP/s")
-    # Dense peaks of an H100 or H200 SXM: 67, 494.5, 989, 989.
-    low, high = {"fp32": (25, 70), "tf32": (200, 500)}.get(precision, (500, 1000))
-    assert low < rate < high
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True], ids=["eager", "graph"])

@@ -115,7 +115,7 @@ def over_rounds(rows):
     return first.assign(**means).reset_index()
 
 
-def test_the_scaling_report_leads_with_the_best_the_worst_and_the_share_of_communication():
+def test_the_scaling_report_leads_with_each_precision_and_the_share_of_communication():
     key = ["precision", "batch_size"]
     rows = over_rounds(points("ddp_scaling"))
     alone = rows[rows.world_size == 1].set_index(key)[["throughput", "step_ms_p50"]]
@@ -124,19 +124,14 @@ def test_the_scaling_report_leads_with_the_best_the_worst_and_the_share_of_commu
         speed_up=lambda one: one.throughput / one.throughput_alone,
         share=lambda one: one.comm_exposed_ms / (one.step_ms_p50 - one.step_ms_p50_alone),
     )
-    best, worst = four.loc[four.speed_up.idxmax()], four.loc[four.speed_up.idxmin()]
     told = lead("ddp_scaling")
-    ends = " to ".join(
-        f"{row.speed_up:.2f} ({row.precision}, batch {row.batch_size:,.0f})"
-        for row in (worst, best)
-    )
-    shares = f"{worst.speed_up / 4:.1%} to {best.speed_up / 4:.1%} efficiency"
-    assert told.startswith(f"4 GPUs do {ends} times the samples/s of 1 GPU, {shares}; ")
+    for precision, found in four.groupby("precision"):
+        ends = re.search(rf"([\d.]+)x to ([\d.]+)x \({precision}\)", told)
+        assert ends
+        said = [float(end) for end in ends.groups()]
+        assert said == pytest.approx([found.speed_up.min(), found.speed_up.max()], abs=0.01)
     share = f"{four.share.min():.0%} to {four.share.max():.0%}"
     assert f"exposed communication is {share} of the loss" in told
-    most = rows.loc[rows.throughput.idxmax()]
-    setting = f"({most.precision}, batch {most.batch_size:,.0f}, {most.world_size} GPUs)"
-    assert f"at most {most.throughput:,.0f} samples/s {setting}" in told
     assert "not compared" not in told
 
 
@@ -147,4 +142,4 @@ def test_the_search_leads_with_batches_that_ran_below_others_that_did_not():
         tried = rows.loc[is_ok].set_index("batch_size").status
         largest = tried[tried == "ok"].index.max()
         assert tried[largest + 1] == "oom"
-        assert f"{largest} (bf16, 1 GPU, activation_checkpointing={flag})" in lead("largest_batch")
+        assert f"{largest} (activation_checkpointing={flag})" in lead("largest_batch")

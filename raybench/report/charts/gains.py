@@ -74,4 +74,4 @@ def gains_figure(data: ChartData) -> Figure | None:
     return Figure(anchor="gains", title=title, note=note, panels=panels)
 
 
-CHARTS = (Chart(draw=gains_figure, place=40, answers=40),)
+CHARTS = (Chart(draw=gains_figure, place=40, answers=40, is_of_ratios=True),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from raybench.analysis.losses import LOSSES
+from raybench.analysis.losses import CAUSES, LOSSES
 from raybench.report import formatting
 from raybench.report.charts.data import (
     ChartData,
@@ -15,7 +15,6 @@ from raybench.report.charts.data import (
 from raybench.report.charts.grammar import MOST_BARS, Figure, Mark, Table, axis, bar_panels
 from raybench.report.charts.ranking import bar_names
 from raybench.report.charts.registry import Chart
-from raybench.report.insights import CAUSES
 from raybench.report.point_settings import distinguishing_settings
 from raybench.report.tables import has_no_breakdown
 from raybench.results.metrics.parts import is_slowed_by_one_rank

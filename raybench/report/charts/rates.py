@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from raybench.analysis.settings import OPTIONAL, is_numeric, varying
+from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import formatting
+from raybench.report.answers import SIZE, size_of
 from raybench.report.charts.data import ChartData, LineFigure, Row, point_name
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Panel, Spec, axis, bar_panels
 from raybench.report.charts.registry import Chart
-from raybench.report.insights import SIZE, datasheet_gb_s, size_of
 
 # Small messages are often replayed from a graph and large ones not: one line all the same.
 _OVER = (SIZE, *OPTIONAL)
@@ -137,3 +138,12 @@ def _time_us(row: Row) -> float:
 def _words(row: Row) -> str:
     rates = {"busbw": row.busbw_gb_s, "algbw": row.algbw_gb_s, "memory": row.memory_gb_s}
     return ", ".join(f"{name} {formatting.number(one)} GB/s" for name, one in rates.items() if one)
+
+
+def datasheet_gb_s(rows: Sequence[Row]) -> float | None:
+    """Return the datasheet's memory bandwidth of the device that all points ran on, in GB/s.
+
+    None where they ran on several, or on one that is not known.
+    """
+    peaks = {memory_peak_gb_s(str(row.device_name)) for row in rows}
+    return peaks.pop() if len(peaks) == 1 else None

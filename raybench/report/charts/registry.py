@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from raybench.report import charts, formatting, plain_text
+from raybench.report.answers import RATIOS
 from raybench.report.charts.data import ChartData
 from raybench.report.charts.grammar import Figure, draw_figure
 from raybench.report.summary import Summary
@@ -24,12 +25,14 @@ class Chart:
 
     draw: returns the figure, or None where the chart does not apply to the run. place: in the order
     of the page. answers: in the order in which charts are tried as the first picture; None where
-    it never is. is_only_first: whether the chart is shown as the first picture or not at all.
+    it never is. is_of_ratios: whether it is the first picture only where the answer is a speed-up.
+    is_only_first: whether the chart is shown as the first picture or not at all.
     """
 
     draw: Callable[[ChartData], Figure | None]
     place: int
     answers: int | None = None
+    is_of_ratios: bool = False
     is_only_first: bool = False
 
 
@@ -43,9 +46,9 @@ def all_charts() -> tuple[Chart, ...]:
 
 def main_figure(data: ChartData) -> Figure | None:
     """Return the picture that answers the question of the job; None where nothing was measured."""
-    tried = sorted(
-        (one for one in all_charts() if one.answers is not None), key=lambda one: one.answers or 0
-    )
+    is_ratio = data.summary.answer.metric in RATIOS
+    usable = (one for one in all_charts() if is_ratio or not one.is_of_ratios)
+    tried = sorted((o for o in usable if o.answers is not None), key=lambda one: one.answers or 0)
     return next((figure for one in tried if (figure := one.draw(data))), None)
 
 

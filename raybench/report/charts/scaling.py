@@ -8,7 +8,7 @@ from raybench.report import formatting
 from raybench.report.charts.data import ChartData, LineFigure, Row
 from raybench.report.charts.grammar import Figure, Mark, Spec, axis
 from raybench.report.charts.registry import Chart
-from raybench.report.insights import plus_minus
+from raybench.report.lead import speed_up_half_width
 
 # Room for the numbers beside the last points.
 _ROOM = 34
@@ -49,14 +49,14 @@ def efficiency_figure(data: ChartData) -> Figure | None:
 
 
 CHARTS = (
-    Chart(draw=speed_up_figure, place=20, answers=30),
+    Chart(draw=speed_up_figure, place=20, answers=30, is_of_ratios=True),
     Chart(draw=efficiency_figure, place=30),
 )
 
 
 def speed_up_words(row: Row) -> str:
     """Return a speed-up and half of its 95 % interval, relative to it."""
-    sure = plus_minus(row)
+    sure = speed_up_half_width(row)
     text = "" if sure is None or row.is_baseline else f" {formatting.half_width(sure)}"
     return formatting.ratio(row.speed_up) + text
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raybench.analysis.losses import LOSSES
+from raybench.analysis.losses import CAUSES, LOSSES, has_causes
 from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import setting, setting_order, varying
 from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Listing, Table
-from raybench.report.insights import CAUSES, has_causes
 from raybench.report.sections import Section
 from raybench.report.tables import Layout, marks, table_of_points
 

@@ -480,6 +480,6 @@ def test_a_product_is_told_as_it_lasts_and_as_it_was_in_its_first_moments():
     assert table.titles == ("step ms", "scatter", "TFLOP/s", "burst", "%GEMM")
     assert table.texts[0][2:] == ("200.0", "400.0", "80.0%")
     assert RunReport(summary=summary).lead.startswith(
-        "at most 200.0 TFLOP/s (fp32); 400.0 TFLOP/s in its first 30 ms; "
+        "200.0 TFLOP/s (400.0 TFLOP/s in its first 30 ms); one start"
     )
     assert any("Burst: TFLOP/s in the first 30 ms" in told for told in [legend_of(summary)])

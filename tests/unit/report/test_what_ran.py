@@ -11,8 +11,7 @@ from builders import make_measurement, make_record, make_summary, unscaled_point
 from raybench.cli.results import load_summary
 from raybench.job.point import Precision
 from raybench.report.charts.data import rows_of
-from raybench.report.insight_text import key_figures
-from raybench.report.insights import find_insights
+from raybench.report.lead import key_figures
 from raybench.report.what_ran import what_ran
 from raybench.workloads.base import parameter_count
 from raybench.workloads.training.language_models import Decoder
@@ -53,12 +52,12 @@ def test_dtypes_and_precisions_are_told_whichever_workload_comes_first():
 
 
 def test_products_on_cpu_workers_are_told_as_those_of_workers():
-    rows = [
-        replace(row, world_size=1 + number % 2)
-        for number, row in enumerate(make_summary(products()).rows)
+    summary = make_summary(products())
+    summary.__dict__["ranks"] = "workers"
+    summary.__dict__["rows"] = [
+        replace(row, world_size=1 + number % 2) for number, row in enumerate(summary.rows)
     ]
-    figures = key_figures(find_insights(rows, {}, "workers"), {}, "workers")
-    places = [one.where for one in figures]
+    places = [one.where for one in key_figures(summary)]
     assert any("worker" in where for where in places)
     assert not any("GPU" in where for where in places)
 
