@@ -327,7 +327,10 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
     )
     [row] = mean_of_rounds(attempts) or attempts[-1:]
     measured = list(Trials(attempts).rounds(row).values()) or [row]
-    [scaled] = [one for one in scaling(points, {}) if one.point_id == point_id]
+    interval: tuple[float | None, float | None] = (None, None)
+    if len(measured) > 1:  # how far rounds lie apart is estimated from all points
+        [scaled] = [one for one in scaling(points, {}) if one.point_id == point_id]
+        interval = scaled.step_ms_low, scaled.step_ms_high
 
     def read(table: str) -> list[pd.DataFrame]:
         """Read the rows of each round; those of rounds without any come last."""
@@ -343,7 +346,7 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
     return PointDetails(
         row=row,
         rounds=len(measured),
-        step_ms_interval=(scaled.step_ms_low, scaled.step_ms_high),
+        step_ms_interval=interval,
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
         regions=slowest_regions(typed_rows(regions, RegionRow)),

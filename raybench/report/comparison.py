@@ -22,6 +22,7 @@ from raybench.analysis.compare import (
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.point_changes import PointChange
 from raybench.analysis.settings import EXECUTION, setting, setting_order, varying
+from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.blocks import (
     Block,
@@ -322,7 +323,11 @@ def _point_change(one: PointChange) -> str:
 
 
 def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
-    """(point, how it ended in each run) of the points of both runs that failed in one of them."""
+    """Return (point, how it ended on each side) of the points that failed on one side alone."""
+
+    def words(status: Status | None) -> str:
+        return "not there" if status is None else status.label
+
     broken = {row.point_id for row in comparison.broken}
     rows = [
         row
@@ -330,7 +335,7 @@ def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
         if row.point_id in broken or (row.verdict is None and not absent(row))
     ]
     return [
-        (name, f"base: {_status(row.status_base)}; new: {_status(row.status_new)}")
+        (name, f"base: {words(row.status_base)}; new: {words(row.status_new)}")
         for row, name in zip(rows, point_names(rows), strict=True)
     ]
 
@@ -341,10 +346,6 @@ def absent(row: ComparedPoint) -> str:
         if getattr(row, f"status_{side}") is None:
             return side
     return ""
-
-
-def _status(status: Any) -> str:
-    return formatting.STATUS_WORDS.get(status, str(status))
 
 
 def before_and_now(change: Change, most: int) -> str:
@@ -384,7 +385,7 @@ def headline(comparison: Comparison) -> str:
     if slower:
         lead += f", the worst by {max(slower):.1%}"
     others = [f"{verdicts[name]} {name}" for name in (FASTER, SAME, UNCLEAR) if verdicts[name]]
-    tail = "".join(f"; {text}" for text in [", ".join(others)] if text)
+    tail = f"; {', '.join(others)}" if others else ""
     return f"{_blindness(comparison)}{lead}{tail}{broken}{median}."
 
 
