@@ -334,7 +334,6 @@ def _with_impossible(row: PointRow, summary: Summary) -> PointRow:
 def _details(results: Path, run_id: str, prefix: str, references: References) -> PointDetails:
     from raybench.analysis.rounds import Trials, mean_of_rounds
     from raybench.analysis.rows import point_rows, typed_rows
-    from raybench.analysis.scaling import scaling
     from raybench.analysis.step_times import (
         device_states,
         join_rounds,
@@ -359,7 +358,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     measured = list(Trials(attempts).rounds(row).values()) or [row]
     interval: tuple[float | None, float | None] = (None, None)
     if len(measured) > 1:  # how far rounds lie apart is estimated from all points
-        [scaled] = [one for one in scaling(points, {}) if one.point_id == point_id]
+        [scaled] = [one for one in summary.rows if one.point_id == point_id]
         interval = scaled.step_ms_low, scaled.step_ms_high
 
     def read(table: str) -> list[pd.DataFrame]:

@@ -1,21 +1,18 @@
-"""The section of ranks: what each does in a step, and what a clock of the host says of a step."""
+"""The section of ranks: what each does in a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from raybench.analysis.ranks import (
     MOST_RANKS,
     RankStep,
-    WallClock,
     ranks_of_step,
     telling_ranks,
-    wall_clock,
 )
-from raybench.analysis.settings import varying
 from raybench.report import formatting
-from raybench.report.blocks import Column, ColumnOf, Listing, Table, make_table
+from raybench.report.blocks import Column, ColumnOf, Table, make_table
 from raybench.report.sections import Section
 from raybench.report.tables import groups_of_points, table_of_points
 from raybench.results.metrics.parts import is_slowed_by_one_rank
@@ -34,7 +31,6 @@ _CLOCK_NOTE = (
     "Not waited, waited: what time.time() says of one step that begins on an idle device, until it "
     "is issued, and until the device is done."
 )
-_CLOCK_TITLE = "What time.time() on rank 0 says of a step"
 
 
 def _rank_columns(unit: formatting.Unit) -> list[ColumnOf[RankStep]]:
@@ -106,38 +102,10 @@ def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
     )
 
 
-def _clock_lines(rows: Sequence[PointRow], ranks: str) -> list[tuple[str, str]]:
-    """Return (how the clock is used, the step by it over the measured one, least to most)."""
-    timed = [(row, wall) for row in rows if row.status == "ok" and (wall := wall_clock(row))]
-    if not timed:
-        return []
-    names = varying([row for row, _ in timed], always=("world_size",))
-    ways: dict[str, Callable[[WallClock], float]] = {
-        "not waited for": lambda wall: wall.unsynced_ms / wall.step_ms,
-        "waited for in each step": lambda wall: wall.synced_ms / wall.step_ms,
-    }
-    lines = []
-    for way, share in ways.items():
-        ordered = sorted(timed, key=lambda one: share(one[1]))
-        ends = ordered if len(ordered) == 1 else (ordered[0], ordered[-1])
-        phrases = (
-            f"{formatting.ratio(share(wall))}x ({formatting.settings_words(row, names, ranks)})"
-            for row, wall in ends
-        )
-        lines.append((way, " to ".join(phrases)))
-    return lines
-
-
-def _blocks(report: Summary) -> Iterator[Listing | Table]:
-    if lines := _clock_lines(report.rows, report.ranks):
-        yield Listing(title=_CLOCK_TITLE, lines=lines)
-    yield from _tables(report)
-
-
 SECTION = Section(
     anchor="ranks",
     title="Ranks that differ",
     order=30,
     applies=lambda report: bool(report.rows),
-    blocks=_blocks,
+    blocks=_tables,
 )

@@ -30,8 +30,8 @@ _NOTE = (
     "Cold: the first step after the workload was built, on the slowest rank; of several rounds the "
     "median. Warm: the step. Gains: how many times as fast as the baseline; cold only where the "
     "processes of both points were new, which measure.fresh_workers makes them: in others "
-    "something is loaded already. Comm, host: exposed communication, and what the device is idle "
-    "because the host is late, as shares of the step."
+    "something is loaded already. Exposed comm, host gap: communication that nothing "
+    "hides, and what the device is idle because the host is late, as shares of the step."
 )
 
 
@@ -83,8 +83,8 @@ def _table(rows: Sequence[ScaledRow], layout: Layout) -> Table:
         (layout.marks_column, marks),
         (Column(title="cold gain"), lambda row: formatting.ratio(_cold_gain(row, bases))),
         (Column(title="warm gain"), lambda row: formatting.ratio(row.speed_up)),
-        (Column(title="comm"), lambda row: _share_of_step(row, "comm_exposed_ms")),
-        (Column(title="host", drop=1), lambda row: _share_of_step(row, "host_gap_ms")),
+        (Column(title="exposed comm"), lambda row: _share_of_step(row, "comm_exposed_ms")),
+        (Column(title="host gap", drop=1), lambda row: _share_of_step(row, "host_gap_ms")),
         (
             Column(title="GiB", drop=0),
             lambda row: formatting.gib(row.peak_mem_allocated_bytes),

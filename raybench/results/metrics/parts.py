@@ -72,7 +72,7 @@ class PartColumns:
         Column(
             "ms",
             "step less the slowest rank's local step",
-            heading="comm",
+            heading="exposed comm",
             meaning="the step beyond the slowest rank's own, communication that nothing hides",
             format="part",
         ),
@@ -82,7 +82,7 @@ class PartColumns:
         Column(
             "ms",
             "slowest rank's local step less the others'",
-            heading="late",
+            heading="straggler",
             meaning="how much longer the slowest rank's own step is than the others'; it is in the "
             "other parts",
             format="part",
@@ -104,14 +104,14 @@ class PartColumns:
     wait_ms: Annotated[float | None, Column("ms", "for the slowest rank")] = None
     optimizer_ms: Annotated[
         float | None,
-        Column("ms", "optimizer step", heading="optim", meaning="the optimizer", format="part"),
+        Column("ms", "optimizer step", heading="optimizer", meaning="the optimizer", format="part"),
     ] = None
     host_gap_ms: Annotated[
         float | None,
         Column(
             "ms",
             "device idle, the host is late",
-            heading="idle",
+            heading="host gap",
             meaning="the device waits for the host",
             format="part",
         ),

@@ -11,8 +11,8 @@ def explain(command, *words):
     ("words", "said"),
     [
         (("busbw",), "Bus bandwidth as nccl-tests defines it"),
-        (("comm_exposed_ms",), 'comm_exposed_ms ("comm" in reports), in ms:'),
-        (("late",), "straggler_ms"),
+        (("comm_exposed_ms",), 'comm_exposed_ms ("exposed comm" in reports), in ms:'),
+        (("straggler",), "straggler_ms"),
         (("idle",), "Python has not issued work"),
         (("w",), "more than ±10 % open"),
         (("marks",), "h: host-bound"),

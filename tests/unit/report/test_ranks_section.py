@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from builders import (
-    findings_of,
     make_apart,
     make_point,
     make_rows,
@@ -31,17 +30,6 @@ def test_a_point_with_a_slow_rank_shows_what_each_rank_does():
         ("0*", "9.50", "0.500", "10.0", "5.00"),
         ("1", "19.5", "0.500", "0", "5.00"),
     ]
-
-
-def test_what_a_wall_clock_says_is_a_range_over_the_points():
-    summary = make_summary(
-        [ran(20.0, wall=True), ran(20.0, wall=True, batch=128), ran(20.0, batch=32)]
-    )
-    title = "What time.time() on rank 0 says of a step"
-    lines = dict(findings_of(summary)[title])
-    assert lines["not waited for"].startswith("0.10x (batch 64, 1 GPU)")
-    assert lines["waited for in each step"].startswith("1.20x (batch")
-    assert title not in findings_of(make_summary([ran(20.0)]))
 
 
 def test_the_ranks_of_a_point_have_their_clocks_beside_their_parts():

@@ -398,7 +398,7 @@ def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
     assert [row[scaling.titles.index("!")] for row in scaling.texts] == ["", "b"]
     known = dict(zip(parts.titles, parts.texts[1], strict=True))
     assert (known["!"], known["step"]) == ("b", scaling.texts[1][3].split()[0])
-    assert [known[name] for name in ("compute", "optim")] == [""] * 2
+    assert [known[name] for name in ("compute", "optimizer")] == [""] * 2
     assert "b no breakdown, the parts exceed the step" in legend_of(summary)
     [said] = [said for said in summary.warnings if said.text.startswith("no breakdown")]
     assert not [said for said in summary.warnings if "host-bound" in said.text]

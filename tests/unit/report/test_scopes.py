@@ -110,7 +110,7 @@ def test_what_the_whole_loses_and_the_module_does_not_is_said_by_cause():
     ) in text
     [table] = tables_of(found, "scopes")
     cells = dict(zip(table.titles, table.texts[-1], strict=True))
-    assert (cells["comm"], cells["host"]) == ("6.3%", "31.2%")
+    assert (cells["exposed comm"], cells["host gap"]) == ("6.3%", "31.2%")
 
 
 def test_settings_in_which_points_differ_have_a_sentence_each():
