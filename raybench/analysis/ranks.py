@@ -67,20 +67,3 @@ def telling_ranks(ranks: Sequence[RankStep]) -> list[RankStep]:
     quickest, slowest = (pick(ranks, key=lambda one: one.own_ms) for pick in (min, max))
     chosen = {one.rank: one for one in (ranks[0], quickest, slowest)}
     return [chosen[rank] for rank in sorted(chosen)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WallClock:
-    """The step by a clock of rank 0's host, in ms: not waited for, waited for; and as measured."""
-
-    unsynced_ms: float
-    synced_ms: float
-    step_ms: float
-
-
-def wall_clock(row: PointRow) -> WallClock | None:
-    """Return what time.time() on rank 0 says of a point; None where that was not asked."""
-    unsynced, synced = row.wall_unsynced_ms_by_rank, row.wall_synced_ms_by_rank
-    if not unsynced or not synced or not row.step_ms_p50:
-        return None
-    return WallClock(unsynced_ms=unsynced[0], synced_ms=synced[0], step_ms=row.step_ms_p50)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import make_row
 
-from raybench.analysis.ranks import MOST_RANKS, ranks_of_step, telling_ranks, wall_clock
+from raybench.analysis.ranks import MOST_RANKS, ranks_of_step, telling_ranks
 
 
 def row(**changes):
@@ -53,11 +53,3 @@ def test_of_many_ranks_the_first_the_quickest_and_the_slowest_are_shown():
     ranks = ranks_of_step(row(local_step_ms_by_rank=own, device_ms_by_rank=None))
     assert [one.rank for one in telling_ranks(ranks)] == [0, 21, 22]
     assert len(telling_ranks(ranks[:MOST_RANKS])) == MOST_RANKS
-
-
-def test_a_wall_clock_is_that_of_rank_0():
-    clocks = {"wall_unsynced_ms_by_rank": [2.0, 3.0], "wall_synced_ms_by_rank": [26.0, 27.0]}
-    found = wall_clock(row(**clocks))
-    assert found is not None
-    assert (found.unsynced_ms, found.synced_ms, found.step_ms) == (2, 26, 25)
-    assert wall_clock(row()) is None
