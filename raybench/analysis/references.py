@@ -76,7 +76,7 @@ class Entry(_Strict):
     "4 on a node". fabric: what connects the devices, "" where that does not matter.
     metric: a column of `points`, or "value" of a health check. value: geometric mean over devices.
     low, high: 95 % prediction interval for one start of a new device (`predict_range`).
-    devices, hosts, starts, days: how many of each; hosts is the fewest that there can be.
+    devices, hosts, starts, days: how many of each; hosts counts names, and devices of one index.
     measured: the values of which all this is computed; empty where only the range is known, by
     `source`.
     """
