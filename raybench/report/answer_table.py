@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from raybench.analysis import rows as metrics
@@ -40,14 +41,16 @@ def in_order_of_answer(rows: Sequence[ScaledRow], answer: Answer) -> list[Scaled
 def answer_table(rows: Sequence[ScaledRow], layout: Layout, answer: Answer) -> tuple[Table, int]:
     """Return the table, and how many points it leaves out to stay short.
 
-    Of more than 16 points those on the most devices are shown.
+    Of more than 16 points it shows those that finished on the most devices; where these are more
+    than 16, the first of each case before the second of any.
     """
     ordered = in_order_of_answer(rows, answer)
+    cases = settings_of_cases(rows, answer)
     shown = ordered
     if len(ordered) > MOST_ROWS:
-        most = max(row.world_size for row in ordered)
-        shown = [row for row in ordered if row.world_size == most][:MOST_ROWS]
-    cases = settings_of_cases(rows, answer)
+        finished = [row for row in ordered if row.status == "ok"] or ordered
+        most = max(row.world_size for row in finished)
+        shown = _first_of_each_case([row for row in finished if row.world_size == most], cases)
     names = sorted(distinguishing_settings(rows), key=lambda name: name not in cases)
     names = names or ["precision"]
     if any(name in DEGREES for name in names):
@@ -83,6 +86,17 @@ def answer_table(rows: Sequence[ScaledRow], layout: Layout, answer: Answer) -> t
         columns.append((head, lambda row: formatting.metric(metric, value_of(row, metric), unit)))
     table = make_table(shown, [*columns, *others], subject=", ".join(_workloads(rows)))
     return table, len(rows) - len(shown)
+
+
+def _first_of_each_case(rows: Sequence[ScaledRow], cases: Sequence[str]) -> list[ScaledRow]:
+    """Return 16 of the rows in their order: the first of each case, then the second, and so on."""
+    met: Counter[tuple[str, ...]] = Counter()
+    places = []
+    for index, row in enumerate(rows):
+        case = tuple(str(setting(row, name)) for name in cases)
+        places.append((met[case], index))
+        met[case] += 1
+    return [rows[index] for index in sorted(index for _, index in sorted(places)[:MOST_ROWS])]
 
 
 def _known(value: object) -> object:

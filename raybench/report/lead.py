@@ -505,8 +505,10 @@ def _ranked_figures(summary: Summary) -> Iterator[KeyFigure]:
     cases = cases if is_contested(summary) else _largest_messages(cases)[1]
     places = [(cases[0], one) for one in cases[0].ranked] if lone else [(c, c.best) for c in cases]
     for case, one in sorted(places, key=lambda place: place[1].value, reverse=is_most):
+        value, noun = amount(summary, metric, one.value), metric_noun(summary, metric)
+        counts = "" if value.endswith(noun) else noun
         yield KeyFigure(
-            value=amount(summary, metric, one.value),
-            counts=f"{metric_noun(summary, metric)}{_sure(one.half_width)}",
+            value=value,
+            counts=f"{counts}{_sure(one.half_width)}".strip(),
             where=", ".join(filter(None, (one.name, case.name))),
         )
