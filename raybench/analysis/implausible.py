@@ -26,7 +26,9 @@ _MS_PER_S = 1e3
 _MARK = "cannot be: "
 
 
-def implausible(row: ScaledRow, references: References, *, can_nvls: bool = True) -> list[str]:
+def impossible_figures(
+    row: ScaledRow, references: References, *, can_nvls: bool = True
+) -> list[str]:
     """Return a sentence for each figure of a point that cannot be; none where it is not ok.
 
     can_nvls: whether NCCL may have used NVLS.
@@ -39,8 +41,8 @@ def implausible(row: ScaledRow, references: References, *, can_nvls: bool = True
     return [_MARK + text for text in (*texts, *_links(row, known, can_nvls))]
 
 
-def impossible(warnings: Iterable[str]) -> list[str]:
-    """Return those warnings of a point that `implausible` has added."""
+def impossible_among(warnings: Iterable[str]) -> list[str]:
+    """Return those warnings of a point that `impossible_figures` has added."""
     return [text for text in warnings if text.startswith(_MARK)]
 
 

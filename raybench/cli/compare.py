@@ -187,11 +187,11 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
 
 def _impossible(side: str, found: Found) -> Iterator[tuple[str, str]]:
     """Yield the points of a run with a figure that cannot be, and the sentence that says so."""
-    from raybench.analysis.implausible import impossible
+    from raybench.analysis.implausible import impossible_among
     from raybench.cli.results import load_summary
 
     for row in load_summary(found.root, found.run_id).rows:
-        for text in impossible(row.warnings):
+        for text in impossible_among(row.warnings):
             yield f"{side} {row.point_id}", text
 
 

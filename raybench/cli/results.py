@@ -325,10 +325,10 @@ def _with_impossible(row: PointRow, summary: Summary) -> PointRow:
     """Return a point with what of it cannot be among its warnings."""
     from dataclasses import replace
 
-    from raybench.analysis.implausible import impossible
+    from raybench.analysis.implausible import impossible_among
 
     doubts = next(one.warnings for one in summary.rows if one.point_id == row.point_id)
-    return replace(row, warnings=(*row.warnings, *impossible(doubts)))
+    return replace(row, warnings=(*row.warnings, *impossible_among(doubts)))
 
 
 def _details(results: Path, run_id: str, prefix: str, references: References) -> PointDetails:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from raybench.analysis.implausible import impossible_among
 from raybench.report import formatting
 from raybench.report.answer_table import answer_table
 from raybench.report.answers import RATIOS, Case
@@ -56,6 +57,9 @@ class RunReport(Document):
         )
         if text and not summary.largest_batches and summary.has_one_start:
             text += f"; {_ONE_START}"
+        count = sum(bool(impossible_among(row.warnings)) for row in summary.rows)
+        if text and count:
+            text += f"; {counted(count, 'point')} with numbers that cannot be: see the warnings"
         return text
 
     def _why_not_compared(self) -> str:

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import pandas as pd
 
-from raybench.analysis.implausible import implausible, impossible
+from raybench.analysis.implausible import impossible_among, impossible_figures
 from raybench.analysis.references import References
 from raybench.analysis.rounds import Trials, latest_trials, without_controls
 from raybench.analysis.rows import ScaledRow, typed_rows
@@ -73,7 +73,7 @@ class Summary:
         return [
             replace(row, warnings=(*row.warnings, *texts)) if texts else row
             for row in scaling(self.points, self.run.baseline)
-            for texts in [implausible(row, self.references, can_nvls=self._can_nvls)]
+            for texts in [impossible_figures(row, self.references, can_nvls=self._can_nvls)]
         ]
 
     @property
@@ -233,7 +233,9 @@ class Summary:
         drifts = messages.drift_warnings(self._trials, self.ranks)
         found = messages.group_messages([*drifts, *messages.warnings_of(self.rows)])
         # Stable: what cannot be goes before all that is only doubtful.
-        return tuple(sorted(messages.by_harm(found), key=lambda one: not impossible([one.text])))
+        return tuple(
+            sorted(messages.by_harm(found), key=lambda one: not impossible_among([one.text]))
+        )
 
     @property
     def has_one_start(self) -> bool:

@@ -46,7 +46,9 @@ def _listing(report: Summary) -> Iterator[Listing]:
     shown = sorted(found if len(found) <= _MOST_SHOWN else outside, key=lambda one: one.share)
     middle = median(one.share for one in found)
     within = f"within on {len(found) - len(outside)} of {counted(len(found), 'figure')}"
-    lines = [("all", f"{within}, the median is {middle:.0%} of it")]
+    is_part = any(starts.run == report.run.run_id for one in found for starts in one.entry.measured)
+    own = "; it was made from this run too" if is_part else ""
+    lines = [("all", f"{within}, the median is {middle:.0%} of it{own}")]
     for one in shown[:_MOST_SHOWN]:
         mark = "" if one.is_within else "! "
         lines.append((f"{mark}{names[one.point_id]}, {one.entry.unit}", one.text))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from builders import make_row
 
-from raybench.analysis.implausible import implausible, impossible
+from raybench.analysis.implausible import impossible_among, impossible_figures
 from raybench.analysis.references import References, format_references, load_references, shipped
 from raybench.analysis.rows import ScaledRow
 from raybench.cli.results import load_summary
@@ -45,7 +45,7 @@ SOUND = {
 def marks(*, can_nvls=True, **changes):
     """What is said of a sound point with these changes."""
     row = ScaledRow(**{**vars(make_row()), **SOUND, **changes})
-    return implausible(row, References(), can_nvls=can_nvls)
+    return impossible_figures(row, References(), can_nvls=can_nvls)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_each_figure_that_cannot_be_is_marked_with_the_likeliest_reason(changes,
     (found,) = marks(**changes)
     assert words in found
     assert "; likeliest " in found
-    assert impossible(["other", found]) == [found]
+    assert impossible_among(["other", found]) == [found]
     assert marks(**{**changes, "status": Status.ERROR}) == []
 
 
@@ -94,7 +94,7 @@ def test_no_sound_run_is_marked():
     runs = [path.name for path in (EXAMPLES / "points").iterdir()]
     rows = [row for run in runs for row in load_summary(EXAMPLES, run).rows]
     assert len(rows) > 100
-    assert [text for row in rows for text in impossible(row.warnings)] == []
+    assert [text for row in rows for text in impossible_among(row.warnings)] == []
 
 
 def test_a_reference_that_cannot_be_is_left_out_with_a_warning(tmp_path):

@@ -55,6 +55,27 @@ def test_report_writes_its_formats_to_files(raybench, tmp_path):
     assert json.loads(raybench("report", "--format", "json").out)["run"]["run_id"] == "run-new"
 
 
+def test_every_command_that_shows_a_point_says_what_of_it_cannot_be(command, tmp_path):
+    root = tmp_path / "results"
+    points = make_point(), make_point(world_size=2)
+    for run_id in ("run-old", "run-new"):
+        written = RunStore.create(root, make_run(run_id), make_measure())
+        for number, (point, step_ms) in enumerate(zip(points, (8.0, 1.0), strict=True)):
+            written.write_records([(number, make_record(point, step_ms=step_ms))])
+    said = "cannot be: speed-up 16.00 on 2 devices"
+    report = " ".join(command("report", "run-old", results=root).out.split())
+    assert "1 point with numbers that cannot be: see the warnings" in report
+    assert said in report
+    for args in (
+        ("show", "run-old", points[1].point_id),
+        ("compare", "run-old", "run-new"),
+        ("export", "run-old", "--format", "csv"),
+    ):
+        assert said.removeprefix("cannot be: ") in " ".join(
+            command(*args, results=root).out.split()
+        )
+
+
 def test_a_chart_that_cannot_be_drawn_or_written_does_not_lose_the_report(
     raybench, results, tmp_path
 ):
