@@ -30,7 +30,11 @@ def run_ranks(run_rank: Callable[..., T], world_size: int, *arguments: object) -
 
 @contextlib.contextmanager
 def gloo(rank: int, world_size: int, store: str) -> Iterator[None]:
-    """Be this rank of a group of gloo, in one thread. store: a file that is not there yet."""
+    """Be this rank of a group of gloo, in one thread. store: a file that is not there yet.
+
+    Let no model in DDP outlive it: where DDP holds the group last, it ends gloo's threads while it
+    holds the interpreter's lock, for which they may wait.
+    """
     import torch
     import torch.distributed as dist
 
@@ -47,4 +51,5 @@ def gloo(rank: int, world_size: int, store: str) -> Iterator[None]:
     try:
         yield
     finally:
+        gc.collect()
         dist.destroy_process_group()

@@ -22,15 +22,19 @@ class BentGradients(Smoke):
 
 def observe(rank: int, world_size: int, store: str) -> dict[str, Any]:
     with gloo(rank, world_size, store):
-        here, seen = make_context(rank, world_size), {}
-        for workload in (Smoke(here), BentGradients(here)):
-            for _ in range(20):
-                workload.step()
-            seen[type(workload).__name__] = outcome_of_check(workload)
+        here = make_context(rank, world_size)
+        seen = {kind.__name__: outcome_of(kind(here)) for kind in (Smoke, BentGradients)}
         same = SameBits(here, size=64)
         same.step()
         same.check()
         return {**seen, "digest": same.digest}
+
+
+def outcome_of(workload: Smoke) -> str:
+    """The outcome of the check after 20 steps."""
+    for _ in range(20):
+        workload.step()
+    return outcome_of_check(workload)
 
 
 @pytest.fixture(scope="module")
