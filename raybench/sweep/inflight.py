@@ -183,7 +183,7 @@ def make_record_of(
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     # The formulas are those of CUDA devices.
     is_cuda = all(device.kind == "cuda" for device in devices)
-    estimated = memory.estimate(attempt.point) if is_cuda else None
+    estimate_bytes = memory.estimate(attempt.point) if is_cuda else None
     return Record(
         point=attempt.point,
         attempt=attempt.number,
@@ -196,7 +196,7 @@ def make_record_of(
         measurements=() if failure else tuple(measurements),
         error_type=failure.error_type if failure else None,
         error_message=(
-            _explain(failure, outputs[failure.rank], devices, attempt.point, estimated)
+            _explain(failure, outputs[failure.rank], devices, attempt.point, estimate_bytes)
             if failure
             else None
         ),
@@ -205,7 +205,7 @@ def make_record_of(
         outputs=outputs if any(outputs) else (),
         neighbours=(*neighbours, *others),
         warnings=() if failure else _warnings(measurements, devices, others),
-        mem_estimate_bytes=estimated.total_bytes if estimated else None,
+        mem_estimate_bytes=estimate_bytes,
     )
 
 
@@ -214,7 +214,7 @@ def _explain(
     output: str,
     devices: Sequence[Device],
     point: Point,
-    estimated: memory.MemoryParts | None,
+    estimate_bytes: int | None,
 ) -> str:
     """Return the message of a failure: its device, what went wrong, and what would fit into memory.
 
@@ -224,8 +224,8 @@ def _explain(
     text = f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
     if failure.error_type == Cause.SCRIPT_EXIT and output:
         return f"{text}; its last line: {shorten(output.splitlines()[-1], _LINE_CHARACTERS)}"
-    if failure.status is Status.OOM and estimated and device.memory_bytes:
-        return f"{text}; {memory.explain_oom(point, estimated, device.memory_bytes)}"
+    if failure.status is Status.OOM and estimate_bytes and device.memory_bytes:
+        return f"{text}; {memory.explain_oom(point, estimate_bytes, device.memory_bytes)}"
     return text
 
 
