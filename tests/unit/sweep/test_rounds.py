@@ -8,7 +8,6 @@ from fakes import make_devices, make_measurement, make_point, make_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.cluster.local import LocalCluster
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
@@ -23,6 +22,7 @@ from raybench.sweep.loop import (
     sweep,
 )
 from raybench.sweep.rounds import Rounds
+from tests.local_cluster import LocalCluster
 
 BASELINE = {"world_size": 1}
 

@@ -28,7 +28,6 @@ from rich.console import Console
 from raybench import cli
 from raybench.cli.output import ConsoleListener
 from raybench.cli.progress import LineProgress
-from raybench.cluster.local import LocalCluster
 from raybench.errors import ClusterError, ResultsError
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
@@ -43,6 +42,7 @@ from raybench.sweep.loop import EarlierSweeps, PointFinished
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
 from raybench.sweep.runner import record_run, run_sweep
+from tests.local_cluster import LocalCluster
 
 SETTINGS = make_settings(measure=make_measure())
 RESUME = "raybench sweep job.yaml --resume run-a"
