@@ -45,6 +45,10 @@ _SHAPES = {
 _WORDS = {Verdict.BAD: "bad", Verdict.SUSPECT: "suspect"}
 # The axis of times reaches at least so far to both sides of 1.
 _LEAST_REACH = 0.1
+_DEVICES_NOTE = (
+    "Each mark is a test: the time that the device takes, against the median of the similar "
+    "devices, or the fastest of fewer than four. Above 1 is slower."
+)
 
 
 def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
@@ -188,10 +192,7 @@ def _device_figure(report: HealthReport) -> Figure | None:
         level=(BAD_RATIO, "bad") if reach > BAD_RATIO else None,
     )
     height = max(110, min(900, 22 * len(short) + 60)) + legend_height(list(_SHAPES))
-    note = (
-        "Each mark is a test: the time that the device takes, against the median of the similar "
-        "devices, or the fastest of fewer than four. Above 1 is slower."
-    )
+    note = _DEVICES_NOTE
     if len(shown) < len(names):
         note += f" The first {len(shown)} of {len(names)}."
     return Figure(
