@@ -286,8 +286,7 @@ class RankMetrics:
     """What each rank tells of a point, and `points` holds of all ranks together.
 
     A field here is all that a new number of this kind needs, beside the code that measures it: its
-    column, its check, and how ranks are combined (`over_ranks`) follow. Each is a number from 0;
-    None where it is not known.
+    column, and how ranks are combined (`over_ranks`). None where it is not known.
     """
 
     setup_s: Annotated[

@@ -18,7 +18,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from raybench.cli.plans import select_ids
-from raybench.cluster.local import LocalCluster
 from raybench.errors import UsageError
 from raybench.job.plan import Plan
 from raybench.measure import profiling
@@ -34,6 +33,7 @@ from raybench.workloads.base import Workload
 from raybench.workloads.training.language_models import Decoder
 from raybench.workloads.training.mlp import Mlp
 from raybench.workloads.training.shapes import DecoderShape
+from tests.local_cluster import LocalCluster
 
 CPU = torch.device("cpu")
 
