@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from raybench.analysis.references import References
     from raybench.report.point_details import PointDetails, PointList
     from raybench.report.summary import Summary
-    from raybench.results.point_row import PointRow
     from raybench.results.run import Run
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
