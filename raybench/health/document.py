@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
 
+from raybench.health.references import grade_text
 from raybench.health.report import ACTION_WORDS, UNHEALTHY, HealthReport, reason_with_value
 from raybench.health.suite import BETWEEN_NODES
 from raybench.records.health import Finding, Verdict, figure
@@ -90,8 +91,8 @@ class HealthDocument(Document):
         yield from _stage_blocks(report.findings)
         if any(one.verdict in _MARKS for one in report.findings):
             yield Line(text=_LEGEND, tone="aside", is_apart=True)
-        for place, grade in enumerate(report.grades):
-            yield Line(text=f"{grade.subject}: {grade.text}.", is_apart=not place)
+        for place, (name, graded) in enumerate(report.grades.items()):
+            yield Line(text=f"{name}: {grade_text(graded)}.", is_apart=not place)
         if not report.grades and "cuda" in report.kinds:
             yield Line(text=HOW_TO_MAKE, tone="aside", is_apart=True)
 
@@ -100,8 +101,8 @@ class HealthDocument(Document):
 
         run, machine, verdict, lamp, headline, exit_code, cases (the subjects that are not healthy,
         the worst first, with what to do), advice (as of `raybench advise`), notes (models without
-        known figures), findings (the table `health`), grades (how devices and nodes stand against
-        references).
+        known figures), findings (the table `health`), grades (how each device and node stands
+        against references).
         """
         report, run_id = self.report, self.report.run.run_id
         return {
@@ -128,7 +129,10 @@ class HealthDocument(Document):
             "advice": [asdict(one) for one in report.advice],
             "notes": report.notes,
             "findings": [{"run_id": run_id, **to_row(one)} for one in report.findings],
-            "grades": [grade.members for grade in report.grades],
+            "grades": {
+                name: {"text": grade_text(graded), "standings": [one.members for one in graded]}
+                for name, graded in report.grades.items()
+            },
         }
 
 

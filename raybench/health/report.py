@@ -7,14 +7,15 @@ one case. A finding that another subject is to blame for is part of the case of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from raybench.health.references import Grade
+from raybench.analysis.references import Measurement
 from raybench.records.health import Action, Finding, Subject, Verdict, figure
 from raybench.report import formatting
 from raybench.report.advice import Advice, estimate_gains
+from raybench.report.references import Standing
 from raybench.results.run import Run, RunStatus
 
 # The worst first.
@@ -93,14 +94,16 @@ class HealthReport:
     """The results of a check.
 
     machine: the devices and nodes in words. kinds: "cuda" or "cpu" of each device.
-    grades: how its devices and nodes stand against the references.
+    grades: how the values of each device and node stand against the references. measurements:
+    values that references may be made of.
     """
 
     run: Run
     machine: str
     kinds: Sequence[str]
     findings: Sequence[Finding]
-    grades: Sequence[Grade] = ()
+    grades: Mapping[str, Sequence[Standing]] = field(default_factory=dict)
+    measurements: Sequence[Measurement] = ()
 
     @cached_property
     def cases(self) -> list[Case]:
