@@ -11,8 +11,8 @@ from functools import cached_property
 
 import pandas as pd
 
-from raybench.analysis.implausible import impossible_among, impossible_figures
-from raybench.analysis.references import References
+from raybench.analysis.implausible import impossible_figures
+from raybench.analysis.references import SHIPPED, References
 from raybench.analysis.rounds import Trials, latest_trials, without_controls
 from raybench.analysis.rows import ScaledRow, typed_rows
 from raybench.analysis.scaling import scaling
@@ -28,12 +28,13 @@ from raybench.report.answers import Case, LargestBatch, largest_batches, rank_ca
 from raybench.report.blocks import MessageGroup
 from raybench.report.json_text import records
 from raybench.report.plain_text import counted, span
-from raybench.report.references import Standing, standings
+from raybench.report.references import Standing, measurements, standings
 from raybench.report.tables import Layout, marks
 from raybench.results.point_row import PointRow
 from raybench.results.run import Run
 from raybench.results.tables import RegionRow
 from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
+from raybench.workloads.base import builtin_class, parameter_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Summary:
     devices: pd.DataFrame
     points: Sequence[PointRow]
     region_rows: pd.DataFrame = field(default_factory=pd.DataFrame)
-    references: References = field(default_factory=References)
+    references: References = SHIPPED
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
@@ -73,19 +74,13 @@ class Summary:
         return [
             replace(row, warnings=(*row.warnings, *texts)) if texts else row
             for row in scaling(self.points, self.run.baseline)
-            for texts in [impossible_figures(row, self.references, can_nvls=self._can_nvls)]
+            for texts in [impossible_figures(row, self.references)]
         ]
-
-    @property
-    def _can_nvls(self) -> bool:
-        """Whether NCCL was not told to do without NVLS."""
-        known = [] if self.devices.empty else [dict(one) for one in self.devices["environment"]]
-        return not known or any(one.get("NCCL_NVLS_ENABLE") != "0" for one in known)
 
     @cached_property
     def standings(self) -> list[Standing]:
         """Return the figures that have a reference, beside it."""
-        return standings(self.rows, self.references)
+        return standings(measurements(self.rows), self.references)
 
     @cached_property
     def _trials(self) -> Trials:
@@ -187,6 +182,29 @@ class Summary:
         return f"{text}; {formatting.some(sorted(ways))}" if ways else text
 
     @cached_property
+    def model(self) -> tuple[str, ...]:
+        """Return what the points run, the parameters of their models, and the optimizers.
+
+        As in ("MLP of 8 layers, 4,096 wide", "134 M parameters", "adam"); shorter for no model.
+        """
+        rows = self.rows
+        classes = {row.workload: builtin_class(row.workload) for row in rows}
+        names = dict.fromkeys(
+            (found.describe(row.params) if (found := classes[row.workload]) else "") or row.workload
+            for row in rows
+        )
+        sizes = sorted({parameter_count(row.workload, row.params) or 0 for row in rows} - {0})
+        size = span(*(formatting.amount(count) for count in sizes[:: len(sizes) - 1 or 1]))
+        trained = [row for row in rows if row.params.get("mode") != "inference"]
+        optimizers = {row.params["optimizer"] for row in trained if "optimizer" in row.params}
+        parts = (
+            ", ".join(names),
+            f"{size} parameters" if size else "",
+            ", ".join(sorted(optimizers)),
+        )
+        return tuple(filter(None, parts))
+
+    @cached_property
     def versions(self) -> Mapping[str, str]:
         """Return the versions of software, of the devices where they tell more."""
         if self.devices.empty:
@@ -232,10 +250,7 @@ class Summary:
         """Return what makes figures doubtful, the most harmful first."""
         drifts = messages.drift_warnings(self._trials, self.ranks)
         found = messages.group_messages([*drifts, *messages.warnings_of(self.rows)])
-        # Stable: what cannot be goes before all that is only doubtful.
-        return tuple(
-            sorted(messages.by_harm(found), key=lambda one: not impossible_among([one.text]))
-        )
+        return messages.by_harm(found)
 
     @property
     def has_one_start(self) -> bool:
@@ -266,24 +281,6 @@ class Summary:
         ]
         more = WORTHWHILE - done
         return MoreRounds(rounds=WORTHWHILE, seconds=more * (sum(each_s) / done + BETWEEN_ROUNDS_S))
-
-
-def summarize(
-    run: Run,
-    devices: pd.DataFrame,
-    points: Sequence[PointRow],
-    regions: pd.DataFrame | None = None,
-    references: References | None = None,
-) -> Summary:
-    """Return the summary of one run from its rows of `devices`, `points` and `regions`."""
-    rows = pd.DataFrame() if regions is None else regions
-    return Summary(
-        run=run,
-        devices=devices,
-        points=points,
-        region_rows=rows,
-        references=references or References(),
-    )
 
 
 def ranks_word(device_types: Iterable[str | None]) -> str:
