@@ -6,7 +6,7 @@ carry, and with strong scaling a smaller share of the work may fit a cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from raybench.analysis.references import LARGER_THAN_CACHES, Entry, References, peak_of
 from raybench.analysis.rows import ScaledRow
@@ -27,18 +27,26 @@ _MARK = "cannot be: "
 
 
 def impossible_figures(
-    row: ScaledRow, references: References, *, can_nvls: bool = True
+    row: ScaledRow,
+    references: References,
+    *,
+    attempts_s: Sequence[float | None] = (),
+    can_nvls: bool = True,
 ) -> list[str]:
     """Return a sentence for each figure of a point that cannot be; none where it is not ok.
 
+    attempts_s: the time that the attempt took in each round that `row` counts the iterations of.
     can_nvls: whether NCCL may have used NVLS.
     """
     if row.status is not Status.OK:
         return []
     known = references.entries(row.device_name or "")
-    found = (_speed_ups, _operations, _memory, _items)
-    texts = [text for check in found for text in check(row, known)]
-    return [_MARK + text for text in (*texts, *_links(row, known, can_nvls))]
+    texts = (
+        *(text for check in (_speed_ups, _operations, _memory) for text in check(row, known)),
+        *_items(row, sum(filter(None, attempts_s)) if None not in attempts_s else None),
+        *_links(row, known, can_nvls),
+    )
+    return [_MARK + text for text in texts]
 
 
 def impossible_among(warnings: Iterable[str]) -> list[str]:
@@ -99,7 +107,7 @@ def _memory(row: ScaledRow, known: list[Entry]) -> Iterator[str]:
         )
 
 
-def _items(row: ScaledRow, _: object) -> Iterator[str]:
+def _items(row: ScaledRow, attempts_s: float | None) -> Iterator[str]:
     step_ms = min(row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0)
     if not step_ms:
         return
@@ -113,14 +121,13 @@ def _items(row: ScaledRow, _: object) -> Iterator[str]:
                 f"{items:,.0f} samples a step, of a batch of {most:,.0f}; likeliest samples are "
                 "counted that no iteration finished"
             )
-    if row.iterations and row.duration_s:
-        count = row.iterations * (row.inner_iterations or 1) / max(row.rounds, 1)
+    if row.iterations and attempts_s:
+        count = row.iterations * (row.inner_iterations or 1)
         took_s = count * step_ms / _MS_PER_S
-        if took_s > _ONE_START * row.duration_s:
+        if took_s > _ONE_START * attempts_s:
             yield (
-                f"{count:,.0f} iterations of {step_ms:.3g} ms take {took_s:,.0f} s, and the "
-                f"attempt took {row.duration_s:,.0f} s; likeliest iterations are counted that did "
-                "not run"
+                f"{count:,.0f} iterations of {step_ms:.3g} ms take {took_s:,.0f} s, and all of it "
+                f"took {attempts_s:,.0f} s; likeliest iterations are counted that did not run"
             )
 
 

@@ -71,10 +71,17 @@ class Summary:
         What cannot be is among the warnings of a point.
         """
         return [
-            replace(row, warnings=(*row.warnings, *texts)) if texts else row
+            replace(row, warnings=(*row.warnings, *self._impossible_figures(row)))
             for row in scaling(self.points, self.run.baseline)
-            for texts in [impossible_figures(row, self.references, can_nvls=self._can_nvls)]
         ]
+
+    def _impossible_figures(self, row: ScaledRow) -> list[str]:
+        return impossible_figures(
+            row,
+            self.references,
+            attempts_s=[one.duration_s for one in self._trials.rounds(row).values()],
+            can_nvls=self._can_nvls,
+        )
 
     @property
     def _can_nvls(self) -> bool:
