@@ -16,7 +16,7 @@ from raybench.records import Status
 # What no interval covers; without an interval, what starts may differ by; with strong scaling,
 # what other kernels may gain on smaller shares.
 _TOLERANCE, _ONE_START, _STRONG = 1.02, 1.1, 1.25
-# Above the range of a reference, whose devices are few.
+# Above the largest value of a reference, whose devices are few.
 _OVER_REFERENCE, _OVER_PRODUCTS = 1.05, 1.1
 _STRONG_SHARE_IN_CACHE = 2**30
 # With NVLS the switch adds up and copies: each byte crosses a link once in place of twice.
@@ -72,7 +72,7 @@ def _speed_ups(row: ScaledRow, _: object) -> Iterator[str]:
 def _operations(row: ScaledRow, known: list[Entry]) -> Iterator[str]:
     reached, precision = row.achieved_tflops_per_device, row.precision
     ceilings = [
-        one.high
+        one.observed[1]
         for one in known
         if one.unit == "TFLOP/s"
         and (one.of.get("precision") == precision and one.of.get("workload") == "gemm")
@@ -98,7 +98,7 @@ def _memory(row: ScaledRow, known: list[Entry]) -> Iterator[str]:
     footprint = int(size) if size.isdecimal() else row.peak_mem_allocated_bytes or 0
     if row.memory_gb_s is None or footprint < LARGER_THAN_CACHES:
         return
-    measured = [one.high for one in known if one.of.get("test", "").startswith("memory ")]
+    measured = [one.observed[1] for one in known if one.of.get("test", "").startswith("memory ")]
     ceiling = max(measured, default=peak_of(row.device_name or "", {"test": "memory"}))
     if ceiling and row.memory_gb_s > _OVER_REFERENCE * ceiling:
         yield (
@@ -132,7 +132,7 @@ def _items(row: ScaledRow, attempts_s: float | None) -> Iterator[str]:
 
 
 def _links(row: ScaledRow, known: list[Entry], can_nvls: bool) -> Iterator[str]:
-    copies = [one.high for one in known if one.of.get("test", "").startswith("copy ")]
+    copies = [one.observed[1] for one in known if one.of.get("test", "").startswith("copy ")]
     if not row.busbw_gb_s or row.world_size < 2 or not copies:
         return
     operation = row.params.get("operation", "all_reduce")
