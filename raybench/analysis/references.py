@@ -1,4 +1,4 @@
-"""Reference values: which range a figure has on a model of device, and where that is known from.
+"""Reference values: the range of a quantity on a model of device, and the starts it is made of.
 
 `raybench/references/` has one YAML file per model; `raybench export RUN --format reference` writes
 such a file, with the value of each start, so that several are pooled exactly.
@@ -11,8 +11,9 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,19 +28,22 @@ from raybench.job import registry
 from raybench.job.point import setting_text
 from raybench.job.problems import key_text, rule_of
 from raybench.records.health import is_time
+from raybench.results.run import Run
 
-# The range is never narrower than this on both sides, beside the noise of starts: what a few
-# devices of one batch agree in, the next batch need not.
+# A range reaches at least so far to both sides, beside the noise of starts: a few devices of one
+# batch may agree better than the next batch does.
 _FLOOR = 0.01
-# What a single device says of another one: healthy H200s of one host differ by up to 7 %.
+# The same for a single device: healthy H200s of one host differ by up to 7 %.
 _ONE_DEVICE = 0.1
-# A device is held against some 40 quantities: with 95 % a healthy one would get two marks.
+# A device is held against some 40 quantities: of 95 % ranges a healthy one would be outside of two.
 _CONFIDENCE = 0.99
-_VALUE_DIGITS = 6
 # In bytes, of the cache of any device (256 MB on MI300X): arrays below it may be read from there.
 LARGER_THAN_CACHES = 2**28
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# The values of starts by the run, and in it by the devices: UUIDs, A+B where they worked together,
+# A/B where it was one of them.
+Measured = dict[str, dict[str, Annotated[list[Positive], Field(min_length=1)]]]
 
 
 class _Strict(BaseModel):
@@ -53,73 +57,29 @@ class SourceRun(_Strict):
     software: dict[str, str]
 
 
-class Starts(_Strict):
-    """The values of the starts of a run.
-
-    devices: UUIDs, A+B where the devices worked together, A/B where it was one of them.
-    """
-
-    run: str
-    devices: str
-    values: list[Positive] = Field(min_length=1)
-
-    @property
-    def uuids(self) -> set[str]:
-        """Return the UUIDs that `devices` names."""
-        return set(re.split(r"[+/]", self.devices))
-
-
-class Entry(_Strict):
-    """The range of one quantity on one model of device.
+class Quantity(_Strict):
+    """What a value is a measure of.
 
     of: settings of a point (workload, parameters, precision, batch size, world_size); of a health
     check {test, where}, where is "device", "pair on a node", "pair of nodes", or such as
-    "4 on a node". fabric: what connects the devices, "" where that does not matter.
-    metric: a column of `points`, or "value" of a health check. value: geometric mean over devices.
-    low, high: 99 % prediction interval for one start of a new device (`predict_range`).
-    devices, hosts, starts, days: how many of each; hosts counts names, and devices of one index.
-    measured: the values of which all this is computed; empty where only the range is known, by
-    `source`.
+    "4 on a node". metric: a column of `points`, or "value" of a health check.
+    fabric: what connects the devices, "" where that does not matter.
     """
 
     of: dict[str, str]
     metric: str
     unit: str
     fabric: str = ""
-    value: Positive
-    low: Positive
-    high: Positive
-    devices: int = Field(ge=1)
-    hosts: int = Field(ge=1)
-    starts: int = Field(ge=1)
-    days: int = Field(ge=1)
-    dates: str
-    torch: str = ""
-    source: str = ""
-    measured: list[Starts] = []
 
-    @model_validator(mode="after")
-    def _check_order(self) -> Entry:
-        if not self.low <= self.value <= self.high:
-            raise ValueError("must have low <= value <= high")
-        return self
-
-    @property
+    @cached_property
     def key(self) -> object:
-        """Return what entries of the same quantity have in common."""
-        return self.metric, self.fabric, normal_form(self.of)
+        """Return the metric and the settings, sorted, without parameters at their default.
 
-    @property
-    def observed(self) -> tuple[float, float]:
-        """Return the least and the largest value of any start; the range where none is known."""
-        values = [value for starts in self.measured for value in starts.values]
-        return (min(values), max(values)) if values else (self.low, self.high)
-
-    @property
-    def provenance(self) -> str:
-        """Return `6 devices of 3 hosts, November 2026`."""
-        devices = f"{self.devices} device{'s' * (self.devices > 1)}"
-        return f"{devices}{f' of {self.hosts} hosts' * (self.hosts > 1)}, {self.dates}"
+        A parameter that a later version adds then changes no quantity.
+        """
+        defaults = _defaults(self.of.get("workload", ""))
+        given = ((name, text) for name, text in self.of.items() if defaults.get(name) != text)
+        return self.metric, *sorted(given)
 
 
 @cache
@@ -131,13 +91,52 @@ def _defaults(workload: str) -> Mapping[str, str]:
     return {one.name: setting_text(one.default) for one in found if one.default is not None}
 
 
-def normal_form(of: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the settings, sorted, without parameters at their default.
+class Measurement(Quantity):
+    """A value that a run measured.
 
-    A parameter that a later version adds then changes no quantity.
+    devices: as in `Measured`; "" where the run does not say which devices it was. point_id: "" of a
+    health check.
     """
-    defaults = _defaults(of.get("workload", ""))
-    return tuple(sorted((name, text) for name, text in of.items() if defaults.get(name) != text))
+
+    model: str
+    value: float
+    devices: str
+    point_id: str = ""
+
+
+class Entry(Quantity):
+    """The range of one quantity on one model of device.
+
+    value: geometric mean over devices.
+    low, high: 99 % prediction interval for one start of a new device (`predict_range`).
+    devices, hosts, starts, days: how many of each; hosts counts names, and devices of one index.
+    measured: the values of which all this is computed; empty where only the range is known, by
+    `source`.
+    """
+
+    value: Positive
+    low: Positive
+    high: Positive
+    devices: int = Field(ge=1)
+    hosts: int = Field(ge=1)
+    starts: int = Field(ge=1)
+    days: int = Field(ge=1)
+    dates: str
+    source: str = ""
+    measured: Measured = {}
+
+    @property
+    def observed(self) -> tuple[float, float]:
+        """Return the least and the largest value of any start; the range where none is known."""
+        runs = self.measured.values()
+        values = [value for run in runs for starts in run.values() for value in starts]
+        return (min(values), max(values)) if values else (self.low, self.high)
+
+    @property
+    def provenance(self) -> str:
+        """Return `6 devices of 3 hosts, November 2026`."""
+        devices = f"{self.devices} device{'s' * (self.devices > 1)}"
+        return f"{devices}{f' of {self.hosts} hosts' * (self.hosts > 1)}, {self.dates}"
 
 
 class ReferenceFile(_Strict):
@@ -149,11 +148,13 @@ class ReferenceFile(_Strict):
     quantities: list[Entry]
 
     @model_validator(mode="after")
-    def _check_names(self) -> ReferenceFile:
+    def _check_entries(self) -> ReferenceFile:
         for entry in self.quantities:
-            for one in entry.measured:
-                if one.run not in self.runs or not one.uuids <= set(self.devices):
-                    raise ValueError(f"must list the run and devices of {one.run} {one.devices}")
+            if not entry.low <= entry.value <= entry.high:
+                raise ValueError(f"must have low <= value <= high in {entry.metric} of {entry.of}")
+            for run, found in entry.measured.items():
+                if run not in self.runs or not _uuids("+".join(found)) <= set(self.devices):
+                    raise ValueError(f"must list the run and devices of {run} {' '.join(found)}")
         return self
 
 
@@ -177,70 +178,46 @@ def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, flo
     within = sum(float(((one - one.mean()) ** 2).sum()) for one in logs) / max(freedom, 1)
     upper, count = (1 + _CONFIDENCE) / 2, len(means)
     noise = float(norm.ppf(upper)) * within**0.5
-    half = np.log1p(_FLOOR) + noise
-    if count == 1:
-        half = np.log1p(_ONE_DEVICE) + noise
-    else:
+    half = np.log1p(_ONE_DEVICE if count == 1 else _FLOOR) + noise
+    if count > 1:
         lost = within * (1 - np.mean([1 / len(one) for one in logs]))
         variance = float(means.var(ddof=1)) + lost
         half = max(half, t.ppf(upper, count - 1) * (variance * (1 + 1 / count)) ** 0.5)
     ends = (means.mean(), means.mean() - half, means.mean() + half)
-    value, low, high = (rounded(float(np.exp(end))) for end in ends)
+    value, low, high = (_rounded(float(np.exp(end))) for end in ends)
     return value, low, high
 
 
-def rounded(value: float) -> float:
+def _rounded(value: float) -> float:
     """Return a value with the six digits that files hold."""
-    return float(f"{value:.{_VALUE_DIGITS}g}")
+    return float(f"{value:.6g}")
 
 
-def make_entry(
-    of: Mapping[str, str],
-    metric: str,
-    unit: str,
-    fabric: str,
-    measured: Iterable[Starts],
-    runs: Mapping[str, SourceRun],
-    devices: Mapping[str, str],
-) -> Entry:
-    """Return the entry of a quantity. measured, runs, devices: as in Entry and ReferenceFile."""
-    measured = sorted(measured, key=lambda one: (one.run, one.devices))
-    # Starts that share a UUID may be of the same device.
-    groups: list[tuple[set[str], list[float]]] = []
-    for one in measured:
-        uuids, values = one.uuids, list(one.values)
-        for group in [other for other in groups if other[0] & uuids]:
-            groups.remove(group)
-            uuids, values = uuids | group[0], [*group[1], *values]
-        groups.append((uuids, values))
-    value, low, high = predict_range([values for _, values in groups])
-    are_together = any("+" in one.devices for one in measured)
-    used = {
-        uuid for uuids, _ in groups for uuid in (sorted(uuids) if are_together else [min(uuids)])
-    }
-    # A host has a device of each index once, so that of two with the same index one is elsewhere.
-    hosts: Counter[str] = Counter()
-    for place, count in Counter(devices[uuid] for uuid in used).items():
-        host = place.rpartition(" ")[0]
-        hosts[host] = max(hosts[host], count)
-    made_by = [runs[one.run] for one in measured]
-    dates = sorted({run.date for run in made_by})
-    return Entry(
-        of=dict(of),
-        metric=metric,
-        unit=unit,
-        fabric=fabric,
-        value=value,
-        low=low,
-        high=high,
-        devices=len(used),
-        hosts=hosts.total(),
-        starts=sum(len(values) for _, values in groups),
-        days=len(dates),
-        dates=" to ".join(dict.fromkeys(f"{day:%B %Y}" for day in (dates[0], dates[-1]))),
-        torch=" and ".join(sorted({run.software.get("torch", "") for run in made_by} - {""})),
-        measured=measured,
-    )
+def reference_files(
+    run: Run, devices: Iterable[Mapping[str, Any]], measured: Iterable[Measurement]
+) -> list[ReferenceFile]:
+    """Return the entries that a run supports, one file per model.
+
+    devices: its rows of the table. Values without known devices are left out.
+    """
+    versions, places = dict(run.versions), {}
+    for one in devices:
+        versions |= {**dict(one["versions"] or {}), "driver": one["driver_version"] or ""}
+        if one["uuid"]:
+            places[one["uuid"]] = f"{one['host']} {one['index']}"
+    software = {name: versions[name] for name in ("torch", "cuda", "driver") if versions.get(name)}
+    runs = {run.run_id: SourceRun(date=run.started_at.date(), software=software)}
+    files: dict[str, ReferenceFile] = {}
+    same: dict[tuple[object, ...], tuple[Measurement, dict[str, list[float]]]] = {}
+    for value in measured:
+        if value.devices:
+            _, values = same.setdefault((value.model, value.key, value.fabric), (value, {}))
+            values.setdefault(value.devices, []).append(_rounded(value.value))
+    for first, values in same.values():
+        empty = ReferenceFile(model=first.model, runs=runs, devices=places, quantities=[])
+        file = files.setdefault(first.model, empty)
+        file.quantities.append(_make_entry(first, {run.run_id: values}, file))
+    return list(files.values())
 
 
 def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
@@ -251,25 +228,64 @@ def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
     by_model: dict[str, list[ReferenceFile]] = {}
     for file in files:
         by_model.setdefault(file.model, []).append(file)
-    return [_pool(model, own) for model, own in by_model.items()]
+    pooled = []
+    for model, own in by_model.items():
+        runs = {name: run for file in own for name, run in sorted(file.runs.items())}
+        devices = {uuid: place for file in own for uuid, place in file.devices.items()}
+        same: dict[object, tuple[Entry, Measured]] = {}
+        for entry in (entry for file in own for entry in file.quantities):
+            _, measured = same.get((entry.key, entry.fabric), (entry, {}))
+            for name, values in entry.measured.items():
+                measured[name] = measured.get(name, {}) | values
+            same[entry.key, entry.fabric] = entry, measured
+        empty = ReferenceFile(model=model, runs=runs, devices=devices, quantities=[])
+        entries = [
+            _make_entry(last, measured, empty) if measured else last
+            for last, measured in same.values()
+        ]
+        pooled.append(empty.model_copy(update={"quantities": entries}))
+    return pooled
 
 
-def _pool(model: str, files: Sequence[ReferenceFile]) -> ReferenceFile:
-    runs = {name: run for file in files for name, run in sorted(file.runs.items())}
-    devices = {uuid: place for file in files for uuid, place in file.devices.items()}
-    same: dict[object, list[Entry]] = {}
-    for file in files:
-        for entry in file.quantities:
-            same.setdefault(entry.key, []).append(entry)
-    entries = []
-    for own in same.values():
-        last = own[-1]
-        measured = {(one.run, one.devices): one for entry in own for one in entry.measured}
-        if measured:
-            starts = measured.values()
-            last = make_entry(last.of, last.metric, last.unit, last.fabric, starts, runs, devices)
-        entries.append(last)
-    return ReferenceFile(model=model, runs=runs, devices=devices, quantities=entries)
+def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> Entry:
+    """Return the entry of a quantity. file: lists the runs and devices."""
+    # Starts that share a UUID may be of the same device.
+    groups: list[tuple[set[str], list[float]]] = []
+    are_together = False
+    for names, values in (one for found in measured.values() for one in found.items()):
+        uuids, values = _uuids(names), list(values)
+        are_together = are_together or "+" in names
+        for group in [other for other in groups if other[0] & uuids]:
+            groups.remove(group)
+            uuids, values = uuids | group[0], [*group[1], *values]
+        groups.append((uuids, values))
+    value, low, high = predict_range([values for _, values in groups])
+    used = {uuid for uuids, _ in groups for uuid in (uuids if are_together else [min(uuids)])}
+    # A host has a device of each index once, so that of two with the same index one is elsewhere.
+    hosts: Counter[str] = Counter()
+    for place, count in Counter(file.devices[uuid] for uuid in used).items():
+        host = place.rpartition(" ")[0]
+        hosts[host] = max(hosts[host], count)
+    dates = sorted({file.runs[name].date for name in measured})
+    return Entry(
+        of=quantity.of,
+        metric=quantity.metric,
+        unit=quantity.unit,
+        fabric=quantity.fabric,
+        value=value,
+        low=low,
+        high=high,
+        devices=len(used),
+        hosts=hosts.total(),
+        starts=sum(len(values) for _, values in groups),
+        days=len(dates),
+        dates=" to ".join(dict.fromkeys(f"{day:%B %Y}" for day in (dates[0], dates[-1]))),
+        measured={name: dict(sorted(measured[name].items())) for name in sorted(measured)},
+    )
+
+
+def _uuids(devices: str) -> set[str]:
+    return set(re.split(r"[+/]", devices))
 
 
 class References:
@@ -277,105 +293,53 @@ class References:
 
     def __init__(self, own: Iterable[ReferenceFile] = ()) -> None:
         self._own = {file.model: file for file in pool(own)}
-        self._entries: dict[str, dict[tuple[str, object], list[Entry]]] = {}
 
     def entries(self, model: str) -> list[Entry]:
         """Return all entries of a model, those of the site first."""
-        return [entry for found in self._of_model(model).values() for entry in found]
+        files = filter(None, (self._own.get(model), shipped(model)))
+        return [entry for file in files for entry in file.quantities]
 
-    def find(
-        self, model: str, of: Mapping[str, str], metric: str, fabric: str = ""
-    ) -> Entry | None:
-        """Return the entry of a quantity; None where there is none.
+    def find(self, model: str, quantity: Quantity) -> Entry | None:
+        """Return the entry of a quantity on a model of device; None where there is none.
 
-        fabric: begins with that of the entry, as "NVLink x18, 1:PHB" with "NVLink x18".
+        The fabric begins with that of the entry, as "NVLink x18, 1:PHB" with "NVLink x18".
         """
-        known = self._of_model(model).get((metric, normal_form(of)), ())
-        return next((one for one in known if fabric.startswith(one.fabric)), None)
-
-    def _of_model(self, model: str) -> dict[tuple[str, object], list[Entry]]:
-        if model not in self._entries:
-            found: dict[tuple[str, object], list[Entry]] = {}
-            for file in filter(None, (self._own.get(model), shipped(model))):
-                for entry in file.quantities:
-                    key = (entry.metric, normal_form(entry.of))
-                    found.setdefault(key, []).append(entry)
-            self._entries[model] = found
-        return self._entries[model]
+        same = (one for one in self.entries(model) if one.key == quantity.key)
+        return next((one for one in same if quantity.fabric.startswith(one.fabric)), None)
 
 
-def peak_of(model: str, of: Mapping[str, str]) -> float | None:
-    """Return the datasheet's peak for a product (TFLOP/s) or the memory (GB/s); None for others.
-
-    of: as in `Entry`. None too where no datasheet is known.
-    """
-    words = of.get("test", "").split() or [of.get("workload", ""), of.get("precision", "")]
-    if words[0] == "gemm":
-        return dense_peak_tflops(model, words[1])
-    return memory_peak_gb_s(model) if words[0] == "memory" else None
-
-
-def file_name(model: str) -> str:
-    """Return the name of the file of a model: `nvidia_h200.yaml`."""
-    return re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_") + ".yaml"
+SHIPPED = References()
 
 
 @cache
 def shipped(model: str) -> ReferenceFile | None:
     """Return the file that comes with raybench for a model; None where there is none."""
-    path = resources.files("raybench").joinpath("references", file_name(model))
-    if not path.is_file():
-        return None
-    return parse_references(path.read_text("utf-8"), str(path))
-
-
-def load_references(path: Path | None) -> References:
-    """Return the references of raybench and those of a file, or of all YAML files of a folder.
-
-    Raises UsageError where a file cannot be read or breaks the schema.
-    """
-    return References(load_files(path) if path else ())
+    name = re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_")
+    path = resources.files("raybench").joinpath("references", f"{name}.yaml")
+    return parse_references(path.read_text("utf-8"), str(path)) if path.is_file() else None
 
 
 def load_files(path: Path) -> list[ReferenceFile]:
-    """Return the content of a file, or of all YAML files of a folder. Raises UsageError."""
+    """Return the content of a file, or of all YAML files of a folder.
+
+    Entries that cannot be are left out, with a ResultsWarning each. Raises UsageError where a file
+    cannot be read or breaks the schema.
+    """
     paths = sorted(path.glob("*.y*ml")) if path.is_dir() else [path]
     if not paths:
         raise UsageError(f"--references {path}: has no YAML file")
     files = []
     for one in paths:
         try:
-            files.append(_without_impossible(parse_references(one.read_text("utf-8"), str(one))))
+            file = parse_references(one.read_text("utf-8"), str(one))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--references {one}: cannot be read: {error}") from error
+        whys = [why_impossible(file.model, entry) for entry in file.quantities]
+        sound = [entry for entry, why in zip(file.quantities, whys, strict=True) if not why]
+        for why in filter(None, whys):
+            warnings.warn(f"{one}: {why}", ResultsWarning, stacklevel=2)
+        files.append(file.model_copy(update={"quantities": sound}))
     return files
-
-
-def _without_impossible(file: ReferenceFile) -> ReferenceFile:
-    """Return a file without entries that cannot be, with a ResultsWarning for each."""
-    sound = []
-    for entry in file.quantities:
-        if why := why_impossible(file.model, entry):
-            text = (
-                f"reference {entry.metric} of {entry.of} is left out, because it cannot be: {why}"
-            )
-            warnings.warn(text, ResultsWarning, stacklevel=3)
-        else:
-            sound.append(entry)
-    return file.model_copy(update={"quantities": sound})
-
-
-def why_impossible(model: str, entry: Entry) -> str:
-    """Return why an entry is above what the datasheet says; empty where it is not."""
-    peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
-    # Small arrays stay in a cache, and then beat the memory.
-    is_small = size.isdecimal() and int(size) < LARGER_THAN_CACHES
-    if peak is None or is_small or is_time(entry.unit) or entry.value <= peak:
-        return ""
-    return (
-        f"{entry.value:,.0f} {entry.unit} is above the peak of {model}, {peak:,.0f}; likeliest the "
-        "work is counted wrong, or the precision was another"
-    )
 
 
 def parse_references(text: str, name: str) -> ReferenceFile:
@@ -391,8 +355,6 @@ def parse_references(text: str, name: str) -> ReferenceFile:
 
 def format_references(file: ReferenceFile) -> str:
     """Return a file as YAML, a block for each quantity and a line for each device of it."""
-    from io import StringIO
-
     yaml: Any = YAML(typ="safe", pure=True)
     yaml.default_flow_style = None
     yaml.sort_base_mapping_type_on_output = False
@@ -401,3 +363,28 @@ def format_references(file: ReferenceFile) -> str:
     stream = StringIO()
     yaml.dump(file.model_dump(mode="json", exclude_defaults=True), stream)
     return stream.getvalue()
+
+
+def peak_of(model: str, of: Mapping[str, str]) -> float | None:
+    """Return the datasheet's peak for a product (TFLOP/s) or the memory (GB/s); None for others.
+
+    of: as in `Entry`. None too where no datasheet is known.
+    """
+    words = of.get("test", "").split() or [of.get("workload", ""), of.get("precision", "")]
+    if words[0] == "gemm":
+        return dense_peak_tflops(model, words[1])
+    return memory_peak_gb_s(model) if words[0] == "memory" else None
+
+
+def why_impossible(model: str, entry: Entry) -> str:
+    """Return in a sentence that an entry is above the datasheet; empty where it is not."""
+    peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
+    # Small arrays stay in a cache, and then beat the memory.
+    is_small = size.isdecimal() and int(size) < LARGER_THAN_CACHES
+    if peak is None or is_small or is_time(entry.unit) or entry.value <= peak:
+        return ""
+    return (
+        f"reference {entry.metric} of {entry.of} is left out, because it cannot be: "
+        f"{entry.value:,.0f} {entry.unit} is above the peak of {model}, {peak:,.0f}; likeliest the "
+        "work is counted wrong, or the precision was another"
+    )

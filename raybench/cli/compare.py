@@ -164,8 +164,10 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     """Read both sides and compare them. Raises ResultsError where one cannot be read."""
     from raybench.analysis.compare import POINT_COLUMNS, compare
     from raybench.analysis.environment_changes import changes
+    from raybench.analysis.implausible import impossible_among
     from raybench.analysis.point_changes import all_point_changes
     from raybench.analysis.rows import point_rows
+    from raybench.cli.results import load_summary
     from raybench.report.comparison import Comparison
 
     base, new = sides
@@ -181,18 +183,13 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
         changes=changes(base.own.facts, new.own.facts),
         beside=all_point_changes(_with_clocks(base.own), _with_clocks(new.own)),
         left_out=tuple(run for side in sides for run in _runs_left_out(side)),
-        impossible=[*_impossible("base", base.own), *_impossible("new", new.own)],
+        impossible=[
+            (f"{name} {row.point_id}", text)
+            for name, side in (("base", base.own), ("new", new.own))
+            for row in load_summary(side.root, side.run_id).rows
+            for text in impossible_among(row.warnings)
+        ],
     )
-
-
-def _impossible(side: str, found: Found) -> Iterator[tuple[str, str]]:
-    """Yield the points of a run with a figure that cannot be, and the sentence that says so."""
-    from raybench.analysis.implausible import impossible_among
-    from raybench.cli.results import load_summary
-
-    for row in load_summary(found.root, found.run_id).rows:
-        for text in impossible_among(row.warnings):
-            yield f"{side} {row.point_id}", text
 
 
 def _runs_left_out(side: Side) -> Iterator[LeftOut]:

@@ -10,10 +10,10 @@ import click
 from raybench.cli.health_results import export_health, load_health
 from raybench.cli.options import complete_run, format_asked, json_format_option, results_option
 from raybench.cli.output import write_file, write_result
-from raybench.errors import UsageError
+from raybench.errors import ResultsError, UsageError
 from raybench.report import export
 
-_FORMATS, _TRACKERS = export.format_names(), export.tracker_names()
+_FORMATS, _TRACKERS = [*export.format_names(), "reference"], export.tracker_names()
 
 
 @click.command("export")
@@ -59,12 +59,13 @@ def export_command(
         raise UsageError(f"give --format {'|'.join(_FORMATS)}, or --to {'|'.join(_TRACKERS)}")
     if tracker and output:
         raise UsageError(f"-o: goes with --format only; --to {tracker} writes no file")
-    text = _references(results, runs) if kind == "reference" else None
-    if text is None:
-        run, *others = runs or ("latest",)
-        if others:
-            raise UsageError(f"{others[0]}: only --format reference takes more than one run")
-        text = _text(results, run, kind, tracker)
+    runs = runs or ("latest",)
+    if kind == "reference":
+        text = _references(results, runs)
+    elif len(runs) > 1:
+        raise UsageError(f"{runs[1]}: only --format reference takes more than one run")
+    else:
+        text = _text(results, runs[0], kind, tracker)
     if output is None:
         write_result(text)
     else:
@@ -82,17 +83,35 @@ def _text(results: Path, run: str, kind: str | None, tracker: str | None) -> str
 
 
 def _references(results: Path, runs: Sequence[str]) -> str:
-    """Return what runs, and files of references, support, pooled. Raises as `reference.write`."""
-    from raybench.analysis.references import load_files
-    from raybench.cli.health_results import references_of_check
+    """Return the entries that runs, and YAML files of references, support together.
+
+    Raises ResultsError where there is no entry, or more than one model of device.
+    """
+    from raybench.analysis.references import format_references, load_files, pool, reference_files
+    from raybench.analysis.rounds import latest_trials, without_controls
     from raybench.cli.results import load_summary
-    from raybench.report.export.formats import reference
+    from raybench.report.references import measurements
+    from raybench.results import reader
 
     files = []
-    for run in runs or ("latest",):
-        if run.endswith((".yaml", ".yml")):
-            files += load_files(Path(run))
+    for name in runs:
+        if name.endswith((".yaml", ".yml")):
+            files += load_files(Path(name))
             continue
-        found = references_of_check(results, run)
-        files += reference.files(load_summary(results, run)) if found is None else found
-    return reference.write(" and ".join(runs) or "latest", files)
+        root, run_id = reader.find_run(results, name)
+        devices = reader.read_table(root, "devices", run_id).to_pylist(maps_as_pydicts="strict")
+        if (check := load_health(results, name)) is not None:
+            measured = check.measurements
+        else:
+            trials = without_controls(latest_trials(load_summary(results, name).points))
+            measured = list(measurements(trials, [one["uuid"] for one in devices]))
+        files += reference_files(reader.read_run(root, run_id), devices, measured)
+    pooled, names = pool(files), " and ".join(runs)
+    if not any(file.quantities for file in pooled):
+        raise ResultsError(
+            f"{names}: no ok point on GPUs that nothing else used, so there is no reference"
+        )
+    if len(pooled) > 1:
+        models = " and ".join(file.model for file in pooled)
+        raise ResultsError(f"{names}: measured {models}; name runs of one model at a time")
+    return format_references(pooled[0])

@@ -9,7 +9,7 @@ from raybench.cli.output import color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
-    from raybench.analysis.references import ReferenceFile, References
+    from raybench.analysis.references import References
     from raybench.cli.compared_runs import Found
     from raybench.health.comparison import HealthComparison, HealthHistory
     from raybench.health.report import HealthReport
@@ -35,15 +35,17 @@ def load_health(
 ) -> HealthReport | None:
     """Return the results of a health check; None where the run is not one.
 
-    run: an id, or "latest". references: None: those of raybench. Raises ResultsError where there is
-    no such run.
+    run: an id, or "latest". references: None: those that come with raybench. Raises ResultsError
+    where there is no such run.
     """
-    from raybench.analysis.references import References
-    from raybench.health.references import devices_of, grades
+    from raybench.analysis.references import SHIPPED
+    from raybench.health.references import grades, measurements
     from raybench.health.report import HealthReport
     from raybench.health.store import read_findings, read_links
+    from raybench.records import Device
     from raybench.report import formatting
     from raybench.results import reader
+    from raybench.results.columns import from_row
 
     root, run_id = reader.find_run(results, run)
     found = reader.read_run(root, run_id)
@@ -51,13 +53,15 @@ def load_health(
         return None
     devices = reader.read_table(root, "devices", run_id).to_pylist(maps_as_pydicts="strict")
     findings = [finding for _, finding in read_findings(root, run_id)]
+    gpus = {row["uuid"]: from_row(Device, row) for row in devices if row["uuid"]}
     return HealthReport(
         run=found,
         machine=formatting.machine(devices) if devices else found.cluster,
         kinds=[device["kind"] for device in devices],
         findings=findings,
         links=read_links(root, run_id),
-        grades=grades(findings, devices_of(devices), references or References()),
+        grades=grades(findings, gpus, references or SHIPPED),
+        measurements=measurements(findings, gpus),
     )
 
 
@@ -78,25 +82,13 @@ def format_health(results: Path, report: HealthReport, kind: str, *, colored: bo
 def export_health(report: HealthReport, kind: str | None) -> str:
     """Return a check as `raybench export --format KIND` writes it.
 
-    Raises UsageError where the kind is not csv, json or junit (references: export_references).
+    Raises UsageError where the kind is not csv, json or junit.
     """
     from raybench.health.export import export
 
     if kind in ("csv", "json", "junit"):
         return export(report, kind)
     raise UsageError("a health check is exported as csv, json or junit")
-
-
-def references_of_check(results: Path, run: str) -> list[ReferenceFile] | None:
-    """Return the reference values that a check supports; None where the run is no check."""
-    from raybench.health.references import health_references
-    from raybench.results import reader
-
-    if (report := load_health(results, run)) is None:
-        return None
-    root, run_id = reader.find_run(results, run)
-    devices = reader.read_table(root, "devices", run_id).to_pylist(maps_as_pydicts="strict")
-    return health_references(report.run, report.findings, devices)
 
 
 def compare_health(base: Found, new: Found, threshold: float) -> HealthComparison | None:

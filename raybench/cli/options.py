@@ -55,9 +55,9 @@ def _load_references(
     if ctx.resilient_parsing:
         # The Tab key must not wait for it.
         return None
-    from raybench.analysis.references import load_references
+    from raybench.analysis.references import References, load_files
 
-    return load_references(path)
+    return References(load_files(path) if path else ())
 
 
 references_option = click.option(

@@ -122,8 +122,9 @@ def load_summary(results: Path, run: str, references: References | None = None) 
 
     references: None: those of raybench.
     """
+    from raybench.analysis.references import SHIPPED
     from raybench.analysis.rows import point_rows
-    from raybench.report.summary import summarize
+    from raybench.report.summary import Summary
     from raybench.results import reader
 
     root, run_id = reader.find_run(results, run)
@@ -131,7 +132,13 @@ def load_summary(results: Path, run: str, references: References | None = None) 
     devices, points, regions = (
         reader.load(root, table, run_id) for table in ("devices", "points", "regions")
     )
-    return summarize(found, devices, point_rows(points), regions, references)
+    return Summary(
+        run=found,
+        devices=devices,
+        points=point_rows(points),
+        region_rows=regions,
+        references=references or SHIPPED,
+    )
 
 
 def _format(
@@ -321,19 +328,11 @@ def _busy(results: Path, run_id: str, rows: Sequence[PointRow]) -> list[float | 
     return [busy_pct(telemetry, of_point, row) for of_point, row in zip(samples, rows, strict=True)]
 
 
-def _with_impossible(row: PointRow, summary: Summary) -> PointRow:
-    """Return a point with what of it cannot be among its warnings."""
+def _details(results: Path, run_id: str, prefix: str, references: References) -> PointDetails:
     from dataclasses import replace
 
-    from raybench.analysis.implausible import impossible_among
-
-    doubts = next(one.warnings for one in summary.rows if one.point_id == row.point_id)
-    return replace(row, warnings=(*row.warnings, *impossible_among(doubts)))
-
-
-def _details(results: Path, run_id: str, prefix: str, references: References) -> PointDetails:
     from raybench.analysis.rounds import Trials, mean_of_rounds
-    from raybench.analysis.rows import point_rows, typed_rows
+    from raybench.analysis.rows import typed_rows
     from raybench.analysis.step_times import (
         device_states,
         join_rounds,
@@ -346,20 +345,17 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     from raybench.results import reader
     from raybench.results.tables import RegionRow, units
 
-    points = point_rows(reader.load(results, "points", run_id))
-    ids = list(dict.fromkeys(row.point_id for row in points))
+    summary = load_summary(results, run_id, references)
+    ids = list(dict.fromkeys(row.point_id for row in summary.points))
     point_id = reader.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
     attempts = sorted(
-        (row for row in points if row.point_id == point_id), key=lambda row: row.attempt
+        (row for row in summary.points if row.point_id == point_id), key=lambda row: row.attempt
     )
     [row] = mean_of_rounds(attempts) or attempts[-1:]
-    summary = load_summary(results, run_id, references)
-    row = _with_impossible(row, summary)
+    [scaled] = [one for one in summary.rows if one.point_id == point_id]
+    # With those of figures that cannot be.
+    row = replace(row, warnings=scaled.warnings)
     measured = list(Trials(attempts).rounds(row).values()) or [row]
-    interval: tuple[float | None, float | None] = (None, None)
-    if len(measured) > 1:  # how far rounds lie apart is estimated from all points
-        [scaled] = [one for one in summary.rows if one.point_id == point_id]
-        interval = scaled.step_ms_low, scaled.step_ms_high
 
     def read(table: str) -> list[pd.DataFrame]:
         """Read the rows of each round; those of rounds without any come last."""
@@ -375,7 +371,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     return PointDetails(
         row=row,
         rounds=len(measured),
-        step_ms_interval=interval,
+        step_ms_interval=(scaled.step_ms_low, scaled.step_ms_high),
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
         regions=slowest_regions(typed_rows(regions, RegionRow)),
@@ -389,5 +385,5 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         attempts=attempts,
         steps_ms=step_times(samples),
         units=units("points"),
-        standings=[one for one in summary.standings if one.point_id == point_id],
+        standings=[one for one in summary.standings if one.measured.point_id == point_id],
     )

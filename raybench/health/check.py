@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raybench.analysis.references import References
+from raybench.analysis.references import SHIPPED, References
 from raybench.cluster import Cluster
 from raybench.health.device_facts import facts_readings
 from raybench.health.follow_up import Split, confirmations, halve, slow_groups, slower_half
@@ -93,12 +93,12 @@ def examine(
     serial: bool = False,
     burn_in_s: float = 0.0,
     make_probes: MakeProbes | None = None,
-    references: References | None = None,
+    references: References = SHIPPED,
 ) -> Examination:
     """Run the stages on all devices of a cluster, and write readings and findings to the tables.
 
     serial: one pair at a time. burn_in_s: how long the devices are burnt in, at least; 0: not.
-    make_probes: what is run instead of the suite. references: None: those of raybench.
+    make_probes: what is run instead of the suite.
     Raises ClusterError where the cluster cannot be used, ResultsError where nothing can be written.
     """
     job = health_job()

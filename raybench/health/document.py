@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from raybench.health.references import grade_text
 from raybench.health.report import ACTION_WORDS, UNHEALTHY, Case, HealthReport
 from raybench.records.health import Finding, Link, Verdict, figure
 from raybench.report import formatting
@@ -76,8 +77,8 @@ class HealthDocument(Document):
             yield _pair_block(pairs)
         if any(one.verdict in _MARKS for one in report.findings):
             yield Line(text=_LEGEND, tone="aside", is_apart=True)
-        for place, grade in enumerate(report.grades):
-            yield Line(text=f"{grade.subject}: {grade.text}.", is_apart=not place)
+        for place, (name, graded) in enumerate(report.grades.items()):
+            yield Line(text=f"{name}: {grade_text(graded)}.", is_apart=not place)
         if not report.grades and "cuda" in report.kinds:
             yield Line(text=HOW_TO_MAKE, tone="aside", is_apart=True)
 
@@ -87,7 +88,7 @@ class HealthDocument(Document):
         run, machine, verdict, lamp, headline, exit_code, cases (the subjects that are not healthy,
         the worst first, with what to do), advice (on the devices as a set), notes (models of which
         no figures are known), findings (the table `health`), links (the table `links`), grades (how
-        devices and nodes stand against references).
+        each device and node stands against references).
         """
         report, run_id = self.report, self.report.run.run_id
         return {
@@ -115,7 +116,10 @@ class HealthDocument(Document):
             "notes": report.notes,
             "findings": [{"run_id": run_id, **to_row(one)} for one in report.findings],
             "links": [{"run_id": run_id, **to_row(one)} for one in report.links],
-            "grades": [grade.members for grade in report.grades],
+            "grades": {
+                name: {"text": grade_text(graded), "standings": [one.members for one in graded]}
+                for name, graded in report.grades.items()
+            },
         }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from raybench.analysis.references import References
+from raybench.analysis.references import Quantity, References
 from raybench.health.groups import Group
 from raybench.health.references import METRIC
 from raybench.health.suite import HealthTest
@@ -83,7 +83,8 @@ class Elsewhere:
     def of_model(self, group: Group) -> ValueRange | None:
         """Return what starts of the model reached elsewhere, else in three earlier checks."""
         of = {"test": group.test.name, "where": str(group.placement)}
-        found = self._references.find(group.model, of, METRIC, group.topology)
+        quantity = Quantity(of=of, metric=METRIC, unit=group.test.unit, fabric=group.topology)
+        found = self._references.find(group.model, quantity)
         if found is not None:
             low, high = found.observed
             return ValueRange(low=low, high=high, source=found.provenance)

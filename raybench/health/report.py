@@ -7,15 +7,16 @@ one case. What another subject is to blame for is no case of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 from typing import Literal
 
-from raybench.health.references import Grade
+from raybench.analysis.references import Measurement
 from raybench.records.health import Action, Finding, Link, Subject, Verdict, figure
 from raybench.report import formatting
 from raybench.report.advice import Advice, estimate_gains
+from raybench.report.references import Standing
 from raybench.results.run import Run, RunStatus
 
 # The worst first.
@@ -103,7 +104,8 @@ class HealthReport:
     """The results of a check.
 
     machine: what it ran on, in words. kinds: "cuda" or "cpu" of each device that was checked.
-    grades: how its devices and nodes stand against the references.
+    grades: how the values of each device and node stand against the references. measurements:
+    values that references may be made of.
     """
 
     run: Run
@@ -111,7 +113,8 @@ class HealthReport:
     kinds: Sequence[str]
     findings: Sequence[Finding]
     links: Sequence[Link]
-    grades: Sequence[Grade] = ()
+    grades: Mapping[str, Sequence[Standing]] = field(default_factory=dict)
+    measurements: Sequence[Measurement] = ()
 
     @cached_property
     def cases(self) -> list[Case]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from raybench.analysis.references import References, peak_of
+from raybench.analysis.references import SHIPPED, References, peak_of
 from raybench.health.actions import advise
 from raybench.health.device_facts import ACTIONS
 from raybench.health.expected import Elsewhere, PastValue, ValueRange
@@ -44,17 +44,16 @@ def judge(
     readings: Iterable[Reading],
     devices: Sequence[Device],
     past: Sequence[PastValue] = (),
-    references: References | None = None,
+    references: References = SHIPPED,
 ) -> tuple[Finding, ...]:
     """Return a finding for each subject in each test, with its root cause and what to do about it.
 
     devices: those that were checked. past: values of healthy subjects in earlier checks.
-    references: None: those that come with raybench.
     """
     readings = list(readings)
     known = devices_by_uuid(devices)
     groups = group_readings(readings, known)
-    elsewhere = Elsewhere(past, references or References())
+    elsewhere = Elsewhere(past, references)
     compared = _compare([group for group in groups if group.test.is_compared])
     findings: list[Finding] = []
     for group in groups:

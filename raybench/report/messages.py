@@ -28,6 +28,7 @@ _UNSTEADY = re.compile(
 )
 # The most harmful first; all others stand before what is merely unsteady.
 _HARM = (
+    re.compile("^cannot be: "),
     re.compile("clocks were|was not alone|something else|at the same time|other process"),
     re.compile("rank |host-bound|waits for the host|drifts"),
 )

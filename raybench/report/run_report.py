@@ -161,8 +161,9 @@ class RunReport(Document):
             yield Line(text=formatting.sentence(self.lead), tone="strong")
         yield Line(text=summary.machine, is_apart=True)
         yield Line(text=f"{summary.course}; {summary.counts}")
-        if references.applies(summary):
-            yield Line(text=references.reference_line(summary))
+        if references.SECTION.applies(summary):
+            _, text = next(references.reference_lines(summary))
+            yield Line(text=formatting.sentence(text.removesuffix(".")))
         if summary.rows:
             table, left_out = answer_table(summary.rows, summary.layout, summary.answer)
             yield table

@@ -11,8 +11,8 @@ from functools import cached_property
 
 import pandas as pd
 
-from raybench.analysis.implausible import impossible_among, impossible_figures
-from raybench.analysis.references import References
+from raybench.analysis.implausible import impossible_figures
+from raybench.analysis.references import SHIPPED, References
 from raybench.analysis.rounds import Trials, latest_trials, without_controls
 from raybench.analysis.rows import ScaledRow, typed_rows
 from raybench.analysis.scaling import scaling
@@ -28,7 +28,7 @@ from raybench.report.answers import Case, LargestBatch, largest_batches, rank_ca
 from raybench.report.blocks import MessageGroup
 from raybench.report.json_text import records
 from raybench.report.plain_text import counted, span
-from raybench.report.references import Standing, standings
+from raybench.report.references import Standing, measurements, standings
 from raybench.report.tables import Layout, marks
 from raybench.results.point_row import PointRow
 from raybench.results.run import Run
@@ -62,7 +62,7 @@ class Summary:
     devices: pd.DataFrame
     points: Sequence[PointRow]
     region_rows: pd.DataFrame = field(default_factory=pd.DataFrame)
-    references: References = field(default_factory=References)
+    references: References = SHIPPED
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
@@ -71,28 +71,17 @@ class Summary:
         What cannot be is among the warnings of a point.
         """
         return [
-            replace(row, warnings=(*row.warnings, *self._impossible_figures(row)))
+            replace(row, warnings=(*row.warnings, *texts)) if texts else row
             for row in scaling(self.points, self.run.baseline)
+            for rounds in [self._trials.rounds(row).values()]
+            for attempts_s in [[one.duration_s for one in rounds]]
+            for texts in [impossible_figures(row, self.references, attempts_s)]
         ]
-
-    def _impossible_figures(self, row: ScaledRow) -> list[str]:
-        return impossible_figures(
-            row,
-            self.references,
-            attempts_s=[one.duration_s for one in self._trials.rounds(row).values()],
-            can_nvls=self._can_nvls,
-        )
-
-    @property
-    def _can_nvls(self) -> bool:
-        """Whether NCCL was not told to do without NVLS."""
-        known = [] if self.devices.empty else [dict(one) for one in self.devices["environment"]]
-        return not known or any(one.get("NCCL_NVLS_ENABLE") != "0" for one in known)
 
     @cached_property
     def standings(self) -> list[Standing]:
         """Return the figures that have a reference, beside it."""
-        return standings(self.rows, self.references)
+        return standings(measurements(self.rows), self.references)
 
     @cached_property
     def _trials(self) -> Trials:
@@ -239,10 +228,7 @@ class Summary:
         """Return what makes figures doubtful, the most harmful first."""
         drifts = messages.drift_warnings(self._trials, self.ranks)
         found = messages.group_messages([*drifts, *messages.warnings_of(self.rows)])
-        # Stable: what cannot be goes before all that is only doubtful.
-        return tuple(
-            sorted(messages.by_harm(found), key=lambda one: not impossible_among([one.text]))
-        )
+        return messages.by_harm(found)
 
     @property
     def has_one_start(self) -> bool:
@@ -273,24 +259,6 @@ class Summary:
         ]
         more = WORTHWHILE - done
         return MoreRounds(rounds=WORTHWHILE, seconds=more * (sum(each_s) / done + BETWEEN_ROUNDS_S))
-
-
-def summarize(
-    run: Run,
-    devices: pd.DataFrame,
-    points: Sequence[PointRow],
-    regions: pd.DataFrame | None = None,
-    references: References | None = None,
-) -> Summary:
-    """Return the summary of one run from its rows of `devices`, `points` and `regions`."""
-    rows = pd.DataFrame() if regions is None else regions
-    return Summary(
-        run=run,
-        devices=devices,
-        points=points,
-        region_rows=rows,
-        references=references or References(),
-    )
 
 
 def ranks_word(device_types: Iterable[str | None]) -> str:

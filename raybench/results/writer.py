@@ -105,15 +105,6 @@ class RunStore:
         return [each.record for each in kept]
 
     @property
-    def points(self) -> Path:
-        """The folder of the points' rows."""
-        return self._folder("points")
-
-    def rows_of(self, batch: Sequence[tuple[int, Record]]) -> Path:
-        """Return the path of the file with the rows of these points."""
-        return self._part("points", _part_name(batch))
-
-    @property
     def traces(self) -> Path:
         """The folder of the traces of profiled points, which is made with the first."""
         return self._folder("traces")

@@ -18,7 +18,7 @@ from raybench.records import Breakdown, Device, Measurement, Record, Repetition,
 from raybench.records.health import Finding, Link, Subject, Verdict
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
-from raybench.report.summary import Summary, summarize
+from raybench.report.summary import Summary
 from raybench.results.columns import to_row
 from raybench.results.point_row import PointRow, point_row
 from raybench.results.run import Run, RunStatus
@@ -280,7 +280,9 @@ def make_summary(
 ) -> Summary:
     """What reports say of a run of these records."""
     devices = [to_row(make_device(index)) for index in range(device_count)]
-    return summarize(run or make_run("run-a"), pd.DataFrame(devices), make_rows(records))
+    return Summary(
+        run=run or make_run("run-a"), devices=pd.DataFrame(devices), points=make_rows(records)
+    )
 
 
 def report_text(summary, kind="terminal", **layout):

@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import make_run
 
 from raybench.analysis.references import (
+    SHIPPED,
+    Measurement,
+    Quantity,
     References,
-    file_name,
     format_references,
-    load_references,
+    load_files,
     parse_references,
     peak_of,
     pool,
     predict_range,
+    reference_files,
     shipped,
 )
 from raybench.errors import UsageError
-from raybench.report.references import reference_file
 
 H200 = "NVIDIA H200"
-SHIPPED = Path(__file__).parents[3] / "raybench" / "references"
-GEMM = {"test": "gemm bf16 8192", "where": "device"}
+FOLDER = Path(__file__).parents[3] / "raybench" / "references"
+GEMM = Quantity(of={"test": "gemm bf16 8192", "where": "device"}, metric="value", unit="TFLOP/s")
 
 
 def file_of(run, uuids, values, host="alpha", day=1):
     """The references of a run in which each of these devices had these starts."""
-    from builders import make_run
-
     rows = [
         {"uuid": uuid, "host": host, "index": int(uuid[4:]) % 2, "versions": {"torch": "2.11.0"}}
         | {"driver_version": "580.1"}
         for uuid in uuids
     ]
     started = make_run(run).started_at.replace(day=day)
-    quantities = [(GEMM, "value", "TFLOP/s", "", uuid) for uuid in uuids]
-    from dataclasses import replace
-
-    return reference_file(
-        H200, replace(make_run(run), started_at=started), rows, quantities, values
-    )
+    measured = [
+        Measurement(**GEMM.model_dump(), model=H200, devices=uuid, value=value)
+        for uuid, starts in zip(uuids, values, strict=True)
+        for value in starts
+    ]
+    (file,) = reference_files(replace(make_run(run), started_at=started), rows, measured)
+    return file
 
 
 def test_ninety_nine_of_a_hundred_new_devices_lie_in_the_range():
@@ -80,19 +83,20 @@ def test_files_are_pooled_by_their_starts():
 
 
 def test_a_site_goes_before_what_is_shipped(tmp_path):
-    known = References().find(H200, GEMM, "value")
+    known = SHIPPED.find(H200, GEMM)
     assert known is not None
     assert known.low < known.value < known.high
     own = tmp_path / "own.yaml"
     own.write_text(format_references(file_of("run-1", ["GPU-1"], [[300.0]])))
     for path in (own, tmp_path):
-        found = load_references(path).find(H200, GEMM, "value")
+        found = References(load_files(path)).find(H200, GEMM)
         assert found is not None
         assert found.value == 300
-    assert References().find("NVIDIA H201", GEMM, "value") is None
-    sums = ({"test": "all_reduce 1 GiB", "where": "4 on a node"}, "value")
-    assert References().find(H200, *sums, fabric="NVLink x18, 1:PHB") is not None
-    assert References().find(H200, *sums, fabric="1:PHB") is None
+    assert SHIPPED.find("NVIDIA H201", GEMM) is None
+    sums = {"test": "all_reduce 1 GiB", "where": "4 on a node"}
+    for fabric, is_known in (("NVLink x18, 1:PHB", True), ("1:PHB", False)):
+        quantity = Quantity(of=sums, metric="value", unit="GB/s", fabric=fabric)
+        assert (SHIPPED.find(H200, quantity) is not None) == is_known
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def test_a_site_goes_before_what_is_shipped(tmp_path):
         ("low: ", "lowest: ", "required, but not given"),
         ("value: 300", "value: .nan", "quantities[0].value: must be"),
         ("value: 300", "value: 900", "must have low <= value <= high"),
-        ("devices: GPU-1", "devices: GPU-7", "must list the run and devices"),
+        ("    GPU-1", "    GPU-7", "must list the run and devices"),
         ("model:", "model", "is not YAML"),
     ],
 )
@@ -111,14 +115,13 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path, old, new, problem):
     path = tmp_path / "own.yaml"
     path.write_text(text.replace(old, new))
     with pytest.raises(UsageError, match=r"own\.yaml") as caught:
-        load_references(path)
+        load_files(path)
     assert problem in str(caught.value)
 
 
 def test_what_is_shipped_follows_from_its_own_starts():
-    for path in SHIPPED.glob("*.yaml"):
+    for path in FOLDER.glob("*.yaml"):
         file = parse_references(path.read_text(), path.name)
-        assert path.name == file_name(file.model)
         assert pool([file]) == [shipped(file.model)]
 
 

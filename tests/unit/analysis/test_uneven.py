@@ -40,11 +40,8 @@ def ran(shares, items, own_ms, ratio=0.5, exchange_ms=1.0, **settings):
                 breakdown=Breakdown(local_ms=((own,) * 3, (own,) * 3)),
                 share=RankShare(
                     items=count,
-                    own_ms=own if count else None,
                     fixed_ms=1.0,
-                    fixed_ms_error=0.1,
                     items_per_s=64_000.0 * (ratio if rank == last else 1),
-                    items_per_s_error=100.0,
                     slow_ratio=ratio - 0.01 if rank == last else None,
                     exchange_ms=exchange_ms,
                     predicted_step_ms=step_ms * 1.02,

@@ -26,7 +26,7 @@ from raybench.analysis.losses import LOSSES
 from raybench.job.point import Precision
 from raybench.report.lead import amount, answer_metric, lead
 from raybench.report.run_report import RunReport
-from raybench.report.summary import summarize
+from raybench.report.summary import Summary
 from raybench.results.metrics.parts import BREAKDOWN
 
 ON_ONE = {"world_size": 1}
@@ -38,7 +38,7 @@ def said(records, baseline, job_text="", **changes):
     """The lead of a run of these records; changes: of columns, a value for each point."""
     rows = with_values(make_rows(records), **changes)
     run = make_run("run-a", baseline=baseline, job_text=job_text)
-    return lead(summarize(run, pd.DataFrame(), rows))
+    return lead(Summary(run=run, devices=pd.DataFrame(), points=rows))
 
 
 def ran(world_size, step_ms, precision=Precision.FP32):
@@ -110,7 +110,7 @@ def test_a_baseline_whose_parts_exceed_its_step_explains_no_loss():
 
 def test_samples_per_joule_are_those_of_all_timed_steps():
     rows = make_rows([ran(1, 8.0), ran(1, 4.0, Precision.BF16)], energy_j=12.0)
-    found = summarize(make_run("run-a"), pd.DataFrame(), rows).rows
+    found = Summary(run=make_run("run-a"), devices=pd.DataFrame(), points=rows).rows
     # Six steps of 64 samples.
     assert column(found, "samples_per_joule") == pytest.approx([32.0, 32.0])
 
@@ -154,7 +154,9 @@ def results(draw):
 def test_no_lead_contradicts_the_table(given_results):
     records, stable, baseline, job = given_results
     rows = with_values(make_rows(records), stable=stable)
-    summary = summarize(make_run("run-a", baseline=baseline, job_text=job), pd.DataFrame(), rows)
+    summary = Summary(
+        run=make_run("run-a", baseline=baseline, job_text=job), devices=pd.DataFrame(), points=rows
+    )
     told, ok = lead(summary), [row for row in summary.rows if row.status == "ok"]
     assert bool(told) == bool(ok)
     # A value stands in it, and its own interval where it names one point of several rounds.

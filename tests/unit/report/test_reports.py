@@ -40,7 +40,7 @@ from raybench.report.messages import group_messages
 from raybench.report.point_details import PointDetails, PointList
 from raybench.report.run_list import RunList
 from raybench.report.run_report import RunReport
-from raybench.report.summary import summarize
+from raybench.report.summary import Summary
 from raybench.report.text import markdown
 from raybench.report.what_ran import what_ran
 from raybench.results.columns import SCHEMA_VERSION, to_row
@@ -61,7 +61,10 @@ def test_the_settings_of_a_point_stand_on_the_first_line_of_its_regions():
         for row in points
         for name in ("a", "b")
     ).assign(rank=0, calls=1, share_pct=50.0)
-    [table] = tables_of(summarize(make_run(), pd.DataFrame(), points, regions=regions), "regions")
+    [table] = tables_of(
+        Summary(run=make_run(), devices=pd.DataFrame(), points=points, region_rows=regions),
+        "regions",
+    )
     assert [row[-4:-2] for row in table.texts] == [("1", "a"), ("", "b"), ("2", "a"), ("", "b")]
 
 
@@ -272,7 +275,7 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column():
     region = {"run_id": "r", "point_id": points[0].point_id, "attempt": 1, "region": evil}
     times = {"rank": 0, "calls": 1, "region_ms": 1.0, "share_pct": 50.0}
     regions = pd.DataFrame([region | times])
-    summary = summarize(run, pd.DataFrame([device]), points, regions=regions)
+    summary = Summary(run=run, devices=pd.DataFrame([device]), points=points, region_rows=regions)
     assert tables_of(summary, "regions")
     details = PointDetails(
         row=points[-2],

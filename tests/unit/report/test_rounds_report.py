@@ -10,7 +10,7 @@ from raybench.analysis.rows import point_rows
 from raybench.cli.plans import plan_command
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
-from raybench.report.summary import summarize
+from raybench.report.summary import Summary
 from raybench.results.reader import load
 from raybench.results.writer import RunStore
 from raybench.sweep.rounds import WORTHWHILE
@@ -32,7 +32,11 @@ def reported(root, rounds, control_ms=10.0):
             )
             store.write_records([(10 * number + 9, control)])
     store.write_devices(control.devices if rounds > 1 else record.devices)
-    return summarize(run, load(root, "devices", "run-a"), point_rows(load(root, "points", "run-a")))
+    return Summary(
+        run=run,
+        devices=load(root, "devices", "run-a"),
+        points=point_rows(load(root, "points", "run-a")),
+    )
 
 
 def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_cost(tmp_path):

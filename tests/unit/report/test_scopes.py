@@ -19,7 +19,7 @@ from builders import (
 )
 
 from raybench.records import Breakdown
-from raybench.report.summary import summarize
+from raybench.report.summary import Summary
 
 # Of a step on 1 and on 2 devices, in ms. The first step of all takes 50.
 STEPS = {"block": (8.0, 4.4), "loop": (40.0, 32.0)}
@@ -141,5 +141,5 @@ def test_nothing_is_said_where_scopes_do_not_differ():
 def test_what_clocks_under_the_power_cap_are_of_a_speed_up_is_a_warning():
     capped = make_rows(pipeline()[:2], throttled=True, throttle_reasons=("power_cap",))
     points = with_values(capped, sm_clock_mhz_p50=[1815.0, 1965.0])
-    found = summarize(make_run("run-a"), pd.DataFrame(), points)
+    found = Summary(run=make_run("run-a"), devices=pd.DataFrame(), points=points)
     assert any("SM clocks are 1.08 times those" in one.text for one in found.warnings)
