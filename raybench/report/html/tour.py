@@ -10,7 +10,6 @@ from raybench.report.charts.data import ChartData
 from raybench.report.charts.registry import main_figure, why_no_figure
 from raybench.report.html.page import render
 from raybench.report.tour import NOTE, Answer
-from raybench.report.what_ran import what_ran
 
 
 def format_page(answers: Sequence[Answer]) -> str:
@@ -34,7 +33,7 @@ def _section(answer: Answer) -> dict[str, Any]:
         "anchor": answer.template,
         "question": answer.question,
         "lead": answer.lead,
-        "trained": what_ran(data.rows, summary.ranks),
+        "trained": summary.model,
         "key_figures": answer.report.key_figures,
         "figure": main_figure(data),
         "why_none": why_no_figure(summary),

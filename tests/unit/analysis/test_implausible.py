@@ -14,7 +14,7 @@ from raybench.analysis.rows import ScaledRow
 from raybench.cli.results import load_summary
 from raybench.errors import ResultsWarning
 from raybench.records import Status
-from raybench.report.summary import summarize
+from raybench.report.summary import Summary
 
 EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
 GIB = 2**30
@@ -80,7 +80,7 @@ def test_iterations_of_a_long_and_a_short_round_are_held_against_the_time_of_bot
             )
             for number, one in enumerate((long, short), 1)
         ]
-        [row] = summarize(make_run("run-a"), pd.DataFrame(), rounds).rows
+        [row] = Summary(run=make_run("run-a"), devices=pd.DataFrame(), points=rounds).rows
         return impossible_among(row.warnings)
 
     assert marks_of(1500) == []
