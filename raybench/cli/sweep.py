@@ -167,7 +167,6 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     from raybench.cli.plans import print_plan, select, select_ids
     from raybench.job.plan import make_plan
     from raybench.records.device_list import read_device_list
-    from raybench.results.writer import check_writable
     from raybench.sweep.run_state import RunTarget, start_run
 
     asked = Asked(**given)
@@ -193,14 +192,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
         return
     if missing := job.missing_module:
         raise job.error([missing])
-    # Set by `ray job submit`; with --working-dir the job runs in a copy below Ray's scratch folder.
-    ray_job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
-    if '"working_dir"' in ray_job and not asked.output.is_absolute():
-        raise UsageError(
-            f"--output {asked.output}: a Ray job's working directory is thrown away; give an "
-            "absolute path that outlives the job, as in --output /shared/results"
-        )
-    check_writable(asked.output)
+    _check_output(asked.output)
     start = start_run(
         job,
         plan,
@@ -210,6 +202,20 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
         resume_command=lambda run_id: _resume_command(ctx, asked, run_id, asked.output),
     )
     ctx.exit(_run(job, start, where, asked.as_json))
+
+
+def _check_output(output: Path) -> None:
+    """Raise UsageError for a folder that a Ray job throws away, or that cannot be written."""
+    from raybench.results.writer import check_writable
+
+    # Set by `ray job submit`; with --working-dir the job runs in a copy below Ray's scratch folder.
+    ray_job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
+    if '"working_dir"' in ray_job and not output.is_absolute():
+        raise UsageError(
+            f"--output {output}: a Ray job's working directory is thrown away; give an absolute "
+            "path that outlives the job, as in --output /shared/results"
+        )
+    check_writable(output)
 
 
 def _load_job(ctx: click.Context, asked: Asked) -> Job:
