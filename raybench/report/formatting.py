@@ -238,11 +238,11 @@ def size(count: float | None) -> str:
 
 
 def setting(name: str, value: Any) -> str:
-    """Write the value of a setting; sizes in bytes with their unit."""
-    digits = str(value)
+    """Write the value of a setting; sizes in bytes with their unit; empty for None."""
+    digits = "" if value is None else str(value)
     if name.endswith("_bytes") and digits.isdecimal():
         return size(int(digits))
-    return digits.lower() if isinstance(value, bool) else str(value)
+    return digits.lower() if isinstance(value, bool) else digits
 
 
 def heading(name: str) -> str:
