@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 from raybench.records import Device, DeviceSample, Record, Samples
-from raybench.records.health import Finding, Link
+from raybench.records.health import Finding
 from raybench.records.metric import Column
 from raybench.results.columns import TableColumn, arrow_schema, columns_of
 from raybench.results.point_row import AttemptKey, PointRow, keys_of
@@ -73,7 +73,6 @@ TABLES: Mapping[str, tuple[TableColumn, ...]] = {
     "modules": columns_of(ModuleRow),
     "regions": columns_of(RegionRow),
     "health": (_OF_RUN, *columns_of(Finding)),
-    "links": (_OF_RUN, *columns_of(Link)),
 }
 # Tables with rows of attempts at points, which `point_id` and `attempt` name.
 OF_POINTS = ("points", "samples", "modules", "regions")

@@ -1,8 +1,10 @@
-"""Two sweeps on one host: the second is refused, waits, or says in its rows who was there."""
+"""Sweeps on one host: a second one is refused, or says in its rows who was there; a tour."""
 
 import subprocess
+import sys
 import time
 
+import pandas as pd
 import pytest
 
 from raybench.cluster.device_reservation import CPU, FOLDER_VARIABLE, DeviceLocks, this_process
@@ -10,7 +12,9 @@ from tests.integration.sweeps import begin, cpu_sweep, raybench, table, wait_for
 
 JOB = """\
 workload: {kind: mlp, hidden: 32, layers: 1}
-matrix: {world_size: [1, 2], batch_size: [8]}
+matrix: {world_size: 2, batch_size: [8, 16]}
+baseline: {world_size: 2}
+placement: {strategy: spread}
 measure: {warmup: 2, iterations: 20, max_seconds: 1}
 """
 USED = "the processors of this host are used by run first-1 of "
@@ -48,8 +52,11 @@ def test_a_tour_is_refused_at_once_and_not_job_by_job(first, tmp_path):
     assert line.startswith(USED)
 
 
-def test_a_shared_sweep_is_seen_by_others_and_its_rows_say_who_was_there(first, tmp_path):
-    with begin(tmp_path, "--shared", stdout=subprocess.DEVNULL) as second:
+def test_a_shared_sweep_of_a_joined_cluster_is_seen_by_others_and_its_rows_say_who_was_there(
+    first, three_nodes, tmp_path
+):
+    where = ("--address", three_nodes)
+    with begin(tmp_path, "--shared", *where, stdout=subprocess.DEVNULL) as second:
         seen = set()
         while second.poll() is None:
             holders = DeviceLocks().other_users([CPU]).others.get(CPU, ())
@@ -57,13 +64,47 @@ def test_a_shared_sweep_is_seen_by_others_and_its_rows_say_who_was_there(first, 
             time.sleep(0.2)
         told = second.stderr.read()
     assert second.returncode == 0, told
+    assert f"Ray cluster at {three_nodes}, up to 6 CPU workers" in told
     assert "not alone: the processors of" in told
     [run_id] = {what.removeprefix("run ") for what in seen} - {"first-1"}
     points = table(tmp_path)
     assert set(points["run_id"]) == {run_id}
+    assert (set(points["node_count"]), set(points["strategy"])) == ({2}, {"spread"})
+    assert set(table(tmp_path, "devices")["rack"]) <= {"left", "right"}
     for neighbours, warnings in zip(points["neighbours"], points["warnings"], strict=True):
         assert any(one.startswith("run first-1 of ") for one in neighbours)
         assert any(one.startswith("not alone: run first-1 of ") for one in warnings)
     first.close()
     # The agents of the sweep that has ended hold nothing any more.
     wait_for(lambda: not DeviceLocks().other_users([CPU]).others, within_s=10)
+
+
+TOUR = """
+import sys
+from pathlib import Path
+from raybench.cli.demo import Stop, run_tour
+from raybench.sweep.run_state import RunTarget
+small = Stop(name="memory_bandwidth", shorter=("zip=[{size_bytes: [1048576]}]", "measure=quick"))
+large = Stop(name="ddp_linear", shorter=("matrix.world_size=64",))
+where = RunTarget(
+    address=sys.argv[1], device="cpu", output=Path(sys.argv[2]), profiled=frozenset()
+)
+sys.exit(run_tour(where, (large, small)))
+"""
+
+
+@pytest.mark.long
+def test_a_tour_leaves_out_what_fits_nowhere_and_makes_a_page_of_the_rest(three_nodes, tmp_path):
+    results = tmp_path / "results"
+    command = [sys.executable, "-c", TOUR, three_nodes, str(results)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "left out: no point fits: the smallest needs 64 devices" in done.stderr
+    assert "1 of 2: What does DDP bring" in done.stderr
+    assert "What bandwidth does the memory of one GPU reach?" in done.stdout
+    (run,) = (results / "runs").iterdir()
+    page = (results / "demo.html").read_text()
+    assert f"report {run.name}" in page
+    # The run can be taken up again by what its command line says.
+    (row,) = pd.read_parquet(results / "runs").to_dict("records")
+    assert list(row["argv"])[-2:] == ["--set", "measure=quick"]
