@@ -35,10 +35,10 @@ from raybench.report.answers import (
 )
 from raybench.report.blocks import MessageGroup
 from raybench.report.json_text import records
+from raybench.report.marks import MARKS, marks
 from raybench.report.plain_text import counted, span
 from raybench.report.point_settings import distinguishing_settings
 from raybench.report.references import Standing, measurements, standings
-from raybench.report.tables import marks
 from raybench.results.point_row import PointRow
 from raybench.results.run import Run
 from raybench.results.tables import RegionRow
@@ -178,7 +178,7 @@ class Summary:
     def marks_meaning(self) -> str:
         """Return what the marks of the points mean, of those that are set."""
         letters = {letter for row in self.rows for letter in marks(row)}
-        found = (f"{mark} {text}" for mark, text in formatting.MARKS.items() if mark in letters)
+        found = (f"{mark} {text}" for mark, text in MARKS.items() if mark in letters)
         return "; ".join(found)
 
     @cached_property

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from raybench.analysis import rows as metrics
 from raybench.analysis.rows import ScaledRow, value_of, workload_metrics
-from raybench.analysis.scaling import NORMAL_LIMITS
 from raybench.analysis.settings import setting
 from raybench.records.metric import Metric
 from raybench.report import formatting
@@ -25,9 +24,8 @@ from raybench.report.blocks import (
     make_table,
     metric_column,
 )
+from raybench.report.marks import marks
 from raybench.report.point_settings import DEGREES, setting_columns, short_name
-from raybench.results.metrics.parts import is_slowed_by_one_rank
-from raybench.results.metrics.steps import is_imprecise
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
@@ -46,32 +44,6 @@ _PARTS_NOTE = (
 _MEMORY_NOTE = (
     "Memory: by torch's allocator in a step that was watched, on the device that needs most."
 )
-
-
-def marks(row: ScaledRow) -> str:
-    """Return a letter for each doubt about a point; `formatting.MARKS` explains them."""
-    is_ok = row.status == "ok"
-    found = {
-        "u": row.stable is False,
-        "w": is_imprecise(row),
-        "h": row.host_bound,
-        "t": is_throttled(row),
-        "s": is_slowed_by_one_rank(row),
-        "c": is_ok and row.crowded,
-        "n": is_ok and row.neighbours,
-        "q": is_ok and row.quick,
-        # The parts of steps that finish no items are not shown.
-        "b": row.why_no_breakdown is not None and row.throughput is not None,
-    }
-    return "".join(mark for mark, is_set in found.items() if is_set)
-
-
-def is_throttled(row: ScaledRow) -> bool:
-    """Return whether heat, a fault or an unknown reason limited the clocks.
-
-    The power cap is no doubt: a GPU at work runs at it.
-    """
-    return bool(row.throttled) and not set(row.throttle_reasons or ("unknown",)) <= NORMAL_LIMITS
 
 
 def table_of_points(

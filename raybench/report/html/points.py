@@ -19,9 +19,10 @@ from raybench.report.blocks import (
 )
 from raybench.report.charts.data import Row, in_order
 from raybench.report.charts.scaling import speed_up_words
+from raybench.report.marks import MARKS, marks
 from raybench.report.plain_text import shorten
 from raybench.report.summary import Summary
-from raybench.report.tables import STEP_MEANING, marks
+from raybench.report.tables import STEP_MEANING
 
 _HINT_CHARS = 300
 _EMPTY = Cell(text="")
@@ -98,7 +99,7 @@ def _half_width(row: Row) -> Cell:
 
 def _marks(row: Row) -> Cell:
     found = marks(row)
-    return Cell(text=found, hint="; ".join(formatting.MARKS[mark] for mark in found))
+    return Cell(text=found, hint="; ".join(MARKS[mark] for mark in found))
 
 
 def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[Row]:

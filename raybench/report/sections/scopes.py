@@ -15,8 +15,9 @@ from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import setting, varying
 from raybench.report import formatting
 from raybench.report.blocks import MARKS_TITLE, Column, ColumnOf, Listing, Table
+from raybench.report.marks import marks
 from raybench.report.sections import Section
-from raybench.report.tables import marks, table_of_points
+from raybench.report.tables import table_of_points
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
