@@ -56,8 +56,8 @@ def explain_command(term: tuple[str, ...]) -> None:
 def _meanings(wanted: str) -> Iterator[str]:
     """Yield what a term means, as a word, as marks, and as a heading or column."""
     from raybench.analysis.rows import BY_NAME
-    from raybench.report.formatting import MARKS
     from raybench.report.glossary import load_glossary
+    from raybench.report.marks import MARKS
 
     key = wanted.lower()
     for entry in load_glossary():
