@@ -74,7 +74,9 @@ class Summary:
         return [
             replace(row, warnings=(*row.warnings, *texts)) if texts else row
             for row in scaling(self.points, self.run.baseline)
-            for texts in [impossible_figures(row, self.references)]
+            for rounds in [self._trials.rounds(row).values()]
+            for attempts_s in [[one.duration_s for one in rounds]]
+            for texts in [impossible_figures(row, self.references, attempts_s)]
         ]
 
     @cached_property
