@@ -1,4 +1,4 @@
-"""Tables of scopes and of ranks, and how points of several workloads are told apart."""
+"""Tables of scopes and of ranks: a module beside what it is a part of, and ranks that differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from builders import (
     make_failed,
     make_point,
     make_record,
-    make_row,
     make_rows,
     make_run,
     make_summary,
@@ -22,7 +21,6 @@ from builders import (
 
 from raybench.records import Breakdown, WallTimes
 from raybench.report.formatting import MILLISECONDS
-from raybench.report.point_settings import point_names, setting_columns
 from raybench.report.sections.ranks import ranks_of_point
 from raybench.report.summary import Summary
 
@@ -71,11 +69,11 @@ def test_module_and_whole_are_read_beside_each_other_cold_and_warm():
     [table] = tables_of(make_summary(pipeline()), "scopes")
     assert table.title == "mine:Pipeline: module beside end to end, ms"
     assert table.titles == (
-        "scope", "GPUs", "cold", "warm", "cold gain", "warm gain", "GiB",
+        "GPUs", "scope", "cold", "warm", "cold gain", "warm gain", "GiB",
     )  # fmt: skip
     cells = [dict(zip(table.titles, row, strict=True)) for row in table.texts]
     assert [(row["scope"], row["GPUs"]) for row in cells] == [
-        ("block", "1"), ("", "2"), ("loop", "1"), ("", "2"),
+        ("block", "1"), ("block", "2"), ("loop", "1"), ("loop", "2"),
     ]  # fmt: skip
     assert [row["cold"] for row in cells] == ["50.00"] * 4
     assert [round(float(row["warm"]), 1) for row in cells] == [8.0, 4.4, 40.0, 32.0]
@@ -125,9 +123,9 @@ def test_settings_in_which_points_differ_have_a_sentence_each():
     ]  # fmt: skip
     [table] = tables_of(found, "scopes")
     assert tuple(one.title for one in table.columns if one.is_setting) == (
-        "compile",
-        "scope",
         "GPUs",
+        "scope",
+        "compile",
     )
     assert len(table.rows) == 8
 
@@ -135,7 +133,7 @@ def test_settings_in_which_points_differ_have_a_sentence_each():
 def test_points_that_were_not_measured_have_no_line():
     failed = make_failed(pipeline()[0].point)
     [table] = tables_of(make_summary([failed, *pipeline()[1:]]), "scopes")
-    assert [row[:2] for row in table.texts] == [("block", "1"), ("", "2"), ("loop", "2")]
+    assert [row[:2] for row in table.texts] == [("1", "block"), ("2", "block"), ("2", "loop")]
 
 
 def test_nothing_is_said_where_scopes_do_not_differ():
@@ -181,30 +179,3 @@ def test_a_single_rank_has_its_clock_alone():
     table = ranks_of_point(row, MILLISECONDS)
     assert table.titles == ("rank", "not waited", "waited")
     assert table.texts == (("0*", "2.50", "30.0"),)
-
-
-def row(workload, batch_size=None, **params):
-    known = {"point_id": f"{workload}-1", "scaling": "weak", "batch_size": batch_size}
-    return make_row(workload=workload, params=params, world_size=2, **known)
-
-
-def test_points_of_one_workload_have_a_column_for_each_setting_that_varies():
-    rows = [row("mlp", 64, hidden="128"), row("mlp", 128, hidden="256")]
-    assert [cells for _, cells in setting_columns(rows)] == [["128", "256"], ["64", "128"]]
-
-
-def test_points_of_several_workloads_have_one_column_of_what_is_theirs():
-    rows = [
-        row("gemm", k="256", direction=""),
-        row("gemm", k="512", direction=""),
-        row("smoke", rows="64"),
-    ]
-    assert {column.title: cells for column, cells in setting_columns(rows)} == {
-        "workload": ["gemm", "gemm", "smoke"],
-        "settings": ["k=256", "k=512", ""],
-    }
-    assert point_names(rows) == ["gemm k=256", "gemm k=512", "smoke"]
-
-
-def test_a_point_without_others_is_named_by_its_id():
-    assert point_names([row("mlp", 64)]) == ["mlp-1"]
