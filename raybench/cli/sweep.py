@@ -48,8 +48,6 @@ _REPEATED = (
     "shared",
     "devices_file",
 )
-# The options that a tour takes.
-_OF_DEMO = ("demo", "address", "device", "wait_s", "shared", "devices_file", "output")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,6 @@ class Asked:
     tags: Mapping[str, str]
     dry_run: bool
     as_json: bool
-    demo: bool
 
     def check(self) -> None:
         """Raise UsageError for options that do not go together."""
@@ -199,11 +196,6 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     metavar="K=V",
     help="A tag to store with the run; may be repeated.",
 )
-@click.option(
-    "--demo",
-    is_flag=True,
-    help="In place of JOB: a tour of some questions in minutes, cut to this machine, as one page.",
-)
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object instead of the report."
@@ -213,7 +205,6 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     """Run JOB and print its report. Each point becomes a row, also where it fails.
 
     \b
-    raybench sweep --demo
     raybench sweep --script train.py --world-size 1,2,4 -- --batch-size 64
     raybench sweep jobs/ddp_scaling.yaml --address auto --tag driver=580.159
     raybench sweep jobs/ddp_scaling.yaml --device cpu --set matrix.world_size=1,2
@@ -233,8 +224,6 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
 
     asked = Asked(**given)
     asked.check()
-    if asked.demo:
-        ctx.exit(_show_demo(ctx, asked))
     job, plan = _load_asked(ctx, asked)
     where = _target(asked, plan)
     if asked.resumed is not None:
@@ -262,14 +251,14 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     ctx.exit(_run(job, start, where, asked.as_json))
 
 
-def _target(asked: Asked, plan: Plan | None = None) -> RunTarget:
+def _target(asked: Asked, plan: Plan) -> RunTarget:
     """Say where the run is carried out, and what of a plan is profiled. Raises UsageError."""
     from raybench.cli.plans import select_ids
     from raybench.records.device_list import read_device_list
     from raybench.sweep.run_state import RunTarget
 
     profiled: frozenset[str] = frozenset()
-    if plan is not None and asked.profile_expression is not None:
+    if asked.profile_expression is not None:
         profiled = select_ids(plan, asked.profile_expression, "--profile")
     return RunTarget(
         address=asked.address,
@@ -280,25 +269,6 @@ def _target(asked: Asked, plan: Plan | None = None) -> RunTarget:
         shared=asked.shared,
         only=read_device_list(asked.devices_file) if asked.devices_file else None,
     )
-
-
-def _show_demo(ctx: click.Context, asked: Asked) -> int:
-    """Run the tour; the exit code. Raises UsageError where more is asked than where to run it."""
-    from raybench.cli.demo import run_tour
-    from raybench.results.writer import check_writable
-
-    given = {
-        option.name: option.opts[0] if option.name != "job" else "JOB"
-        for option in ctx.command.params
-        if option.name is not None
-        and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-    }
-    others = [text for name, text in given.items() if name not in _OF_DEMO]
-    if others:
-        raise UsageError(f"--demo: has its jobs and what to measure of them; leave out {others[0]}")
-    _check_kept(asked.output)
-    check_writable(asked.output)
-    return run_tour(_target(asked))
 
 
 def _load_asked(ctx: click.Context, asked: Asked) -> tuple[Job, Plan]:

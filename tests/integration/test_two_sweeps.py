@@ -6,7 +6,7 @@ import time
 import pytest
 
 from raybench.cluster.device_reservation import CPU, FOLDER_VARIABLE, DeviceLocks, this_process
-from tests.integration.sweeps import begin, cpu_sweep, raybench, table, wait_for, write_text
+from tests.integration.sweeps import begin, cpu_sweep, table, wait_for, write_text
 
 JOB = """\
 workload: {kind: mlp, hidden: 32, layers: 1}
@@ -37,15 +37,6 @@ def test_a_second_sweep_is_refused_before_anything_starts_and_leaves_no_run(firs
     assert "--wait SECONDS" in line
     assert "--shared" in line
     assert not list((tmp_path / "results").glob("runs/*"))
-
-
-def test_a_tour_is_refused_at_once_and_not_job_by_job(first, tmp_path):
-    where = ("--address", "local", "--device", "cpu", "-o", tmp_path)
-    tour = raybench("sweep", "--demo", *where, timeout_s=60)
-    assert (tour.returncode, tour.stdout) == (3, "")
-    question, line = tour.stderr.splitlines()
-    assert question.startswith("1 of ")
-    assert line.startswith(USED)
 
 
 def test_a_shared_sweep_is_seen_by_others_and_its_rows_say_who_was_there(first, tmp_path):
