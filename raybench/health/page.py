@@ -10,11 +10,11 @@ from raybench.health.document import HealthDocument, PairMap, pair_maps, short_n
 from raybench.health.report import HealthReport
 from raybench.records.health import Finding, Verdict, figure
 from raybench.report import blocks, formatting, plain_text
+from raybench.report.blocks import Column, make_table
 from raybench.report.charts.grammar import (
     Figure,
     Mark,
     Panel,
-    Table,
     axis,
     by_threshold,
     heat_map,
@@ -95,14 +95,14 @@ def _pair_figure(report: HealthReport) -> Figure | None:
         title="Pairs",
         note=note,
         panels=[_heat_map(one) for one in maps[:_MOST_MAPS]],
-        table=Table(
-            columns=["what", "from", "to", "value"],
-            rows=[
-                [f"{one.title}, {one.unit}", one.names[start], one.names[end], figure(value)]
-                for one in maps
-                for (start, end), value in one.values.items()
+        table=make_table(
+            [(one, start, end) for one in maps for start, end in one.values],
+            [
+                (Column(title="what", is_text=True), lambda row: f"{row[0].title}, {row[0].unit}"),
+                (Column(title="from", is_text=True), lambda row: row[0].names[row[1]]),
+                (Column(title="to", is_text=True), lambda row: row[0].names[row[2]]),
+                (Column(title="value"), lambda row: figure(row[0].values[row[1], row[2]])),
             ],
-            texts=3,
         ),
     )
 
@@ -201,20 +201,16 @@ def _device_figure(report: HealthReport) -> Figure | None:
         title="Devices",
         note=note,
         panels=[Panel(layers=layers, height=height)],
-        table=Table(
-            columns=["device", "test", "value", "unit", "time against similar devices", "verdict"],
-            rows=[
-                [
-                    one.subject.name,
-                    one.test,
-                    _value(one),
-                    one.unit,
-                    f"{one.ratio:.3f}",
-                    one.verdict.value,
-                ]
-                for one in compared
+        table=make_table(
+            compared,
+            [
+                (Column(title="device", is_text=True), lambda one: one.subject.name),
+                (Column(title="test", is_text=True), lambda one: one.test),
+                (Column(title="value"), _value),
+                (Column(title="unit"), lambda one: one.unit),
+                (Column(title="time against similar devices"), lambda one: f"{one.ratio:.3f}"),
+                (Column(title="verdict"), lambda one: one.verdict.value),
             ],
-            texts=2,
         ),
     )
 
