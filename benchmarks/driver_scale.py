@@ -30,7 +30,6 @@ import psutil
 
 from benchmarks.common import options, write_result
 from benchmarks.made_up import devices, measurement, telemetry
-from raybench.cluster.local import LocalCluster
 from raybench.job.model import Job, load_job
 from raybench.job.plan import make_plan
 from raybench.records import Answer, Device, DeviceSample, Task
@@ -41,6 +40,7 @@ from raybench.sweep.loop import PointFinished, PointStarted, SweepSettings
 from raybench.sweep.run_state import RunRows, start_run
 from raybench.sweep.runner import record_run
 from raybench.sweep.scheduler import Schedule, workers_needed
+from tests.local_cluster import LocalCluster
 
 JOB = """version: 1
 name: driver_scale

@@ -20,7 +20,7 @@ from types import FrameType
 from unittest.mock import patch
 
 from raybench import cli
-from raybench.cluster.local import this_process
+from tests.local_cluster import this_process
 
 JOB = """\
 version: 1

@@ -11,7 +11,7 @@ import click
 
 from raybench.cli.options import DeviceCount, Size, overrides_option
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
-from raybench.job.memory import USABLE, MemoryParts, explain_oom, gib
+from raybench.job.memory import USABLE, explain_oom, gib
 from raybench.job.point import Point
 from raybench.report.plain_text import counted, printable
 
@@ -183,7 +183,7 @@ def _point_as_json(point: Point) -> dict[str, Any]:
     from raybench.job.memory import estimate
 
     found = estimate(point)
-    needed = {"mem_estimate_bytes": found.total_bytes} if found else {}
+    needed = {"mem_estimate_bytes": found} if found else {}
     return {"point_id": point.point_id, **point.settings, **needed}
 
 
@@ -349,19 +349,19 @@ def _duration(seconds: float) -> str:
 
 _MOST_EXPLAINED = 3
 
-Estimates = Sequence[MemoryParts | None]
+Estimates = Sequence[int | None]
 
 
 def memory_column(estimates: Estimates) -> list[str]:
     """Write the estimate of each point in GiB; empty where there is none."""
-    return [gib(found.total_bytes) if found else "" for found in estimates]
+    return [gib(found) if found else "" for found in estimates]
 
 
 def memory_lines(
     points: Sequence[Point], estimates: Estimates, device_bytes: int | None
 ) -> Iterator[str]:
     """Say in a sentence how much points need, and of those that do not fit what would."""
-    known = [found.total_bytes for found in estimates if found]
+    known = [found for found in estimates if found]
     if not known:
         return
     least, most = gib(min(known)), gib(max(known))
@@ -374,7 +374,7 @@ def memory_lines(
     too_big = [
         (number, point, found)
         for number, (point, found) in enumerate(zip(points, estimates, strict=True), start=1)
-        if found and found.total_bytes > room
+        if found and found > room
     ]
     numbers = ", ".join(f"#{number}" for number, *_ in too_big)
     fits = f"do not fit into {gib(device_bytes)} GiB, and run all the same: {numbers}"

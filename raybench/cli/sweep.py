@@ -341,8 +341,7 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
     assert asked.resumed is not None
     output, run = run_to_resume(asked.output, asked.resumed, job)
     code = code_of_job(job)
-    if warning := check_code(run, code):
-        say(make_console(), f"{warning} (warning)")
+    check_code(run, code)
     with hold_run(output, run.run_id):
         plan = plan_of_run(plan, output, run.run_id)
         start = resume_run(

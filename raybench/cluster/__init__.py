@@ -1,4 +1,4 @@
-"""What a sweep asks of a cluster: the one on Ray (`ray_cluster`) or in this process (`local`)."""
+"""What a sweep asks of a cluster; the one on Ray is in `ray_cluster`."""
 
 from __future__ import annotations
 

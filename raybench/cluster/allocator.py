@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import zip_longest
+from functools import partial
+from itertools import chain, islice, zip_longest
 from typing import Literal, NamedTuple
 
 from raybench.records import Device, RankInfo
@@ -138,8 +139,7 @@ class DeviceAllocator:
     cluster: points beside it change which ones, never how many it has on one node, or how many
     nodes of one rack. A node's model is the name of its first device.
 
-    chosen: the workers that points may have, None for all; of the others it only counts which are
-    taken.
+    chosen: the workers that points may have, None for all.
     """
 
     def __init__(
@@ -151,250 +151,191 @@ class DeviceAllocator:
         chosen: Collection[int] | None = None,
     ) -> None:
         self._strategy, self._isolation = strategy, isolation
+        self._devices = devices
         alive = [worker_id for worker_id in in_device_order(devices) if worker_id not in lost]
+        self._alive = frozenset(alive)
         self._worker_ids = [one for one in alive if chosen is None or one in chosen]
-        self._node_of_unchosen = {
-            one: devices[one].node_id for one in {*alive} - {*self._worker_ids}
-        }
-        self._unchosen_taken: Counter[str] = Counter()
-        self._devices = [devices[worker_id] for worker_id in self._worker_ids]
-        self._node: dict[int, str] = {}
-        self._of_node: dict[str, list[int]] = {}
-        self._model: dict[str, tuple[str, str]] = {}
-        self._index: dict[int, int] = {}
-        for worker_id, device in zip(self._worker_ids, self._devices, strict=True):
-            self._node[worker_id], self._index[worker_id] = device.node_id, device.index
-            self._model.setdefault(device.node_id, (device.rack, device.name))
-            self._of_node.setdefault(device.node_id, []).append(worker_id)
         self._order = {worker_id: position for position, worker_id in enumerate(self._worker_ids)}
-        self._largest = max(map(len, self._of_node.values()), default=0)
+        usable = [devices[worker_id] for worker_id in self._worker_ids]
         self._order_of_choice = [
-            self._worker_ids[position] for position in _in_order_of_choice(self._devices, strategy)
+            self._worker_ids[position] for position in _in_order_of_choice(usable, strategy)
         ]
+        self._of_node: dict[str, list[int]] = {}
+        # Rack and model by node.
+        self._kind: dict[str, tuple[str, str]] = {}
+        for worker_id, device in zip(self._worker_ids, usable, strict=True):
+            self._of_node.setdefault(device.node_id, []).append(worker_id)
+            self._kind.setdefault(device.node_id, (device.rack, device.name))
         self._taken: set[int] = set()
-        self._on_idle_cluster: dict[int, tuple[int, ...]] = {}
-        self._racks = list(dict.fromkeys(device.rack for device in self._devices))
-        # (its rack and model, workers that a point can have of the node) -> nodes; a dict keeps
-        # their order.
-        self._nodes: dict[tuple[tuple[str, str], int], dict[str, None]] = {}
-        for node in self._of_node:
-            self._nodes.setdefault(self._available(node), {})[node] = None
-        # world_size -> idle workers that ran a point together and none since: their process group
-        # may still exist.
-        self._idle_groups: dict[int, dict[tuple[int, ...], None]] = {}
         # Groups that this allocator chose; only these are reused for the next point.
         self._chosen_here: set[tuple[int, ...]] = set()
-        self._last_used: dict[int, tuple[int, ...]] = {}
+        # Idle workers that ran a point together and none since: their process group may still
+        # exist. A dict keeps their order.
+        self._idle_groups: dict[tuple[int, ...], None] = {}
 
     @property
     def alive(self) -> int:
         """Number of workers that points may have, taken or not."""
         return len(self._worker_ids)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no worker is taken."""
-        return not self._taken
-
     def choose(self, world_size: int) -> tuple[int, ...] | None:
         """Return the workers for one more point, in rank order; None where it has to wait.
 
         They are not taken yet.
         """
-        worker_ids = self._choose(world_size)
+        if world_size > self.alive:
+            return None
+        if self._isolation == "cluster":
+            return None if self._taken else self._on_idle_cluster(world_size)
+        idle = self._idle_by_node()
+        there = {worker_id for worker_ids in idle.values() for worker_id in worker_ids}
+        groups = (one for one in self._idle_groups if len(one) == world_size)
+        worker_ids = next((one for one in groups if there.issuperset(one)), None)
+        if worker_ids is None and (found := self._find(world_size, idle)) is not None:
+            worker_ids = tuple(sorted(found, key=self._order.__getitem__))
         if worker_ids is not None:
             self._chosen_here.add(worker_ids)
         return worker_ids
 
-    def _choose(self, world_size: int) -> tuple[int, ...] | None:
-        if world_size > self.alive - len(self._taken):
-            return None
-        if self._isolation == "cluster":
-            return self._on_idle(world_size) if self.is_idle else None
-        if group := next(iter(self._idle_groups.get(world_size, ())), None):
-            return group
-        worker_ids = self._find(world_size)
-        return (
-            None if worker_ids is None else tuple(sorted(worker_ids, key=self._order.__getitem__))
-        )
-
     def take(self, worker_ids: Sequence[int]) -> None:
         """Mark these workers as taken by a point; lost ones are ignored."""
-        if self._isolation == "cluster":
-            self._taken.update(worker_ids)  # nothing else runs: no node is chosen beside others
-            return
-        self._change(worker_ids, self._taken.update, unchosen=1)
-        for worker_id in worker_ids:
-            before = self._last_used.get(worker_id, ())
-            self._idle_groups.get(len(before), {}).pop(before, None)
-            self._last_used[worker_id] = tuple(worker_ids)
+        self._taken.update(self._alive.intersection(worker_ids))
+        broken = [one for one in self._idle_groups if not set(one).isdisjoint(worker_ids)]
+        for group in broken:
+            del self._idle_groups[group]
 
     def free(self, worker_ids: Sequence[int]) -> None:
         """Mark these workers as idle again; those that were lost meanwhile are ignored."""
-        if self._isolation == "cluster":
-            self._taken.difference_update(worker_ids)
-            return
-        self._change(worker_ids, self._taken.difference_update, unchosen=-1)
-        was_chosen_here = tuple(worker_ids) in self._chosen_here and self._node.keys() >= set(
-            worker_ids
-        )
-        if len(worker_ids) > 1 and was_chosen_here:
-            self._idle_groups.setdefault(len(worker_ids), {})[tuple(worker_ids)] = None
+        self._taken.difference_update(worker_ids)
+        if len(worker_ids) > 1 and tuple(worker_ids) in self._chosen_here:
+            self._idle_groups[tuple(worker_ids)] = None
 
-    def _on_idle(self, world_size: int) -> tuple[int, ...]:
-        if world_size not in self._on_idle_cluster:
-            chosen = self._order_of_choice[:world_size]
-            self._on_idle_cluster[world_size] = tuple(sorted(chosen, key=self._order.__getitem__))
-        return self._on_idle_cluster[world_size]
+    def _on_idle_cluster(self, world_size: int) -> tuple[int, ...]:
+        chosen = self._order_of_choice[:world_size]
+        return tuple(sorted(chosen, key=self._order.__getitem__))
 
-    def _find(self, world_size: int) -> Sequence[int] | None:
+    def _idle_by_node(self) -> dict[str, list[int]]:
+        """Return by node the workers that a point can have now; nodes without any are left out."""
+        used: set[str] = set()
+        if self._isolation == "node":
+            used = {self._devices[worker_id].node_id for worker_id in self._taken}
+        idle = {
+            node: [worker_id for worker_id in worker_ids if worker_id not in self._taken]
+            for node, worker_ids in self._of_node.items()
+            if node not in used
+        }
+        return {node: worker_ids for node, worker_ids in idle.items() if worker_ids}
+
+    def _find(self, world_size: int, idle: Mapping[str, Sequence[int]]) -> Sequence[int] | None:
         """Return idle workers in the shape that the point has on the idle cluster, rack by rack.
 
         None where there are none.
         """
-        alone, on_rails = self._on_idle(world_size), self._strategy == "rail"
-        if self.is_idle and on_rails:
+        alone, on_rails = self._on_idle_cluster(world_size), self._strategy == "rail"
+        if on_rails and not self._taken:
             return alone
         shapes: dict[str, _Shape] = {}
-        for node, count in Counter(self._node[worker_id] for worker_id in alone).items():
-            rack, model = self._model[node]
+        nodes = Counter(self._devices[worker_id].node_id for worker_id in alone)
+        for node, count in nodes.items():
+            rack, model = self._kind[node]
             shapes.setdefault(rack, Counter())[count, model] += 1
+        racks: dict[str, dict[str, Sequence[int]]] = {}
+        for node, worker_ids in idle.items():
+            racks.setdefault(self._kind[node][0], {})[node] = worker_ids
         found: list[int] = []
-        used: set[str] = set()
         for shape in sorted(shapes.values(), key=Counter.total, reverse=True):
-            racks = [rack for rack in self._racks if rack not in used]
             fit = self._fit_rails(racks, shape) if on_rails else self._fit(racks, shape)
             if fit is None:
                 return None
             rack, worker_ids = fit
-            used.add(rack)
+            del racks[rack]
             found += worker_ids
         return found
 
-    def _fit(self, racks: Sequence[str], shape: _Shape) -> tuple[str, list[int]] | None:
+    def _fit(
+        self, racks: Mapping[str, Mapping[str, Sequence[int]]], shape: _Shape
+    ) -> tuple[str, list[int]] | None:
         """Return the rack that keeps the fewest idle workers on the nodes used, and the workers.
 
         So nodes that are wholly idle stay so. None where no rack has room.
+        racks: rack -> node -> its idle workers.
         """
-        best: tuple[int, str, dict[str, int]] | None = None
-        for rack in racks:
-            nodes: dict[str, int] = {}
-            for (count, model), wanted in sorted(shape.items(), reverse=True):
-                chosen = self._nodes_with(count, (rack, model), wanted, nodes)
-                nodes |= dict.fromkeys(chosen, count)
-            if len(nodes) == shape.total():
-                left = sum(self._available(node)[1] - count for node, count in nodes.items())
-                if best is None or left < best[0]:
-                    best = left, rack, nodes
-        if best is None:
-            return None
-        _, rack, nodes = best
-        return rack, [
-            worker_id
-            for node, count in nodes.items()
-            for worker_id in self._side_by_side(self._idle(node), count)
-        ]
+        best: tuple[int, str, list[int]] | None = None
+        for rack, idle in racks.items():
+            fullest_last = sorted(idle, key=lambda node: len(racks[rack][node]))
+            chosen = self._fill(shape, fullest_last, partial(self._side_by_side, idle))
+            left = sum(len(idle[node]) - len(workers) for node, workers in chosen.items())
+            if chosen and (best is None or left < best[0]):
+                best = left, rack, list(chain.from_iterable(chosen.values()))
+        return best and best[1:]
 
-    def _fit_rails(self, racks: Sequence[str], shape: _Shape) -> tuple[str, list[int]] | None:
+    def _fit_rails(
+        self, racks: Mapping[str, Mapping[str, Sequence[int]]], shape: _Shape
+    ) -> tuple[str, list[int]] | None:
         """Return the first rack whose nodes have the same indices idle, and the workers.
 
-        None where there is no such rack.
+        None where there is no such rack. racks: rack -> node -> its idle workers.
         """
-        for rack in racks:
-            idle = {
-                node: {self._index[worker_id]: worker_id for worker_id in self._idle(node)}
-                for node, (its_rack, _) in self._model.items()
-                if its_rack == rack and self._available(node)[1]
+        for rack, idle in racks.items():
+            by_index = {
+                node: {self._devices[worker_id].index: worker_id for worker_id in worker_ids}
+                for node, worker_ids in idle.items()
             }
-            rails = sorted({index for there in idle.values() for index in there})
+            rails = sorted({index for there in by_index.values() for index in there})
             for start in range(len(rails)):
-                if worker_ids := self._on_rails(idle, rails[start:] + rails[:start], shape):
-                    return rack, worker_ids
+                on_rails = partial(_on_rails, by_index, rails[start:] + rails[:start])
+                if chosen := self._fill(shape, by_index, on_rails):
+                    return rack, list(chain.from_iterable(chosen.values()))
         return None
 
-    def _on_rails(
-        self, idle: Mapping[str, Mapping[int, int]], rails: Sequence[int], shape: _Shape
-    ) -> list[int]:
-        """Return workers with the first of these indices on each node; [] where nodes lack them.
+    def _fill(
+        self,
+        shape: _Shape,
+        nodes: Iterable[str],
+        workers_of: Callable[[str, int], Sequence[int]],
+    ) -> dict[str, Sequence[int]]:
+        """Return workers of the first of these nodes that make the shape; {} where they cannot.
 
-        idle: node -> index -> worker.
+        workers_of: returns so many workers of a node; none where it has too few.
         """
-        nodes: dict[str, int] = {}
+        chosen: dict[str, Sequence[int]] = {}
         for (count, model), wanted in sorted(shape.items(), reverse=True):
-            fitting = [
-                node
-                for node, there in idle.items()
-                if node not in nodes
-                and self._model[node][1] == model
-                and there.keys() >= set(rails[:count])
-            ]
-            nodes |= dict.fromkeys(fitting[:wanted], count)
-        if len(nodes) < shape.total():
-            return []
-        return [idle[node][rail] for node, count in nodes.items() for rail in rails[:count]]
+            fitting = (
+                (node, workers)
+                for node in nodes
+                if node not in chosen
+                and self._kind[node][1] == model
+                and (workers := workers_of(node, count))
+            )
+            chosen |= dict(list(islice(fitting, wanted)))
+        return chosen if len(chosen) == shape.total() else {}
 
-    def _idle(self, node: str) -> list[int]:
-        return [worker_id for worker_id in self._of_node[node] if worker_id not in self._taken]
-
-    def _nodes_with(
-        self, count: int, model: tuple[str, str], wanted: int, used: Collection[str]
-    ) -> list[str]:
-        """Return at most `wanted` nodes of the model that have `count` workers, without `used`."""
-        nodes: list[str] = []
-        for available in range(count, self._largest + 1):
-            for node in self._nodes.get((model, available), ()):
-                if len(nodes) == wanted:
-                    return nodes
-                if node not in used:
-                    nodes.append(node)
-        return nodes
-
-    def _side_by_side(self, idle: Sequence[int], count: int) -> list[int]:
+    def _side_by_side(
+        self, idle: Mapping[str, Sequence[int]], node: str, count: int
+    ) -> Sequence[int]:
         """Return `count` of a node's idle workers, of the shortest row of neighbours that suffices.
 
         In the row they begin at a multiple of `count` where possible, because pairs and quartets
-        of devices are wired so.
+        of devices are wired so. Empty where fewer are idle.
         """
-        local = {
-            worker_id: place for place, worker_id in enumerate(self._of_node[self._node[idle[0]]])
-        }
+        if len(idle[node]) < count:
+            return ()
+        local = {worker_id: place for place, worker_id in enumerate(self._of_node[node])}
         rows: list[list[int]] = []
-        for worker_id in idle:
+        for worker_id in idle[node]:
             if rows and local[worker_id] == local[rows[-1][-1]] + 1:
                 rows[-1].append(worker_id)
             else:
                 rows.append([worker_id])
-        row = min((row for row in rows if len(row) >= count), key=len, default=list(idle))
+        row = min((row for row in rows if len(row) >= count), key=len, default=list(idle[node]))
         starts = range(len(row) - count + 1)
         start = next((start for start in starts if local[row[start]] % count == 0), 0)
         return row[start : start + count]
 
-    def _available(self, node: str) -> tuple[tuple[str, str], int]:
-        """Return rack and model of the node, and how many of its workers a point can have now."""
-        worker_ids = self._of_node[node]
-        idle = sum(worker_id not in self._taken for worker_id in worker_ids)
-        is_used = idle < len(worker_ids) or self._unchosen_taken[node] > 0
-        if self._isolation == "node" and is_used:
-            idle = 0
-        return self._model[node], idle
 
-    def _change(
-        self, worker_ids: Sequence[int], change: Callable[[Iterable[int]], None], *, unchosen: int
-    ) -> None:
-        """Change which workers are taken, and file their nodes by what they can give then.
-
-        unchosen: what each of the workers adds to its node's count that points may not have.
-        """
-        alive = [worker_id for worker_id in worker_ids if worker_id in self._node]
-        others = [
-            self._node_of_unchosen[one] for one in worker_ids if one in self._node_of_unchosen
-        ]
-        changed = dict.fromkeys([*(self._node[worker_id] for worker_id in alive), *others])
-        nodes = [node for node in changed if node in self._of_node]
-        for node in nodes:
-            del self._nodes[self._available(node)][node]
-        change(alive)
-        for node in others:
-            self._unchosen_taken[node] += unchosen
-        for node in nodes:
-            self._nodes.setdefault(self._available(node), {})[node] = None
+def _on_rails(
+    by_index: Mapping[str, Mapping[int, int]], rails: Sequence[int], node: str, count: int
+) -> list[int]:
+    """Return the node's workers with the first `count` of these indices; [] where it lacks one."""
+    there = by_index[node]
+    return [there[rail] for rail in rails[:count]] if there.keys() >= set(rails[:count]) else []

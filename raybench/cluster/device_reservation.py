@@ -1,12 +1,11 @@
 """Which sweep uses which devices: locks across the sweeps and the users of a host.
 
-Each device has a file in a folder that everybody may enter. Whoever uses the device has a line in
-the file and a shared lock of it (flock: the kernel lets go of it when the holder dies). A sweep
-that wants the device for itself must get an exclusive lock first, which it then turns into a
-shared one: other processes of its own may come, and sweeps that share. All processors of a host
-are one device, `CPU`.
+Who uses a device has a file of it in a folder that everybody may enter, and an exclusive lock of
+that file (flock: the kernel lets go of it when the holder dies). A sweep that wants the device for
+itself makes no file where there is a locked one of another sweep. One process of the host looks
+and makes files at a time. All processors of a host are one device, `CPU`.
 
-Everybody can write into the folder. So no link in it is followed, and what a line says of its
+Everybody can write into the folder. So no link in it is followed, and what a file says of its
 holder is shortened, cleaned and shown, no more.
 
 A `DeviceReservation` takes the locks on all nodes of a sweep, by the agents of these nodes.
@@ -21,6 +20,7 @@ import os
 import re
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -67,7 +67,8 @@ class Holder:
     @property
     def has_ended(self) -> bool:
         """Whether the holder's driver ran on this host and has ended; its locks are freed soon."""
-        return self.host == socket.gethostname() and _has_ended(self.process_id)
+        is_here = self.process_id > 0 and self.host == socket.gethostname()
+        return is_here and not psutil.pid_exists(self.process_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,67 +116,67 @@ class DeviceLocks:
 
     def __init__(self) -> None:
         self._folder = Path(os.environ.get(FOLDER_VARIABLE) or _FOLDER)
-        self._held: dict[str, tuple[int, bytes]] = {}
+        self._held: dict[str, tuple[int, Path]] = {}
 
     def lock(self, devices: Sequence[str], holder: Holder, *, shared: bool) -> LockResult:
         """Lock the devices, and return who else uses them.
 
         Without `shared` none is locked where another sweep uses one. devices: as by `lock_name`.
         """
-        line = f"{json.dumps({**asdict(holder), 'locked_by': os.getpid()})}\n".encode()
-        others: dict[str, tuple[Holder, ...]] = {}
-        new: list[str] = []
         try:
             with _exclusive_turn(self._folder):
-                for device in set(devices) - self._held.keys():
-                    file = _open_file(self._folder, device)
-                    is_alone = _lock(file, fcntl.LOCK_EX)
-                    if not is_alone and (users := _users(file, holder.sweep)):
-                        others[device] = users
-                    if others and not shared:
-                        os.close(file)
-                        continue
-                    self._held[device] = file, line
-                    new.append(device)
-                    if is_alone:
-                        os.ftruncate(file, 0)  # what killed sweeps have left
-                    os.write(file, line)
-                    _lock(file, fcntl.LOCK_SH)
+                others = self._find_others(devices, holder.sweep, remove_stale=True)
+                if shared or not others:
+                    for device in set(devices) - self._held.keys():
+                        self._held[device] = self._make_file(device, holder)
         except OSError as error:
             return self._problem(error)
-        if others and not shared:
-            for device in new:
-                self._release(device)
         return LockResult(others=others)
 
     def other_users(self, devices: Sequence[str], sweep: str = "") -> LockResult:
         """Return who uses the devices now. sweep: of a `Holder` that is left out."""
-        others: dict[str, tuple[Holder, ...]] = {}
         try:
-            for device in devices:
-                if device in self._held:
-                    users = _users(self._held[device][0], sweep, is_ours=True)
-                else:
-                    file = _open_file(self._folder, device)
-                    users = () if _lock(file, fcntl.LOCK_EX) else _users(file, sweep)
-                    os.close(file)
-                if users:
-                    others[device] = users
+            return LockResult(others=self._find_others(devices, sweep))
         except OSError as error:
             return self._problem(error)
-        return LockResult(others=others)
 
     def close(self) -> None:
         """Release all locks."""
-        for device in list(self._held):
-            self._release(device)
+        for file, path in self._held.values():
+            path.unlink(missing_ok=True)
+            os.close(file)
+        self._held = {}
 
-    def _release(self, device: str) -> None:
-        file, line = self._held.pop(device)
-        left = os.pread(file, _MOST_BYTES, 0).replace(line, b"")
-        os.ftruncate(file, 0)
-        os.write(file, left)
-        os.close(file)
+    def _find_others(
+        self, devices: Sequence[str], sweep: str, *, remove_stale: bool = False
+    ) -> dict[str, tuple[Holder, ...]]:
+        """Return the other sweeps that use each device; devices without any are left out.
+
+        remove_stale: remove the files of sweeps that were killed. Only for who has the turn.
+        """
+        others: dict[str, tuple[Holder, ...]] = {}
+        for device in devices:
+            users: dict[Holder, None] = {}
+            for path in sorted(self._folder.glob(f"{_file_name(device)}.*")):
+                user = _read_user(path)
+                if user is not None and user.sweep != sweep:
+                    users[user] = None
+                elif user is None and remove_stale:
+                    with suppress(OSError):  # another user's, or a folder
+                        path.unlink()
+            if users:
+                others[device] = tuple(users)
+        return others
+
+    def _make_file(self, device: str, holder: Holder) -> tuple[int, Path]:
+        """Return the descriptor and the path of a new file of this device, which is locked."""
+        # Under a name at which nobody looks until it is locked and whole.
+        file, name = tempfile.mkstemp(prefix=".", dir=self._folder)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.write(file, json.dumps(asdict(holder)).encode())
+        os.fchmod(file, 0o644)
+        hidden = Path(name)
+        return file, hidden.rename(hidden.with_name(f"{_file_name(device)}{hidden.name}"))
 
     def _problem(self, error: OSError) -> LockResult:
         return LockResult(problem=f"{self._folder}: {error.strerror or error}")
@@ -183,85 +184,59 @@ class DeviceLocks:
 
 @contextmanager
 def _exclusive_turn(folder: Path) -> Iterator[None]:
-    """Let one process of the host lock devices at a time. Raises OSError after 5 s of waiting.
-
-    The kernel does not turn an exclusive lock into a shared one in one step: between the two,
-    another process could get the exclusive one.
-    """
+    """Let one process of the host lock devices at a time. Raises OSError after 5 s of waiting."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         folder.chmod(0o1777)  # whatever the umask
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
     until_s = time.monotonic() + _TURN_S
     try:
-        while not _lock(place, fcntl.LOCK_EX):
+        while not _is_free(place, fcntl.LOCK_EX):
             if time.monotonic() > until_s:
                 raise OSError("another process holds the folder's lock")
+            time.sleep(_PAUSE_S)
         yield
     finally:
         os.close(place)
 
 
-def _open_file(folder: Path, device: str) -> int:
-    """Return a descriptor of a device's file, which is made if it is missing.
+def _is_free(file: int, lock: int) -> bool:
+    """Take a lock of this kind, and return True; False where another process has one."""
+    try:
+        fcntl.flock(file, lock | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
-    Raises OSError where it is a link or no plain file.
+
+def _file_name(device: str) -> str:
+    return re.sub(r"[^A-Za-z0-9-]", "_", device)
+
+
+def _read_user(path: Path) -> Holder | None:
+    """Return who holds the lock of a file, with "unknown" for each fact that it does not tell.
+
+    None where nobody does, and for links, folders and pipes.
     """
-    path = folder / re.sub(r"[^A-Za-z0-9-]", "_", device)
-    flags = os.O_RDWR | os.O_APPEND | _OPEN
     try:
-        file = os.open(path, flags)
-    except FileNotFoundError:
-        # Not always with O_CREAT, which Linux refuses for another's file in such a folder.
-        file = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-        os.fchmod(file, 0o666)
-    facts = os.fstat(file)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
-        os.close(file)
-        raise OSError(f"{path.name} is no plain file; remove it")
-    return file
-
-
-def _lock(file: int, mode: int) -> bool:
-    """Take the lock, or change its mode; return False if another process has it for 50 ms."""
-    for pause_s in (_PAUSE_S, 0.0):
-        with suppress(BlockingIOError):
-            fcntl.flock(file, mode | fcntl.LOCK_NB)
-            return True
-        time.sleep(pause_s)
-    return False
-
-
-def _users(file: int, sweep: str, *, is_ours: bool = False) -> tuple[Holder, ...]:
-    """Return the holders of other sweeps in a device's file. is_ours: this process holds it too."""
-    lines = [_read_line(line) for line in os.pread(file, _MOST_BYTES, 0).splitlines()]
-    living = dict.fromkeys(
-        user for user, process in lines if user.sweep != sweep and not _has_ended(process)
-    )
-    if living or is_ours or any(user.sweep == sweep for user, _ in lines):
-        return tuple(living)
-    # Somebody has the lock all the same: a process of another container, or one without a line.
-    return (lines or [_read_line(b"")])[-1][:1]
-
-
-def _has_ended(process_id: int) -> bool:
-    """Return whether no process of this host has this id; False for the unknown id 0."""
-    return process_id > 0 and not psutil.pid_exists(process_id)
-
-
-def _read_line(line: bytes) -> tuple[Holder, int]:
-    """Return the holder that a line describes, and the id of the process with the lock, or 0."""
+        file = os.open(path, os.O_RDONLY | _OPEN)
+    except OSError:
+        return None
     try:
-        found = json.loads(line)
+        facts = os.fstat(file)
+        is_file = stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
+        if not is_file or _is_free(file, fcntl.LOCK_SH):
+            return None
+        found = json.loads(os.pread(file, _MOST_BYTES, 0))
     except (ValueError, RecursionError):
         found = None
-    facts = found if isinstance(found, dict) else {}
-    process_id, locked_by = (
-        number if type(number) is int and 0 < number < 2**22 else 0
-        for number in (facts.get("process_id"), facts.get("locked_by"))
-    )
-    words = {name: _clean(facts.get(name)) for name in ("sweep", "what", "user", "host", "since")}
-    return Holder(**words, process_id=process_id), locked_by
+    finally:
+        os.close(file)
+    told = found if isinstance(found, dict) else {}
+    number = told.get("process_id")
+    process_id = number if type(number) is int and 0 < number < 2**22 else 0
+    words = {name: _clean(told.get(name)) for name in ("sweep", "what", "user", "host", "since")}
+    return Holder(**words, process_id=process_id)
 
 
 def _clean(text: object) -> str:
@@ -363,8 +338,9 @@ class DeviceReservation:
         """
         found: dict[str, tuple[Holder, ...]] = {}
         for first, result in self._nodes.lock(devices, terms.holder, shared=terms.shared):
-            if result.problem:
-                self._log_once(
+            if result.problem and result.problem not in self._logged:
+                self._logged.add(result.problem)
+                self._log(
                     f"device locks of {first.host} cannot be had ({result.problem}): another sweep "
                     "there would go unseen (warning)"
                 )
@@ -380,11 +356,6 @@ class DeviceReservation:
             # Two sweeps that wait for each other's nodes would wait for ever.
             self._nodes.unlock(devices)
         return found
-
-    def _log_once(self, line: str) -> None:
-        if line not in self._logged:
-            self._logged.add(line)
-            self._log(line)
 
 
 def _wait_for_others(

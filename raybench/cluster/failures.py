@@ -56,13 +56,45 @@ class PointObservation:
         """The ranks without an answer."""
         return [rank for rank in range(self.world_size) if rank not in self.answers]
 
+    def waits_for(self, rank: int) -> Literal["nothing", "device", "collective"]:
+        """Return what a stuck rank waits for by the stack in its log."""
+        frames = _main_thread(self.log_tails.get(rank, ""))
+        if not frames:
+            return "nothing"
+        # A script has run its steps, while its worker waits for other ranks.
+        if any(
+            frame["path"].endswith("/raybench/workloads/scripts/child.py")
+            and frame["function"] == "receive"
+            for frame in frames
+        ):
+            return "collective"
+        path, function = frames[0]["path"], frames[0]["function"]
+        if "/torch/distributed/" in path or "/torch/autograd/" in path:
+            return "collective"
+        return "device" if "/torch/cuda/" in path and function == "synchronize" else "nothing"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StackLocation:
-    """A line of code. waits_for: what it may wait for; a collective waits for other ranks."""
+    def place(self, rank: int) -> str:
+        """Return `, at net.py:60 in spin` for a stuck rank; "" where that is not known."""
+        frames = [] if rank in self.answers else _main_thread(self.log_tails.get(rank, ""))
+        if not frames:
+            return ""
+        of_workload = (
+            frame
+            for frame in frames
+            if "/raybench/workloads/" in frame["path"] or "/lib/python3" not in frame["path"]
+        )
+        line = next(of_workload, frames[0])
+        return f", at {PurePath(line['path']).name}:{line['line']} in {line['function']}"
 
-    text: str
-    waits_for: Literal["nothing", "device", "collective"]
+
+def _main_thread(log_tail: str) -> list[re.Match[str]]:
+    """Return the frames of the main thread, the innermost first, where its time was up.
+
+    log_tail: ends with the stacks that faulthandler wrote; empty without them.
+    """
+    # Of several threads the main one stands last.
+    _, thread, frames = log_tail.rpartition("(most recent call first):")
+    return [match for line in frames.splitlines() if thread and (match := _FRAME.match(line))]
 
 
 def own_failure(answers: Collection[Answer]) -> Failure | None:
@@ -75,11 +107,6 @@ def is_death(answer: Answer | None) -> bool:
     """Return whether this is the answer of a rank whose process died."""
     deaths = [cause for cause in Cause if cause.is_death]
     return isinstance(answer, Failure) and answer.error_type in deaths
-
-
-def is_lost_node(answer: Answer | None) -> bool:
-    """Return whether this is the answer of a rank whose node is gone, frozen or cut off."""
-    return isinstance(answer, Failure) and answer.error_type == Cause.NODE_LOST
 
 
 def explain_death(answer: Answer, log_tail: str) -> Answer:
@@ -112,7 +139,7 @@ def hanging(point: PointObservation) -> list[int]:
     A rank that waits for its device may be in a collective, or in an endless kernel of its own: it
     hangs only if no rank hangs elsewhere.
     """
-    waiting = {rank: _waits_for(rank, point) for rank in point.stuck}
+    waiting = {rank: point.waits_for(rank) for rank in point.stuck}
     for harmless in ({"device", "collective"}, {"collective"}):
         if found := [rank for rank, what in waiting.items() if what not in harmless]:
             return found
@@ -122,15 +149,14 @@ def hanging(point: PointObservation) -> list[int]:
 def after_failure(point: PointObservation) -> tuple[Answer, ...]:
     """Return the final answer of each rank of a point that failed before its time was up."""
     cause = own_failure(point.answers.values())
-    if cause is None and point.stuck:
-        silent = {rank: _no_answer(rank, point) for rank in point.stuck}
-        blamed = _ranks(point.stuck)
-    elif cause is None:
-        return tuple(_make_lost(point.answers[rank]) for rank in range(point.world_size))
-    else:
-        silent, blamed = {}, f"rank {cause.rank}"
+    if cause is None and not point.stuck:
+        return tuple(_name_loss(point.answers[rank]) for rank in range(point.world_size))
+    blamed = f"rank {cause.rank}" if cause else _ranks(point.stuck)
+    unheard = "no answer, and the others lost the connection to it"
     return tuple(
-        silent.get(rank) or _beside(rank, f"{blamed} failed", Status.LOST, point)
+        _make_failed(rank, Cause.NO_ANSWER, unheard + point.place(rank), point)
+        if cause is None and rank in point.stuck
+        else _beside(rank, f"{blamed} failed", Status.LOST, point)
         for rank in range(point.world_size)
     )
 
@@ -144,65 +170,47 @@ def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ..
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
     blamed = hanging(point) or late
     to_blame = frozenset(blamed)
-    waiting = [rank for rank in late if rank not in to_blame]
-    facts = []
-    if len(blamed) > 1:
-        facts.append(f"{_ranks(blamed)} gave none")
+    # One that stopped when it was told to had waited in a collective.
+    waited = {
+        rank: "collective" if rank in point.answers else point.waits_for(rank)
+        for rank in late
+        if rank not in to_blame
+    }
+    facts = [f"{_ranks(blamed)} gave none"] if len(blamed) > 1 else []
     for what, where in (("collective", "in a collective"), ("device", "for the device")):
-        if those := [rank for rank in waiting if _wait_reason(rank, point) == what]:
+        if those := [rank for rank, waited_for in waited.items() if waited_for == what]:
             facts.append(f"{_ranks(those)} waited {where}")
     if point.finished:
         facts.append(f"{_ranks(sorted(point.finished))} had finished")
     message = f"no answer within measure.timeout_s = {timeout_s:g} s"
-    answers: list[Answer] = []
-    for rank in range(point.world_size):
-        if rank in to_blame:
-            text = "; ".join([message + _at(rank, point), *facts])
-            answers.append(_make_failed(rank, Cause.TIMEOUT, text, point))
-        else:
-            reason = f"waited for {_ranks(blamed)}"
-            answers.append(_beside(rank, reason, Status.TIMEOUT, point))
-    return tuple(answers)
+    return tuple(
+        _make_failed(rank, Cause.TIMEOUT, "; ".join([message + point.place(rank), *facts]), point)
+        if rank in to_blame
+        else _beside(rank, f"waited for {_ranks(blamed)}", Status.TIMEOUT, point)
+        for rank in range(point.world_size)
+    )
 
 
 def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answer, ...]:
     """Return the answers; a rank that was lost with its node or device says so.
 
     A failure that the rank itself reported stays, also when it took the device along.
-    reasons: why each rank's worker is lost; "" where it is not.
+    reasons: why each rank's worker is lost, as the pool words it; "" where it is not.
     """
-    unsaid = (Status.LOST, Status.TIMEOUT)
-    return tuple(
-        replace(answer, status=Status.LOST, error_type=_loss_of(reason), message=reason)
-        if reason and isinstance(answer, Failure) and answer.status in unsaid
-        else answer
-        for answer, reason in zip(answers, reasons, strict=True)
-    )
+    told = []
+    for answer, reason in zip(answers, reasons, strict=True):
+        if (
+            reason
+            and isinstance(answer, Failure)
+            and answer.status in (Status.LOST, Status.TIMEOUT)
+        ):
+            cause = Cause.NODE_LOST if reason.startswith("node ") else Cause.WORKER_LOST
+            answer = replace(answer, status=Status.LOST, error_type=cause, message=reason)
+        told.append(answer)
+    return tuple(told)
 
 
-def _loss_of(reason: str) -> Cause:
-    """Return whether a worker is lost with its node or alone. reason: as the pool words it."""
-    return Cause.NODE_LOST if reason.startswith("node ") else Cause.WORKER_LOST
-
-
-def find_location(log_tail: str) -> _StackLocation | None:
-    """Return where the main thread was when its time was up; None without a stack in the log.
-
-    log_tail: ends with the stacks that faulthandler wrote.
-    """
-    # Of several threads the main one stands last.
-    _, thread, frames = log_tail.rpartition("(most recent call first):")
-    matches = [match for line in frames.splitlines() if (match := _FRAME.match(line))]
-    if not (thread and matches):
-        return None
-    line = next((match for match in matches if _is_of_workload(match["path"])), matches[0])
-    return _StackLocation(
-        text=f"{PurePath(line['path']).name}:{line['line']} in {line['function']}",
-        waits_for="collective" if _is_script_held(matches) else _what_waits(matches[0]),
-    )
-
-
-def _make_lost(answer: Answer) -> Answer:
+def _name_loss(answer: Answer) -> Answer:
     """Give a failure that is the loss of a peer the status `lost`; return other answers unchanged.
 
     For points in which all ranks lost a peer, and none says why.
@@ -223,7 +231,7 @@ def _beside(rank: int, reason: str, status: Status, point: PointObservation) -> 
     """
     answer = point.answers.get(rank)
     if answer is None:
-        text = f"{reason}, and this rank did not stop{_at(rank, point)}"
+        text = f"{reason}, and this rank did not stop{point.place(rank)}"
         return _make_failed(rank, Cause.PEER_FAILED, text, point, status)
     if isinstance(answer, Failure):
         # The death of a process that was told to stop is no failure of its own.
@@ -233,11 +241,6 @@ def _beside(rank: int, reason: str, status: Status, point: PointObservation) -> 
     elif rank in point.finished:
         return answer
     return _make_failed(rank, Cause.PEER_FAILED, reason, point, status)
-
-
-def _no_answer(rank: int, point: PointObservation) -> Failure:
-    text = f"no answer, and the others lost the connection to it{_at(rank, point)}"
-    return _make_failed(rank, Cause.NO_ANSWER, text, point)
 
 
 def _make_failed(
@@ -260,43 +263,6 @@ def _is_loss_of_peer(failure: Failure) -> bool:
     return failure.error_type in _LOSS_TYPES or (
         failure.error_type == "RuntimeError" and names_loss
     )
-
-
-def _waits_for(rank: int, point: PointObservation) -> str:
-    location = find_location(point.log_tails.get(rank, ""))
-    return location.waits_for if location else "nothing"
-
-
-def _wait_reason(rank: int, point: PointObservation) -> str:
-    """Return what a rank waited for; a collective, where it stopped when it was told to."""
-    return "collective" if rank in point.answers else _waits_for(rank, point)
-
-
-def _is_script_held(frames: Sequence[re.Match[str]]) -> bool:
-    """Return whether a script has run its steps, while its worker waits for other ranks."""
-    return any(
-        frame["path"].endswith("/raybench/workloads/scripts/child.py")
-        and frame["function"] == "receive"
-        for frame in frames
-    )
-
-
-def _what_waits(frame: re.Match[str]) -> Literal["nothing", "device", "collective"]:
-    path = frame["path"]
-    if "/torch/distributed/" in path or "/torch/autograd/" in path:
-        return "collective"
-    return "device" if "/torch/cuda/" in path and frame["function"] == "synchronize" else "nothing"
-
-
-def _at(rank: int, point: PointObservation) -> str:
-    if rank in point.answers:
-        return ""
-    location = find_location(point.log_tails.get(rank, ""))
-    return f", at {location.text}" if location else ""
-
-
-def _is_of_workload(path: str) -> bool:
-    return "/raybench/workloads/" in path or "/lib/python3" not in path
 
 
 def _ranks(ranks: Sequence[int]) -> str:

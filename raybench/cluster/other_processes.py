@@ -164,9 +164,10 @@ def _is_foreign(process: psutil.Process) -> bool:
 
 def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
     """Name other processes on the GPU; None where NVML does not even name the worker's."""
-    from raybench.hardware.telemetry import process_ids
+    from raybench.hardware import nvml
 
-    found = process_ids(device.uuid)
+    handle = nvml.device(device.uuid)
+    found = set() if handle is None else nvml.process_ids(handle)
     if device.process_id not in found:
         return None
     return tuple(_describe(process) for process in sorted(found - own))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from raybench.cluster import failures
 from raybench.cluster.failures import PointObservation
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
-from raybench.records import Answer, Device, Failure, Task
+from raybench.records import Answer, Cause, Device, Failure, Task
 
 
 class RunningRanks(ABC):
@@ -73,23 +73,17 @@ def finish_point(
     Ranks that can go on keep their processes; the others are killed, and the memory of their
     devices is free when this returns, or their failure says that it is not.
     """
-    point = _Collected(ranks)
-    point.collect(task.settings.timeout_s, enough=point.has_failed)
-    if point.has_succeeded():
-        return Outcome(answers=point.in_order(), unfit=frozenset(), group_is_gone=False)
-    answers = _end_all(point, ranks, task, timeouts)
-    unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
-    answers = point.kill_unfit(answers, unfit, timeouts.memory_free_s)
-    return Outcome(answers=answers, unfit=unfit, group_is_gone=True)
-
-
-def _end_all(
-    point: _Collected, ranks: RunningRanks, task: Task, timeouts: ClusterTimeouts
-) -> tuple[Answer, ...]:
-    """Stop all ranks of a point that failed, or whose time is up; return whose fault it is."""
-    is_timeout = point.is_waiting()
+    point = _Point(ranks)
+    limit_s = task.settings.timeout_s
+    point.collect(limit_s, enough=lambda: point.failures)
+    answers = point.in_order()
+    # A rank that fails takes the group down, also where the others have answered before.
+    is_whole = not (point.missing or point.failures)
+    if is_whole and all(answer.worker_reusable for answer in answers):
+        return Outcome(answers=answers, unfit=frozenset(), group_is_gone=False)
+    is_timeout = bool(point.missing) and not point.failures
     if not is_timeout:
-        point.collect(timeouts.abort_s, enough=point.has_cause)
+        point.collect(timeouts.abort_s, enough=lambda: failures.own_failure(point.failures))
     finished = frozenset(point.answers)
     ranks.abort()
     # NCCL's abort wakes all ranks that wait for each other. A gloo collective wakes only when the
@@ -98,61 +92,51 @@ def _end_all(
     by_killing = is_timeout and (task.is_script or ranks.devices[0].kind == "cpu")
     point.collect(timeouts.stack_dump_s if by_killing else timeouts.abort_s)
     if by_killing:
-        point.kill(failures.hanging(point.observe(finished)))
+        hanging = failures.hanging(point.observe(finished))
+        point.missing.difference_update(hanging)
+        ranks.kill(hanging)
         point.collect(timeouts.abort_s)
-    if is_timeout:
-        return failures.after_timeout(point.observe(finished), task.settings.timeout_s)
-    return failures.after_failure(point.observe(finished))
+    observed = point.observe(finished)
+    answers = (
+        failures.after_timeout(observed, limit_s)
+        if is_timeout
+        else failures.after_failure(observed)
+    )
+    unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
+    answers = _kill_unfit(ranks, answers, unfit, timeouts.memory_free_s)
+    return Outcome(answers=answers, unfit=unfit, group_is_gone=True)
 
 
-class _Collected:
-    """The answers of a point so far. answers: by rank, in the order in which they came."""
+class _Point:
+    """The answers of a point so far. answers: by rank, in the order in which they came.
+
+    missing: ranks whose answers are still waited for.
+    """
 
     def __init__(self, ranks: RunningRanks) -> None:
         self.answers: dict[int, Answer] = {}
-        self._failures: list[Failure] = []
+        self.failures: list[Failure] = []
+        self.missing = set(range(len(ranks.devices)))
         self._ranks = ranks
-        self._missing = set(range(len(ranks.devices)))
         self._log_tails: dict[int, str] = {}
-
-    def has_failed(self) -> bool:
-        return bool(self._failures)
-
-    def is_waiting(self) -> bool:
-        """Return whether answers are missing, and none is a failure."""
-        return bool(self._missing) and not self.has_failed()
-
-    def has_cause(self) -> bool:
-        return failures.own_failure(self._failures) is not None
-
-    def has_succeeded(self) -> bool:
-        """Return whether all ranks have answered and can keep their processes and their group.
-
-        A rank that fails takes the group down, also where the others have answered before.
-        """
-        answers = self.in_order()
-        return not (self._missing or self.has_failed()) and all(a.worker_reusable for a in answers)
 
     def in_order(self) -> tuple[Answer, ...]:
         return tuple(self.answers[rank] for rank in sorted(self.answers))
 
-    def collect(self, timeout_s: float, enough: Callable[[], bool] = lambda: False) -> None:
-        """Take in answers until none is missing, `enough` returns True, or the time is up."""
+    def collect(self, timeout_s: float, enough: Callable[[], object] = lambda: False) -> None:
+        """Take in answers until none is missing, `enough` returns a true value, or time is up."""
         deadline_s = time.monotonic() + timeout_s
-        while self._missing and not enough():
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                return
+        while self.missing and not enough() and (left_s := deadline_s - time.monotonic()) > 0:
             for rank, answer in self._ranks.answers(left_s).items():
-                if rank in self._missing:
-                    self._missing.remove(rank)
+                if rank in self.missing:
+                    self.missing.remove(rank)
                     self.answers[rank] = answer
-                    self._failures += [answer] if isinstance(answer, Failure) else []
+                    self.failures += [answer] if isinstance(answer, Failure) else []
 
     def observe(self, finished: frozenset[int]) -> PointObservation:
         """Return all that is known of the ranks. finished: as of a `PointObservation`."""
         died = [rank for rank, answer in self.answers.items() if failures.is_death(answer)]
-        self._log_tails |= self._ranks.log_tails([*self._missing, *died])
+        self._log_tails |= self._ranks.log_tails([*self.missing, *died])
         return PointObservation(
             world_size=len(self._ranks.devices),
             answers={
@@ -163,28 +147,28 @@ class _Collected:
             log_tails=self._log_tails,
         )
 
-    def kill(self, ranks: Collection[int]) -> None:
-        """Kill the processes of these ranks, and do not wait for their answers any more."""
-        self._missing.difference_update(ranks)
-        self._ranks.kill(ranks)
 
-    def kill_unfit(
-        self, answers: tuple[Answer, ...], unfit: frozenset[int], timeout_s: float
-    ) -> tuple[Answer, ...]:
-        """Kill the processes of unfit ranks, and wait until the memory of their devices is free.
+def _kill_unfit(
+    ranks: RunningRanks, answers: tuple[Answer, ...], unfit: frozenset[int], timeout_s: float
+) -> tuple[Answer, ...]:
+    """Kill the processes of unfit ranks, and wait until the memory of their devices is free.
 
-        Return the answers; failures of unfit ranks name memory that is not free in time.
-        """
-        there = [
-            rank for rank in sorted(unfit) if not failures.is_lost_node(self.answers.get(rank))
-        ]
-        if not there:
-            return answers
-        self._ranks.kill(there)
-        kept = "\n".join(self._ranks.wait_until_free(there, timeout_s))
-        return tuple(
-            replace(answer, detail=f"{answer.detail}\n{kept}".strip())
-            if kept and isinstance(answer, Failure) and answer.rank in unfit
-            else answer
-            for answer in answers
-        )
+    Return the answers; failures of unfit ranks name memory that is not free in time.
+    """
+    # Processes of a lost node can neither be reached nor waited for.
+    there = [
+        answer.rank
+        for answer in answers
+        if answer.rank in unfit
+        and not (isinstance(answer, Failure) and answer.error_type == Cause.NODE_LOST)
+    ]
+    if not there:
+        return answers
+    ranks.kill(there)
+    kept = "\n".join(ranks.wait_until_free(there, timeout_s))
+    return tuple(
+        replace(answer, detail=f"{answer.detail}\n{kept}".strip())
+        if kept and isinstance(answer, Failure) and answer.rank in unfit
+        else answer
+        for answer in answers
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import pynvml
 import torch
@@ -40,53 +40,41 @@ class Reading:
     limited_s: Mapping[str, float] = field(default_factory=dict)
 
 
-class Counters(Protocol):
-    """Reads the counters of one device."""
+class Counters:
+    """Reads the counters of one device. handle: of NVML; None where the device has no counters."""
 
-    def read(self) -> Reading | None:
-        """Read all counters at once; None where the device has none."""
-
-
-class _NoCounters:
-    def read(self) -> Reading | None:
-        return None
-
-
-class _NvmlCounters:
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any | None) -> None:
         self._handle = handle
 
     def read(self) -> Reading | None:
+        """Read all counters at once; None where the device has none."""
+        if self._handle is None:
+            return None
         energy_mj = nvml.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        counted = nvml.field_values(self._handle, tuple(nvml.LIMITED_NS_FIELDS))
+        limited_s = {
+            reason: counted[field] / _NS_PER_S
+            for field, reason in nvml.LIMITED_NS_FIELDS.items()
+            if field in counted
+        }
+        for policy, reason in nvml.LIMITED_NS_POLICIES.items():
+            if reason not in limited_s:
+                status = nvml.ask(pynvml.nvmlDeviceGetViolationStatus, self._handle, policy)
+                if status is not None:
+                    limited_s[reason] = status.violationTime / _NS_PER_S
         return Reading(
             time_s=time.monotonic(),
             energy_j=None if energy_mj is None else energy_mj / _MJ_PER_J,
-            limited_s=_limits_s(self._handle),
+            limited_s=limited_s,
         )
 
 
 def open_counters(device: torch.device) -> Counters:
     """Return the counters of a device; those of a CPU, or without NVML, read None."""
     if device.type != "cuda":
-        return _NoCounters()
+        return Counters(None)
     # torch has no prefix, NVML has one.
-    handle = nvml.device(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    return _NoCounters() if handle is None else _NvmlCounters(handle)
-
-
-def _limits_s(handle: Any) -> dict[str, float]:
-    counted = nvml.field_values(handle, tuple(nvml.LIMITED_NS_FIELDS))
-    limited_s = {
-        reason: counted[field] / _NS_PER_S
-        for field, reason in nvml.LIMITED_NS_FIELDS.items()
-        if field in counted
-    }
-    for policy, reason in nvml.LIMITED_NS_POLICIES.items():
-        if reason not in limited_s:
-            status = nvml.ask(pynvml.nvmlDeviceGetViolationStatus, handle, policy)
-            if status is not None:
-                limited_s[reason] = status.violationTime / _NS_PER_S
-    return limited_s
+    return Counters(nvml.device(f"GPU-{torch.cuda.get_device_properties(device).uuid}"))
 
 
 def wait_until_unlimited(

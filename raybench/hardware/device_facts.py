@@ -76,6 +76,7 @@ class FactReader:
         if device.uuid not in self._watches:
             self._watches[device.uuid] = _XidWatch(handle, now)
         watch, address = self._watches[device.uuid], nvml.pci_address(handle)
+        capability = nvml.ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
         return DeviceFacts(
             device=device,
             read_at=now,
@@ -84,9 +85,10 @@ class FactReader:
             ),
             new_xids=watch.read(),
             xids_watched_since=watch.since,
+            compute_capability=None if capability is None else "{}.{}".format(*capability),
+            numa_node=nvml.numa_node(handle),
             **_memory_facts(handle),
             **_link_facts(handle),
-            **_board_facts(handle),
         )
 
 
@@ -158,34 +160,39 @@ def _memory_facts(handle: Any) -> dict[str, Any]:
     rows = nvml.ask(pynvml.nvmlDeviceGetRemappedRows, handle) or (None,) * 4
     pages = [nvml.ask(pynvml.nvmlDeviceGetRetiredPages, handle, cause) for cause in _RETIREMENTS]
     told = [addresses for addresses in pages if addresses is not None]
+    pending = nvml.ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
     return {
         "memory_total_bytes": None if memory is None else memory.total - memory.reserved,
         "memory_free_bytes": None if memory is None else memory.free,
         "ecc_errors": nvml.ecc_errors(handle),
         "remapped_rows_correctable": rows[0],
         "remapped_rows_uncorrectable": rows[1],
-        "is_remap_pending": _truth(rows[2]),
-        "is_remap_failed": _truth(rows[3]),
+        "is_remap_pending": nvml.flag(rows[2]),
+        "is_remap_failed": nvml.flag(rows[3]),
         "retired_pages": sum(map(len, told)) if told else None,
-        "is_retirement_pending": _truth(
-            nvml.ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
-        ),
+        "is_retirement_pending": nvml.flag(pending),
     }
 
 
 def _link_facts(handle: Any) -> dict[str, Any]:
-    states = nvml.nvlink_states(handle)
     links = [
         NvLink(link=link, is_active=is_active, errors=_link_errors(handle, link))
-        for link, is_active in states.items()
+        for link, is_active in nvml.nvlink_states(handle).items()
     ]
-    return {
+    facts = {
         "pcie_replays": nvml.ask(pynvml.nvmlDeviceGetPcieReplayCounter, handle),
         "pcie_lanes": nvml.ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
         "pcie_lanes_max": nvml.ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         "nvlinks": tuple(links) or None,
-        **_fabric_facts(handle),
     }
+    info = pynvml.c_nvmlGpuFabricInfoV_t()
+    if nvml.ask(pynvml.nvmlDeviceGetGpuFabricInfoV, handle, byref(info)) is None:
+        return facts
+    state = _FABRIC_STATES.get(info.state)
+    faults = [name for shift, name in _FABRIC_FAULTS.items() if info.healthMask >> shift & 3 == 1]
+    if state == "completed" and info.status != pynvml.NVML_SUCCESS:
+        faults.insert(0, f"error {info.status} of the fabric manager")
+    return {**facts, "fabric_state": state, "fabric_faults": tuple(faults)}
 
 
 def _link_errors(handle: Any, link: int) -> dict[str, int]:
@@ -200,26 +207,3 @@ def _link_errors(handle: Any, link: int) -> dict[str, int]:
             if counted[name] is None and field in values:
                 counted[name] = int(values[field])
     return {name: errors for name, errors in counted.items() if errors is not None}
-
-
-def _fabric_facts(handle: Any) -> dict[str, Any]:
-    info = pynvml.c_nvmlGpuFabricInfoV_t()
-    if nvml.ask(pynvml.nvmlDeviceGetGpuFabricInfoV, handle, byref(info)) is None:
-        return {}
-    state = _FABRIC_STATES.get(info.state)
-    faults = [name for shift, name in _FABRIC_FAULTS.items() if info.healthMask >> shift & 3 == 1]
-    if state == "completed" and info.status != pynvml.NVML_SUCCESS:
-        faults.insert(0, f"error {info.status} of the fabric manager")
-    return {"fabric_state": state, "fabric_faults": tuple(faults)}
-
-
-def _board_facts(handle: Any) -> dict[str, Any]:
-    capability = nvml.ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
-    return {
-        "compute_capability": None if capability is None else "{}.{}".format(*capability),
-        "numa_node": nvml.numa_node(handle),
-    }
-
-
-def _truth(state: int | None) -> bool | None:
-    return None if state is None else bool(state)

@@ -66,6 +66,8 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
     if handle is None:
         return {}
     pci = nvml.ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    mig_modes = nvml.ask(pynvml.nvmlDeviceGetMigMode, handle)
+    processes = nvml.process_ids(handle)
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
     answers = {
         "pci_bus_id": nvml.text(pci.busId) if pci else None,
@@ -79,8 +81,8 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
         "temperature_c": nvml.temperature_c(handle),
         "throttle_reasons": nvml.throttle_reasons(handle),
         "ecc_errors": nvml.ecc_errors(handle),
-        "persistence_mode": _is_on(nvml.ask(pynvml.nvmlDeviceGetPersistenceMode, handle)),
-        "mig_mode": _mig_mode(handle),
+        "persistence_mode": nvml.flag(nvml.ask(pynvml.nvmlDeviceGetPersistenceMode, handle)),
+        "mig_mode": nvml.flag(mig_modes and mig_modes[0]),
         "pcie_link": _pcie_link(
             handle,
             pynvml.nvmlDeviceGetCurrPcieLinkGeneration,
@@ -92,18 +94,11 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
             pynvml.nvmlDeviceGetMaxPcieLinkWidth,
         ),
         "numa_node": nvml.numa_node(handle),
-        "other_processes": _other_processes(handle),
+        # Unknown where the list lacks this process, which has a context there: then it is not that
+        # of the whole host.
+        "other_processes": len(processes) - 1 if os.getpid() in processes else None,
     }
     return {name: answer for name, answer in answers.items() if answer is not None}
-
-
-def _is_on(state: int | None) -> bool | None:
-    return None if state is None else state == pynvml.NVML_FEATURE_ENABLED
-
-
-def _mig_mode(handle: Any) -> bool | None:
-    modes = nvml.ask(pynvml.nvmlDeviceGetMigMode, handle)
-    return None if modes is None else modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
 def _pcie_link(
@@ -112,20 +107,6 @@ def _pcie_link(
     """Return for example "gen5 x16"; None if unknown. An idle link may have stepped down."""
     answers = nvml.ask(generation, handle), nvml.ask(width, handle)
     return None if None in answers else "gen{} x{}".format(*answers)
-
-
-def _other_processes(handle: Any) -> int | None:
-    """Return how many processes beside this one have memory on the device.
-
-    None where NVML may not say, and where its list lacks this process, which has a context there:
-    then the list is not that of the whole host.
-    """
-    kinds = (
-        pynvml.nvmlDeviceGetComputeRunningProcesses,
-        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-    )
-    pids = {process.pid for kind in kinds for process in nvml.ask(kind, handle) or ()}
-    return len(pids) - 1 if os.getpid() in pids else None
 
 
 def _topology(handle: Any) -> str:

@@ -182,6 +182,23 @@ def nvlink_states(handle: Any) -> dict[int, bool]:
     return {link: bool(state) for link, state in answers.items() if state is not None}
 
 
+def process_ids(handle: Any) -> set[int]:
+    """Return the processes that have a context on the GPU; empty where NVML does not say.
+
+    To be called between points: it may hold up the work of other processes for a moment.
+    """
+    kinds = (
+        pynvml.nvmlDeviceGetComputeRunningProcesses,
+        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+    )
+    return {process.pid for kind in kinds for process in ask(kind, handle) or ()}
+
+
+def flag(answer: int | None) -> bool | None:
+    """Return an answer that is 0 or 1 as a bool; None stays."""
+    return None if answer is None else bool(answer)
+
+
 def text(answer: str | bytes | None) -> str | None:
     """Return an answer as text: some versions of the bindings give bytes."""
     return answer.decode() if isinstance(answer, bytes) else answer

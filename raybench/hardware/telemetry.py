@@ -108,21 +108,6 @@ def memory_in_use_bytes() -> dict[str, int]:
     return {uuid: memory.used for uuid, memory in read if uuid is not None and memory is not None}
 
 
-def process_ids(uuid: str) -> set[int]:
-    """Return the processes that have a context on the GPU; empty where NVML does not say.
-
-    To be called between points: it may hold up the work of other processes for a moment.
-    """
-    handle = nvml.device(uuid)
-    kinds = (
-        pynvml.nvmlDeviceGetComputeRunningProcesses,
-        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-    )
-    if handle is None:
-        return set()
-    return {process.pid for kind in kinds for process in nvml.ask(kind, handle) or ()}
-
-
 def _sample(device: Device, handle: Any) -> DeviceSample:
     """Return one sample of a device, from about ten cheap calls.
 

@@ -6,7 +6,6 @@ returned is sound.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import json
@@ -313,7 +312,9 @@ def _not_below(known: Sequence[Problem], found: Sequence[Problem]) -> list[Probl
 
 def _sound_part(data: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
     """Copy `data` without the values that have problems; a list or a span goes as a whole."""
-    sound = {"version": 1, "name": "unnamed", **copy.deepcopy(data)}
+    sound: dict[str, Any] = {
+        name: dict(value) if isinstance(value, dict) else value for name, value in data.items()
+    }
     for problem in problems:
         keys = itertools.takewhile(lambda key: isinstance(key, str), problem.path)
         *parents, last = itertools.islice(keys, 2)

@@ -220,6 +220,14 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
+def amount(count: int) -> str:
+    """Write a number of parameters: 1,025, 134 M, 1.5 B."""
+    for unit, of_unit in (("B", 1e9), ("M", 1e6)):
+        if count >= of_unit:
+            return f"{count / of_unit:.3g} {unit}"
+    return f"{count:,}"
+
+
 def size(count: float | None) -> str:
     """Bytes in the binary unit that suits them: 4 KiB, 1.5 MiB."""
     if not has_value(count):
@@ -359,9 +367,3 @@ def baseline_name(baseline: Mapping[str, Any]) -> str:
     """Name what is compared with: a precision by itself, other settings as name=value."""
     alone = tuple(baseline) == ("precision",)
     return str(baseline["precision"]) if alone else settings(baseline)
-
-
-def over(baseline: Mapping[str, Any]) -> str:
-    """Write the title of what a report found."""
-    named = " and efficiency" if "world_size" in baseline else ""
-    return f"Speed-up{named} over {settings(baseline)}"

@@ -34,6 +34,7 @@ from raybench.results.point_row import PointRow
 from raybench.results.run import Run
 from raybench.results.tables import RegionRow
 from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
+from raybench.workloads.base import builtin_class, parameter_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,9 @@ class Summary:
         return [
             replace(row, warnings=(*row.warnings, *texts)) if texts else row
             for row in scaling(self.points, self.run.baseline)
-            for texts in [impossible_figures(row, self.references)]
+            for rounds in [self._trials.rounds(row).values()]
+            for attempts_s in [[one.duration_s for one in rounds]]
+            for texts in [impossible_figures(row, self.references, attempts_s)]
         ]
 
     @cached_property
@@ -179,6 +182,29 @@ class Summary:
             text += ", only those that --devices named"
         ways = {way for row in self.rows for way in row.transports or ()}
         return f"{text}; {formatting.some(sorted(ways))}" if ways else text
+
+    @cached_property
+    def model(self) -> tuple[str, ...]:
+        """Return what the points run, the parameters of their models, and the optimizers.
+
+        As in ("MLP of 8 layers, 4,096 wide", "134 M parameters", "adam"); shorter for no model.
+        """
+        rows = self.rows
+        classes = {row.workload: builtin_class(row.workload) for row in rows}
+        names = dict.fromkeys(
+            (found.describe(row.params) if (found := classes[row.workload]) else "") or row.workload
+            for row in rows
+        )
+        sizes = sorted({parameter_count(row.workload, row.params) or 0 for row in rows} - {0})
+        size = span(*(formatting.amount(count) for count in sizes[:: len(sizes) - 1 or 1]))
+        trained = [row for row in rows if row.params.get("mode") != "inference"]
+        optimizers = {row.params["optimizer"] for row in trained if "optimizer" in row.params}
+        parts = (
+            ", ".join(names),
+            f"{size} parameters" if size else "",
+            ", ".join(sorted(optimizers)),
+        )
+        return tuple(filter(None, parts))
 
     @cached_property
     def versions(self) -> Mapping[str, str]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from raybench.job.model import Measure
     from raybench.records.environment import Code
-    from raybench.records.health import Finding, Link
+    from raybench.records.health import Finding
 
 _WRITTEN = ("points", "samples", "devices", "runs")
 
@@ -103,15 +103,6 @@ class RunStore:
         self._write_each("regions", part, [each.regions for each in kept])
         self._write_each("points", part, [each.point for each in kept])
         return [each.record for each in kept]
-
-    @property
-    def points(self) -> Path:
-        """The folder of the points' rows."""
-        return self._folder("points")
-
-    def rows_of(self, batch: Sequence[tuple[int, Record]]) -> Path:
-        """Return the path of the file with the rows of these points."""
-        return self._part("points", _part_name(batch))
 
     @property
     def traces(self) -> Path:
@@ -197,13 +188,9 @@ class RunStore:
             whole = pa.table(columns, schema("telemetry"))
             self._write("telemetry", _part_name(batch), whole)
 
-    def write_health(self, findings: Sequence[Finding], links: Sequence[Link]) -> None:
-        """Write the findings and links of a health check; replaces earlier ones."""
-        for table, content in (
-            ("health", list(map(self._of_run, findings))),
-            ("links", list(map(self._of_run, links))),
-        ):
-            self._write_rows(table, table, content)
+    def write_health(self, findings: Sequence[Finding]) -> None:
+        """Write the findings of a health check; replaces earlier ones."""
+        self._write_rows("health", "health", list(map(self._of_run, findings)))
 
     def write_summary(self, rows: Sequence[SummaryRow]) -> None:
         """Write the summary of the run, in place of what was there."""

@@ -14,7 +14,7 @@ from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Cause, Device, Record, Status, Task, TrialKey, by_point
 from raybench.records.environment import Code
-from raybench.sweep.inflight import InFlight, SustainedRates, make_unmeasured
+from raybench.sweep.inflight import InFlight, make_unmeasured
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.scheduler import Attempt, Schedule, Skip, is_tried_again
 
@@ -206,7 +206,6 @@ class _Loop:
             if kept.get(point.point_id) is Status.OOM:
                 self._schedule.note_oom(point)
         self._running = InFlight(cluster)
-        self._sustained = SustainedRates()
         self._next_index = len(rounds.plan.points)
         self._has_ended = False
         self._is_search = rounds.plan.batch_search is not None
@@ -230,9 +229,8 @@ class _Loop:
         """Write a record of each point in flight, which ended for this cause."""
         batch = []
         for one in self._running.now:
-            started_at, beside = one.started_at, tuple(one.neighbours)
             record = make_unmeasured(
-                one.attempt, cause, reason, started_at=started_at, neighbours=beside
+                one.attempt, cause, reason, started_at=one.started_at, neighbours=one.neighbours
             )
             batch.append((one.attempt.index, record))
         if batch:
@@ -299,13 +297,12 @@ class _Loop:
         settings = self._settings
         devices = tuple(self._cluster.devices[worker_id] for worker_id in worker_ids)
         yield PointStarted(index=attempt.index, point=attempt.point, devices=devices)
-        is_known = self._sustained.are_known(devices, attempt.point.precision)
         task = Task(
             point=attempt.point,
             settings=settings.measure_attempt(attempt),
             profile=attempt.point.point_id in settings.profiled,
             code=settings.code,
-            precisions=None if is_known else settings.precisions,
+            precisions=settings.precisions,
         )
         self._has_used_workers = True
         self._running.submit(attempt, task, worker_ids, devices)
@@ -313,10 +310,7 @@ class _Loop:
     def _wait_for_next(self) -> Iterator[Event]:
         """Wait for the next points in flight, or for workers that are coming."""
         wait_s = _LOOK_AROUND_S if self._schedule.pending else None
-        next_finished = [
-            (attempt, self._sustained.complete(record))
-            for attempt, record in self._running.next_finished(wait_s)
-        ]
+        next_finished = self._running.next_finished(wait_s)
         for attempt, _ in next_finished:
             self._schedule.free(attempt)
         yield from self._end(next_finished)

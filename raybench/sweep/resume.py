@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from raybench.errors import JobError, UsageError
 from raybench.job.model import NOT_MEASURED, Job, Measure, load_job
 from raybench.job.plan import Plan
 from raybench.job.source import overrides_in
-from raybench.records import Latest, TrialKey, by_point
+from raybench.records import by_point
 from raybench.records.device_list import DeviceList
 from raybench.records.environment import Code, differing
 from raybench.results import reader
@@ -23,7 +24,7 @@ from raybench.results.writer import RunStore
 from raybench.sweep.batch_search import with_probes
 from raybench.sweep.loop import EarlierSweeps
 from raybench.sweep.rounds import Rounds
-from raybench.sweep.run_state import DeviceKey, RunState, device_key, finish_run
+from raybench.sweep.run_state import RunState, device_key, finish_run
 from raybench.sweep.scheduler import is_kept
 
 _MOST_DIFFERENCES = 5
@@ -44,22 +45,21 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
     return root, run
 
 
-def check_code(run: Run, code: Code) -> str | None:
-    """Raise UsageError when the code is not that of the run.
-
-    Return a warning where the run does not say of which code it is, None otherwise.
-    """
-    if run.raybench_sha256 is None:
-        return (
-            f"run {run.run_id} does not tell of which code its points are, so it cannot be checked "
-            "that the code is still the same"
-        )
-    if differences := list(_code_differences(run, code)):
+def check_code(run: Run, code: Code) -> None:
+    """Raise UsageError when the code is not that of the run."""
+    differences = [
+        f"{name} is new"
+        if name not in run.workload_files
+        else f"{name} {'has changed' if name in code.workload else 'is gone'}"
+        for name in differing(run.workload_files, code.workload)
+    ]
+    if run.raybench_sha256 != code.raybench_sha256:
+        differences.append("raybench itself has changed")
+    if differences:
         raise UsageError(
             f"--resume {run.run_id}: the code is not that of the run: {_few(differences)}; "
             "resume it with the same code, or start a new run"
         )
-    return None
 
 
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
@@ -85,7 +85,16 @@ def resume_run(
     The run must be held (`hold_run`), because its rows are read.
     """
     latest = reader.latest(root, run.run_id)
-    devices = _devices(root, run.run_id)
+    attempts: Counter[str] = Counter()
+    for key, one in latest.items():
+        attempts[key.point_id] = max(one.attempt, attempts[key.point_id])
+    names = ["kind", "uuid", "host", "index"]
+    table = reader.read_table(root, "devices", run.run_id).select([*names, "name"])
+    devices = {device_key(*(row[name] for name in names)): row["name"] for row in table.to_pylist()}
+    # `finished_at` of a run whose driver was killed is its last sign of life. Without it the pause
+    # counts as none: another host may still work on the run.
+    ended_at = run.finished_at or datetime.now(UTC)
+    pause_s = max(0.0, (datetime.now(UTC) - ended_at).total_seconds())
     # A run that was filtered has more points when it goes on without the filter.
     points = {*(key.point_id for key in latest), *chosen}
     return RunState(
@@ -93,44 +102,28 @@ def resume_run(
             reader.read_run(root, run.run_id),
             status=RunStatus.RUNNING,
             finished_at=None,
-            paused_s=_pause_s(run),
+            paused_s=(run.paused_s or 0.0) + pause_s,
             points_total=max(run.points_total, len(points)),
             host=socket.gethostname(),
             tags={**run.tags, **tags},
         ),
         rounds=replace(rounds, seed=run.seed or 0),
         ended={key: one.status for key, one in latest.items()},
-        earlier=_earlier(latest, chosen, retry_failed=retry_failed),
+        earlier=EarlierSweeps(
+            kept={
+                key: one.status
+                for key, one in latest.items()
+                if is_kept(one.status, retry_failed=retry_failed)
+            },
+            attempts=attempts,
+            chosen=chosen,
+        ),
         code=code,
         devices=frozenset(devices),
         models=frozenset(devices.values()),
         is_resumed=True,
         resume_command=resume_command,
     )
-
-
-def _earlier(
-    latest: Mapping[TrialKey, Latest], chosen: Collection[str], *, retry_failed: bool
-) -> EarlierSweeps:
-    attempts: dict[str, int] = {}
-    for key, one in latest.items():
-        attempts[key.point_id] = max(one.attempt, attempts.get(key.point_id, 0))
-    kept = {
-        key: one.status
-        for key, one in latest.items()
-        if is_kept(one.status, retry_failed=retry_failed)
-    }
-    return EarlierSweeps(kept=kept, attempts=attempts, chosen=chosen)
-
-
-def _pause_s(run: Run) -> float:
-    """Return for how many seconds no sweep worked on a run that goes on now, in all pauses.
-
-    `finished_at` of a run whose driver was killed is its last sign of life. Without it the pause
-    counts as none: another host may still work on the run.
-    """
-    ended_at = run.finished_at or datetime.now(UTC)
-    return (run.paused_s or 0.0) + max(0.0, (datetime.now(UTC) - ended_at).total_seconds())
 
 
 def devices_of_run(run: Run) -> DeviceList | None:
@@ -165,13 +158,6 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     return ended
 
 
-def _devices(root: Path, run_id: str) -> dict[DeviceKey, str]:
-    """Return the names of the devices that the run has rows of, by key."""
-    names = ["kind", "uuid", "host", "index"]
-    table = reader.read_table(root, "devices", run_id).select([*names, "name"])
-    return {device_key(*(row[name] for name in names)): row["name"] for row in table.to_pylist()}
-
-
 def _difference(run: Run, job: Job) -> str:
     """Return in words which settings differ, where the job of the run can be loaded."""
     before = job_of_run(run)
@@ -179,21 +165,11 @@ def _difference(run: Run, job: Job) -> str:
         return "its --set overrides, or what this version of raybench takes as defaults, differ"
     old, new = (dict(_leaves(one.model_dump(mode="json"))) for one in (before, job))
     differences = [
-        f"{key} was {_show_setting(old, key)}, is {_show_setting(new, key)}"
+        f"{key} was {old.get(key, 'not set')}, is {new.get(key, 'not set')}"
         for key in dict.fromkeys([*old, *new])
         if old.get(key) != new.get(key) and key.split(".")[0] not in NOT_MEASURED
     ]
     return _few(differences)
-
-
-def _code_differences(run: Run, code: Code) -> Iterator[str]:
-    for name in differing(run.workload_files, code.workload):
-        if name not in run.workload_files:
-            yield f"{name} is new"
-        else:
-            yield f"{name} {'has changed' if name in code.workload else 'is gone'}"
-    if run.raybench_sha256 != code.raybench_sha256:
-        yield "raybench itself has changed"
 
 
 def _few(differences: Sequence[str]) -> str:
@@ -221,7 +197,3 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, inner in value.items():
         yield from _leaves(inner, f"{path}.{key}" if path else str(key))
-
-
-def _show_setting(settings: Mapping[str, Any], key: str) -> str:
-    return str(settings[key]) if key in settings else "not set"

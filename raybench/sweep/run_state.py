@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from raybench.cluster import Cluster
-from raybench.errors import ClusterError, ResultsError
+from raybench.errors import ClusterError
 from raybench.job.plan import Plan
 from raybench.job.point import SCRIPT
 from raybench.job.registry import module_of
@@ -143,7 +143,6 @@ class RunRows:
         self._run = start.run
         self._points = {point.point_id for point in start.plan.points}
         self._is_told = False
-        self._written: dict[Path, list[TrialKey]] = {}
 
     def keep_devices(self, devices: Sequence[Device]) -> None:
         """Write the devices that the run has no row of. Raises ClusterError for other models."""
@@ -166,7 +165,6 @@ class RunRows:
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
         """Write the records of attempts, and the samples of the devices since the last call."""
         kept = self.store.write_records(batch)
-        self._written[self.store.rows_of(batch)] = [record.key for record in kept]
         self._ended.update((record.key, record.status) for record in kept)
         for (_, measured), record in zip(batch, kept, strict=True):
             if record is not measured:
@@ -198,16 +196,7 @@ class RunRows:
         self.store.write_run(self._run)
 
     def close(self, status: RunStatus | None = None) -> Run:
-        """Write how the run ended, and return it; without a status it follows from the points.
-
-        Raises ResultsError where files of rows were removed meanwhile; their trials are left.
-        """
-        if removed := self._find_removed():
-            self.close(RunStatus.INTERRUPTED)
-            raise ResultsError(
-                f"{self.store.points}: the rows of {removed} point{'s' * (removed != 1)} were "
-                "removed while the sweep ran; put them back, or go on with the run"
-            )
+        """Write how the run ended, and return it; without a status it follows from the points."""
         run = finish_run(self._run, self.start.plan, self._ended)
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
         self.store.write_run(run)
@@ -216,15 +205,6 @@ class RunRows:
 
         write_summary(self.store, run)
         return run
-
-    def _find_removed(self) -> int:
-        """Return how many points have lost their rows; their trials are left to be run."""
-        gone = [path for path in self._written if not path.exists()]
-        trials = {key for path in gone for key in self._written.pop(path)}
-        self.left |= trials
-        for key in trials:
-            self._ended.pop(key, None)
-        return len({key.point_id for key in trials})
 
     def forget(self) -> None:
         """Remove the run, in which nothing was measured; a resumed one is interrupted instead."""
@@ -246,19 +226,14 @@ class RunRows:
         run = count_points(self._run, by_point(self._ended))
         if count := run.points_ok + run.points_failed + run.points_skipped:
             points = "point is" if count == 1 else "points are"
-            text = f"{what}: {count} finished {points} kept{_how_they_ended(run)}; see: "
+            told = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
+            each = ", ".join(f"{count} {word}" for word, count in told.items() if count)
+            ended = f" ({each})" if run.points_ok < count else ""
+            text = f"{what}: {count} finished {points} kept{ended}; see: "
             text += command("report", self.store.run_id, "--results", str(self.store.root))
         if self.left:
             self.listener.tell(f"go on with: {self.start.resume_command}")
         self.listener.tell(text)
-
-
-def _how_they_ended(run: Run) -> str:
-    """Return ` (4 ok, 3 failed)`; "" where all are ok."""
-    told = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
-    if not run.points_failed and not run.points_skipped:
-        return ""
-    return " (" + ", ".join(f"{count} {word}" for word, count in told.items() if count) + ")"
 
 
 def start_run(
@@ -275,7 +250,28 @@ def start_run(
     where there is no such workload.
     """
     code = code_of_job(job)
-    run = _make_run(job, plan, argv, tags, code)
+    now = datetime.now(UTC)
+    run = Run(
+        run_id=f"{job.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
+        job_name=job.name,
+        job_text=job.text,
+        job_sha256=job.meaning_sha256,
+        argv=tuple(argv),
+        status=RunStatus.RUNNING,
+        started_at=now,
+        points_total=len(plan.points),
+        baseline=job.baseline,
+        seed=secrets.randbits(31),
+        cluster="",
+        host=socket.gethostname(),
+        versions=package_versions(),
+        git_commit=git_commit(Path.cwd()),
+        workload_sha256=code.workload_sha256,
+        raybench_sha256=code.raybench_sha256,
+        workload_files=code.workload,
+        environment=variables_that_matter(),
+        tags=tags,
+    )
     return RunState(
         run=run,
         code=code,
@@ -299,30 +295,3 @@ def code_of_job(job: Job) -> Code:
     """
     script = script_path(job) if job.workload.kind == SCRIPT else None
     return code_of_script(script) if script else code_of(module_of(job.workload.kind))
-
-
-def _make_run(
-    job: Job, plan: Plan, argv: Sequence[str], tags: Mapping[str, str], code: Code
-) -> Run:
-    now = datetime.now(UTC)
-    return Run(
-        run_id=f"{job.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
-        job_name=job.name,
-        job_text=job.text,
-        job_sha256=job.meaning_sha256,
-        argv=tuple(argv),
-        status=RunStatus.RUNNING,
-        started_at=now,
-        points_total=len(plan.points),
-        baseline=job.baseline,
-        seed=secrets.randbits(31),
-        cluster="",
-        host=socket.gethostname(),
-        versions=package_versions(),
-        git_commit=git_commit(Path.cwd()),
-        workload_sha256=code.workload_sha256,
-        raybench_sha256=code.raybench_sha256,
-        workload_files=code.workload,
-        environment=variables_that_matter(),
-        tags=tags,
-    )

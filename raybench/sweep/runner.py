@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from raybench.cluster import Cluster
@@ -91,7 +90,17 @@ def run_sweep(
             at_the_end.enter_context(reserve_this_hosts_cpus(terms, listener.tell))
         # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
         with listener.waiting("connecting to Ray"), interrupts.held_back(math.inf):
-            cluster = _connect(job, where, wanted, terms, interrupts, listener)
+            cluster = connect(
+                where.address,
+                where.device,
+                wanted,
+                end=interrupts.end,
+                wait_s=where.wait_s,
+                oversubscribe=job.placement.oversubscribe,
+                log=listener.tell,
+                terms=terms,
+                only=where.only,
+            )
             at_the_end.enter_context(_closing(cluster, interrupts))
             interrupts.take_signals()
         check_bounded(start.plan, cluster.kind)
@@ -99,13 +108,17 @@ def run_sweep(
         if warning := warn_of_torch(start.run.versions):
             listener.tell(warning)
         workers = cluster.capacity if source else _workers_wanted(job, start, cluster)
-        run = replace(
-            start.run,
-            cluster=cluster.description,
-            only_devices=where.only.names if where.only else (),
-        )
+        only_devices = where.only.names if where.only else ()
+        run = replace(start.run, cluster=cluster.description, only_devices=only_devices)
         start = replace(start, run=run)
-        store = at_the_end.enter_context(_open_store(job, start, where.output))
+        if not start.is_resumed:
+            at_the_end.enter_context(hold_run(where.output, run.run_id))
+            store = RunStore.create(where.output, run, job.measure, start.code)
+        else:  # it is held already
+            store = RunStore(
+                root=where.output, run_id=run.run_id, measure=job.measure, code=start.code
+            )
+            store.write_run(run)
         settings = _settings(job, start, where, source)
         rows = RunRows(start, store, listener)
         return record_run(settings, cluster, workers, rows, interrupts, source)
@@ -121,27 +134,6 @@ def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSo
     # share cores.
     is_alone = job.placement.isolation != "device" or job.placement.oversubscribe
     return max(sizes) if is_alone or where.wait_s else sum(sizes)
-
-
-def _connect(
-    job: Job,
-    where: RunTarget,
-    wanted: int,
-    terms: ReservationTerms,
-    interrupts: Interrupts,
-    listener: Listener,
-) -> Cluster:
-    return connect(
-        where.address,
-        where.device,
-        wanted,
-        end=interrupts.end,
-        wait_s=where.wait_s,
-        oversubscribe=job.placement.oversubscribe,
-        log=listener.tell,
-        terms=terms,
-        only=where.only,
-    )
 
 
 def _settings(
@@ -187,19 +179,6 @@ def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
         f"no point fits: the smallest needs {smallest} devices, the cluster has "
         f"{cluster.capacity}; set matrix.world_size with --set, or use a bigger cluster"
     )
-
-
-@contextmanager
-def _open_store(job: Job, start: RunState, output: Path) -> Iterator[RunStore]:
-    """Open the store of the run, and write that it is running. A resumed run is held already."""
-    run = start.run
-    if start.is_resumed:
-        store = RunStore(root=output, run_id=run.run_id, measure=job.measure, code=start.code)
-        store.write_run(run)
-        yield store
-        return
-    with hold_run(output, run.run_id):
-        yield RunStore.create(output, run, job.measure, start.code)
 
 
 def record_run(

@@ -120,8 +120,8 @@ def test_an_agent_reads_the_log_of_a_worker_and_kills_it_but_no_stranger(agents_
         for process_id in (pid, stranger.pid)
     )
     try:
-        tails = agents_without_nvml.log_tails({0: worker, 3: other})
-        assert tails == {0: "step 1 of 2\nlast words", 3: ""}
+        tails = agents_without_nvml.log_tails([worker, other])
+        assert tails == ["[stdout]\nstep 1 of 2\n[stderr]\nlast words", ""]
         os.kill(pid, signal.SIGSTOP)
         started_s = time.monotonic()
         agents_without_nvml.kill([worker, other])

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from raybench.cluster.local import LocalCluster
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Answer, Device, Measurement, Repetition, Samples
 from raybench.sweep.loop import SweepSettings
+from tests.local_cluster import LocalCluster
 from tests.unit import builders
 
 

@@ -298,7 +298,8 @@ class _RunningActors(RunningRanks):
         self._agents.kill([self.devices[rank] for rank in ranks])
 
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
-        return self._agents.log_tails({rank: self.devices[rank] for rank in ranks})
+        tails = self._agents.log_tails([self.devices[rank] for rank in ranks])
+        return dict(zip(ranks, tails, strict=True))
 
     def wait_until_free(self, ranks: Collection[int], timeout_s: float) -> Sequence[str]:
         return self._agents.wait_until_free([self.devices[rank] for rank in ranks], timeout_s)

@@ -31,7 +31,6 @@ from raybench.records import Answer, Device, DeviceSample, Measurement, SpanNs
 from raybench.records.device_facts import DeviceFacts
 
 _TAIL_LINES = 60
-_TAIL_BYTES = 16 * 1024
 _OUTPUT_BYTES = 32 * 1024  # of each stream in a point
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # Lines that Ray writes between those of the worker.
@@ -39,6 +38,10 @@ _RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
 _POLL_S = 0.1
 # Less than any CUDA context has, more than the driver keeps for itself.
 _FREE_WITHIN_BYTES = 256 * 1024**2
+
+
+# Node id and process id of a worker.
+_Process = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +63,6 @@ class NodeAgent:
         self._samplers: list[Any] = []
         self._locks = DeviceLocks()
         self._facts: Any = None
-
-    @property
-    def logs(self) -> Path:
-        """The folder in which Ray keeps what the workers of this node write."""
-        from ray._private.worker import _global_node
-
-        session: Any = _global_node
-        return Path(session.get_logs_dir_path())
 
     def ping(self) -> None:
         """Answer, which shows that this node lives."""
@@ -122,13 +117,13 @@ class NodeAgent:
         }
         return {uuid: max(clocks, key=len, default=()) for uuid, clocks in read.items()}
 
-    def log_tails(self, process_ids: Sequence[int]) -> dict[int, str]:
-        """Return the last lines that these workers wrote, by process id."""
-        return {process: log_tail(self.logs, process) for process in process_ids}
-
     def new_outputs(self, read_to: Mapping[int, Mapping[str, int]]) -> dict[int, Output]:
         """Return what these workers wrote since, by process id. read_to: as of an `Output`."""
-        return {process: new_output(self.logs, process, ends) for process, ends in read_to.items()}
+        from ray._private.worker import _global_node
+
+        session: Any = _global_node
+        logs = Path(session.get_logs_dir_path())
+        return {process: new_output(logs, process, ends) for process, ends in read_to.items()}
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
         """Return by GPU how much more memory is in use than before the first worker."""
@@ -139,28 +134,23 @@ class NodeAgent:
         return {uuid: now[uuid] - before.get(uuid, 0) for uuid in uuids if uuid in now}
 
 
-def log_tail(folder: Path, process_id: int) -> str:
-    """Return the last 60 lines that a worker wrote, stdout before stderr; "" without a log.
-
-    folder: the logs of Ray's session on this node.
-    """
-    lines: list[str] = []
-    for path in _logs(folder, process_id).values():
-        lines += _read_lines(path, max(0, path.stat().st_size - _TAIL_BYTES))
-    return "\n".join(lines[-_TAIL_LINES:])
-
-
 def new_output(folder: Path, process_id: int, read_to: Mapping[str, int]) -> Output:
     """Return what a worker wrote since, at most the last 32 KiB of each stream.
 
     folder: the logs of Ray's session on this node. read_to: bytes of each stream read before.
     """
     blocks, ends = [], dict(read_to)
-    for stream, path in _logs(folder, process_id).items():
-        end, start = path.stat().st_size, read_to.get(stream, 0)
+    for stream, kind in (("stdout", "out"), ("stderr", "err")):
+        # A process id may be used twice in a long session.
+        logs = sorted(folder.glob(f"worker-*-{process_id}.{kind}"), key=lambda p: p.stat().st_mtime)
+        if not logs:
+            continue
+        end, start = logs[-1].stat().st_size, read_to.get(stream, 0)
         ends[stream] = end
         left_out = max(0, end - _OUTPUT_BYTES - start)
-        lines = _read_lines(path, start + left_out, end)
+        with logs[-1].open("rb") as file:
+            file.seek(start + left_out)
+            lines = _printable(file.read(end - start - left_out).decode(errors="replace"))
         if left_out and lines:
             # The first line is only the end of one.
             lines = [f"({left_out} bytes before this are not kept)", *(lines[1:] or lines)]
@@ -169,22 +159,8 @@ def new_output(folder: Path, process_id: int, read_to: Mapping[str, int]) -> Out
     return Output(text="\n".join(blocks), read_to=ends)
 
 
-def _logs(folder: Path, process_id: int) -> dict[str, Path]:
-    """Return the files with what the process wrote, by stream."""
-    found = {}
-    for stream, kind in (("stdout", "out"), ("stderr", "err")):
-        # A process id may be used twice in a long session.
-        logs = sorted(folder.glob(f"worker-*-{process_id}.{kind}"), key=lambda p: p.stat().st_mtime)
-        if logs:
-            found[stream] = logs[-1]
-    return found
-
-
-def _read_lines(path: Path, start: int, end: int | None = None) -> list[str]:
-    """Return the worker's own printable lines between two positions of a log."""
-    with path.open("rb") as file:
-        file.seek(start)
-        text = file.read(-1 if end is None else end - start).decode(errors="replace")
+def _printable(text: str) -> list[str]:
+    """Return the worker's own lines in a piece of its log, without colours and empty lines."""
     lines = []
     for whole in text.split("\n"):
         # A progress bar writes the same line again and again.
@@ -227,8 +203,8 @@ class NodeAgents:
         self._nodes: dict[str, _Node] = {}
         self._holder: Holder | None = None
         self._silent: frozenset[str] = frozenset()
-        # (node id, process id) -> how far each of its streams was read.
-        self._outputs: dict[tuple[str, int], Mapping[str, int]] = {}
+        # How far each stream of a worker was read.
+        self._read_to: dict[_Process, Mapping[str, int]] = {}
         self._looked_s = 0.0
         # Several points may run, and ask, at once.
         self._lock = threading.Lock()
@@ -305,7 +281,7 @@ class NodeAgents:
         node.silence_s += min(now_s - node.looked_s, limits.longest_look_s)
         node.looked_s = now_s
         is_done = bool(ray.wait([node.ping], timeout=0)[0])
-        if is_done and _is_answered(node.ping):
+        if is_done and _collect({node.ping: node.node_id}, 0.0):
             # Before its first workers are there, its cores are busy with them.
             node.silence_s = 0.0
             node.patience_s = limits.node_silence_s if node.devices else limits.node_starting_s
@@ -345,29 +321,36 @@ class NodeAgents:
         return node is not None and self._has_ended(node, asks_ray=True)
 
     def _has_ended(self, node: _Node, *, asks_ray: bool) -> bool:
+        try:
+            socket.create_connection(node.raylet, self._timeouts.node_connect_s).close()
+        except OSError as error:
+            # A host that does not answer, or not so fast, may live.
+            if isinstance(error, ConnectionRefusedError):
+                return True
         # What Ray says comes late, but it comes for a host that is switched off, too.
-        return _refuses(node.raylet, self._timeouts.node_connect_s) or (
-            asks_ray
-            and any(one["NodeID"] == node.node_id and not one["Alive"] for one in ray_nodes())
+        return asks_ray and any(
+            one["NodeID"] == node.node_id and not one["Alive"] for one in ray_nodes()
         )
 
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, LockResult]]:
         """Lock the devices; return one device of each node with what came of it there."""
-        by_node = _by_node(devices)
-        calls = {
-            node: (list(map(lock_name, here)), holder, shared) for node, here in by_node.items()
-        }
-        results = self._ask("lock", calls, self._timeouts.agent_lock_s)
+        results = self._ask(
+            "lock",
+            devices,
+            lambda here: (list(map(lock_name, here)), holder, shared),
+            self._timeouts.agent_lock_s,
+        )
         with self._lock:
             self._holder = holder
         silent = LockResult(problem="its agent does not answer")
+        by_node = _by_node(devices)
         return [(here[0], results.get(node, silent)) for node, here in by_node.items()]
 
     def unlock(self, devices: Sequence[Device]) -> None:
         """Release all locks on the nodes of these devices."""
-        self._ask("unlock", dict.fromkeys(_by_node(devices), ()), self._timeouts.agent_lock_s)
+        self._ask("unlock", devices, lambda _: (), self._timeouts.agent_lock_s)
 
     def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], tuple[str, ...]]:
         """Look who else uses the devices; the returned function names who did since, in words.
@@ -377,16 +360,14 @@ class NodeAgents:
         holder = self._holder
         if holder is None:
             return tuple
-        by_node = _by_node(devices)
-        calls = {node: (here, holder) for node, here in by_node.items()}
-        begun = self._send("read_use", calls)
+        begun = self._send("read_use", devices, lambda here: (here, holder))
 
         def name_others() -> tuple[str, ...]:
-            ended = self._send("read_use", calls)
+            ended = self._send("read_use", devices, lambda here: (here, holder))
             limit_s = self._timeouts.agent_look_s
             before, after = _collect(begun, limit_s), _collect(ended, limit_s)
             found: list[str] = []
-            for node, here in by_node.items():
+            for node, here in _by_node(devices).items():
                 if node in before and node in after:
                     found += other_users(before[node], after[node], here)
                 elif node in begun.values():
@@ -401,42 +382,40 @@ class NodeAgents:
 
         Waits at most a second for the agents. A node that is gone kills by being gone.
         """
-        calls = {
-            node: ([device.process_id for device in here],)
-            for node, here in _by_node(devices).items()
-        }
-        self._ask("kill", calls, self._timeouts.agent_kill_s)
+        self._ask(
+            "kill",
+            devices,
+            lambda here: ([device.process_id for device in here],),
+            self._timeouts.agent_kill_s,
+        )
 
-    def log_tails(self, devices: Mapping[int, Device]) -> dict[int, str]:
-        """Return by key the last lines of each device's worker; "" where they cannot be had now."""
-        calls = {
-            node: ([device.process_id for device in here],)
-            for node, here in _by_node(devices.values()).items()
-        }
-        tails = self._ask("log_tails", calls)
-        return {
-            key: tails.get(device.node_id, {}).get(device.process_id, "")
-            for key, device in devices.items()
-        }
+    def log_tails(self, devices: Sequence[Device]) -> list[str]:
+        """Return the last 60 lines of each device's worker; "" where they cannot be had now."""
+        found = self._read_outputs(devices, {})
+        return ["\n".join(text.splitlines()[-_TAIL_LINES:]) for text in _texts(devices, found)]
 
     def new_outputs(self, devices: Sequence[Device]) -> list[str]:
         """Return what the worker of each wrote since the last call; "" where that cannot be had."""
         with self._lock:
-            calls = {
-                node: ({d.process_id: self._outputs.get((node, d.process_id), {}) for d in here},)
-                for node, here in _by_node(devices).items()
-                if node not in self._silent
-            }
-        answers = self._ask("new_outputs", calls)
-        outputs = {
-            (node, process): output
-            for node, of_node in answers.items()
-            for process, output in of_node.items()
-        }
+            read_to = dict(self._read_to)
+        found = self._read_outputs(devices, read_to)
         with self._lock:
-            self._outputs |= {process: output.read_to for process, output in outputs.items()}
-        keys = [(device.node_id, device.process_id) for device in devices]
-        return [outputs[key].text if key in outputs else "" for key in keys]
+            self._read_to |= {process: output.read_to for process, output in found.items()}
+        return _texts(devices, found)
+
+    def _read_outputs(
+        self, devices: Sequence[Device], read_to: Mapping[_Process, Mapping[str, int]]
+    ) -> dict[_Process, Output]:
+        answers = self._ask(
+            "new_outputs",
+            devices,
+            lambda here: ({d.process_id: read_to.get(_process(d), {}) for d in here},),
+        )
+        return {
+            (node, process_id): output
+            for node, of_node in answers.items()
+            for process_id, output in of_node.items()
+        }
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
         """Wait until these GPUs, whose workers are gone, have their memory back.
@@ -444,24 +423,21 @@ class NodeAgents:
         Return a sentence for each that has not in time. CPUs, and GPUs of which NVML does not tell,
         are not waited for.
         """
-        deadline_s = time.monotonic() + timeout_s
-        used = self._memory_leaks(devices)
-        while used and time.monotonic() < deadline_s:
-            time.sleep(_POLL_S)
-            used = self._memory_leaks(devices)
-        return tuple(
-            f"{size / 1024**3:.1f} GiB of {device.kind}:{device.index} on {device.host} are not "
-            f"free {timeout_s:g} s after its worker ended"
-            for device, size in used
-        )
-
-    def _memory_leaks(self, devices: Sequence[Device]) -> list[tuple[Device, int]]:
-        """Return the GPUs that have more in use than before the first worker, and how much more."""
         gpus = [device for device in devices if device.kind == "cuda"]
-        calls = {node: ([gpu.uuid for gpu in here],) for node, here in _by_node(gpus).items()}
-        grown = self._ask("memory_growth_bytes", calls)
-        sizes = [(gpu, grown.get(gpu.node_id, {}).get(gpu.uuid, 0)) for gpu in gpus]
-        return [(gpu, size) for gpu, size in sizes if size > _FREE_WITHIN_BYTES]
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            grown = self._ask(
+                "memory_growth_bytes", gpus, lambda here: ([gpu.uuid for gpu in here],)
+            )
+            sizes = [(gpu, grown.get(gpu.node_id, {}).get(gpu.uuid, 0)) for gpu in gpus]
+            used = [(gpu, size) for gpu, size in sizes if size > _FREE_WITHIN_BYTES]
+            if not used or time.monotonic() > deadline_s:
+                return tuple(
+                    f"{size / 1024**3:.1f} GiB of cuda:{gpu.index} on {gpu.host} are not free "
+                    f"{timeout_s:g} s after its worker ended"
+                    for gpu, size in used
+                )
+            time.sleep(_POLL_S)
 
     def drain(self) -> tuple[DeviceSample, ...]:
         """Return the samples since the last call; those of a slow agent come with a later call."""
@@ -485,8 +461,8 @@ class NodeAgents:
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
         """Return the facts of each device; `unread` says where its node's agent does not answer."""
-        calls = {node: (here,) for node, here in _by_node(devices).items()}
-        answers = self._ask("device_facts", calls, self._timeouts.agent_facts_s)
+        limit_s = self._timeouts.agent_facts_s
+        answers = self._ask("device_facts", devices, lambda here: (here,), limit_s)
         by_uuid = {one.device.uuid: one for facts in answers.values() for one in facts}
         now = datetime.now(UTC)
         unread = "the agent of its node does not answer"
@@ -497,11 +473,17 @@ class NodeAgents:
 
     def with_clocks(self, answers: Sequence[Answer], devices: Sequence[Device]) -> list[Answer]:
         """Return the answers, with the SM clocks of the GPUs while they were timed."""
-        spans: dict[str, dict[str, tuple[SpanNs, ...]]] = {}
-        for answer, device in zip(answers, devices, strict=True):
-            if device.kind == "cuda" and isinstance(answer, Measurement):
-                spans.setdefault(device.node_id, {})[device.uuid] = answer.timed_at_ns
-        read = self._ask("sm_clocks_mhz", {node: (of_node,) for node, of_node in spans.items()})
+        gpus = [device for device in devices if device.kind == "cuda"]
+        spans = {
+            device.uuid: answer.timed_at_ns
+            for answer, device in zip(answers, devices, strict=True)
+            if isinstance(answer, Measurement)
+        }
+        read = self._ask(
+            "sm_clocks_mhz",
+            gpus,
+            lambda here: ({gpu.uuid: spans[gpu.uuid] for gpu in here if gpu.uuid in spans},),
+        )
         return [
             replace(answer, sm_clocks_mhz=read.get(device.node_id, {}).get(device.uuid, ()))
             if isinstance(answer, Measurement)
@@ -517,20 +499,34 @@ class NodeAgents:
             ray.kill(node.agent, no_restart=True)
 
     def _ask(
-        self, method: str, calls: Mapping[str, tuple[Any, ...]], timeout_s: float | None = None
+        self,
+        method: str,
+        devices: Iterable[Device],
+        arguments: Callable[[list[Device]], tuple[Any, ...]],
+        timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Call a method of the agents of these nodes; return the answers that came, by node id.
+        """Call a method of the agents of these devices; return the answers by node id.
 
-        calls: node id -> the arguments. timeout_s: for all together, 0.5 s where none is given.
+        Agents of silent nodes are not asked, and those of slow ones left out. arguments: returns
+        those of the call, from the devices of a node. timeout_s: for all together; None: 0.5 s.
         """
-        refs = self._send(method, calls)
-        return _collect(refs, self._timeouts.agent_answer_s if timeout_s is None else timeout_s)
+        calls = self._send(method, devices, arguments)
+        return _collect(calls, self._timeouts.agent_answer_s if timeout_s is None else timeout_s)
 
-    def _send(self, method: str, calls: Mapping[str, tuple[Any, ...]]) -> dict[Any, str]:
-        """Call a method of the agents that there are; return the node id of each call."""
+    def _send(
+        self,
+        method: str,
+        devices: Iterable[Device],
+        arguments: Callable[[list[Device]], tuple[Any, ...]],
+    ) -> dict[Any, str]:
+        """Call a method as `_ask`, without waiting; return the node id of each call."""
         with self._lock:
-            agents = {node: self._nodes[node].agent for node in calls if node in self._nodes}
-        return {getattr(agent, method).remote(*calls[node]): node for node, agent in agents.items()}
+            agents = {node: self._nodes[node].agent for node in self._nodes.keys() - self._silent}
+        return {
+            getattr(agents[node], method).remote(*arguments(here)): node
+            for node, here in _by_node(devices).items()
+            if node in agents
+        }
 
 
 def _collect(refs: Mapping[Any, str], timeout_s: float) -> dict[str, Any]:
@@ -551,19 +547,10 @@ def _by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
     return by_node
 
 
-def _is_answered(ping: Any) -> bool:
-    try:
-        ray.get(ping)
-    except ray.exceptions.RayError:
-        return False
-    return True
+def _process(device: Device) -> _Process:
+    return device.node_id, device.process_id
 
 
-def _refuses(raylet: tuple[str, int], timeout_s: float) -> bool:
-    try:
-        socket.create_connection(raylet, timeout_s).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False  # its host does not answer, or not so fast
-    return False
+def _texts(devices: Sequence[Device], outputs: Mapping[_Process, Output]) -> list[str]:
+    keys = map(_process, devices)
+    return [outputs[key].text if key in outputs else "" for key in keys]

@@ -26,7 +26,6 @@ from raybench.report.charts.registry import main_figure, other_figures, why_no_f
 from raybench.report.html.points import point_table
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
-from raybench.report.what_ran import what_ran
 
 # Software that a reader asks for first; the rest is in the environment.
 _VERSIONS = {"torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driver"}
@@ -51,7 +50,7 @@ def format_page(data: ChartData) -> str:
             for name, label in _VERSIONS.items()
             if name in summary.versions
         ],
-        trained=what_ran(data.rows, summary.ranks),
+        trained=summary.model,
         key_figures=report.key_figures,
         first=first,
         why_none=why_no_figure(summary),

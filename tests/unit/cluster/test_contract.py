@@ -2,8 +2,8 @@
 
 import pytest
 
-from raybench.cluster.local import this_process
 from tests.cluster_contract import PointContract
+from tests.local_cluster import this_process
 
 
 class TestThisProcess(PointContract):

@@ -3,7 +3,6 @@
 The locks are tried with real processes, real files, and files that mean harm.
 """
 
-import fcntl
 import itertools
 import os
 import signal
@@ -11,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -63,7 +61,7 @@ def me(what="run mine-1"):
 
 
 def locked(locks, holder=None, *, shared=False):
-    """What is said of the others where the processors are claimed."""
+    """What is said of the others where the processors are locked."""
     found = locks.lock([CPU], holder or me(), shared=shared)
     assert not found.problem
     return [one.what for one in found.others.get(CPU, ())]
@@ -113,15 +111,8 @@ def test_two_nodes_of_one_sweep_on_one_host_do_not_keep_each_other_out():
     assert not DeviceLocks().other_users([CPU]).others
 
 
-def test_of_two_sweeps_that_start_at_once_one_has_the_device(monkeypatch):
-    flock, start, took = fcntl.flock, threading.Barrier(2), []
-
-    def in_two_steps(file, mode):
-        """Turn a lock into a shared one as the kernel does, with a longer moment between."""
-        if mode & fcntl.LOCK_SH:
-            flock(file, fcntl.LOCK_UN)
-            time.sleep(0.2)
-        flock(file, mode)
+def test_of_two_sweeps_that_start_at_once_one_has_the_device():
+    start, took = threading.Barrier(8), []
 
     def lock():
         locks, mine = DeviceLocks(), me()
@@ -129,13 +120,23 @@ def test_of_two_sweeps_that_start_at_once_one_has_the_device(monkeypatch):
         if not locked(locks, mine):
             took.append(locks)
 
-    monkeypatch.setattr(fcntl, "flock", in_two_steps)
-    threads = [threading.Thread(target=lock) for _ in range(2)]
+    threads = [threading.Thread(target=lock) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(took) == 1
+
+
+def test_files_of_killed_sweeps_are_removed(other, folder):
+    other.kill()
+    other.wait()
+    assert len(list(folder.iterdir())) == 2
+    locks = DeviceLocks()
+    locks.lock([CPU, "GPU-1"], me(), shared=False)
+    assert len(list(folder.iterdir())) == 2
+    locks.close()
+    assert not list(folder.iterdir())
 
 
 # Drops its rights after the imports, for which it may need those of who runs the tests.
@@ -145,7 +146,7 @@ STRANGER = HOLD.replace(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_two_users_lock_the_same_file_and_neither_can_remove_it(monkeypatch):
+def test_two_users_share_a_device_and_neither_can_change_the_file_of_the_other(monkeypatch):
     with TemporaryDirectory(dir="/tmp") as place:
         Path(place).chmod(0o755)
         folder = Path(place, "locks")
@@ -153,24 +154,24 @@ def test_two_users_lock_the_same_file_and_neither_can_remove_it(monkeypatch):
         locks = DeviceLocks()
         assert locked(locks, shared=True) == []
         assert folder.stat().st_mode & 0o7777 == 0o1777
-        assert (folder / CPU).stat().st_mode & 0o777 == 0o666
         command = [sys.executable, "-c", STRANGER, "run other-1", CPU]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout.readline() == "held\n"
-            [other] = locks.other_users([CPU], me().sweep).others[CPU][1:]
-            assert (other.what, other.process_id) == ("run other-1", process.pid)
+            assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
+            found = locks.other_users([CPU]).others[CPU]
+            assert ("run other-1", process.pid) in {(one.what, one.process_id) for one in found}
             process.kill()
         locks.close()
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "folder", "pipe"])
-def test_what_is_planted_in_the_place_of_a_file_is_not_followed_and_told(kind, folder, tmp_path):
+def test_what_is_planted_in_the_folder_is_not_followed_and_holds_nothing(kind, folder, tmp_path):
     folder.mkdir()
-    victim, place = tmp_path / "victim", folder / CPU
+    victim, place = tmp_path / "victim", folder / f"{CPU}.planted"
     victim.write_text("precious")
     make = {"link": place.symlink_to, "hard link": place.hardlink_to}
     make.get(kind, lambda _: place.mkdir() if kind == "folder" else os.mkfifo(place))(victim)
-    assert str(folder) in DeviceLocks().lock([CPU], me(), shared=False).problem
+    assert locked(DeviceLocks()) == []
     assert victim.read_text() == "precious"
 
 
@@ -186,17 +187,18 @@ STRANGE = [b"", b"\xff\xfe", b"[1]", b"9" * 5000, b"[" * 2048, b'{"process_id": 
 
 
 @pytest.mark.parametrize("content", STRANGE)
-def test_what_a_line_says_is_not_believed(folder, content):
+def test_what_a_file_says_is_not_believed(folder, content):
     locks = DeviceLocks()
     locks.lock([CPU], me(), shared=False)
-    (folder / CPU).write_bytes(content)
+    [file] = folder.iterdir()
+    file.write_bytes(content)
     [holder] = DeviceLocks().other_users([CPU]).others[CPU]
     assert str(holder) == "unknown of unknown (process 0 on unknown)"
     assert not holder.has_ended
     locks.close()
 
 
-def test_what_a_line_says_is_shown_on_one_short_line():
+def test_what_a_file_says_is_shown_on_one_short_line():
     locks = DeviceLocks()
     evil = replace(me(), what="run \x1b[31m\n\u202e" + "x" * 500, process_id=2**40)
     locks.lock([CPU], evil, shared=False)

@@ -2,18 +2,14 @@
 
 import os
 
-from raybench.cluster.ray_cluster.nodes import log_tail, new_output
+from raybench.cluster.ray_cluster.nodes import new_output
 
 
-def test_the_tail_of_a_log_is_its_last_lines_without_colours_and_marks_of_ray(tmp_path):
-    (tmp_path / "worker-ab-01-77.out").write_text(
-        ":job_id:01\n" + "".join(f"line {number}\n" for number in range(70))
-    )
+def test_lines_come_without_colours_and_marks_of_ray_and_of_this_process_alone(tmp_path):
+    (tmp_path / "worker-ab-01-77.out").write_text(":job_id:01\nfirst\n")
     (tmp_path / "worker-ab-01-77.err").write_bytes(b"\x1b[31mred\x1b[0m\x07\xff\n\n")
     (tmp_path / "worker-ab-01-78.err").write_text("another's\n")
-    lines = log_tail(tmp_path, 77).splitlines()
-    assert lines == [*(f"line {number}" for number in range(11, 70)), "red\ufffd"]
-    assert log_tail(tmp_path, 79) == ""
+    assert new_output(tmp_path, 77, {}).text == "[stdout]\nfirst\n[stderr]\nred\ufffd"
 
 
 def test_of_two_logs_of_one_process_id_the_newer_is_read(tmp_path):
@@ -21,7 +17,7 @@ def test_of_two_logs_of_one_process_id_the_newer_is_read(tmp_path):
         path = tmp_path / name
         path.write_text(name)
         os.utime(path, (1e9 - age_s, 1e9 - age_s))
-    assert log_tail(tmp_path, 77) == "worker-new-77.err"
+    assert new_output(tmp_path, 77, {}).text == "[stderr]\nworker-new-77.err"
 
 
 def test_new_output_is_what_was_written_since_and_a_progress_bar_is_its_last_state(tmp_path):

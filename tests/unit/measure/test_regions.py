@@ -10,7 +10,6 @@ from fakes import make_point
 from region_workloads import LONG_S, SHORT_S
 
 from raybench import load
-from raybench.cluster.local import this_process
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.measure import marks as moments
@@ -22,6 +21,7 @@ from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
 from raybench.workloads.base import Context, Workload
+from tests.local_cluster import this_process
 
 CPU = torch.device("cpu")
 NAMES = ["forward", "attention", "back\nward"]

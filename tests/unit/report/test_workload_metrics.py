@@ -10,13 +10,13 @@ from builders import make_measure, make_measurement, make_point, make_record, ma
 
 import raybench
 from raybench import Metric
-from raybench.cluster.local import this_process
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.results.point_row import point_metrics
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
+from tests.local_cluster import this_process
 
 ONE_FILE = '''
 from raybench import Context, Metric, Workload

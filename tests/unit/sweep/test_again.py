@@ -9,6 +9,7 @@ from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 from raybench.results.run import RunStatus
 from raybench.results.writer import RunStore
+from raybench.sweep.run_state import code_of_job
 
 TEXT = "version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: [1, 2, 4]}\n"
 FIRST, SECOND = "a-20261101-000000-0001", "a-20261102-000000-0002"
@@ -25,8 +26,11 @@ def results(tmp_path):
 
 
 def keep(root, run_id, job, slower):
+    code = code_of_job(job)
     run = make_run(
         run_id,
+        workload_files=code.workload,
+        raybench_sha256=code.raybench_sha256,
         job_name="a",
         job_text=job.text,
         job_sha256=job.meaning_sha256,

@@ -9,7 +9,7 @@ from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.records import Failure, Status, Task
 from raybench.records.failure_text import DETAIL_CHARACTERS
-from raybench.sweep.inflight import InFlight, make_record_of
+from raybench.sweep.inflight import InFlight, RunningAttempt, make_record_of
 from raybench.sweep.scheduler import Attempt
 
 
@@ -56,14 +56,11 @@ def test_attempts_that_ended_before_the_cluster_was_lost_are_kept(cluster):
 def record_of(point=None, *, status=Status.ERROR, error_type="ValueError", **facts):
     """The record of a lone rank that failed."""
     failure = Failure(rank=0, status=status, error_type=error_type, message="no", **facts)
-    return make_record_of(
-        Attempt(index=0, point=point or make_point(), number=1),
-        (failure,),
-        (make_device(),),
-        started_at=datetime.now(UTC),
-        duration_s=1.0,
-        neighbours=(),
+    attempt = Attempt(index=0, point=point or make_point(), number=1)
+    running = RunningAttempt(
+        attempt=attempt, devices=(make_device(),), started_at=datetime.now(UTC)
     )
+    return make_record_of(running, (failure,), duration_s=1.0)
 
 
 def test_the_last_lines_of_a_rank_stand_below_its_traceback():

@@ -5,13 +5,13 @@ from builders import make_measure
 from fakes import ScriptedWorker, make_device, make_measurement, make_settings
 
 from raybench.analysis.scaling import scaling
-from raybench.cluster.local import LocalCluster
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 from raybench.records import Cause, Status
 from raybench.results.point_row import point_row
 from raybench.sweep.loop import sweep
 from raybench.sweep.rounds import Rounds
+from tests.local_cluster import LocalCluster
 
 HEAD = "version: 1\nname: job\nworkload: {kind: mlp}\nplacement: {isolation: %s}\n"
 STEP_NS = {"NVIDIA H200": 1_000_000, "NVIDIA A100": 2_000_000}

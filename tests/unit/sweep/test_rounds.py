@@ -1,6 +1,5 @@
 """The plan several times, each in fresh workers: order, controls, and what a resumed run does."""
 
-from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -8,7 +7,6 @@ from fakes import make_devices, make_measurement, make_point, make_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.cluster.local import LocalCluster
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
@@ -23,6 +21,7 @@ from raybench.sweep.loop import (
     sweep,
 )
 from raybench.sweep.rounds import Rounds
+from tests.local_cluster import LocalCluster
 
 BASELINE = {"world_size": 1}
 
@@ -169,29 +168,6 @@ def test_no_round_shortens_the_look_and_the_first_alone_takes_the_step_apart():
     asked = [task.settings for task in Swept(rounds_of(), measure=Measure(min_seconds=2.0)).tasks]
     assert {(settings.min_seconds, settings.target_ci) for settings in asked} == {(2.0, 0.01)}
     assert sum(settings.breakdown for settings in asked) == 3 * (1 + 2 + 4)
-
-
-def test_what_a_device_sustains_is_asked_once_and_stands_in_the_rows_of_all_rounds():
-    """Workers tell it where the task has precisions for them to find out."""
-    asked = []
-
-    class Probed(Swept):
-        def run(self, task, place, _):
-            asked.append((task.point.point_id, task.precisions is not None))
-            found = None if task.precisions is None else 100.0 + place.rank
-            return replace(make_measurement(place.rank), gemm_tflops=found)
-
-    both = (Precision.TF32, Precision.BF16)
-    points = tuple(make_point(world_size=n, precision=p) for n in (1, 2) for p in both)
-    swept = Probed(Rounds(plan=Plan(points=points, baseline=BASELINE), count=2, seed=7))
-    # Each point once, on each of its devices.
-    assert sorted(one for one, is_asked in asked if is_asked) == sorted(
-        point.point_id for point in points for _ in range(point.world_size)
-    )
-    assert {one.round for one in swept.records} == {1, 2}
-    for record in swept.records:
-        found = [measurement.gemm_tflops for measurement in record.measurements]
-        assert found == [100.0, 101.0][: record.point.world_size]
 
 
 def test_rounds_may_keep_the_workers_and_the_order_of_the_plan():

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +27,6 @@ from rich.console import Console
 from raybench import cli
 from raybench.cli.output import ConsoleListener
 from raybench.cli.progress import LineProgress
-from raybench.cluster.local import LocalCluster
 from raybench.errors import ClusterError, ResultsError
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
@@ -43,6 +41,7 @@ from raybench.sweep.loop import EarlierSweeps, PointFinished
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
 from raybench.sweep.runner import record_run, run_sweep
+from tests.local_cluster import LocalCluster
 
 SETTINGS = make_settings(measure=make_measure())
 RESUME = "raybench sweep job.yaml --resume run-a"
@@ -317,22 +316,6 @@ def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
     assert stored("points", "status") == ["ok"]
 
 
-def test_rows_that_are_removed_while_the_sweep_runs_are_told_and_left_to_be_run(
-    sweeping, folder, stored, said
-):
-    def script(point, rank):
-        if point.batch_size == 2:
-            shutil.rmtree(folder / "points")
-        return make_measurement()
-
-    with pytest.raises(ResultsError, match=r"points/run-a: the rows of 1 point were removed"):
-        sweeping(one_worker(script))
-    assert GO_ON in said()
-    assert "stopped: 1 finished point is kept; see: " in said()
-    assert stored("runs", "status") == ["failed"]
-    assert stored("points", "status") == ["ok"]
-
-
 @pytest.mark.parametrize(
     ("variables", "given"),
     [
@@ -475,13 +458,6 @@ def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(r
 def test_a_program_that_is_another_by_now_is_refused_and_its_files_are_named(resume, of_run, told):
     line = refusal(resume, Status.OK, **of_run)
     assert f"--resume run-a: the code is not that of the run: {told}" in line
-
-
-def test_a_run_that_does_not_tell_of_its_code_goes_on_with_a_warning(resume):
-    start = resume(Status.OK, workload_files={}, raybench_sha256=None)
-    assert start.run.raybench_sha256 is None  # of its points, some are of code that nobody knows
-    assert start.code.raybench_sha256
-    assert resume.done.err.startswith("run run-a does not tell of which code its points are")
 
 
 def test_a_run_that_another_driver_writes_is_refused_in_one_line(resume, folder):

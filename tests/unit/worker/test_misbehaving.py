@@ -7,12 +7,12 @@ from builders import make_measure, make_run
 from fakes import make_point
 
 from raybench import load
-from raybench.cluster.local import this_process
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
+from tests.local_cluster import this_process
 
 NUMBER = "must be a number from 0 to 1e+30, given"
 # By workload: the status of its point, and what its message says, or a column and its value.

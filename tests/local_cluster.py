@@ -1,9 +1,7 @@
-"""The in-process cluster: every worker lives in this process. For tests and for debugging.
+"""A cluster in this process, for tests and benchmarks without Ray.
 
-A breakpoint in a workload just works. The default worker is the real one on the CPU; a process
-has one process group, so it serves points of one device. Where many devices are to be played,
-give the devices and a `make_worker` of your own. There are no new processes here: `fresh_workers`
-has no effect, and a point sees what another class of the user's has changed in this process.
+The default worker is the real one on the CPU; a process has one process group, so it serves points
+of one device. Where many devices are to be played, give the devices and a `make_worker`.
 """
 
 from __future__ import annotations
@@ -21,17 +19,11 @@ from raybench.records.device_facts import DeviceFacts
 
 
 class InProcessWorker(Protocol):
-    """A worker of this cluster; `raybench.worker.worker.Worker` is one."""
-
-    def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
-        """Run the point as the rank that `place` names, and return its answer."""
+    def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer: ...
 
 
 class _RanksInTurn(RunningRanks):
-    """The ranks of a point, each of which runs when its answer is asked for, without a time limit.
-
-    A point whose rank hangs does not end here.
-    """
+    """The ranks of a point; each runs when its answer is asked for, without a time limit."""
 
     def __init__(
         self, devices: Sequence[Device], workers: Sequence[InProcessWorker], task: Task
@@ -45,10 +37,10 @@ class _RanksInTurn(RunningRanks):
         return {place.rank: worker.run(self._task, place, None)}
 
     def abort(self) -> None:
-        """Do nothing: there is no process group."""
+        pass
 
     def kill(self, ranks: Collection[int]) -> None:
-        """Do nothing: there is no process but this one."""
+        pass
 
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
         return {}
@@ -72,39 +64,32 @@ class LocalCluster:
 
     @property
     def description(self) -> str:
-        """One line for the user: this process, and how many devices it has."""
         return f"in this process, {self.capacity} devices"
 
     @property
     def kind(self) -> DeviceKind:
-        """Kind of the devices."""
         return self._offered[0].kind
 
     @property
     def capacity(self) -> int:
-        """Number of devices that it was given."""
         return len(self._offered)
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Device of every worker, by worker id."""
         return self._devices
 
     def refresh(self, timeout_s: float) -> None:
-        """Do nothing: no worker comes or goes here."""
+        pass
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Make a worker for each of `count` devices."""
         worker_ids = allocator.choose_workers(self._offered, count, strategy)
         self._devices = tuple(self._offered[worker_id] for worker_id in worker_ids)
         self.restart()
 
     def restart(self) -> None:
-        """Make all workers anew."""
         self._workers = {device.uuid: self._make_worker(device) for device in self._devices}
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
-        """Return one answer per rank; a worker that cannot be used again is made anew."""
         devices = [self._devices[worker_id] for worker_id in worker_ids]
         workers = [self._workers[device.uuid] for device in devices]
         outcome = finish_point(_RanksInTurn(devices, workers, task), task)
@@ -113,19 +98,15 @@ class LocalCluster:
         return outcome.answers
 
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
-        """Return a function that names nobody: other users are not looked for here."""
         return tuple
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Return no samples: a sampler in this process would disturb the measurement."""
         return ()
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
-        """Return state and error counters of each device."""
         return self._facts.read(self._devices)
 
     def close(self) -> None:
-        """Drop the workers."""
         self._workers, self._devices = {}, ()
 
 
