@@ -11,7 +11,7 @@ from raybench.report.charts.grammar import Figure, Mark, axis
 from raybench.report.charts.registry import Chart
 from raybench.report.plain_text import counted
 from raybench.report.point_settings import distinguishing_settings
-from raybench.report.tables import STEP_MEANING, has_no_breakdown
+from raybench.report.tables import STEP_MEANING
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 
 # What one slow rank takes longer than the others; it is no column, but a share of other parts.
@@ -38,7 +38,7 @@ def parts_figure(data: ChartData) -> Figure | None:
         "Shares of the step time. The parts come from instrumented steps after the timed ones, on "
         "the slowest rank, so they need not add up to 100 %."
     )
-    if count := sum(map(has_no_breakdown, data.rows)):
+    if count := sum(row.why_no_breakdown is not None for row in data.rows):
         note += (
             f" Not drawn: {counted(count, 'point')} whose parts exceed the step by more than 10 %, "
             "so that they are no breakdown of it."

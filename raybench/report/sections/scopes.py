@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import setting, setting_order, varying
 from raybench.report import formatting
-from raybench.report.blocks import Column, ColumnOf, Table
+from raybench.report.blocks import MARKS_TITLE, Column, ColumnOf, Table
+from raybench.report.marks import marks
 from raybench.report.sections import Section
-from raybench.report.tables import Layout, marks, table_of_points
+from raybench.report.tables import table_of_points
 
 if TYPE_CHECKING:
-    pass
+    from raybench.report.summary import Summary
 
 
 SCOPE = "scope"
@@ -49,27 +49,19 @@ def _scopes(rows: Sequence[ScaledRow]) -> list[str]:
     return sorted(steps, key=lambda scope: min(steps[scope]))
 
 
-def _table(rows: Sequence[ScaledRow], layout: Layout) -> Table:
+def _table(rows: Sequence[ScaledRow], report: Summary) -> Table:
     """Return a line for each ok point of a workload, the scope with the shortest step first."""
     scopes = _scopes(rows)
-    # What is compared stands last, as in the other tables.
-    others = sorted(
-        varying(rows, (SCOPE, "world_size", "workload")), key=lambda name: name in layout.baseline
+    lines = sorted(
+        ((row, row) for row in report.ordered if row in rows and row.status == "ok"),
+        key=lambda line: scopes.index(line[0].params[SCOPE]),
     )
-    apart = [name for name in others if name not in layout.baseline]
-    names = [*apart, SCOPE, "world_size", *others[len(apart) :]]
-
-    def order(row: ScaledRow) -> list[tuple[int, float, str]]:
-        places = {SCOPE: (0, float(scopes.index(row.params[SCOPE])), "")}
-        return [places.get(name) or setting_order(setting(row, name)) for name in names]
-
-    ordered = sorted((row for row in rows if row.status == "ok"), key=order)
     bases = {row.series: row for row in rows if row.is_baseline and row.status == "ok"}
     unit = formatting.MILLISECONDS
     columns: list[ColumnOf[ScaledRow]] = [
         (Column(title="cold"), lambda row: formatting.time_in(unit, row.first_step_ms)),
         (Column(title="warm"), lambda row: formatting.time_in(unit, row.step_ms_p50)),
-        (layout.marks_column, marks),
+        (Column(title=MARKS_TITLE, is_text=True), marks),
         (Column(title="cold gain"), lambda row: formatting.ratio(_cold_gain(row, bases))),
         (Column(title="warm gain"), lambda row: formatting.ratio(row.speed_up)),
         (Column(title="exposed comm"), lambda row: _share_of_step(row, "comm_exposed_ms")),
@@ -80,7 +72,7 @@ def _table(rows: Sequence[ScaledRow], layout: Layout) -> Table:
         ),
     ]
     kind = f"{_TITLE.lower()}, ms"
-    return table_of_points(ordered, names, layout, ordered, columns, kind=kind, note=_NOTE)
+    return table_of_points(report, lines, columns, kind=kind, note=_NOTE)
 
 
 def _cold_gain(row: ScaledRow, bases: Mapping[int, ScaledRow]) -> float | None:
@@ -106,5 +98,5 @@ SECTION = Section(
     title=_TITLE,
     order=40,
     applies=lambda report: bool(_workloads(report.rows)),
-    blocks=lambda report: [_table(group, report.layout) for group in _workloads(report.rows)],
+    blocks=lambda report: [_table(group, report) for group in _workloads(report.rows)],
 )
