@@ -208,8 +208,7 @@ def _device_figure(report: HealthReport) -> Figure | None:
             [
                 (Column(title="device", is_text=True), lambda one: one.subject.name),
                 (Column(title="test", is_text=True), lambda one: one.test),
-                (Column(title="value"), _value),
-                (Column(title="unit"), lambda one: one.unit),
+                (Column(title="value"), lambda one: f"{_value(one)} {one.unit}".strip()),
                 (Column(title="time against similar devices"), lambda one: f"{one.ratio:.3f}"),
                 (Column(title="verdict"), lambda one: one.verdict.value),
             ],
