@@ -20,6 +20,7 @@ from raybench.job.plan import make_plan
 from raybench.job.problems import did_you_mean, quote
 
 _NAME = re.compile(r"^name: \w+", re.MULTILINE)
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 _SCHEMA = re.compile(r"(?<=\$schema=)\S+")
 # The command in a comment, with the lines that it goes on in.
 _COMMAND = re.compile(r"^#   raybench sweep \S+(.*(?:\n#     .*)*)", re.MULTILINE)
@@ -81,6 +82,11 @@ def templates() -> list[Template]:
         Template(entry.name.removesuffix(".yaml"), entry.read_text(encoding="utf-8"))
         for entry in sorted(found, key=lambda entry: entry.name)
     ]
+
+
+def name_after(path: Path, otherwise: str) -> str:
+    """Return a name for a job, made of the name of a file; `otherwise` where nothing is left."""
+    return _NOT_IN_NAMES.sub("-", path.stem)[:64].lstrip("_.-") or otherwise
 
 
 def starter() -> Template:

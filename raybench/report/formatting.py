@@ -23,18 +23,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STATUS_WORDS = {status.value: status.label for status in Status}
-# What the letters in the tables mean.
-MARKS = {
-    "u": "unsteady, the level of the step time still changes",
-    "w": "wide, the samples of a start leave more than ±10 % open",
-    "h": "host-bound, the device waits for the host",
-    "t": "throttled, the clocks were limited by heat or a fault",
-    "s": "one rank is slower than the others",
-    "c": "crowded, CPU workers share cores",
-    "n": "not alone, something else used its devices or nodes at the same time",
-    "q": "quick, a short look instead of seconds",
-    "b": "no breakdown, the parts exceed the step by more than 10 %",
-}
 # Where a failure was, with which its message begins.
 _PLACE = re.compile(r"rank \d+ \([^()]*\): ")
 _GIB = 2**30
@@ -238,11 +226,11 @@ def size(count: float | None) -> str:
 
 
 def setting(name: str, value: Any) -> str:
-    """Write the value of a setting; sizes in bytes with their unit."""
-    digits = str(value)
+    """Write the value of a setting; sizes in bytes with their unit; empty for None."""
+    digits = "" if value is None else str(value)
     if name.endswith("_bytes") and digits.isdecimal():
         return size(int(digits))
-    return digits.lower() if isinstance(value, bool) else str(value)
+    return digits.lower() if isinstance(value, bool) else digits
 
 
 def heading(name: str) -> str:

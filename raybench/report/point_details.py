@@ -80,37 +80,27 @@ def _points_table(rows: Sequence[PointRow]) -> Table:
     count = len(extras)
     is_all_ok = all(row.status == "ok" for row in rows)
 
-    def of_metric(metric: Metric, drop: int, unit: formatting.Unit) -> ColumnOf[int]:
+    def of_metric(metric: Metric, drop: int, unit: formatting.Unit) -> ColumnOf[PointRow]:
         column = metric_column(metric, unit, {}, drop)
-        return column, lambda place: formatting.metric(metric, value_of(rows[place], metric), unit)
+        return column, lambda row: formatting.metric(metric, value_of(row, metric), unit)
 
-    columns: list[ColumnOf[int]] = [
-        (Column(title="point", is_text=True), lambda place: str(rows[place].point_id)),
-        *(
-            [(Column(title="round", is_text=True), lambda place: _round(rows[place]))]
-            if _has_rounds(rows)
-            else []
-        ),
-        *(
-            (column, lambda place, cells=cells: cells[place])
-            for column, cells in setting_columns(rows)
-        ),
+    columns: list[ColumnOf[PointRow]] = [
+        (Column(title="point", is_text=True), lambda row: row.point_id),
+        *([(Column(title="round", is_text=True), _round)] if _has_rounds(rows) else []),
+        *setting_columns(rows),
         (
             Column(title="status", is_text=True, drop=count + 3 if is_all_ok else None),
-            lambda place: formatting.STATUS_WORDS[rows[place].status],
+            lambda row: formatting.STATUS_WORDS[row.status],
         ),
-        (
-            Column(title=f"step {unit.name}"),
-            lambda place: formatting.step_in(unit, rows[place]),
-        ),
+        (Column(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
         *(of_metric(metric, count + 2, formatting.MILLISECONDS) for metric in rates[:1]),
         *(of_metric(metric, count - place, unit) for place, metric in enumerate(extras)),
         (
             Column(title="reason", is_text=True, min_chars=_MIN_REASON_CHARS, drop=count + 1),
-            lambda place: shorten(_reason(rows[place]), _REASON_CHARS),
+            lambda row: shorten(_reason(row), _REASON_CHARS),
         ),
     ]
-    return make_table(range(len(rows)), columns)
+    return make_table(rows, columns)
 
 
 def _has_rounds(rows: Sequence[PointRow]) -> bool:

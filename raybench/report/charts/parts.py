@@ -16,7 +16,6 @@ from raybench.report.charts.grammar import MOST_BARS, Figure, Mark, Table, axis,
 from raybench.report.charts.ranking import bar_names
 from raybench.report.charts.registry import Chart
 from raybench.report.point_settings import distinguishing_settings
-from raybench.report.tables import has_no_breakdown
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 
 # What one slow rank takes longer than the others; it is no column, but a share of other parts.
@@ -49,7 +48,7 @@ def parts_figure(data: ChartData) -> Figure | None:
         "Shares of the step time. The parts come from instrumented steps after the timed ones, on "
         "the slowest rank, so they need not add up to 100 %."
     )
-    count = sum(map(has_no_breakdown, data.rows))
+    count = sum(row.why_no_breakdown is not None for row in data.rows)
     if count:
         points = "1 point is" if count == 1 else f"{count} points are"
         note += (

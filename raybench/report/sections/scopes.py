@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.analysis.losses import CAUSES, LOSSES, has_causes
 from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import setting, setting_order, varying
+from raybench.analysis.settings import setting, varying
 from raybench.report import formatting
-from raybench.report.blocks import Column, ColumnOf, Listing, Table
+from raybench.report.blocks import MARKS_TITLE, Column, ColumnOf, Listing, Table
+from raybench.report.marks import marks
 from raybench.report.sections import Section
-from raybench.report.tables import Layout, marks, table_of_points
+from raybench.report.tables import table_of_points
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
@@ -63,24 +64,18 @@ def _baselines(rows: Sequence[ScaledRow]) -> dict[int, ScaledRow]:
     return {row.series: row for row in rows if row.is_baseline and row.status == "ok"}
 
 
-def _table(rows: Sequence[ScaledRow], layout: Layout) -> Table:
+def _table(rows: Sequence[ScaledRow], report: Summary) -> Table:
     scopes = _scopes(rows)
-    # What is compared stands last, as in the other tables.
-    others = sorted(_other_settings(rows), key=lambda name: name in layout.baseline)
-    apart = [name for name in others if name not in layout.baseline]
-    names = [*apart, SCOPE, "world_size", *others[len(apart) :]]
-
-    def order(row: ScaledRow) -> list[tuple[int, float, str]]:
-        places = {SCOPE: (0, float(scopes.index(row.params[SCOPE])), "")}
-        return [places.get(name) or setting_order(setting(row, name)) for name in names]
-
-    ordered = sorted((row for row in rows if row.status == "ok"), key=order)
+    lines = sorted(
+        ((row, row) for row in report.ordered if row in rows and row.status == "ok"),
+        key=lambda line: scopes.index(line[0].params[SCOPE]),
+    )
     bases = _baselines(rows)
     unit = formatting.MILLISECONDS
     columns: list[ColumnOf[ScaledRow]] = [
         (Column(title="cold"), lambda row: formatting.time_in(unit, row.first_step_ms)),
         (Column(title="warm"), lambda row: formatting.time_in(unit, row.step_ms_p50)),
-        (layout.marks_column, marks),
+        (Column(title=MARKS_TITLE, is_text=True), marks),
         (Column(title="cold gain"), lambda row: formatting.ratio(_cold_gain(row, bases))),
         (Column(title="warm gain"), lambda row: formatting.ratio(row.speed_up)),
         (Column(title="exposed comm"), lambda row: _share_of_step(row, "comm_exposed_ms")),
@@ -91,7 +86,7 @@ def _table(rows: Sequence[ScaledRow], layout: Layout) -> Table:
         ),
     ]
     kind = f"{_TITLE.lower()}, ms"
-    return table_of_points(ordered, names, layout, ordered, columns, kind=kind, note=_NOTE)
+    return table_of_points(report, lines, columns, kind=kind, note=_NOTE)
 
 
 def _cold_gain(row: ScaledRow, bases: Mapping[int, ScaledRow]) -> float | None:
@@ -165,7 +160,7 @@ def _blocks(report: Summary) -> Iterator[Listing | Table]:
     if lines := [line for group in groups for line in _lines(group, report.ranks)]:
         baseline = formatting.settings(report.run.baseline)
         yield Listing(title=f"{_TITLE}, gains over {baseline}", lines=lines)
-    yield from (_table(group, report.layout) for group in groups)
+    yield from (_table(group, report) for group in groups)
 
 
 SECTION = Section(

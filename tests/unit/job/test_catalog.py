@@ -21,7 +21,7 @@ def test_the_package_has_the_jobs_of_the_repository():
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert built["targets"]["wheel"] == {
         "packages": ["raybench"],
-        "exclude": ["raybench/jobs"],
+        "exclude": ["raybench/jobs", "raybench/how-to"],
         "force-include": {"jobs": "raybench/jobs", "docs/how-to": "raybench/how-to"},
     }
 

@@ -66,11 +66,11 @@ def test_module_and_whole_are_read_beside_each_other_cold_and_warm():
     [table] = tables_of(make_summary(pipeline()), "scopes")
     assert table.title == "mine:Pipeline: module beside end to end, ms"
     assert table.titles == (
-        "scope", "GPUs", "cold", "warm", "cold gain", "warm gain", "GiB",
+        "GPUs", "scope", "cold", "warm", "cold gain", "warm gain", "GiB",
     )  # fmt: skip
     cells = [dict(zip(table.titles, row, strict=True)) for row in table.texts]
     assert [(row["scope"], row["GPUs"]) for row in cells] == [
-        ("block", "1"), ("", "2"), ("loop", "1"), ("", "2"),
+        ("block", "1"), ("block", "2"), ("loop", "1"), ("loop", "2"),
     ]  # fmt: skip
     assert [row["cold"] for row in cells] == ["50.00"] * 4
     assert [round(float(row["warm"]), 1) for row in cells] == [8.0, 4.4, 40.0, 32.0]
@@ -120,9 +120,9 @@ def test_settings_in_which_points_differ_have_a_sentence_each():
     ]  # fmt: skip
     [table] = tables_of(found, "scopes")
     assert tuple(one.title for one in table.columns if one.is_setting) == (
-        "compile",
-        "scope",
         "GPUs",
+        "scope",
+        "compile",
     )
     assert len(table.rows) == 8
 
@@ -130,7 +130,7 @@ def test_settings_in_which_points_differ_have_a_sentence_each():
 def test_points_that_were_not_measured_have_no_line():
     failed = make_failed(pipeline()[0].point)
     [table] = tables_of(make_summary([failed, *pipeline()[1:]]), "scopes")
-    assert [row[:2] for row in table.texts] == [("block", "1"), ("", "2"), ("loop", "2")]
+    assert [row[:2] for row in table.texts] == [("1", "block"), ("2", "block"), ("2", "loop")]
 
 
 def test_nothing_is_said_where_scopes_do_not_differ():
