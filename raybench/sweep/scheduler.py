@@ -148,8 +148,8 @@ class Schedule:
     ) -> None:
         """Take in the state of the cluster, see `Cluster`."""
         self._capacity, self.pending = capacity, pending
-        # New allocators know no kept process groups. The tuples are made anew at each look, and
-        # comparing them costs no more than comparing the ids of their items.
+        # The tuples are made anew at each look, and comparing them costs no more than comparing the
+        # ids of their items.
         if devices == self._devices and lost == self._lost:
             return
         self._devices, self._lost = devices, lost
