@@ -195,16 +195,6 @@ def test_an_attempt_that_is_made_again_goes_before_what_waits():
     assert started(made) == [(index, (0,))]
 
 
-def test_a_process_group_is_kept_when_the_cluster_is_looked_at_again():
-    devices = tuple(make_devices(a=6))
-    made = schedule([make_point(world_size=n) for n in (4, 2, 2)], devices, "device")
-    assert started(made) == [(0, (0, 1, 2, 3)), (1, (4, 5))]
-    for attempt in attempts([make_point(world_size=4), make_point(world_size=2)]):
-        made.free(attempt)
-    made.see(tuple(list(devices)), 6, frozenset(), 0)
-    assert started(made) == [(2, (4, 5))]
-
-
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
 def test_the_time_of_decisions_grows_no_faster_than_the_workers(isolation):
     """Eight times as many take eight times as long, and 64 times where each looks at each."""
