@@ -14,6 +14,7 @@ from raybench.cli.options import (
     complete_run,
     format_asked,
     json_format_option,
+    json_option,
     references_option,
     results_option,
 )
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
 _LISTED = 50
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.command("report")
@@ -191,7 +191,7 @@ def _draw(results: Path, run: str, summary: Summary, path: Path) -> None:
 )
 @click.option("--all", "is_all", is_flag=True, help="All runs.")
 @click.option("-l", "--long", "is_long", is_flag=True, help="Machine, tags and findings too.")
-@_json_option
+@json_option
 def list_command(
     results: Path, last: int | None, is_all: bool, is_long: bool, as_json: bool
 ) -> None:
@@ -254,7 +254,7 @@ def _lead(results: Path, run_id: str) -> str:
 @results_option
 @references_option
 @click.option("--logs", "as_logs", is_flag=True, help="Print what the ranks wrote instead.")
-@_json_option
+@json_option
 def show_command(
     run: str,
     point: str | None,

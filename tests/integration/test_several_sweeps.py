@@ -1,14 +1,12 @@
-"""Sweeps on one host: a second one is refused, or says in its rows who was there; a tour."""
+"""Sweeps on one host: a second one is refused, or says in its rows who was there."""
 
 import subprocess
-import sys
 import time
 
-import pandas as pd
 import pytest
 
 from raybench.cluster.device_reservation import CPU, FOLDER_VARIABLE, DeviceLocks, this_process
-from tests.integration.sweeps import begin, cpu_sweep, raybench, table, wait_for, write_text
+from tests.integration.sweeps import begin, cpu_sweep, table, wait_for, write_text
 
 JOB = """\
 workload: {kind: mlp, hidden: 32, layers: 1}
@@ -43,15 +41,6 @@ def test_a_second_sweep_is_refused_before_anything_starts_and_leaves_no_run(firs
     assert not list((tmp_path / "results").glob("runs/*"))
 
 
-def test_a_tour_is_refused_at_once_and_not_job_by_job(first, tmp_path):
-    where = ("--address", "local", "--device", "cpu", "-o", tmp_path)
-    tour = raybench("sweep", "--demo", *where, timeout_s=60)
-    assert (tour.returncode, tour.stdout) == (3, "")
-    question, line = tour.stderr.splitlines()
-    assert question.startswith("1 of ")
-    assert line.startswith(USED)
-
-
 def test_a_shared_sweep_of_a_joined_cluster_is_seen_by_others_and_its_rows_say_who_was_there(
     first, three_nodes, tmp_path
 ):
@@ -77,34 +66,3 @@ def test_a_shared_sweep_of_a_joined_cluster_is_seen_by_others_and_its_rows_say_w
     first.close()
     # The agents of the sweep that has ended hold nothing any more.
     wait_for(lambda: not DeviceLocks().other_users([CPU]).others, within_s=10)
-
-
-TOUR = """
-import sys
-from pathlib import Path
-from raybench.cli.demo import Stop, run_tour
-from raybench.sweep.run_state import RunTarget
-small = Stop(name="memory_bandwidth", shorter=("zip=[{size_bytes: [1048576]}]", "measure=quick"))
-large = Stop(name="ddp_linear", shorter=("matrix.world_size=64",))
-where = RunTarget(
-    address=sys.argv[1], device="cpu", output=Path(sys.argv[2]), profiled=frozenset()
-)
-sys.exit(run_tour(where, (large, small)))
-"""
-
-
-@pytest.mark.long
-def test_a_tour_leaves_out_what_fits_nowhere_and_makes_a_page_of_the_rest(three_nodes, tmp_path):
-    results = tmp_path / "results"
-    command = [sys.executable, "-c", TOUR, three_nodes, str(results)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert "left out: no point fits: the smallest needs 64 devices" in done.stderr
-    assert "1 of 2: What does DDP bring" in done.stderr
-    assert "What bandwidth does the memory of one GPU reach?" in done.stdout
-    (run,) = (results / "runs").iterdir()
-    page = (results / "demo.html").read_text()
-    assert f"report {run.name}" in page
-    # The run can be taken up again by what its command line says.
-    (row,) = pd.read_parquet(results / "runs").to_dict("records")
-    assert list(row["argv"])[-2:] == ["--set", "measure=quick"]
