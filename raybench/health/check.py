@@ -10,7 +10,7 @@ from pathlib import Path
 from raybench.analysis.references import SHIPPED, References
 from raybench.cluster import Cluster
 from raybench.health.device_facts import facts_readings
-from raybench.health.expected import past_values
+from raybench.health.expected import read_findings
 from raybench.health.readings import (
     Reading,
     drift,
@@ -109,7 +109,7 @@ def examine(
     start = start_run(
         job, Plan(points=()), argv=argv, tags={}, resume_command=lambda _: "raybench health"
     )
-    past = past_values(where.output)
+    past = read_findings(where.output)
     run = run_sweep(job, start, where, listener, examiner)
     readings = tuple(examiner.readings)
     if run.status is RunStatus.INTERRUPTED:
