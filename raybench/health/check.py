@@ -55,11 +55,10 @@ _BURN_IN_MEASURE = Measure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What a check has read and found. devices: those checked, by rank."""
+    """The result of a check. devices: those that were checked, by rank."""
 
     run: Run
     devices: tuple[Device, ...]
-    readings: tuple[Reading, ...]
     findings: tuple[Finding, ...]
 
     @property
@@ -119,7 +118,6 @@ def examine(
     found = Examination(
         run=run,
         devices=examiner.devices,
-        readings=readings,
         findings=judge(readings, examiner.devices, past, references),
     )
     store = RunStore(root=where.output, run_id=run.run_id, measure=job.measure)
