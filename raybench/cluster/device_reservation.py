@@ -14,7 +14,6 @@ A `DeviceReservation` takes the locks on all nodes of a sweep, by the agents of 
 from __future__ import annotations
 
 import fcntl
-import getpass
 import json
 import os
 import re
@@ -97,14 +96,10 @@ class LockResult:
 
 def this_process(what: str) -> Holder:
     """Return this process as a holder, with a new random `sweep`. what: for example `run ID`."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())  # without an entry in passwd
     return Holder(
         sweep=os.urandom(16).hex(),
         what=what,
-        user=user,
+        user=psutil.Process().username(),
         host=socket.gethostname(),
         process_id=os.getpid(),
         since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),

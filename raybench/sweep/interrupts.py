@@ -164,14 +164,11 @@ class Interrupts:
             self._take()
             if self.stopping and not self._due and not told:
                 told = True
-                self._tell_stopping()
+                what = "the point" if self.in_flight < 2 else f"the {self.in_flight} points"
+                text = f"finishing {what} in flight, then stopping; Ctrl-C again stops now"
+                self._listener.tell(text)
             if time.monotonic() > self._deadline_s:
                 # A spinner or a progress bar has hidden it.
                 self._listener.show_cursor()
                 self.say_farewell()
                 os._exit(_INTERRUPTED)
-
-    def _tell_stopping(self) -> None:
-        what = "the point" if self.in_flight < 2 else f"the {self.in_flight} points"
-        text = f"finishing {what} in flight, then stopping; Ctrl-C again stops now"
-        self._listener.tell(text)

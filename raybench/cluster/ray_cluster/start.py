@@ -45,7 +45,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 from raybench.cluster import DeviceKind, reaper
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError, UsageError
-from raybench.records.environment import usable_cores
+from raybench.records.environment import set_variables, usable_cores
 
 _QUIET: dict[str, Any] = {
     "log_to_driver": False,
@@ -463,19 +463,15 @@ def _private() -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [(constants, "ENABLE_RAY_CLUSTER", False)]
     patches += [(node, name, _drop) for name in _UNUSED if hasattr(node, name)]
     usual = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
-    usual_variables = {name: os.environ.get(name) for name in variables}
     for owner, name, value in patches:
         setattr(owner, name, value)
-    os.environ.update(variables)
-    _reload_rays_settings()
     try:
-        yield
+        with set_variables(variables):
+            _reload_rays_settings()
+            yield
     finally:
         for owner, name, value in usual:
             setattr(owner, name, value)
-        for name, given in usual_variables.items():
-            os.environ.pop(name, None)
-            os.environ |= {} if given is None else {name: given}
 
 
 # What a sweep cannot go on without: the head of the cluster, and Ray on the driver's host.
