@@ -112,13 +112,9 @@ def connect(
     *,
     oversubscribe: bool = False,
 ) -> Connection:
-    """Join the cluster at `address`, or start a private one.
+    """Join the cluster at `address`, or start a private one, as `raybench.cluster.connect.connect`.
 
-    address: `auto` (RAY_ADDRESS, else the cluster that `ray start` made on this host, else a
-    private one), `local` (private) or HOST:PORT. wanted: devices of the biggest point. wait_s: how
-    long missing devices may take to come. end: as of `StartGuard`. oversubscribe: whether CPU
-    workers of a private Ray may share cores. Raises ClusterError where there is no such cluster or
-    it cannot start, UsageError for an address that cannot be joined.
+    `auto` is RAY_ADDRESS, else the cluster that `ray start` made on this host, else a private one.
     """
     # Ray prints what its raylets report to the driver's stdout, whatever log_to_driver says, and
     # stdout is ours. The row of a point names its dead worker.
