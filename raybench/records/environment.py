@@ -138,7 +138,7 @@ class Code:
 
     @property
     def workload_sha256(self) -> str | None:
-        """Of all files of the workload; None where none could be found, as in an archive."""
+        """The SHA-256 of all files of the workload; None where none was found, as in an archive."""
         return _digest(self.workload) if self.workload else None
 
 

@@ -152,8 +152,8 @@ class ProcessGroup:
                 self._signal.send(_LEFT)
                 self._forget()
 
-    def is_taken_down(self, timeout_s: float) -> bool:
-        """End the group on all ranks; return False when that, or work on the device, hangs here.
+    def take_down(self, timeout_s: float) -> bool:
+        """End the group on all ranks; return whether that, and the device's work, ended in time.
 
         NCCL's collectives then return, without an error and with garbage. gloo's connections
         close as soon as no workload holds the group, and the peers' collectives raise.

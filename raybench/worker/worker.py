@@ -122,7 +122,7 @@ class Worker:
         if self._group.is_broken(group):
             answer = _peer_failed(rank_info, worker_reusable=answer.worker_reusable)
         if isinstance(answer, Failure) and not (
-            answer.worker_reusable and self._group.is_taken_down(_TAKE_DOWN_TIMEOUT_S)
+            answer.worker_reusable and self._group.take_down(_TAKE_DOWN_TIMEOUT_S)
         ):
             return replace(answer, worker_reusable=False)  # cleaning up may wait for lost peers
         try:
