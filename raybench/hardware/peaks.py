@@ -7,10 +7,10 @@ where only the figure with 2:4 sparsity is published, it is halved.
 
 from __future__ import annotations
 
-# By name GB/s of the memory, None where it is unknown or one name covers cards of several bandwidths
-# (GH200, B200 boards); and TFLOP/s of fp32, tf32, fp16, bf16, float8: fp32 outside the tensor cores, fp16, bf16
-# and float8 accumulated in fp32, as torch does. None: the device has no such mode, or its maker has
-# published more than one figure. Above each row is its source.
+# By name GB/s of the memory, None where it is unknown or one name covers cards of several
+# bandwidths (GH200, B200 boards); and TFLOP/s of fp32, tf32, fp16, bf16, float8: fp32 outside the
+# tensor cores, fp16, bf16 and float8 accumulated in fp32, as torch does. None: the device has no
+# such mode, or its maker has published more than one figure. Above each row is its source.
 _DATASHEETS: tuple[tuple[dict[str, float | None], tuple[float | None, ...]], ...] = (
     # NVIDIA Tesla V100 whitepaper.
     (
