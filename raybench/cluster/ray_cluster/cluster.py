@@ -408,10 +408,9 @@ class ProcessGroups:
                 self.abort(group)
                 continue
             calls = [self._pool[worker_id].actor.leave.remote() for worker_id in members]
-            done, late = ray.wait(
-                calls, num_returns=len(calls), timeout=self._timeouts.leave_group_s
-            )
-            if late or any(_has_failed(call) for call in done):
+            try:
+                ray.get(calls, timeout=self._timeouts.leave_group_s)
+            except ray.exceptions.RayError:  # also where one is late
                 self._pool.replace(members)
 
     def _endpoint(self) -> tuple[str, int]:
@@ -435,11 +434,3 @@ class ProcessGroups:
             else:
                 return endpoint
         raise ClusterError("the rendezvous store died as soon as it was started")
-
-
-def _has_failed(call: Any) -> bool:
-    try:
-        ray.get(call)
-    except ray.exceptions.RayError:
-        return True
-    return False
