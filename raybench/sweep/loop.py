@@ -279,8 +279,7 @@ class _Loop:
             if isinstance(decision, Skip):
                 now = datetime.now(UTC)
                 skipped = make_unmeasured(attempt, decision.cause, decision.reason, started_at=now)
-                self._write([(attempt.index, skipped)])
-                yield from self._after_record(attempt, skipped)
+                yield from self._end([(attempt, skipped)])
             else:
                 yield from self._start(attempt, decision.worker_ids)
 

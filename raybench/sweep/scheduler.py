@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 
 from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy, in_device_order
 from raybench.job.plan import Plan
@@ -129,7 +129,7 @@ class Schedule:
         self._capacity = 0
         self._lost: frozenset[int] = frozenset()
         self.pending = 0
-        # By the devices that points ask for, and the strategy; all know which workers are taken.
+        # By the devices that points ask for, and the strategy.
         self._allocators: dict[tuple[str, Strategy], DeviceAllocator] = {}
         self._running: dict[int, tuple[int, ...]] = {}
 
@@ -175,9 +175,7 @@ class Schedule:
 
     def free(self, attempt: Attempt) -> None:
         """Note that the workers of this attempt are idle again."""
-        worker_ids = self._running.pop(attempt.index)
-        for allocator in self._allocators.values():
-            allocator.free(worker_ids)
+        self._running.pop(attempt.index, None)  # one that was skipped has none
 
     def note_oom(self, point: Point) -> None:
         """Skip bigger batches of the series of this point, which ran out of device memory."""
@@ -202,11 +200,10 @@ class Schedule:
     def _decide(self, attempt: Attempt) -> Decision | None:
         if why_not := self._why_not(attempt):
             return why_not
-        worker_ids = self._allocator(attempt.point).choose(attempt.point.world_size)
+        taken = set(chain.from_iterable(self._running.values()))
+        worker_ids = self._allocator(attempt.point).choose(attempt.point.world_size, taken)
         if worker_ids is None:
             return None
-        for allocator in self._allocators.values():
-            allocator.take(worker_ids)
         self._running[attempt.index] = worker_ids
         return Assign(attempt=attempt, worker_ids=worker_ids)
 
@@ -214,15 +211,13 @@ class Schedule:
         """Return the allocator of the devices that the point may use."""
         asked = point.devices, point.strategy
         if asked not in self._allocators:
-            made = self._allocators[asked] = DeviceAllocator(
+            self._allocators[asked] = DeviceAllocator(
                 self._devices,
                 self._lost,
                 point.strategy,
                 self._isolation,
                 None if point.devices == ANY else self._choose_devices(point.devices),
             )
-            for worker_ids in self._running.values():
-                made.take(worker_ids)
         return self._allocators[asked]
 
     def _choose_devices(self, choice: str) -> set[int]:
@@ -328,7 +323,7 @@ def makespan_s(
     schedule = Schedule(attempts, isolation)
     schedule.see(devices, len(devices), frozenset(), 0)
     now_s = 0.0
-    tie = itertools.count()
+    tie = count()
     running: list[tuple[float, int, Attempt]] = []
     while True:
         while (decision := schedule.next()) is not None:
