@@ -144,18 +144,16 @@ class Interrupts:
             except BlockingIOError:
                 return
             for number in numbers:
-                if number in (signal.SIGINT, signal.SIGTERM):
-                    self._note(number)
-
-    def _note(self, number: int) -> None:
-        is_first, self._asked = self._asked == 0, self._asked + 1
-        if is_first and self._points_run and number == signal.SIGINT:
-            return
-        self._due += 1
-        patience_s = _LAST_S if self._raised else _NOTICE_S
-        if self._due == 1:
-            patience_s = max([patience_s, *self._holds_s])
-        self._deadline_s = min(self._deadline_s, time.monotonic() + patience_s)
+                if number not in (signal.SIGINT, signal.SIGTERM):
+                    continue
+                is_first, self._asked = self._asked == 0, self._asked + 1
+                if is_first and self._points_run and number == signal.SIGINT:
+                    continue
+                self._due += 1
+                patience_s = _LAST_S if self._raised else _NOTICE_S
+                if self._due == 1:
+                    patience_s = max([patience_s, *self._holds_s])
+                self._deadline_s = min(self._deadline_s, time.monotonic() + patience_s)
 
     def _watch(self) -> None:
         told = False
