@@ -32,7 +32,6 @@ TABLES_HOLD = {
     "regions": "parts of a step that the workload names, per rank",
     "modules": "times by module of profiled points, per rank",
     "health": "one row per test and subject of a health check",
-    "links": "one row per pair of devices and message size of a health check",
 }
 
 

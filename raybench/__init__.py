@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from raybench.analysis.frames import load, units
     from raybench.job.answer import Answer
-    from raybench.job.memory import MemoryParts
     from raybench.records.metric import Metric
     from raybench.workloads.base import Context, Workload, WrongResultError
     from raybench.workloads.replicas import DdpOptions
@@ -29,7 +28,6 @@ __all__ = [
     "Context",
     "DdpOptions",
     "Field",
-    "MemoryParts",
     "Metric",
     "NonNegativeInt",
     "PositiveFloat",
@@ -44,7 +42,6 @@ __all__ = [
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
     "raybench.job.answer": ("Answer",),
-    "raybench.job.memory": ("MemoryParts",),
     "raybench.records.metric": ("Metric",),
     "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
     "raybench.workloads.replicas": ("DdpOptions",),

@@ -43,7 +43,7 @@ def load(
     """Read one table as a pandas DataFrame, of all runs or of one.
 
     root: the results folder. table: runs, points, samples, devices, telemetry, modules, regions,
-    and of health checks health and links; or
+    of health checks health, or
     two that are derived from `points`. `scaling`: the latest attempt at each point with its
     speed-up and efficiency against the baseline point of the job, their 95 % intervals, and why_not
     where there is none. `summary`: one row a point with the 25 columns that most questions need;

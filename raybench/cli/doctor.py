@@ -9,7 +9,7 @@ from typing import Literal
 
 import click
 
-from raybench.cli.options import address_option, device_option
+from raybench.cli.options import address_option, device_option, json_option
 from raybench.cli.output import (
     ConsoleListener,
     color,
@@ -24,7 +24,7 @@ from raybench.sweep.interrupts import Interrupts
 @click.command("doctor")
 @address_option()
 @device_option("What a worker owns: auto takes GPUs where the cluster has any.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def doctor_command(
     ctx: click.Context,

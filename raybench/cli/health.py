@@ -14,6 +14,7 @@ from raybench.cli.options import (
     address_option,
     device_option,
     devices_option,
+    json_option,
     output_option,
     references_option,
     shared_option,
@@ -78,7 +79,7 @@ class _Duration(click.ParamType[float]):
 @shared_option
 @output_option
 @references_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def health_command(
     ctx: click.Context,

@@ -39,9 +39,9 @@ def load_health(
     where there is no such run.
     """
     from raybench.analysis.references import SHIPPED
+    from raybench.health.expected import read_findings
     from raybench.health.references import grades, measurements
     from raybench.health.report import HealthReport
-    from raybench.health.store import read_findings, read_links
     from raybench.records import Device
     from raybench.report import formatting
     from raybench.results import reader
@@ -59,7 +59,6 @@ def load_health(
         machine=formatting.machine(devices) if devices else found.cluster,
         kinds=[device["kind"] for device in devices],
         findings=findings,
-        links=read_links(root, run_id),
         grades=grades(findings, gpus, references or SHIPPED),
         measurements=measurements(findings, gpus),
     )
@@ -77,18 +76,6 @@ def format_health(results: Path, report: HealthReport, kind: str, *, colored: bo
     from raybench.report.documents import format_document
 
     return format_document(HealthDocument(report=report), kind, width=width(), color=colored)
-
-
-def export_health(report: HealthReport, kind: str | None) -> str:
-    """Return a check as `raybench export --format KIND` writes it.
-
-    Raises UsageError where the kind is not csv, json or junit.
-    """
-    from raybench.health.export import export
-
-    if kind in ("csv", "json", "junit"):
-        return export(report, kind)
-    raise UsageError("a health check is exported as csv, json or junit")
 
 
 def compare_health(base: Found, new: Found, threshold: float) -> HealthComparison | None:
@@ -120,7 +107,7 @@ def load_health_history(results: Path, threshold: float) -> HealthHistory:
     threshold: the smallest change that counts, as a share. Raises ResultsError where there is none.
     """
     from raybench.health.comparison import HealthHistory, trace_figures
-    from raybench.health.store import read_findings
+    from raybench.health.expected import read_findings
     from raybench.results import reader
 
     by_run: dict[str, list[Finding]] = {}

@@ -74,6 +74,7 @@ text_format_option = click.option(
     show_default="terminal",
     help="For a terminal, for a pull request, or for another program.",
 )
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 json_format_option = click.option(
     "--json", "as_json", is_flag=True, help="The same as --format json."
 )
@@ -135,23 +136,6 @@ def devices_option(more: str = "") -> Option:
         help="Use only the devices that FILE names, one a line: the UUID of a GPU, or HOST:NUMBER "
         f"of a CPU worker.{more}",
     )
-
-
-class DeviceCount(click.ParamType[int]):
-    """A number of devices, or a file that names them. most: how many there may be."""
-
-    name = "N|FILE"
-
-    def __init__(self, *, most: int) -> None:
-        self._range = click.IntRange(min=1, max=most)
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Count the devices. Raises UsageError for a file that names none, or something else."""
-        if value.lstrip("-").isdecimal():
-            return int(click.IntRange.convert(self._range, int(value), param, ctx))
-        from raybench.records.device_list import read_device_list
-
-        return len(read_device_list(Path(value)).names)
 
 
 class Size(click.ParamType[int]):

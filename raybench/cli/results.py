@@ -14,6 +14,7 @@ from raybench.cli.options import (
     complete_run,
     format_asked,
     json_format_option,
+    json_option,
     references_option,
     results_option,
 )
@@ -37,12 +38,10 @@ if TYPE_CHECKING:
     from raybench.analysis.references import References
     from raybench.report.point_details import PointDetails, PointList
     from raybench.report.summary import Summary
-    from raybench.results.point_row import PointRow
     from raybench.results.run import Run
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
 _LISTED = 50
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.command("report")
@@ -191,7 +190,7 @@ def _draw(results: Path, run: str, summary: Summary, path: Path) -> None:
 )
 @click.option("--all", "is_all", is_flag=True, help="All runs.")
 @click.option("-l", "--long", "is_long", is_flag=True, help="Machine, tags and findings too.")
-@_json_option
+@json_option
 def list_command(
     results: Path, last: int | None, is_all: bool, is_long: bool, as_json: bool
 ) -> None:
@@ -254,7 +253,7 @@ def _lead(results: Path, run_id: str) -> str:
 @results_option
 @references_option
 @click.option("--logs", "as_logs", is_flag=True, help="Print what the ranks wrote instead.")
-@_json_option
+@json_option
 def show_command(
     run: str,
     point: str | None,
@@ -312,20 +311,7 @@ def _points(results: Path, run_id: str) -> PointList:
     from raybench.results import reader
 
     points = latest_trials(point_rows(reader.load(results, "points", run_id)))
-    return PointList(run_id=run_id, points=points, busy_pct=_busy(results, run_id, points))
-
-
-def _busy(results: Path, run_id: str, rows: Sequence[PointRow]) -> list[float | None]:
-    """Find how busy the devices were, point by point: all samples may not fit into memory."""
-    from raybench.analysis.step_times import BUSY_COLUMNS, busy_pct
-    from raybench.results import reader
-
-    telemetry = reader.load(results, "telemetry", run_id)
-    if telemetry.empty:
-        return [None] * len(rows)
-    attempts = [(row.point_id, row.attempt) for row in rows]
-    samples = reader.samples_of_each(results, run_id, attempts, BUSY_COLUMNS)
-    return [busy_pct(telemetry, of_point, row) for of_point, row in zip(samples, rows, strict=True)]
+    return PointList(run_id=run_id, points=points)
 
 
 def _details(results: Path, run_id: str, prefix: str, references: References) -> PointDetails:
@@ -339,7 +325,6 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         rank_steps,
         slowest_modules,
         slowest_regions,
-        step_times,
     )
     from raybench.report.point_details import PointDetails
     from raybench.results import reader
@@ -383,7 +368,6 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
             for path in reader.traces(results, run_id, point_id, one.attempt)
         ],
         attempts=attempts,
-        steps_ms=step_times(samples),
         units=units("points"),
         standings=[one for one in summary.standings if one.measured.point_id == point_id],
     )

@@ -7,7 +7,6 @@ A workload estimates its memory from its settings alone, before anything runs (`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
 
 from raybench.errors import UsageError
 from raybench.job import registry
@@ -31,38 +30,8 @@ _CHANGES: tuple[tuple[str, Scalar], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryParts:
-    """The parts of one rank's memory at its peak in a training step, in bytes.
-
-    gradients: those allocated at the peak. activations: all that the step allocates, temporary
-    memory included. other: allocated before the step: data, buckets of DistributedDataParallel,
-    workspaces of libraries.
-    """
-
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float
-    other: float
-
-    @property
-    def total_bytes(self) -> int:
-        """The sum of all parts."""
-        return round(sum(float(getattr(self, field.name)) for field in fields(self)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """A setting with which a point fits by the estimate."""
-
-    name: str
-    value: Scalar
-    estimate_bytes: int
-
-
-def estimate(point: Point) -> MemoryParts | None:
-    """Return the estimated memory of a rank; None where the workload has no estimate or it raises.
+def estimate(point: Point) -> int | None:
+    """Return the estimated bytes of a rank; None where the workload has no estimate or it raises.
 
     Nothing that is measured depends on an estimate, so an error in one is ignored.
     """
@@ -72,18 +41,19 @@ def estimate(point: Point) -> MemoryParts | None:
         return None
 
 
-def _estimate(workload_class: type, settings: Mapping[str, Scalar]) -> MemoryParts | None:
+def _estimate(workload_class: type, settings: Mapping[str, Scalar]) -> int | None:
     found = registry.estimate_memory(workload_class, settings)
-    return found if isinstance(found, MemoryParts) else None
+    return round(found) if isinstance(found, int | float) else None
 
 
-def explain_oom(point: Point, estimated: MemoryParts, device_bytes: int) -> str:
-    """Return a sentence with the estimate of a point that ran out of memory, and what would fit."""
-    needed = estimated.total_bytes
-    text = f"estimated {gib(needed)} of {gib(device_bytes)} GiB"
+def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
+    """Return a sentence with the estimate of a point that does not fit, and what would fit."""
+    text = f"estimated {gib(estimate_bytes)} of {gib(device_bytes)} GiB"
     fits = [
-        f"{fit.name} {setting_text(fit.value)} ({gib(fit.estimate_bytes)} GiB)"
-        for fit in what_fits(point, usable_bytes(device_bytes, needed))
+        f"{name} {setting_text(value)} ({gib(needed)} GiB)"
+        for name, value, needed in _what_fits(
+            point, min(USABLE * device_bytes, _LESS * estimate_bytes)
+        )
     ]
     if not fits:
         return f"{text}; by the estimate no single setting makes it fit"
@@ -95,33 +65,29 @@ def gib(count: float) -> str:
     return f"{count / 2**30:.3g}"
 
 
-def usable_bytes(device_bytes: int, estimate_bytes: int) -> float:
-    """Return the largest estimate that fits, after a point with `estimate_bytes` did not fit."""
-    return min(USABLE * device_bytes, _LESS * estimate_bytes)
+def _what_fits(point: Point, room_bytes: float) -> Iterator[tuple[str, Scalar, int]]:
+    """Yield the largest halved batch that fits, then the first other setting that fits.
 
-
-def what_fits(point: Point, room_bytes: float) -> Iterator[Fit]:
-    """Yield the largest halved batch that fits, then the first single setting that fits."""
-    workload_class = registry.load(point.workload)
-    settings = point.settings
+    Each with its name, its value, and the estimated bytes of a rank.
+    """
+    workload_class, settings = registry.load(point.workload), point.settings
+    known = registry.settings(workload_class)
     batch = int(settings.get("batch_size", 1))
-    batches = ({"batch_size": batch >> halved} for halved in range(1, batch.bit_length()))
-    kinds = registry.settings(workload_class)
-    # Of settings that are there, take the value, and have another one.
-    changes = (
-        {name: value}
+    batches = [("batch_size", batch >> halved) for halved in range(1, batch.bit_length())]
+    changes = [
+        (name, value)
         for name, value in _CHANGES
-        if name in kinds and settings.get(name) != value and kinds[name].complaint(value) is None
-    )
+        if name in known and settings.get(name) != value and known[name].complaint(value) is None
+    ]
     for group in (batches, changes):
-        for change in group:
-            changed = {**settings, **change}
+        for name, value in group:
+            changed = {**settings, name: value}
             try:
-                is_allowed = registry.why_not(workload_class, changed) is None
-                found = _estimate(workload_class, changed) if is_allowed else None
+                if registry.why_not(workload_class, changed) is not None:
+                    continue
+                needed = _estimate(workload_class, changed)
             except UsageError:
                 continue
-            if found is not None and found.total_bytes <= room_bytes:
-                ((name, value),) = change.items()
-                yield Fit(name=name, value=value, estimate_bytes=found.total_bytes)
+            if needed is not None and needed <= room_bytes:
+                yield name, value, needed
                 break

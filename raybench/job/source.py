@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer, ComposerError
+from ruamel.yaml.composer import ComposerError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent, CollectionStartEvent
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
@@ -26,11 +25,8 @@ from raybench.job.problems import KeyPath, Position, Problem, key_text, quote
 MAX_FILE_BYTES = 100_000  # far above any real job; the parser needs seconds for more
 _LABEL_CHARACTERS = 60
 _MOST_LINES = 50
-MAX_DEPTH = 16  # far above any real job
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
-_NULL, _BOOL, _INT, _FLOAT = (
-    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float")
-)
+_CORE = "tag:yaml.org,2002:"
 # How a message of the parser begins -> what to do.
 _SYNTAX = {
     "found character '\\t'": "a tab cannot indent; use spaces",
@@ -42,16 +38,10 @@ _SYNTAX = {
     "is the line indented as its neighbours, or does a text with ': ' lack its quotes?",
     "could not find expected ':'": "a key without its ':'; write key: value",
     "expected the node content": "a value is expected here",
-    "sequence entries are not allowed here": "a '-' of a list cannot stand here; "
-    "put it on a line of its own",
-    "mapping keys are not allowed here": "a '?' cannot stand here",
     "found unexpected end of stream": "the file ends inside a quoted text; close the quotes",
-    "found unexpected document separator": "'---' or '...' inside a quoted text; close the quotes",
     "expected '<document start>'": "one mapping only; is this line indented as its neighbours?",
     "found character": "this character cannot begin a value; put the text into quotes",
     "but found another document": "one document only; remove what follows '---'",
-    "expected alphabetic or numeric character": "an anchor (&) or alias (*) without a name; "
-    "put the text into quotes",
 }
 
 
@@ -67,6 +57,86 @@ class Tree:
     value_positions: dict[KeyPath, Position] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     is_complete: bool = True
+
+    def read(self, node: Any, path: KeyPath, yaml: YAML) -> Any:
+        """Return the value of a node of ruamel, and note the places of all that is in it.
+
+        What is wrong goes into `problems`, with None, 0 or a text in its place.
+        """
+        self.value_positions[path] = _position(node)
+        if node.anchor is not None:
+            # A node that aliases stand for is read once: it may contain itself.
+            rule = "anchors (&) and aliases (*) are not supported; write the value out each time"
+            self._note(path, rule, _position(node))
+            node.anchor, node = None, ScalarNode(f"{_CORE}str", "", node.start_mark)
+        if not str(node.tag).startswith(_CORE):
+            self._note(
+                path, f"tags are not supported, given {quote(str(node.tag))}", _position(node)
+            )
+        if isinstance(node, MappingNode):
+            return self._read_mapping(node, path, yaml)
+        if isinstance(node, SequenceNode):
+            entries = [((*path, index), entry) for index, entry in enumerate(node.value)]
+            self.key_positions |= {place: _position(entry) for place, entry in entries}
+            return [self.read(entry, place, yaml) for place, entry in entries]
+        return self._read_scalar(node, path, yaml)
+
+    def _read_mapping(self, node: Any, above: KeyPath, yaml: YAML) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            position = _position(key_node)
+            if not isinstance(key_node, ScalarNode) or key_node.anchor is not None:
+                self._note(above, "a key must be a plain word", position)
+                continue
+            key = _encodable(key_node.value)
+            path = (*above, key)
+            if key in found:
+                line, _ = self.key_positions[path]
+                message = f"duplicate key, first given on line {line}; keep one of them"
+                self._note(path, message, position)
+            if key == "<<":
+                self._note(path, "merge keys are not supported; write the values out", position)
+            self.key_positions[path] = position
+            found[key] = self.read(value_node, path, yaml)
+        return found
+
+    def _read_scalar(self, node: Any, path: KeyPath, yaml: YAML) -> Any:
+        kind, given, position = str(node.tag).removeprefix(_CORE), node.value, _position(node)
+        if kind == "null":
+            # It has no place of its own: the parser is already at the next line.
+            at = self.key_positions.get(path, position)
+            self._note(path, "no value given; give one or remove the key", at)
+            return None
+        if kind not in ("bool", "int", "float"):
+            if (text := _encodable(given)) != given:
+                self._note(path, f"not a Unicode text: {text}", position)
+            return text
+        try:
+            value = getattr(yaml.constructor, f"construct_yaml_{kind}")(node)
+        except (KeyError, ValueError):
+            # Python refuses to read thousands of digits; "0x_" is no number either.
+            self._note(path, f"not a number that can be read: {quote(given)}", position)
+            return 0
+        if kind == "int" and abs(value) > _INT64_MAX:
+            # Python refuses to write a number of thousands of digits into a message.
+            self._note(path, f"an integer must fit into 64 bits, given {quote(given)}", position)
+            return 0
+        if kind == "float" and not math.isfinite(value):
+            self._note(path, f"must be finite, given {quote(given)}", position)
+        return value
+
+    def _note(self, path: KeyPath, message: str, position: Position) -> None:
+        self.problems.append(Problem(path=path, position=position, message=message))
+
+
+def _position(node: Any) -> Position:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _encodable(text: str) -> str:
+    """Return the text, in ASCII where it has lone surrogates, which no file can hold."""
+    is_damaged = any("\ud800" <= character <= "\udfff" for character in text)
+    return ascii(text) if is_damaged else str(text)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -244,175 +314,36 @@ def position_after(text: str) -> Position:
 
 def parse_tree(text: str) -> Tree:
     """Read one YAML document of any shape. Raises nothing, whatever `text` says."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.Composer = _Composer
-    tree = Tree()
+    yaml, tree = YAML(typ="safe", pure=True), Tree()
     try:
         root = yaml.compose(text)
-    except (YAMLError, ValueError, OverflowError) as error:
+        tree.data = None if root is None else tree.read(root, (), yaml)
+    except (YAMLError, ValueError, OverflowError, RecursionError) as error:
         # ValueError and OverflowError: an escape such as "\\Uffffffff" that is no character.
         tree.problems.append(_syntax_problem(error, text))
         tree.is_complete = False
-    else:
-        reader = _TreeReader(tree=tree, yaml=yaml)
-        tree.data = None if root is None else reader.read(root, ())
     return tree
 
 
 def _syntax_problem(error: Exception, text: str) -> Problem:
-    position = (1, 1)
-    start = 1
-    reason = str(error)
-    if isinstance(error, ReaderError):
+    position, start, reason = (1, 1), 1, str(error)
+    if isinstance(error, RecursionError):
+        reason = "nested too deep"
+    elif isinstance(error, ReaderError):
         position = position_after(text[: error.position])
         reason = f"the character {quote(text[error.position])} is not allowed"
     elif isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         position = (mark.line + 1, mark.column + 1) if mark else position
+        # Where the parser began to look.
         start = error.context_mark.line + 1 if error.context_mark else start
-        reason = str(error.problem or error.context)
-    reason = _in_plain_words(" ".join(reason.split()), start)
+        reason = " ".join(str(error.problem or error.context).split())
+    known = (
+        advice.replace("{line}", str(start))
+        for beginning, advice in _SYNTAX.items()
+        if reason.startswith(beginning)
+    )
+    # The messages that are not in `_SYNTAX` name characters alone, but for tokens at their end.
+    reason = next(known, reason.partition(", but ")[0])
     is_yaml = isinstance(error, ComposerError)
     return Problem(position=position, message=reason if is_yaml else f"not YAML: {reason}")
-
-
-def _in_plain_words(reason: str, line: int) -> str:
-    """Word what the parser says, without the names of its tokens. line: where it began to look."""
-    known = (
-        text.replace("{line}", str(line))
-        for start, text in _SYNTAX.items()
-        if reason.startswith(start)
-    )
-    # The rest are of escapes, tags and directives, and name characters alone.
-    return next(known, reason)
-
-
-class _Composer(Composer):
-    """Composes the nodes of a document, and keeps in `refused` what a job file may not use.
-
-    refused: the rule that a node breaks, by the id of the node.
-    """
-
-    def __init__(self, loader: Any = None) -> None:
-        super().__init__(loader)
-        self.warn_double_anchors = False
-        self.refused: dict[int, str] = {}
-        self._levels = 0
-
-    def compose_document(self) -> Any:
-        start = self.parser.peek_event()
-        if start.version not in (None, (1, 2)):
-            rule = "job files are YAML 1.2; remove the %YAML line"
-            raise ComposerError(None, None, rule, start.start_mark)
-        return super().compose_document()
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.parser.peek_event()
-        if isinstance(event, AliasEvent):
-            self.parser.get_event()
-            node = ScalarNode(_NULL, "", event.start_mark, event.end_mark)
-            self.refused[id(node)] = "aliases (*) are not supported; write the value out"
-            return node
-        if self._levels == MAX_DEPTH and isinstance(event, CollectionStartEvent):
-            rule = f"nested more than {MAX_DEPTH} levels deep"
-            raise ComposerError(None, None, rule, event.start_mark)
-        self._levels += 1
-        node = super().compose_node(parent, index)
-        self._levels -= 1
-        if event.anchor is not None:
-            self.refused[id(node)] = "anchors (&) are not supported; write the value out each time"
-        elif event.tag is not None:
-            self.refused[id(node)] = f"tags are not supported, given {quote(str(event.tag))}"
-        return node
-
-
-@dataclass(slots=True, kw_only=True)
-class _TreeReader:
-    """Turns nodes into dicts, lists and scalars; places and problems go into `tree`."""
-
-    tree: Tree
-    yaml: YAML
-
-    def read(self, node: Any, path: KeyPath) -> Any:
-        """Return the value of a node, with None or 0 in place of one that is not allowed."""
-        self.tree.value_positions[path] = _position(node)
-        refused = self.yaml.composer.refused.get(id(node))
-        if refused:
-            self._note(path, refused, _position(node))
-        if isinstance(node, MappingNode):
-            return self._mapping(node, path)
-        if isinstance(node, SequenceNode):
-            return [self._entry(entry, (*path, index)) for index, entry in enumerate(node.value)]
-        value, complaint = self._scalar(node)
-        if complaint and not (refused and value is None):
-            # No value has no place of its own: the parser is already at the next line.
-            at = self.tree.key_positions.get(path) if value is None else None
-            self._note(path, complaint, at or _position(node))
-        return value
-
-    def _entry(self, node: Any, path: KeyPath) -> Any:
-        self.tree.key_positions[path] = _position(node)
-        return self.read(node, path)
-
-    def _mapping(self, node: Any, above: KeyPath) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            position = _position(key_node)
-            refused = self.yaml.composer.refused.get(id(key_node))
-            if not isinstance(key_node, ScalarNode) or (refused and not key_node.value):
-                self._note(above, "a key must be a plain word", position)
-                continue
-            text = key_node.value
-            key = text if _is_encodable(text) else ascii(text)
-            path = (*above, key)
-            if key in found:
-                line, _ = self.tree.key_positions[path]
-                message = f"duplicate key, first given on line {line}; keep one of them"
-                self._note(path, message, position)
-            if key == "<<":
-                self._note(path, "merge keys are not supported; write the values out", position)
-            if refused:
-                self._note(path, refused, position)
-            self.tree.key_positions[path] = position
-            found[key] = self.read(value_node, path)
-        return found
-
-    def _scalar(self, node: Any) -> tuple[Any, str | None]:
-        """Return the value, and what is wrong with it."""
-        constructor = self.yaml.constructor
-        match str(node.tag):
-            case tag if tag == _NULL:
-                return None, "no value given; give one or remove the key"
-            case tag if tag == _BOOL:
-                return constructor.construct_yaml_bool(node), None
-            case tag if tag == _INT:
-                return self._integer(node)
-            case tag if tag == _FLOAT:
-                number = constructor.construct_yaml_float(node)
-                is_finite = math.isfinite(number)
-                return number, None if is_finite else f"must be finite, given {quote(node.value)}"
-        is_text = _is_encodable(node.value)
-        return str(node.value), None if is_text else f"not a Unicode text: {quote(node.value)}"
-
-    def _integer(self, node: Any) -> tuple[int, str | None]:
-        try:
-            number = int(self.yaml.constructor.construct_yaml_int(node))
-        except ValueError:
-            # Python refuses to read thousands of digits; "0x_" is no number either.
-            return 0, f"not an integer that can be read: {quote(node.value)}"
-        if abs(number) > _INT64_MAX:
-            # Not the number: Python refuses to write one of thousands of digits into a message.
-            return 0, f"an integer must fit into 64 bits, given {quote(node.value)}"
-        return number, None
-
-    def _note(self, path: KeyPath, message: str, position: Position) -> None:
-        self.tree.problems.append(Problem(path=path, position=position, message=message))
-
-
-def _position(node: Any) -> Position:
-    return node.start_mark.line + 1, node.start_mark.column + 1
-
-
-def _is_encodable(text: str) -> bool:
-    """Whether `text` is free of lone surrogates, which no file or terminal can hold."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)

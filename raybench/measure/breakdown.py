@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
-from raybench.measure.collectives import LocalCopies, WatchedCopies, add_up, replace_collectives
+from raybench.measure.collectives import CountedCopies, LocalCopies, add_up, replace_collectives
 from raybench.measure.marks import (
     BucketMarks,
     OptimizerMarks,
@@ -80,10 +80,7 @@ _NOT_HOOKED = {
     "comm_exposed_ms": "step less the slowest rank's step with local copies for collectives",
     "wait_ms": "unknown: told for gradients that DistributedDataParallel reduces",
 }
-_COUNTED = {
-    "local_copy_ms": "around the copies in steps of their own, maximum over ranks",
-    **dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies"),
-}
+_COUNTED = dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies")
 _PLAIN_STEP = "the step as it is"
 _NOOP = "step with DDP's noop_hook, and local copies in place of other collectives"
 _LOCAL_COPIES = "step with local copies in place of collectives"
@@ -264,7 +261,7 @@ def _take_apart_with_peers(instrumented: _Instrumented) -> Breakdown:
     else:
         hooked, how = _time_gradients(instrumented, set_hook), _NOOP
     step = _StepWithoutPeers(workload)
-    traffic, copies_ms = _count_collectives(instrumented, step)
+    traffic = _count_collectives(instrumented, step)
     if not any_rank(bool(traffic or step.error), context.device):
         return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, f"unknown: {NO_COLLECTIVES}"))
     if not isinstance(set_hook, str):
@@ -274,14 +271,13 @@ def _take_apart_with_peers(instrumented: _Instrumented) -> Breakdown:
     if any_rank(bool(step.error), context.device):
         reason = f"unknown: without its peers the step failed: {step.error or 'on another rank'}"
         methods = {**dict.fromkeys(ALL_COLUMNS, reason), **_COUNTED}
-        return Breakdown(copies_ms=copies_ms, traffic=traffic, methods=methods)
+        return Breakdown(traffic=traffic, methods=methods)
     workload.step()
     return replace(
         local,
         hooked_ms=hooked.hooked_ms,
         comm_ms=hooked.comm_ms,
         tail_ms=hooked.tail_ms,
-        copies_ms=copies_ms,
         traffic=traffic,
         methods={**local.methods, **hooked.methods, **_COUNTED},
     )
@@ -339,32 +335,18 @@ class _StepWithoutPeers:
             self.error = brief(error)
 
 
-def _count_collectives(
-    instrumented: _Instrumented, step: _StepWithoutPeers
-) -> tuple[tuple[Traffic, ...], float]:
-    """Run some steps with local copies; return what a step sends, and the ms that its copies take.
+def _count_collectives(instrumented: _Instrumented, step: _StepWithoutPeers) -> tuple[Traffic, ...]:
+    """Run two steps with local copies, and return what the second one sends.
 
-    Nothing is sent where the step failed: it has not issued all its collectives.
+    Nothing where the step failed: it has not issued all its collectives.
     """
-    device = instrumented.context.device
-    copies = WatchedCopies(device)
-    align_ranks(device)
+    copies = CountedCopies()
+    align_ranks(instrumented.context.device)
     with replace_collectives(copies):
-        began_ns = time.perf_counter_ns()
         step()
-        copies.end_step()
-        issue_ms = (time.perf_counter_ns() - began_ns) / _NS_PER_MS
-        for _ in range(_half(instrumented.extent.steps)):
-            if device.type == "cuda":
-                # Else a copy would take as long as the host does to launch it.
-                _hold_back(min(_HOLD_MARGIN * issue_ms, _LONGEST_HOLD_MS))
-            step()
-            copies.end_step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    steps = copies.take()[1:]
-    traffic = () if step.error else add_up(steps[-1][0])
-    return traffic, statistics.median(ms for _, ms in steps)
+        copies.collectives.clear()
+        step()
+    return () if step.error else add_up(copies.collectives)
 
 
 def _time_local_steps(

@@ -21,7 +21,6 @@ from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
 from torch.distributed import ProcessGroup, Work
 from torch.futures import Future
 
-from raybench.measure.marks import Mark, elapsed_ms, make_marker
 from raybench.records import Traffic
 from raybench.workloads.communication.collective import busbw_factor
 
@@ -180,36 +179,18 @@ class LocalCopies:
         return self._drawn[key]
 
 
-class WatchedCopies(LocalCopies):
-    """LocalCopies that note which collectives they replace, and how long the copies take."""
+class CountedCopies(LocalCopies):
+    """LocalCopies that note in `collectives` which calls they replace."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._mark = make_marker(device)
-        self._steps: list[list[tuple[Collective, Mark, Mark]]] = [[]]
+        self.collectives: list[Collective] = []
 
     def __call__(self, collective: Collective) -> Work:
-        """As LocalCopies, between two marks."""
-        start = self._mark()
-        work = super().__call__(collective)
+        """Note the collective, and do as LocalCopies."""
         # Without its tensors, whose memory the step needs back.
-        self._steps[-1].append((replace(collective, copies=()), start, self._mark()))
-        return work
-
-    def end_step(self) -> None:
-        """Count later collectives to the next step."""
-        self._steps.append([])
-
-    def take(self) -> list[tuple[list[Collective], float]]:
-        """Return the collectives of each ended step and the ms of its copies, and drop them.
-
-        The device must be done with the steps.
-        """
-        steps, self._steps = self._steps[:-1], self._steps[-1:]
-        return [
-            ([one for one, *_ in step], sum(elapsed_ms(*marks) for _, *marks in step))
-            for step in steps
-        ]
+        self.collectives.append(replace(collective, copies=()))
+        return super().__call__(collective)
 
 
 # Kind, message bytes and copies of a collective.

@@ -418,14 +418,9 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
     if profile and isinstance(workload, RunningScript):
         run.warnings.append("a script is not profiled")
     elif profile:
-        found = run.fields["profile"] = _attempt(
-            "profile",
-            lambda: profiling.profile(workload, context, steps),
-            run,
-            "no --profile",
+        run.fields["profile"] = _attempt(
+            "profile", lambda: profiling.profile(workload, context, steps), run, "no --profile"
         )
-        if breakdown is not None and found is not None:
-            breakdown = profiling.with_call_times(breakdown, found.trace, steps, context.world_size)
     run.fields["breakdown"] = breakdown
 
 

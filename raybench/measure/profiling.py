@@ -7,13 +7,11 @@ profiler of the host alone, which leaves nothing behind.
 
 from __future__ import annotations
 
-import gzip
-import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,7 +27,7 @@ from raybench.measure.breakdown import hook_setter
 from raybench.measure.marks import Mark, elapsed_ms, make_marker
 from raybench.measure.ranks import align_ranks
 from raybench.measure.timers import Step
-from raybench.records import Breakdown, ModuleTime, Profile, Traffic
+from raybench.records import ModuleTime, Profile
 from raybench.workloads.base import Context, Workload
 
 _WARMUP_STEPS = 2
@@ -71,78 +69,6 @@ def _trace(workload: Workload, context: Context, steps: int) -> bytes:
                 workload.step()
                 profiler.step()
         return path.read_bytes()
-
-
-# (kind, ranks of the group) -> the ms of each call of a step, in their order.
-CallTimes = Mapping[tuple[str, int], tuple[float, ...]]
-TraceEvent = Mapping[str, Any]
-
-_CALL_METHOD = "NCCL's kernel of each call in the profile, minimum over ranks"
-# NCCL has one kernel for all_to_all, and for sends and receives that were issued together.
-_EXCHANGE = "exchange"
-# By the begin of torch's name of a collective (`_allgather_base`) and of NCCL's name of its kernel
-# (`AllGather_RING_LL`), without underscores and in small letters.
-_KINDS = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "sendrecv": _EXCHANGE,
-}
-
-
-def with_call_times(breakdown: Breakdown, trace: bytes, steps: int, world_size: int) -> Breakdown:
-    """Return the breakdown with `call_ms` in its traffic, from NCCL's kernels in a profile.
-
-    trace: of so many equal steps, as `Profile.trace`. The same breakdown where the trace has no
-    kernel for any of its collectives, as on a CPU.
-    """
-    if not breakdown.traffic:
-        return breakdown
-    events: Sequence[TraceEvent] = json.loads(gzip.decompress(trace))["traceEvents"]
-    times = call_times(events, steps, world_size)
-    traffic = tuple(replace(one, call_ms=_times_of(one, times)) for one in breakdown.traffic)
-    if not any(one.call_ms for one in traffic):
-        return breakdown
-    methods = {**breakdown.methods, "comm_busbw_gb_s": _CALL_METHOD}
-    return replace(breakdown, traffic=traffic, methods=methods)
-
-
-def _times_of(sent: Traffic, times: CallTimes) -> tuple[float, ...]:
-    """Return the ms of each call, or of each group of calls that had one kernel.
-
-    Empty where the trace has another number of calls than were counted.
-    """
-    own = times.get((sent.kind, sent.ranks), ())
-    if own:
-        return own if len(own) == sent.calls else ()
-    groups = times.get((_EXCHANGE, sent.ranks), ())
-    return groups if groups and sent.calls % len(groups) == 0 else ()
-
-
-def call_times(events: Sequence[TraceEvent], steps: int, world_size: int) -> CallTimes:
-    """Return the time of each call of a step in ms, by kind of collective and size of group.
-
-    Medians over the steps; waits for peers are included. Kernels that remain of the step before
-    these come first in the trace, and are left out. world_size: the size of a group that the
-    trace does not tell.
-    """
-    kernels = [one for one in events if one.get("cat") == "kernel" and "nccl" in one["name"]]
-    found: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for kernel in sorted(kernels, key=lambda one: one["ts"]):
-        args = kernel.get("args", {})
-        name = args.get("Collective name") or kernel["name"].partition("_")[2]
-        plain = name.replace("_", "").lower()
-        kind = next((kind for start, kind in _KINDS.items() if plain.startswith(start)), _EXCHANGE)
-        found[kind, args.get("Group size", world_size)].append(kernel["dur"] / 1e3)
-    medians: dict[tuple[str, int], tuple[float, ...]] = {}
-    for key, ms in found.items():
-        if calls := len(ms) // steps:
-            kept = ms[len(ms) % calls :]
-            medians[key] = tuple(statistics.median(kept[call::calls]) for call in range(calls))
-    return medians
 
 
 def module_times(

@@ -150,11 +150,8 @@ def _share_out(maker: StepMaker, group_probe: GroupProbe) -> UnevenStep:
     probe = group_probe.probes[rank]
     share = RankShare(
         items=shares[rank],
-        own_ms=own_s[rank] * _MS_PER_S if shares[rank] else None,
         fixed_ms=probe.speed.fixed_s * _MS_PER_S,
-        fixed_ms_error=probe.fixed_s_error * _MS_PER_S,
         items_per_s=probe.speed.items_per_s,
-        items_per_s_error=probe.items_per_s_error,
         slow_ratio=probe.slow_ratio,
         exchange_ms=exchange_s * _MS_PER_S,
         predicted_step_ms=(max(own_s) + exchange_s) * _MS_PER_S,
@@ -233,14 +230,12 @@ def _warnings(maker: StepMaker, share: RankShare, *, has_batch_norm: bool) -> It
 class Probe:
     """What a rank found of its own device.
 
-    speed: by steps of several sizes, with a line through them; both errors are its standard errors.
+    speed: by steps of several sizes, with a line through them.
     equal_s: seconds of a step of an equal share, without emulation. slow_ratio: the speed that
     emulation leaves the device, as a share of its own; None without emulation.
     """
 
     speed: DeviceSpeed
-    fixed_s_error: float
-    items_per_s_error: float
     equal_s: float
     slow_ratio: float | None
 
@@ -398,17 +393,15 @@ class StepMaker:
                 if items <= self.equal_items:
                     raise
                 break
-        line = fit_line([(items, step.seconds) for items, step in found.items()])
+        fixed_s, item_s = fit_line([(items, step.seconds) for items, step in found.items()])
         ratios = [step.seconds / found[items].seconds for items, step in full_speed.items()]
         return Probe(
             speed=DeviceSpeed(
-                fixed_s=line.intercept,
-                items_per_s=1 / line.slope,
+                fixed_s=fixed_s,
+                items_per_s=1 / item_s,
                 most=self._most_items(found),
                 steps=tuple((items, step.seconds) for items, step in found.items()),
             ),
-            fixed_s_error=line.intercept_error,
-            items_per_s_error=line.slope_error / line.slope**2,
             equal_s=full_speed[self.equal_items].seconds,
             slow_ratio=statistics.median(ratios) if self.is_slow else None,
         )
@@ -420,9 +413,10 @@ class StepMaker:
         """
         if self.context.device.type != "cuda" or len(steps) < 2:
             return None
-        line = fit_line([(items, step.peak_bytes) for items, step in steps.items()])
+        peaks = [(items, step.peak_bytes) for items, step in steps.items()]
+        fixed_bytes, item_bytes = fit_line(peaks)
         total = torch.cuda.get_device_properties(self.context.device).total_memory
-        return max(0, int((_MEMORY_SHARE * total - line.intercept) / line.slope))
+        return max(0, int((_MEMORY_SHARE * total - fixed_bytes) / item_bytes))
 
     def _time_alone(self, items: int, context: Context) -> _TimedStep:
         batch_size, params = self.size(items)

@@ -157,8 +157,6 @@ class Traffic:
     """What one rank sends in a step by one kind of collective, in groups of so many `ranks`.
 
     message_bytes: as nccl-tests counts them. bus_bytes: times its factor of bus bandwidth.
-    call_ms: how long each call took on the device, or each group of calls that were issued as one,
-    waits for peers included; empty where that was not timed.
     """
 
     kind: str
@@ -166,7 +164,6 @@ class Traffic:
     calls: int
     message_bytes: int
     bus_bytes: float
-    call_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +210,6 @@ class Breakdown:
     comm_ms: for each of these, the time collectives took, waits for peers included.
     tail_ms: for each of these, from the last gradient being ready to the end of the last
     collective.
-    copies_ms: median time per step of the local copies that stand for collectives in local_ms.
     traffic: what a step sends, by kind; empty where it sends nothing.
     peak: what the memory is made of; None where that is not known.
     regions: parts that the step names itself, in the order in which it entered them.
@@ -229,7 +225,6 @@ class Breakdown:
     hooked_ms: tuple[float, ...] = ()
     comm_ms: tuple[float, ...] = ()
     tail_ms: tuple[float, ...] = ()
-    copies_ms: float | None = None
     traffic: tuple[Traffic, ...] = ()
     peak: PeakParts | None = None
     regions: tuple[RegionTime, ...] = ()
@@ -263,23 +258,18 @@ class Profile:
 class RankShare:
     """What a rank does of an uneven step, and what a probe found of its device beforehand.
 
-    items: samples of a step; 0 where the rank has nothing to do. own_ms: of a step with them, of
-    this rank alone; None where it has none.
-    fixed_ms, items_per_s: of the line through the probe's steps of several sizes, with their
-    standard errors.
+    items: samples of a step; 0 where the rank has nothing to do.
+    fixed_ms, items_per_s: of the line through the probe's steps of several sizes.
     slow_ratio: the speed that emulation has left the device, as a share of its own; None: none.
     exchange_ms: what the exchange of gradients adds to a step, by a step of equal shares on devices
-    that are not slowed. predicted_step_ms: the longest own_ms and the exchange.
+    that are not slowed. predicted_step_ms: the longest step of a rank alone, and the exchange.
     crossover_batch: see stats.shares; None where there is none.
     gradient_error: difference to the gradients of one process over all samples; None: not known.
     """
 
     items: int
-    own_ms: float | None
     fixed_ms: float
-    fixed_ms_error: float
     items_per_s: float
-    items_per_s_error: float
     slow_ratio: float | None
     exchange_ms: float
     predicted_step_ms: float

@@ -61,7 +61,6 @@ class PointColumns(AttemptKey):
     """Which point it is, where it ran, and how the attempt ended."""
 
     round: Annotated[int | None, Column("", "counts from 1; null: one round")] = None
-    is_control: Annotated[bool, Column("", "baseline point again, at the end of a block")] = False
     control_of: Annotated[int | None, Column("", "world_size of the block that it ends")] = None
     status: Annotated[Status, Column("", "ok, oom, error, timeout, lost, skipped, cancelled")]
     error_type: Annotated[str | None, Column("", "class of the exception")] = None
@@ -214,7 +213,6 @@ def _identity(run_id: str, record: Record) -> dict[str, Any]:
     return {
         **keys_of(run_id, record),
         "round": record.round,
-        "is_control": bool(record.control_of),
         "control_of": record.control_of or None,
         "status": record.status,
         "error_type": record.error_type,

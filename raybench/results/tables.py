@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 from raybench.records import Device, DeviceSample, Record, Samples
-from raybench.records.health import Finding, Link
+from raybench.records.health import Finding
 from raybench.records.metric import Column
 from raybench.results.columns import TableColumn, arrow_schema, columns_of
 from raybench.results.point_row import AttemptKey, PointRow, keys_of
@@ -27,7 +27,6 @@ class SampleRow(AttemptKey):
     """An iteration of a rank: a row of `samples`."""
 
     round: Annotated[int | None, Column("", "counts from 1; null: one round")] = None
-    is_control: Annotated[bool, Column("", "baseline point again, at the end of a block")] = False
     repeat: Annotated[int, Column("", "build of the workload, from 0")]
     rank: Annotated[int, Column("", "as in torch.distributed")]
     iteration: Annotated[int, Column("", "from 0 in each repeat, warm-up apart")]
@@ -74,7 +73,6 @@ TABLES: Mapping[str, tuple[TableColumn, ...]] = {
     "modules": columns_of(ModuleRow),
     "regions": columns_of(RegionRow),
     "health": (_OF_RUN, *columns_of(Finding)),
-    "links": (_OF_RUN, *columns_of(Link)),
 }
 # Tables with rows of attempts at points, which `point_id` and `attempt` name.
 OF_POINTS = ("points", "samples", "modules", "regions")
@@ -128,11 +126,7 @@ def storable(value: Any) -> Any:
 
 def sample_columns(run_id: str, record: Record) -> dict[str, list[Any]]:
     """Return the rows of `samples`, by column: every iteration of every rank, warm-up included."""
-    keys = {
-        **keys_of(run_id, record),
-        "round": record.round,
-        "is_control": bool(record.control_of),
-    }
+    keys = {**keys_of(run_id, record), "round": record.round}
     columns: dict[str, list[Any]] = {}
     for measurement in record.measurements:
         for repeat, repetition in enumerate(measurement.repetitions):

@@ -18,10 +18,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 import numpy as np
-from numpy.typing import NDArray
 
-# A line through fewer points leaves nothing to judge it by.
-_LEAST_FOR_ERRORS = 3
 # A step that was measured to be no longer than one of fewer items counts as longer by this share.
 _LONGER = 1e-9
 # Shares are corrected until the devices' own steps differ by a smaller share, or so many times.
@@ -32,51 +29,22 @@ _ALIKE = 0.03
 Shares = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """intercept + slope * x, each with its standard error; 0 where that is unknown."""
+def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return (intercept, slope) of a line by least squares of relative differences.
 
-    intercept: float
-    slope: float
-    intercept_error: float
-    slope_error: float
-
-
-def fit_line(points: Sequence[tuple[float, float]]) -> Line:
-    """Fit a line by least squares of relative differences, with an intercept of 0 or more.
-
-    points: (x, y), both above 0. The errors are 0 below three points. Raises ValueError without
-    any point.
+    points: (x, y), both above 0. The intercept is 0 where it would be below, and for one point.
+    Raises ValueError without any point.
     """
     if not points:
         raise ValueError("a line needs a point")
     x, y = np.asarray(points, dtype=np.float64).T
-    # With an intercept, else without.
-    for columns in (np.stack([np.ones_like(x), x]), x[None]):
-        design = (columns / y).T
-        if len(x) < design.shape[1]:
-            continue
-        found, *_ = np.linalg.lstsq(design, np.ones_like(y), rcond=None)
-        if found[0] >= 0 and found[-1] > 0:
-            break
-    errors = _standard_errors(design, found)
-    has_intercept = len(found) == 2
-    return Line(
-        intercept=float(found[0]) if has_intercept else 0.0,
-        slope=float(found[-1]),
-        intercept_error=errors[0] if has_intercept else 0.0,
-        slope_error=errors[-1],
-    )
-
-
-def _standard_errors(design: NDArray[np.float64], found: NDArray[np.float64]) -> list[float]:
-    count, unknowns = design.shape
-    if count < _LEAST_FOR_ERRORS:
-        return [0.0] * unknowns
-    residuals = 1 - design @ found
-    variance = float(residuals @ residuals) / (count - unknowns)
-    covariance = variance * np.linalg.inv(design.T @ design)
-    return [float(error) for error in np.sqrt(np.diag(covariance))]
+    if len(x) > 1:
+        design = np.stack([1 / y, x / y], axis=1)
+        (intercept, slope), *_ = np.linalg.lstsq(design, np.ones_like(y), rcond=None)
+        if intercept >= 0 and slope > 0:
+            return float(intercept), float(slope)
+    (slope,), *_ = np.linalg.lstsq((x / y)[:, None], np.ones_like(y), rcond=None)
+    return 0.0, float(slope)
 
 
 @dataclass(frozen=True, kw_only=True)

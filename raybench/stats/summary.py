@@ -160,33 +160,6 @@ def level_change(step_ns: Sequence[float]) -> LevelChange | None:
     )
 
 
-def autocorrelation(repeats: Sequence[ArrayLike]) -> float | None:
-    """Return the lag-1 autocorrelation of the samples' ranks within each repeat, pooled.
-
-    None below MIN_SAMPLES samples and where all samples are equal. Ranks (Spearman) instead of
-    values: one outlier would hide what the others have in common.
-    """
-    ranks = [_centered_ranks(np.asarray(samples, dtype=np.float64)) for samples in repeats]
-    variance = sum(float(r @ r) for r in ranks)
-    if sum(len(r) for r in ranks) < MIN_SAMPLES or variance == 0:
-        return None
-    return sum(float(r[1:] @ r[:-1]) for r in ranks) / variance
-
-
-def _centered_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the ranks less their mean; equal values share the mean of their ranks."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[places]
-    return ranks - (len(values) + 1) / 2
-
-
-def repeat_std(repeats: Sequence[Sequence[float]]) -> float | None:
-    """Return the standard deviation of the repeats' medians; None for fewer than two repeats."""
-    if len(repeats) < 2:
-        return None
-    return float(np.std([np.median(samples) for samples in repeats], ddof=1))
-
-
 # In all functions below `ranks` has a sequence of samples for each rank, equally long; they raise
 # ValueError where the lengths differ, which is a bug of ours.
 

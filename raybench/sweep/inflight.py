@@ -165,7 +165,7 @@ def make_record_of(
     answers = check_answers(answers)
     # The formulas are those of CUDA devices.
     is_cuda = all(device.kind == "cuda" for device in devices)
-    estimated = memory.estimate(attempt.point) if is_cuda else None
+    estimate_bytes = memory.estimate(attempt.point) if is_cuda else None
     record = Record(
         point=attempt.point,
         attempt=attempt.number,
@@ -177,7 +177,7 @@ def make_record_of(
         devices=devices,
         outputs=outputs if any(outputs) else (),
         neighbours=(*running.neighbours, *others),
-        mem_estimate_bytes=estimated.total_bytes if estimated else None,
+        mem_estimate_bytes=estimate_bytes,
     )
     if failure := cause_of(answers):
         output = outputs[failure.rank]
@@ -185,7 +185,7 @@ def make_record_of(
             record,
             status=failure.status,
             error_type=failure.error_type,
-            error_message=_explain(failure, output, devices, attempt.point, estimated),
+            error_message=_explain(failure, output, devices, attempt.point, estimate_bytes),
             error_rank=failure.rank,
             error_detail=_detail(failure, output),
         )
@@ -201,7 +201,7 @@ def _explain(
     output: str,
     devices: Sequence[Device],
     point: Point,
-    estimated: memory.MemoryParts | None,
+    estimate_bytes: int | None,
 ) -> str:
     """Return the message of a failure: its device, what went wrong, and what would fit into memory.
 
@@ -211,8 +211,8 @@ def _explain(
     text = f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
     if failure.error_type == Cause.SCRIPT_EXIT and output:
         return f"{text}; its last line: {shorten(output.splitlines()[-1], _LINE_CHARACTERS)}"
-    if failure.status is Status.OOM and estimated and device.memory_bytes:
-        return f"{text}; {memory.explain_oom(point, estimated, device.memory_bytes)}"
+    if failure.status is Status.OOM and estimate_bytes and device.memory_bytes:
+        return f"{text}; {memory.explain_oom(point, estimate_bytes, device.memory_bytes)}"
     return text
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, count
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy, in_device_order
 from raybench.job.plan import Plan
@@ -302,57 +302,4 @@ def _series(point: Point) -> _Series:
         point.world_size,
         *point.execution.values(),
         point.scaling,
-    )
-
-
-def makespan_s(
-    plan: Plan,
-    duration_s: Callable[[Point], float],
-    devices: Sequence[Device],
-    isolation: Isolation,
-) -> float:
-    """Return how long the plan takes on an idle cluster, in seconds; skipped points take no time.
-
-    duration_s: returns how long a point takes, which the schedule learns only when it ends.
-    """
-    attempts = [
-        # Imagined devices have no models.
-        Attempt(index=i, point=replace(point, devices=ANY), number=1)
-        for i, point in enumerate(plan.points)
-    ]
-    schedule = Schedule(attempts, isolation)
-    schedule.see(devices, len(devices), frozenset(), 0)
-    now_s = 0.0
-    tie = count()
-    running: list[tuple[float, int, Attempt]] = []
-    while True:
-        while (decision := schedule.next()) is not None:
-            if isinstance(decision, Assign):
-                end_s = now_s + duration_s(decision.attempt.point)
-                heapq.heappush(running, (end_s, next(tie), decision.attempt))
-        if not running:
-            return now_s
-        now_s, _, attempt = heapq.heappop(running)
-        schedule.free(attempt)
-
-
-def imagine_devices(devices: int, nodes: int) -> tuple[Device, ...]:
-    """Return as many CUDA devices that nobody has, to plan with, evenly spread over the nodes."""
-    per_node = devices // nodes
-    return tuple(
-        Device(
-            kind="cuda",
-            node_id=f"{node:08d}",
-            host=f"node {node}",
-            address=f"{node:08d}",
-            index=index,
-            uuid=f"{node}/{index}",
-            name="imagined",
-            process_id=0,
-            cpu_count=0,
-            niceness=0,
-            omp_num_threads=1,
-        )
-        for node in range(nodes)
-        for index in range(per_node)
     )

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from raybench.job.answer import Answer
-    from raybench.job.memory import MemoryParts
     from raybench.records.metric import Metric
 
 
@@ -310,7 +309,7 @@ class Workload(ABC):
         return 1
 
     @classmethod
-    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
         """Return the estimated memory of a rank when it is largest; None where nobody knows."""
         return None
 

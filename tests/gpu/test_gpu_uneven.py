@@ -16,7 +16,7 @@ PASSES = 8
 # 20 ms of products in fp32, which no power cap slows down.
 MLP = {"hidden": 1024, "layers": 4}
 SHOWN = (
-    *("step_ms_p50", "share_by_rank", "own_step_ms_by_rank", "local_step_ms_by_rank"),
+    *("step_ms_p50", "share_by_rank", "local_step_ms_by_rank"),
     *("predicted_step_ms", "exchange_ms", "slow_ratio_by_rank", "gradient_error", "setup_s"),
 )
 cluster = cluster_of(2)
@@ -53,7 +53,7 @@ def test_extra_compute_leaves_a_device_the_speed_that_was_asked_for(cluster):
     fast, slow = row.slow_ratio_by_rank
     assert fast is None
     assert slow == pytest.approx(0.33, rel=0.1)
-    own = row.own_step_ms_by_rank
+    own = row.local_step_ms_by_rank
     assert own[0] / own[1] == pytest.approx(slow, rel=0.05)
 
 

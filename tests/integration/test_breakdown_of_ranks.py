@@ -128,7 +128,6 @@ def test_the_fast_ranks_train_alone_and_the_slow_one_is_no_part_of_the_figures(t
     row = shared_out(three_workers, shares="fast")
     assert row.share_by_rank == (48, 48, 0)
     assert len(row.local_step_ms_by_rank) == 2
-    assert row.own_step_ms_by_rank[2] is None
     assert row.gradient_error < 1e-5
     assert row.comm_ms > 0
 

@@ -9,11 +9,6 @@ from typing import Annotated
 
 from raybench.records import Device, Measurement, Record
 from raybench.records.metric import Column
-from raybench.results.metrics.steps import NS_PER_MS
-
-_MS_PER_S = 1e3
-# NVML's counter of energy moves on every 20 to 100 ms: so much may be missing at either end.
-_ENERGY_PERIOD_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +20,6 @@ class ConditionColumns:
     sm_clock_mhz_p50: Annotated[
         float | None, Column("MHz", "median while timed, slowest device")
     ] = None
-    energy_j_error: Annotated[float | None, Column("J", "of it, ±")] = None
     transports: Annotated[
         tuple[str, ...] | None, Column("", "ways of the bytes between ranks, as NCCL names them")
     ] = None
@@ -55,33 +49,11 @@ def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
         throttle_reasons=tuple(reasons) if is_known else None,
         # The slowest device sets the pace.
         sm_clock_mhz_p50=min(clocks) if clocks and len(clocks) == len(measurements) else None,
-        energy_j_error=_energy_error_j(measurements),
         transports=tuple(sorted({way for m in measurements for way in m.transports})) or None,
         nccl_choices=tuple(dict.fromkeys(c for m in measurements for c in m.nccl_choices)) or None,
         attention_kernels=tuple(sorted({k for m in measurements for k in m.attention_kernels}))
         or None,
     )
-
-
-def _energy_error_j(measurements: Sequence[Measurement]) -> float | None:
-    """Return how wrong the energy of all devices may be, in J, if all counters are late alike."""
-    error_j = 0.0
-    for measurement in measurements:
-        if measurement.energy_j is None:
-            return None
-        if (timed_s := _phase_s(measurement)) > 0:
-            watts = measurement.energy_j / timed_s
-            error_j += watts * 2 * _ENERGY_PERIOD_S * len(measurement.repetitions)
-    return error_j
-
-
-def _phase_s(measurement: Measurement) -> float:
-    """Return the seconds from the first timed step to the end of the last, of all repeats."""
-    phases = [(r.timed, r.inner_iterations) for r in measurement.repetitions]
-    return sum(
-        timed.start_ns[-1] + inner * timed.step_ns[-1] - timed.start_ns[0]
-        for timed, inner in phases
-    ) / (NS_PER_MS * _MS_PER_S)
 
 
 def throttling_warnings(row: ConditionColumns, record: Record) -> Iterator[str]:

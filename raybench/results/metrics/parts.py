@@ -45,7 +45,6 @@ BREAKDOWN = (
     *("local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "wait_ms", "data_ms"),
     *("optimizer_ms", "host_gap_ms", "local_step_ms_by_rank", "device_ms_by_rank"),
     *("straggler_ms", "straggler_error_ms", "straggler_device_ms", "late_in_turn_ms"),
-    *("hooked_step_ms", "local_step_drift_ms", "local_copy_ms"),
 )
 
 
@@ -97,10 +96,6 @@ class PartColumns:
     late_in_turn_ms: Annotated[
         float | None, Column("ms", "cost of ranks that are late in turn")
     ] = None
-    hooked_step_ms: Annotated[float | None, Column("ms", "step with timed communication")] = None
-    local_step_drift_ms: Annotated[
-        float | None, Column("ms", "later local steps less first ones")
-    ] = None
     wait_ms: Annotated[float | None, Column("ms", "for the slowest rank")] = None
     optimizer_ms: Annotated[
         float | None,
@@ -127,9 +122,6 @@ class PartColumns:
     ] = None
     wall_synced_ms_by_rank: Annotated[
         tuple[float, ...] | None, Column("ms", "the same, waited for")
-    ] = None
-    local_copy_ms: Annotated[
-        float | None, Column("ms", "copies for collectives, in local_step_ms")
     ] = None
     comm_calls: Annotated[
         Mapping[str, int] | None, Column("", "collectives a step by kind, largest rank")
@@ -164,7 +156,6 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
         local_step_ms=max(local_ms, default=None),
         compute_ms=_compute_ms(of_slowest, data_wait_ms(measurements[slowest : slowest + 1])),
         comm_exposed_ms=step_ms - max(local_ms) if local_ms and len(broken_down) > 1 else None,
-        hooked_step_ms=hooked_ms,
         wait_ms=_wait_ms(broken_down, step_ms),
         optimizer_ms=of_slowest.optimizer_ms,
         host_gap_ms=gap_ms,
@@ -184,11 +175,10 @@ def _slowest_rank(
     """Return the columns on ranks that differ; by the timed steps where there are no local ones."""
     blocks = [b.local_ms for b in broken_down]
     straggler = find_straggler(blocks) if local_ms else None
-    drift = {"local_step_drift_ms": _drift_ms(blocks)}
     if straggler is None:
-        return drift | {"slowest_rank": _slowest_by_timed_steps(measurements, step_ms)}
+        return {"slowest_rank": _slowest_by_timed_steps(measurements, step_ms)}
     error_ms = _straggler_error_ms(broken_down, straggler, measurements)
-    return drift | {
+    return {
         "slowest_rank": _rank_that_stands_out(
             straggler, error_ms, step_ms - max(local_ms), step_ms
         ),
@@ -218,13 +208,11 @@ def _communication(broken_down: Sequence[Breakdown]) -> dict[str, Any]:
     """Return the columns on what a step sends, and how long that takes."""
     # The shortest over ranks: the rank that comes last does not wait.
     comm_ms = stats.median_of_smallest([b.comm_ms for b in broken_down]) if broken_down else None
-    copies_ms = [b.copies_ms for b in broken_down if b.copies_ms is not None]
     return {
         "comm_ms": comm_ms,
-        "local_copy_ms": max(copies_ms, default=None),
         "comm_calls": _largest(broken_down, lambda one: one.calls),
         "comm_bytes": _largest(broken_down, lambda one: one.message_bytes),
-        "comm_busbw_gb_s": _busbw_by_kind(broken_down) or _busbw_of_gradients(broken_down, comm_ms),
+        "comm_busbw_gb_s": _busbw_of_gradients(broken_down, comm_ms),
     }
 
 
@@ -275,15 +263,6 @@ def _device_excess_ms(broken_down: Sequence[Breakdown], straggler: Straggler) ->
     return None if slow_ms is None or other_ms is None else slow_ms - other_ms
 
 
-def _drift_ms(blocks: Sequence[Sequence[Sequence[float]]]) -> float | None:
-    """Return the largest change of a rank's local step from the first half of its blocks on."""
-    if not blocks or any(len(of_rank) < 2 for of_rank in blocks):
-        return None
-    middle = len(blocks[0]) // 2
-    changes = [median(chain(*b[middle:])) - median(chain(*b[:middle])) for b in blocks]
-    return max(changes, key=abs)
-
-
 def _traffic_name(one: Traffic, world_size: int) -> str:
     """Name a kind of collective, with the ranks of its group where these are not all."""
     return one.kind if one.ranks == world_size else f"{one.kind} of {one.ranks}"
@@ -298,23 +277,6 @@ def _largest(
         name = _traffic_name(one, len(broken_down))
         found[name] = max(amount(one), found.get(name, 0))
     return found or None
-
-
-def _busbw_by_kind(broken_down: Sequence[Breakdown]) -> dict[str, float]:
-    """Return the bus bandwidth, in GB/s, of each kind of collective whose calls were timed.
-
-    By the first rank's bytes, and the shortest time of each call over ranks: the rank that comes
-    last does not wait in it.
-    """
-    found = {}
-    for one in broken_down[0].traffic if broken_down else ():
-        key = (one.kind, one.ranks)
-        same = [b for own in broken_down for b in own.traffic if (b.kind, b.ranks) == key]
-        if one.call_ms and len({len(other.call_ms) for other in same}) == 1:
-            calls_ms = zip(*(other.call_ms for other in same), strict=True)
-            spent_s = sum(map(min, calls_ms)) / _MS_PER_S
-            found[_traffic_name(one, len(broken_down))] = one.bus_bytes / spent_s / _BYTES_PER_GB
-    return found
 
 
 def _busbw_of_gradients(

@@ -56,8 +56,6 @@ class StepColumns:
     step_ms_ci_high: Annotated[
         float | None, Column("ms", "95 % interval of the median, high end")
     ] = None
-    step_ms_repeat_std: Annotated[float | None, Column("ms", "of the repeats' medians")] = None
-    autocorrelation: Annotated[float | None, Column("", "of successive step times")] = None
     skew_ms_p50: Annotated[float | None, Column("ms", "slowest less fastest rank, median")] = None
     stable: Annotated[bool | None, Column("", "the level stays; null: too few steps")] = None
     first_step_ms: Annotated[
@@ -130,8 +128,6 @@ def step_columns(record: Record) -> StepColumns:
         step_ms_std=summary.std,
         step_ms_ci_low=interval.low if interval else None,
         step_ms_ci_high=interval.high if interval else None,
-        step_ms_repeat_std=stats.repeat_std(repeats),
-        autocorrelation=stats.autocorrelation(repeats),
         skew_ms_p50=stats.median_skew(ranks) if len(ranks) > 1 else None,
         stable=False if False in settled else None if None in settled else True,
         first_step_ms=_first_step_ms(measurements) if is_cold_known else None,

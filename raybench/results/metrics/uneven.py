@@ -17,21 +17,11 @@ class UnevenColumns:
     share_by_rank: Annotated[
         tuple[int, ...] | None, Column("samples", "of a step, where shares are uneven")
     ] = None
-    own_step_ms_by_rank: Annotated[
-        tuple[float | None, ...] | None,
-        Column("ms", "alone with its share, before; null: no share"),
-    ] = None
     fixed_ms_by_rank: Annotated[
         tuple[float, ...] | None, Column("ms", "of a step, by a probe of the device alone")
     ] = None
-    fixed_ms_error_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "standard error of it")
-    ] = None
     speed_by_rank: Annotated[
         tuple[float, ...] | None, Column("samples/s", "of further samples, by the probe")
-    ] = None
-    speed_error_by_rank: Annotated[
-        tuple[float, ...] | None, Column("samples/s", "standard error of it")
     ] = None
     slow_ratio_by_rank: Annotated[
         tuple[float | None, ...] | None, Column("", "measured, of emulated devices; null: none")
@@ -53,11 +43,8 @@ def uneven_columns(shares: Sequence[RankShare]) -> UnevenColumns:
         return UnevenColumns()
     return UnevenColumns(
         share_by_rank=tuple(share.items for share in shares),
-        own_step_ms_by_rank=tuple(share.own_ms for share in shares),
         fixed_ms_by_rank=tuple(share.fixed_ms for share in shares),
-        fixed_ms_error_by_rank=tuple(share.fixed_ms_error for share in shares),
         speed_by_rank=tuple(share.items_per_s for share in shares),
-        speed_error_by_rank=tuple(share.items_per_s_error for share in shares),
         slow_ratio_by_rank=tuple(share.slow_ratio for share in shares),
         exchange_ms=shares[0].exchange_ms,
         predicted_step_ms=shares[0].predicted_step_ms,

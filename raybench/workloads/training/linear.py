@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
-from raybench.job.memory import MemoryParts
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context
 from raybench.workloads.training.memory_estimate import estimate_rows
@@ -115,8 +114,8 @@ class Linear(Model):
         return FEATURES + 1
 
     @classmethod
-    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
-        """Return the estimated memory of a rank; None as `estimate_rows`."""
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
+        """Return the estimated bytes of a rank at its peak; None as `estimate_rows`."""
         return estimate_rows(settings, FEATURES)
 
     def close(self) -> None:

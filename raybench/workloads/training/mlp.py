@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from pydantic import Field
 
-from raybench.job.memory import MemoryParts
 from raybench.workloads.base import Context
 from raybench.workloads.replicas import DdpOptions
 from raybench.workloads.training.memory_estimate import estimate_stack
@@ -84,8 +83,8 @@ class Mlp(Model):
         return int(params["layers"]) * (hidden * hidden + hidden)
 
     @classmethod
-    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
-        """Return the estimated memory of a rank; None as `estimate_stack`."""
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
+        """Return the estimated bytes of a rank at its peak; None as `estimate_stack`."""
         return estimate_stack(settings, settings["hidden"], settings["layers"])
 
 

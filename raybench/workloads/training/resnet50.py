@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
 from pydantic import Field
 
 from raybench.errors import UsageError
-from raybench.job.memory import MemoryParts
 from raybench.job.point import Precision
 from raybench.records.failure_text import brief
 from raybench.workloads.base import Context
@@ -97,8 +96,8 @@ class ResNet(Model):
             self.output_error = output_error(found, self.__dict__.pop("_exact"))
 
     @classmethod
-    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
-        """Return the estimated memory of a rank; None as `estimate_resnet`."""
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
+        """Return the estimated bytes of a rank at its peak; None as `estimate_resnet`."""
         return estimate_resnet(settings)
 
     def _make_model(

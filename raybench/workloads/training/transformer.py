@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from pydantic import Field
 
 from raybench.job.answer import Answer
-from raybench.job.memory import MemoryParts
 from raybench.job.point import Precision, Scalar
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context
@@ -234,8 +233,8 @@ class Transformer(Model):
         return shape.parameter_count(positions)
 
     @classmethod
-    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
-        """Return the estimated memory of a rank; None as `estimate_language_model`."""
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
+        """Return the estimated bytes of a rank at its peak; None as `estimate_language_model`."""
         return estimate_language_model(settings)
 
     @classmethod

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from raybench.errors import JobError
 from raybench.job.problems import Problem
-from raybench.job.source import MAX_DEPTH, MAX_FILE_BYTES, parse_tree, read_source
+from raybench.job.source import MAX_FILE_BYTES, parse_tree, read_source
 
 
 @pytest.fixture
@@ -154,15 +154,16 @@ def test_scalars_are_those_of_yaml_1_2(text, value):
     [
         ("a: 1\na: 2\n", (2, 1), "duplicate key, first given on line 1"),
         ("a: &x 1\n", (1, 4), "anchors"),
-        ("a: &x 1\nb: *x\n", (2, 4), "aliases"),
+        ("a: &x [*x]\n", (1, 4), "aliases (*) are not supported"),
+        ("a: {&x b: 1}\n", (1, 5), "a key must be a plain word"),
         ("a: {<<: {b: 1}}\n", (1, 5), "merge keys"),
         ("? [a]\n: 1\nb: 2\n", (1, 3), "a key must be a plain word"),
-        ("a: !!int 3\n", (1, 4), "tags are not supported"),
+        ("a: !mine 3\n", (1, 4), "tags are not supported"),
         ("a:\nb: 1\n", (1, 1), "no value given"),
         ("a: .nan\n", (1, 4), "must be finite, given '.nan'"),
         ("a: 1e999\n", (1, 4), "must be finite, given '1e999'"),
         ("a: 9223372036854775808\n", (1, 4), "must fit into 64 bits"),
-        ("a: " + "9" * 5000 + "\n", (1, 4), "not an integer that can be read"),
+        ("a: " + "9" * 5000 + "\n", (1, 4), "not a number that can be read"),
         ('a: "\\ud800"\n', (1, 4), "not a Unicode text"),
     ],
 )
@@ -185,9 +186,8 @@ def test_what_a_job_may_not_say_is_a_problem_with_its_place(text, position, mess
         ("a:\n- 1\n-2\n", (4, 1), "a key without its ':'"),
         ("a: \x00", (1, 4), "the character '\\x00' is not allowed"),
         ("a: 1\n---\nb: 2\n", (2, 1), "one document only"),
-        ("%YAML 1.1\n---\na: no\n", (2, 1), "YAML 1.2"),
-        ("[" * 10_000, (1, MAX_DEPTH + 1), "levels deep"),
-        ("- " * 10_000, (1, 2 * MAX_DEPTH + 1), "levels deep"),
+        ("[" * 10_000, (1, 1), "nested too deep"),
+        ("- " * 10_000, (1, 1), "nested too deep"),
         ('a: "\\Uffffffff"', (1, 1), "not YAML"),
     ],
 )

@@ -87,7 +87,6 @@ def test_a_wait_is_none_where_the_instrumented_step_was_another_step():
     last = breakdown(4.25, device_ms=4.1, hooked_ms=(7.3,) * 3, tail_ms=(0.5,) * 3)
     found = of(rank(0, 5.925, breakdown=waiting), rank(1, 5.925, breakdown=last))
     assert (found["wait_ms"], found["slowest_rank"]) == (None, None)
-    assert found["hooked_step_ms"] == 7.4
     reason = "unknown: the instrumented step took 7.4 ms, the timed 5.92 ms"
     assert found["methods"]["wait_ms"] == reason
     assert "wait_ms" not in of(rank(0, breakdown=breakdown()))["methods"]
@@ -152,11 +151,6 @@ def test_a_late_host_must_stand_out_from_how_far_the_timed_steps_wander_and_a_de
     assert late["slowest_rank"] is None
     slow = of(ranks[0], replace(ranks[1], breakdown=breakdown(43.0, device_ms=42.0)))
     assert (slow["straggler_error_ms"], slow["slowest_rank"]) == (0.0, 1)
-
-
-def test_the_local_steps_say_how_far_they_drift_between_their_blocks():
-    drifting = replace(breakdown(), local_ms=((40.0,) * 3, (39.0,) * 3, (39.2,) * 3))
-    assert of(rank(breakdown=drifting))["local_step_drift_ms"] == pytest.approx(-0.9)
 
 
 def test_on_a_cpu_computing_is_the_local_step_less_the_optimizer_and_the_data():
@@ -239,14 +233,6 @@ def test_energy_is_that_of_all_devices_or_unknown():
     assert of(rank(0, energy_j=100.0), rank(1))["energy_j"] is None
 
 
-def test_energy_has_an_error_of_the_counters_period_at_both_ends():
-    steps = [250 * MS] * 8
-    measured = make_measurement(0, [steps], energy_j=1400.0)
-    found = of(measured, replace(measured, rank=1, energy_j=1000.0))
-    assert (found["energy_j"], found["energy_j_error"]) == (2400.0, pytest.approx(240.0))
-    assert of(replace(measured, energy_j=None))["energy_j_error"] is None
-
-
 def test_the_clock_is_the_median_of_the_slowest_device_or_unknown():
     fast, slow = rank(0, sm_clocks_mhz=(1980, 1980, 1965)), rank(1, sm_clocks_mhz=(1755, 1770))
     assert of(fast, slow)["sm_clock_mhz_p50"] == 1762.5
@@ -305,12 +291,10 @@ def test_a_point_is_stable_when_its_level_stayed_in_all_repeats():
     assert settled(True, None) is None, "too few steps tell nothing"
 
 
-def test_repeats_are_counted_and_their_medians_compared():
+def test_repeats_are_counted():
     measured = make_measurement(0, [[MS] * 10, [3 * MS] * 10])
     found = of(measured)
     assert (found["repeats"], found["iterations"]) == (2, 20)
-    assert found["step_ms_repeat_std"] == pytest.approx(2**0.5)
-    assert of(rank())["step_ms_repeat_std"] is None
 
 
 def test_the_steps_in_a_sample_are_told():

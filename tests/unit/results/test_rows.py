@@ -201,17 +201,6 @@ def test_the_bus_bandwidth_in_the_step_is_that_of_timed_gradients():
     assert apart(others, others)["comm_busbw_gb_s"] is None
 
 
-def test_the_bus_bandwidth_of_timed_calls_is_that_of_the_rank_that_waits_least_in_each():
-    gathered, sums = sent("all_gather", 2, 3_000_000), sent("all_reduce", 1, 10**6)
-    ranks = [
-        Breakdown(traffic=(replace(gathered, call_ms=calls), sums), comm_ms=(1.0,))
-        for calls in ((1.0, 4.0), (3.0, 2.0))
-    ]
-    assert apart(*ranks)["comm_busbw_gb_s"] == {"all_gather": pytest.approx(1.0)}
-    fewer = Breakdown(traffic=(replace(gathered, call_ms=(1.0,)), sums))
-    assert apart(ranks[0], fewer)["comm_busbw_gb_s"] is None
-
-
 def test_the_memory_at_the_peak_is_that_of_the_rank_that_holds_most():
     parts = PeakParts(
         parameters_bytes=4,

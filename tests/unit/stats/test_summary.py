@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from noise import autocorrelated, with_outliers
+from noise import autocorrelated
 
 from raybench.stats import summary as stats
 
@@ -37,21 +37,6 @@ def test_repeats_that_differ_among_themselves_are_not_independent_samples():
 def test_below_five_samples_there_is_no_interval():
     assert stats.median_interval([[1.0] * 2, [1.0] * 2]) is None
     assert stats.median_interval([[1.0] * 2, [1.0] * 3]) == stats.Interval(low=1.0, high=1.0)
-
-
-def test_the_autocorrelation_is_that_of_the_series_whatever_the_outliers():
-    rng = np.random.default_rng(3)
-    for phi in (0.0, 0.5, 0.8):
-        row = 1 + 0.01 * autocorrelated(rng, runs=1, count=4000, phi=phi)[0]
-        found = stats.autocorrelation([with_outliers(rng, row)[:2000], row[2000:]])
-        assert found == pytest.approx(phi, abs=0.06)
-    assert stats.autocorrelation([[1.0, 2.0], [3.0, 1.0]]) is None
-    assert stats.autocorrelation([[7.0] * 50]) is None
-
-
-def test_the_spread_between_repeats_is_that_of_their_medians():
-    assert stats.repeat_std([[1.0, 1.0, 9.0], [3.0, 3.0, 3.0]]) == pytest.approx(np.sqrt(2))
-    assert stats.repeat_std([[1.0, 2.0]]) is None
 
 
 def test_of_ranks_the_smallest_is_taken_step_by_step():
