@@ -1,7 +1,4 @@
-"""Which point runs next, and on which workers. Decisions over the plan: no clock, no cluster.
-
-`makespan_s` plays the same decisions with durations that are given.
-"""
+"""Which point runs next, and on which workers. Decisions over the plan: no clock, no cluster."""
 
 from __future__ import annotations
 
