@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,7 +31,6 @@ from raybench.cluster.ray_cluster.start import (
     HeadMonitor,
     StartGuard,
     end_process,
-    remove_private_folder,
 )
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError
@@ -213,7 +213,8 @@ class RayCluster:
             self._point_ended.wait_for(lambda: not self._points, self._timeouts.close_s)
         ray.shutdown()
         if folder := self._connection.folder:
-            remove_private_folder(folder)
+            # What a process of Ray still writes meanwhile is left to the watcher.
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _let_go(self) -> bool:
         """Give everything back to Ray; return False where its head goes meanwhile.

@@ -141,7 +141,7 @@ def connect(
     except ClusterError:
         ray.shutdown()
         if folder:
-            remove_private_folder(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     return Connection(
         where=where,
@@ -394,11 +394,6 @@ def _start_private(
     except Exception as error:
         raise ClusterError(failed(" ".join(str(error).split()) or type(error).__name__)) from None
     return f"private Ray on this host{because and f' ({because})'}", folder
-
-
-def remove_private_folder(folder: Path) -> None:
-    """Remove all of it. What a process of Ray still writes meanwhile is left to the watcher."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_private_folder() -> Path:
