@@ -53,7 +53,7 @@ class Interrupts:
 
     @property
     def stopping(self) -> bool:
-        """No further point may start."""
+        """Whether Ctrl-C or SIGTERM came, after which no further point may start."""
         return self._asked > 0
 
     def __enter__(self) -> Self:
@@ -95,10 +95,10 @@ class Interrupts:
 
     @contextmanager
     def held_back(self, most_s: float = _NOTICE_S) -> Iterator[None]:
-        """Raise after the block what is due in it; a second one that is due goes through at once.
+        """Let the block finish before an interrupt raises; a second interrupt raises at once.
 
-        most_s: the process may be ended when the block has not come to its end by then. With inf
-        a second one waits too, and the process is ended soon after it.
+        most_s: the process may be ended where the block takes longer after an interrupt. With inf
+        nothing is raised in the block, and the process is ended soon after a second interrupt.
         """
         self._holds_s.append(most_s)
         try:
@@ -108,7 +108,7 @@ class Interrupts:
             self._raise_if_due()
 
     def say_farewell(self) -> None:
-        """Say what is to be known before an interrupt ends the process at once."""
+        """Tell the user how to go on, before an interrupt ends the process at once."""
         if self.farewell:
             self.farewell("ended at once")
         else:
@@ -137,7 +137,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _take(self) -> None:
-        """Take note of the signals that came. Not only in the handler, which can come late."""
+        """Count the signals that came since the last call; the handler alone may be called late."""
         with self._lock:
             try:
                 numbers = self._reader.recv(64)

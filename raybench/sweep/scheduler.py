@@ -77,10 +77,10 @@ def is_kept(status: Status, *, retry_failed: bool) -> bool:
 
 
 def is_tried_again(record: Record, tries: int) -> bool:
-    """Return whether the sweep tries a trial again, after this record of its last try.
+    """Return whether the sweep tries a trial once more, after this record of its last try.
 
-    A lost one is tried once more: the machine is to blame more often than the point. Not where
-    there were no devices to run it on.
+    It does where the trial was lost on devices: the machine is to blame more often than the point.
+    tries: so far, by this sweep.
     """
     return record.status is Status.LOST and bool(record.devices) and tries == 1
 
@@ -143,7 +143,7 @@ class Schedule:
     def see(
         self, devices: Sequence[Device], capacity: int, lost: frozenset[int], pending: int
     ) -> None:
-        """Take in the state of the cluster, see `Cluster`."""
+        """Take in the state of the cluster; the parameters are properties of a `Cluster`."""
         self._capacity, self.pending = capacity, pending
         # The tuples are made anew at each look, and comparing them costs no more than comparing the
         # ids of their items.
@@ -276,7 +276,7 @@ def _was(count: int) -> str:
 
 
 def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort each series by batch size, within the places that its attempts have."""
+    """Return the attempts with each series sorted by batch size, in the places that it has."""
     places: defaultdict[_Series, list[int]] = defaultdict(list)
     for place, attempt in enumerate(attempts):
         places[_series(attempt.point)].append(place)
