@@ -43,7 +43,7 @@ def _rank_times(root: Path, run_id: str, rows: list[Row]) -> list[RankTimes]:
     columns = columns_of_a_map(rows)
     rounds = [[*trials.rounds(row).values()] for row in rows]
     attempts = [(one.point_id, one.attempt) for made in rounds for one in made]
-    read = reader.samples_of_each(root, run_id, attempts, SAMPLE_COLUMNS)
+    read = reader.rows_of_attempts(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
     return [
         RankTimes(row=row, times_ms=rank_by_iteration(join_rounds(samples), columns))
         for row, made in zip(rows, rounds, strict=True)

@@ -324,7 +324,7 @@ def _busy(results: Path, run_id: str, rows: Sequence[PointRow]) -> list[float | 
     if telemetry.empty:
         return [None] * len(rows)
     attempts = [(row.point_id, row.attempt) for row in rows]
-    samples = reader.samples_of_each(results, run_id, attempts, BUSY_COLUMNS)
+    samples = reader.rows_of_attempts(results, "samples", run_id, attempts, BUSY_COLUMNS)
     return [busy_pct(telemetry, of_point, row) for of_point, row in zip(samples, rows, strict=True)]
 
 
@@ -359,9 +359,8 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
 
     def read(table: str) -> list[pd.DataFrame]:
         """Read the rows of each round; those of rounds without any come last."""
-        found = (
-            reader.load_attempt(results, table, run_id, point_id, one.attempt) for one in measured
-        )
+        made = [(point_id, one.attempt) for one in measured]
+        found = reader.rows_of_attempts(results, table, run_id, made)
         return sorted(found, key=lambda frame: frame.empty)
 
     # The first round that was profiled, or taken apart, stands for all.
