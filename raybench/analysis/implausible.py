@@ -16,7 +16,7 @@ from raybench.records import Status
 # What no interval covers; without an interval, what starts may differ by; with strong scaling,
 # what other kernels may gain on smaller shares.
 _TOLERANCE, _ONE_START, _STRONG = 1.02, 1.1, 1.25
-# Above the range of a reference, whose devices are few.
+# Above the largest value of a reference, whose devices are few.
 _OVER_REFERENCE, _OVER_PRODUCTS = 1.05, 1.1
 _STRONG_SHARE_IN_CACHE = 2**30
 # With NVLS the switch adds up and copies: each byte crosses a link once in place of twice.
@@ -26,12 +26,19 @@ _MS_PER_S = 1e3
 _MARK = "cannot be: "
 
 
-def impossible_figures(row: ScaledRow, references: References) -> list[str]:
-    """Return a sentence for each figure of a point that cannot be; none where it is not ok."""
+def impossible_figures(
+    row: ScaledRow, references: References, attempts_s: Sequence[float | None] = ()
+) -> list[str]:
+    """Return a sentence for each figure of a point that cannot be; none where it is not ok.
+
+    attempts_s: the time that the attempt took in each round whose iterations `row` counts.
+    """
     if row.status is not Status.OK:
         return []
     known = references.entries(row.device_name or "")
-    return [_MARK + text for text in (*_speed_ups(row), *_rates(row, known), *_items(row))]
+    total_s = sum(filter(None, attempts_s)) if None not in attempts_s else 0.0
+    texts = (*_speed_ups(row), *_rates(row, known), *_items(row, total_s))
+    return [_MARK + text for text in texts]
 
 
 def impossible_among(warnings: Iterable[str]) -> list[str]:
@@ -57,12 +64,12 @@ def _speed_ups(row: ScaledRow) -> Iterator[str]:
 def _rates(row: ScaledRow, known: Sequence[Entry]) -> Iterator[str]:
     def most(test: str) -> float:
         """Return the highest end of the ranges of health tests whose name begins so, or 0."""
-        found = (one.high for one in known if one.of.get("test", "").startswith(test))
+        found = (one.observed[1] for one in known if one.of.get("test", "").startswith(test))
         return max(found, default=0.0)
 
     model = row.device_name or ""
     of_precision = (
-        one.high
+        one.observed[1]
         for one in known
         if one.unit == "TFLOP/s"
         and row.precision in (one.of.get("precision"), *one.of.get("test", "").split())
@@ -106,7 +113,7 @@ def _rates(row: ScaledRow, known: Sequence[Entry]) -> Iterator[str]:
             yield f"{rate:,.0f} {words} on {model} ({ceiling:,.0f}); likeliest {reason}"
 
 
-def _items(row: ScaledRow) -> Iterator[str]:
+def _items(row: ScaledRow, attempts_s: float) -> Iterator[str]:
     step_ms = min(row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0)
     per_rank = row.batch_size * row.world_size if row.batch_size else 0
     batch = max(row.global_batch_size or 0, per_rank) * (row.grad_accumulation or 1)
@@ -116,10 +123,10 @@ def _items(row: ScaledRow) -> Iterator[str]:
             f"{items:,.0f} samples a step, of a batch of {batch:,.0f}; likeliest samples are "
             "counted that no iteration finished"
         )
-    count = (row.iterations or 0) * (row.inner_iterations or 1) / max(row.rounds, 1)
+    count = (row.iterations or 0) * (row.inner_iterations or 1)
     took_s = count * step_ms / _MS_PER_S
-    if row.duration_s and took_s > _ONE_START * row.duration_s:
+    if attempts_s and took_s > _ONE_START * attempts_s:
         yield (
-            f"{count:,.0f} iterations of {step_ms:.3g} ms take {took_s:,.0f} s, and the attempt "
-            f"took {row.duration_s:,.0f} s; likeliest iterations are counted that did not run"
+            f"{count:,.0f} iterations of {step_ms:.3g} ms take {took_s:,.0f} s, and all of it took "
+            f"{attempts_s:,.0f} s; likeliest iterations are counted that did not run"
         )

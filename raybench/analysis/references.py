@@ -35,7 +35,8 @@ from raybench.results.run import Run
 _FLOOR = 0.01
 # The same for a single device: healthy H200s of one host differ by up to 7 %.
 _ONE_DEVICE = 0.1
-_CONFIDENCE = 0.95
+# A device is held against some 40 quantities: of 95 % ranges a healthy one would be outside of two.
+_CONFIDENCE = 0.99
 # In bytes, of the cache of any device (256 MB on MI300X): arrays below it may be read from there.
 LARGER_THAN_CACHES = 2**28
 
@@ -107,7 +108,7 @@ class Entry(Quantity):
     """The range of one quantity on one model of device.
 
     value: geometric mean over devices.
-    low, high: 95 % prediction interval for one start of a new device (`predict_range`).
+    low, high: 99 % prediction interval for one start of a new device (`predict_range`).
     devices, hosts, starts, days: how many of each; hosts counts names, and devices of one index.
     measured: the values of which all this is computed; empty where only the range is known, by
     `source`.
@@ -158,7 +159,7 @@ class ReferenceFile(_Strict):
 
 
 def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return the mean of devices and the 95 % prediction interval for one start of a new device.
+    """Return the mean of devices and the 99 % prediction interval for one start of a new device.
 
     devices: for each device the values of its starts.
 
@@ -166,7 +167,7 @@ def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, flo
     observation (G. J. Hahn, W. Q. Meeker, Statistical Intervals, 1991, section 4.7). s² is the
     variance of the means of devices, plus the part of the variance between starts that their means
     have lost: within (1 - mean(1/k)) for k starts a device, by unweighted means (J. D. Thomas,
-    R. A. Hultquist, Annals of Statistics 6(3), 1978). It is at least ±1 % and 1.96 times the
+    R. A. Hultquist, Annals of Statistics 6(3), 1978). It is at least ±1 % and 2.58 times the
     deviation between starts; for one device ±10 % and that deviation.
     """
     from scipy.stats import norm, t

@@ -161,9 +161,9 @@ SCALING = _show(
     "throughput",
 )
 RATES = _show(
-    "scatter algbw_gb_s busbw_gb_s memory_gb_s achieved_tflops_per_device "
+    "scatter busbw_gb_s memory_gb_s achieved_tflops_per_device "
     "burst_tflops_per_device mfu_pct gemm_share_pct nccl_choices",
-    optional="gemm_share_pct scatter algbw_gb_s burst_tflops_per_device mfu_pct nccl_choices",
+    optional="gemm_share_pct scatter burst_tflops_per_device mfu_pct nccl_choices",
 )
 PARTS = _show(
     "compute_ms optimizer_ms data_ms host_gap_ms comm_exposed_ms straggler_ms mfu_pct "

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raybench.results.point_row import PointRow
 from raybench.results.tables import RegionRow
-from raybench.stats.summary import step_series
 
 _NS_PER_MS = 1e6
-_NS_PER_S = 1e9
 
-# What `step_times` and `rank_by_iteration` need of the table `samples`.
+# What `rank_by_iteration` needs of the table `samples`.
 SAMPLE_COLUMNS = ("repeat", "rank", "iteration", "is_warmup", "step_ns")
-# What `busy_pct` needs of it.
-BUSY_COLUMNS = ("is_warmup", "start_ns", "step_ns")
 
 
 def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -34,40 +28,11 @@ def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(joined, ignore_index=True)
 
 
-def step_times(samples: pd.DataFrame) -> NDArray[np.float64]:
-    """List the point's step times in milliseconds, in the order they were taken.
-
-    samples: rows of the table `samples` of one attempt at one point. Warm-up is left out.
-    """
-    return np.concatenate([np.empty(0), *(series for _, series in repeat_step_times(samples))])
-
-
-def repeat_step_times(
-    samples: pd.DataFrame, by: Sequence[str] = ()
-) -> Iterator[tuple[tuple[Any, ...], NDArray[np.float64]]]:
-    """(values of `by` and the repeat, its step times in milliseconds), in the order of these.
-
-    samples: rows of the table `samples`; `by`: its columns that tell attempts at points apart.
-    Over the ranks as `raybench.stats.summary.step_series` takes them: what a row of `points` is
-    computed from. Warm-up, and iterations that a rank lacks, are left out.
-    """
-    timed = samples[~samples["is_warmup"].astype(bool)]
-    keys = [*by, "repeat"]
-    wide = timed.pivot_table(
-        index=[*keys, "iteration"], columns="rank", values="step_ns", observed=True
-    )
-    for key, repeat in wide.groupby(level=keys, observed=True):
-        ranks = repeat.dropna(axis="columns", how="all").dropna().to_numpy(np.float64).T
-        if ranks.size:
-            yield key, step_series(list(ranks)) / _NS_PER_MS
-
-
 def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
-    """Arrange timed samples in milliseconds as ranks (index) by iterations.
+    """Return the timed samples of a point in ms, by rank (index) and iteration (columns).
 
-    columns: the most of them.
-
-    samples: as for `step_times`. Where there are more iterations, a column stands for several that
+    samples: rows of the table `samples` of one attempt; warm-up is left out. columns: how many are
+    returned at most. Where there are more iterations, a column stands for several that
     follow each other and holds, for each rank, the one that is farthest from the point's median:
     a single slow step stays visible. A column is named by the first iteration it stands for, all
     repeats counted on.
@@ -137,24 +102,6 @@ def device_states(
             for (node_id, index), mine in during.groupby(["node_id", "index"])
         ]
     )
-
-
-def busy_pct(telemetry: pd.DataFrame, samples: pd.DataFrame, point: PointRow) -> float | None:
-    """Return for how much of the time, in percent, the least busy device of a point ran a kernel.
-
-    The median while it was timed; None where nothing was sampled meanwhile. Telemetry does not tell
-    which devices worked: the busiest of all are taken, as many as the point had.
-    telemetry: rows of that table of the run. samples: of the point, BUSY_COLUMNS of that table.
-    """
-    timed = samples[~samples["is_warmup"].astype(bool)]
-    if timed.empty:
-        return None
-    begin_s = timed["start_ns"].min() / _NS_PER_S
-    lasted_s = (timed["start_ns"] + timed["step_ns"]).max() / _NS_PER_S - begin_s
-    during = _meanwhile(telemetry, point.started_at + timedelta(seconds=begin_s), lasted_s)
-    medians = during.groupby(["node_id", "index"])["gpu_utilization_pct"].median().dropna()
-    count = point.world_size
-    return float(medians.nlargest(count).min()) if len(medians) >= count else None
 
 
 def _meanwhile(telemetry: pd.DataFrame, start: datetime, duration_s: float | None) -> pd.DataFrame:

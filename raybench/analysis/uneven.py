@@ -15,7 +15,7 @@ from typing import Any
 from raybench.analysis.own_speeds import models_of, probe_speeds
 from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import EXECUTION, batch_column, setting
-from raybench.job.point import BY_ACCUMULATION, BY_SPEED, EQUAL, FAST
+from raybench.job.point import BY_SPEED, FAST
 from raybench.records import Status
 from raybench.stats.shares import fast_devices
 
@@ -242,41 +242,3 @@ def fleets(rows: Sequence[ScaledRow]) -> list[Fleet]:
         group[row.shares] = Scenario(row=row, throughput=row.throughput, step_ms=row.step_ms_p50)
     found = [Fleet(scenarios=group) for group in groups.values() if len(group) > 1]
     return sorted(found, key=lambda f: (f.first.world_size, f.slow_count, -f.slow_ratio))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """Published advice on slow devices: where it applies, and what it says is best."""
-
-    text: str
-    shares: tuple[str, ...]
-    slowest: float
-    fastest: float
-    most_slow_share: float = 1.0
-
-    def applies(self, fleet: Fleet) -> bool:
-        """Whether it says something of this fleet."""
-        few = fleet.slow_count <= self.most_slow_share * fleet.first.world_size
-        return few and self.slowest <= fleet.probe_ratio < self.fastest
-
-    def holds(self, fleet: Fleet) -> bool | None:
-        """Whether what it says was best there; None where intervals leave it open."""
-        best = {fleet.best.shares, *fleet.as_good()}
-        if best.isdisjoint(self.shares):
-            return False
-        return True if best.issubset(self.shares) else None
-
-
-_BY_SPEED = (BY_SPEED, BY_ACCUMULATION)
-RULES = (
-    Rule(text="gap under 20 %: use all alike", shares=(EQUAL,), slowest=0.8, fastest=1.0),
-    Rule(text="gap of 20 to 50 %: by speed", shares=_BY_SPEED, slowest=0.5, fastest=0.8),
-    Rule(text="gap above 50 %: leave the slow ones out", shares=(FAST,), slowest=0, fastest=0.5),
-    Rule(
-        text="few slow ones: use all alike",
-        shares=(EQUAL,),
-        slowest=0,
-        fastest=1,
-        most_slow_share=0.25,
-    ),
-)

@@ -1,11 +1,13 @@
-"""`raybench explain`: what a heading, a mark, a status or a word of the reports means."""
+"""`raybench explain`: a heading, mark, status or word of the reports, and the how-to pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.resources import files
 
 import click
 
+from raybench.cli.output import write_result
 from raybench.errors import UsageError
 
 
@@ -14,30 +16,48 @@ from raybench.errors import UsageError
 def explain_command(term: tuple[str, ...]) -> None:
     """Say what TERM means: a heading, mark, status, column or word of the reports.
 
+    TERM may also be a how-to page, which is printed.
+
     \b
     raybench explain busbw
     raybench explain comm_exposed_ms
     raybench explain marks
-    raybench explain            (lists all terms)
+    raybench explain cluster    (a how-to page)
+    raybench explain            (lists all terms and pages)
     """
+    from raybench.analysis.rows import BY_NAME
+    from raybench.job.problems import say_unknown
     from raybench.report.glossary import load_glossary
 
+    folder = files("raybench").joinpath("how-to")
+    pages = {
+        page.name.removesuffix(".md"): page
+        for page in sorted(folder.iterdir(), key=lambda page: page.name)
+    }
+    words = [entry.word for entry in load_glossary()]
     wanted = " ".join(term).strip()
     if not wanted:
-        words = ", ".join(entry.word for entry in load_glossary())
-        click.echo(_wrapped(f"{words}; marks; and each column of the tables."))
-        return
-    found = list(dict.fromkeys(_meanings(wanted)))
-    if not found:
-        raise UsageError(_unknown(wanted))
-    click.echo("\n".join(map(_wrapped, found)))
+        found = [
+            f"{', '.join(words)}; marks; and each column of the tables.",
+            f"How-to pages: {', '.join(pages)}.",
+        ]
+    else:
+        found = list(dict.fromkeys(_meanings(wanted)))
+    texts = [click.wrap_text(text, width=78, subsequent_indent="  ") for text in found]
+    if page := pages.get(wanted.lower()):
+        texts.append(page.read_text(encoding="utf-8").rstrip())
+    if not texts:
+        unknown = say_unknown("term", wanted, [*words, *pages, *BY_NAME])
+        message = f"{unknown}; `raybench explain` lists all, and the how-to pages"
+        raise UsageError(message.replace("?;", "?"))
+    write_result("\n".join(texts) + "\n")
 
 
 def _meanings(wanted: str) -> Iterator[str]:
     """Yield what a term means, as a word, as marks, and as a heading or column."""
     from raybench.analysis.rows import BY_NAME
-    from raybench.report.formatting import MARKS
     from raybench.report.glossary import load_glossary
+    from raybench.report.marks import MARKS
 
     key = wanted.lower()
     for entry in load_glossary():
@@ -49,27 +69,11 @@ def _meanings(wanted: str) -> Iterator[str]:
     if wanted in MARKS:
         yield f"{wanted}: {MARKS[wanted]}"
     for metric in BY_NAME.values():
-        headings = {metric.name, metric.title.lower(), metric.heading.lower()}
-        if key in headings - {""}:
-            unit = f", in {metric.unit}" if metric.unit else ""
-            ranks = {"{ranks}": "ranks", "{baseline}": "the baseline point"}
+        if key in {metric.name, metric.title.lower(), metric.heading.lower()} - {""}:
             meaning = metric.meaning or metric.description
-            for name, word in ranks.items():
-                meaning = meaning.replace(name, word)
+            meaning = meaning.replace("{ranks}", "ranks").replace(
+                "{baseline}", "the baseline point"
+            )
             heading = f' ("{metric.heading}" in reports)' if metric.heading else ""
+            unit = f", in {metric.unit}" if metric.unit else ""
             yield f"{metric.name}{heading}{unit}: {meaning}."
-
-
-def _unknown(wanted: str) -> str:
-    from raybench.analysis.rows import BY_NAME
-    from raybench.job.problems import say_unknown
-    from raybench.report.glossary import load_glossary
-
-    words = [entry.word for entry in load_glossary()]
-    return say_unknown("term", wanted, [*words, *BY_NAME]) + "; `raybench explain` lists all"
-
-
-def _wrapped(text: str) -> str:
-    from click import wrap_text
-
-    return wrap_text(text, width=78, subsequent_indent="  ")

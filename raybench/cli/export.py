@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from raybench.cli.health_results import export_health, load_health
+from raybench.cli.health_results import load_health
 from raybench.cli.options import complete_run, format_asked, json_format_option, results_option
 from raybench.cli.output import write_file, write_result
 from raybench.errors import ResultsError, UsageError
@@ -76,8 +76,12 @@ def _text(results: Path, run: str, kind: str | None, tracker: str | None) -> str
     """Return a run in a format, or the line about what was written to a tracker."""
     from raybench.cli.results import load_summary
 
-    if (health := load_health(results, run)) is not None:
-        return export_health(health, kind)
+    if (check := load_health(results, run)) is not None:
+        from raybench.health.document import export as export_check
+
+        if kind in ("json", "csv", "junit"):
+            return export_check(check, kind)
+        raise UsageError("a health check is exported as csv, json or junit")
     summary = load_summary(results, run)
     return f"{export.upload(summary, tracker)}\n" if tracker else export.export(summary, str(kind))
 

@@ -10,7 +10,7 @@ import click
 
 from raybench.cli.compare import share
 from raybench.cli.health_results import check_ids, load_health_history
-from raybench.cli.options import complete_any_point, results_option
+from raybench.cli.options import complete_any_point, json_option, results_option
 from raybench.cli.output import write_document, write_file
 from raybench.errors import ResultsError, UsageError
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="The figures of the health checks instead, each by the limit of its test.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def history_command(
     point: str | None,
     expression: str | None,

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from raybench.cli.options import complete_template, complete_workload
+from raybench.cli.options import complete_template, complete_workload, json_option
 from raybench.cli.output import (
     json_text,
     scalar_text,
@@ -50,9 +50,8 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
     raybench init --list
     raybench init --template ddp_linear
     """
-    from raybench.cli.sweep_job import name_after
     from raybench.errors import UsageError
-    from raybench.job.catalog import starter, template
+    from raybench.job.catalog import name_after, starter, template
 
     if is_list:
         if file or name:
@@ -84,7 +83,7 @@ def _list_of_templates() -> str:
 
 @click.command("workloads")
 @click.argument("name", required=False, shell_complete=complete_workload)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def workloads_command(name: str | None, as_json: bool) -> None:
     """List the built-in workloads, or the parameters of NAME (or of package.module:Class)."""
     from raybench.job import registry

@@ -7,7 +7,7 @@ which takes longer than a Tab key may.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from raybench.errors import UsageError
 
 if TYPE_CHECKING:
     from raybench.analysis.references import References
+    from raybench.sweep.run_state import RunTarget
 
 _LATEST = "latest"  # as raybench.results.run has it, which is slow to import
 _LONGEST_WAIT_S = 1_000_000.0
@@ -74,6 +75,7 @@ text_format_option = click.option(
     show_default="terminal",
     help="For a terminal, for a pull request, or for another program.",
 )
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 json_format_option = click.option(
     "--json", "as_json", is_flag=True, help="The same as --format json."
 )
@@ -137,21 +139,24 @@ def devices_option(more: str = "") -> Option:
     )
 
 
-class DeviceCount(click.ParamType[int]):
-    """A number of devices, or a file that names them. most: how many there may be."""
+def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()) -> RunTarget:
+    """Return where a command runs its points, by the options of this module that it was given.
 
-    name = "N|FILE"
+    profiled: ids of the points to profile. Raises UsageError where the file of --devices is wrong.
+    """
+    from raybench.records.device_list import read_device_list
+    from raybench.sweep.run_state import RunTarget
 
-    def __init__(self, *, most: int) -> None:
-        self._range = click.IntRange(min=1, max=most)
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Count the devices. Raises UsageError for a file that names none, or something else."""
-        if value.lstrip("-").isdecimal():
-            return int(click.IntRange.convert(self._range, int(value), param, ctx))
-        from raybench.records.device_list import read_device_list
-
-        return len(read_device_list(Path(value)).names)
+    file = given["devices_file"]
+    return RunTarget(
+        address=given["address"],
+        device=given["device"],
+        output=given["output"],
+        profiled=profiled,
+        wait_s=given["wait_s"],
+        shared=given["shared"],
+        only=read_device_list(file) if file else None,
+    )
 
 
 class Size(click.ParamType[int]):

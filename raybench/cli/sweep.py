@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -17,12 +19,13 @@ from raybench.cli.options import (
     complete_run,
     device_option,
     devices_option,
+    json_option,
+    make_target,
     output_option,
     overrides_option,
     shared_option,
     wait_option,
 )
-from raybench.cli.sweep_job import ScriptGiven, load_script_job, plan_again
 from raybench.errors import UsageError
 from raybench.results.run import RunStatus
 from raybench.sweep.messages import command
@@ -39,78 +42,35 @@ _REPEATED = (
     "device",
     "overrides",
     "expression",
-    "again",
-    "only",
-    "against",
     "retry_failed",
     "profile_expression",
     "wait_s",
     "shared",
     "devices_file",
 )
-# The options that a tour takes.
-_OF_DEMO = ("demo", "address", "device", "wait_s", "shared", "devices_file", "output")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The arguments and options of `raybench sweep`, by their names; None for those not given."""
+    """The arguments and options of `raybench sweep`, by their names; None for those not given.
+
+    job: the path of the job file, or the arguments of the script. The options that say where it
+    runs are in a `RunTarget`.
+    """
 
     job: tuple[str, ...]
     script: str | None
     world_sizes: str
     items_per_step: str
-    address: str
-    device: Literal["auto", "cuda", "cpu"]
-    wait_s: float
-    shared: bool
-    devices_file: Path | None
     output: Path
     overrides: tuple[str, ...]
     expression: str | None
     resumed: str | None
     retry_failed: bool
-    again: str | None
-    only: str | None
-    against: str | None
     profile_expression: str | None
     tags: Mapping[str, str]
     dry_run: bool
     as_json: bool
-    demo: bool
-
-    def check(self) -> None:
-        """Raise UsageError for options that do not go together."""
-        if self.retry_failed and self.resumed is None:
-            raise UsageError("--retry-failed: goes with --resume RUN only")
-
-    @property
-    def job_file(self) -> Path | None:
-        """The job file; None where there is none. Raises UsageError for more than one."""
-        if self.script is not None:
-            return None
-        if len(self.job) > 1:
-            raise UsageError(
-                f"one JOB only, given also {self.job[1]}; arguments of a script go with --script"
-            )
-        return Path(self.job[0]) if self.job else None
-
-    @property
-    def script_given(self) -> ScriptGiven | None:
-        """The script and its options; None without --script.
-
-        Raises UsageError for options of a script that are given without --script.
-        """
-        if self.script is not None:
-            return ScriptGiven(
-                path=self.script,
-                arguments=self.job,
-                world_sizes=self.world_sizes,
-                items_per_step=self.items_per_step,
-            )
-        if self.world_sizes != "1" or self.items_per_step:
-            raise UsageError("--world-size and --items-per-step: go with --script; a job has them")
-        return None
 
 
 def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -169,23 +129,6 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     "--retry-failed", is_flag=True, help="With --resume: also run the failed points again."
 )
 @click.option(
-    "--again",
-    metavar="RUN",
-    shell_complete=complete_run,
-    help="In place of JOB: measure the points of RUN once more, as a new run.",
-)
-@click.option(
-    "--only",
-    type=click.Choice(["unclear"]),
-    help="With --again: just the points that `raybench compare` calls unclear.",
-)
-@click.option(
-    "--against",
-    metavar="BASE",
-    shell_complete=complete_run,
-    help="With --only: the run that RUN is compared with; by default the one of its job before it.",
-)
-@click.option(
     "--profile",
     "profile_expression",
     metavar="EXPR",
@@ -199,27 +142,18 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     metavar="K=V",
     help="A tag to store with the run; may be repeated.",
 )
-@click.option(
-    "--demo",
-    is_flag=True,
-    help="In place of JOB: a tour of some questions in minutes, cut to this machine, as one page.",
-)
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object instead of the report."
-)
+@json_option
 @click.pass_context
 def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     """Run JOB and print its report. Each point becomes a row, also where it fails.
 
     \b
-    raybench sweep --demo
-    raybench sweep --script train.py --world-size 1,2,4 -- --batch-size 64
     raybench sweep jobs/ddp_scaling.yaml --address auto --tag driver=580.159
     raybench sweep jobs/ddp_scaling.yaml --device cpu --set matrix.world_size=1,2
     raybench sweep jobs/ddp_scaling.yaml --resume latest --set measure.rounds=3
-    raybench sweep --again latest --only unclear
     raybench sweep jobs/ddp_scaling.yaml --profile "world_size == 4"
+    raybench sweep --script train.py --world-size 1,2,4 -- --batch-size 64
 
     EXPR compares settings of a point, as in "world_size > 1 and precision == 'bf16'".
 
@@ -227,16 +161,18 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     3 no cluster or none that fits, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
-    from raybench.cli.plans import print_plan
-    from raybench.results.writer import check_writable
+    from raybench.cli.plans import print_plan, select, select_ids
+    from raybench.job.plan import make_plan
     from raybench.sweep.run_state import start_run
 
-    asked = Asked(**given)
-    asked.check()
-    if asked.demo:
-        ctx.exit(_show_demo(ctx, asked))
-    job, plan = _load_asked(ctx, asked)
-    where = _target(asked, plan)
+    asked = Asked(**{name: given[name] for name in Asked.__dataclass_fields__})
+    if asked.retry_failed and asked.resumed is None:
+        raise UsageError("--retry-failed: goes with --resume RUN only")
+    job = _load_job(ctx, asked)
+    # Of a run to resume all points, whatever the filter.
+    plan = select(make_plan(job), asked.expression if asked.resumed is None else None)
+    profiled = asked.profile_expression
+    where = make_target(given, select_ids(plan, profiled, "--profile") if profiled else frozenset())
     if asked.resumed is not None:
         ctx.exit(_resume(ctx, asked, job, plan, where))
     if asked.dry_run:
@@ -244,103 +180,94 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
         return
     if missing := job.missing_module:
         raise job.error([missing])
-    _check_kept(asked.output)
-    check_writable(asked.output)
+    _check_output(asked.output)
     start = start_run(
         job,
         plan,
         # Not sys.argv[0]: where the program lies says nothing of the run.
-        argv=(
-            "raybench",
-            *sys.argv[1:],
-            # The job file alone would not tell what was set in the run.
-            *(f"--set={one}" for one in _overrides_of(asked.output, asked.again)),
-        ),
+        argv=("raybench", *sys.argv[1:]),
         tags=asked.tags,
         resume_command=lambda run_id: _resume_command(ctx, asked, run_id, asked.output),
     )
     ctx.exit(_run(job, start, where, asked.as_json))
 
 
-def _target(asked: Asked, plan: Plan | None = None) -> RunTarget:
-    """Say where the run is carried out, and what of a plan is profiled. Raises UsageError."""
-    from raybench.cli.plans import select_ids
-    from raybench.records.device_list import read_device_list
-    from raybench.sweep.run_state import RunTarget
-
-    profiled: frozenset[str] = frozenset()
-    if plan is not None and asked.profile_expression is not None:
-        profiled = select_ids(plan, asked.profile_expression, "--profile")
-    return RunTarget(
-        address=asked.address,
-        device=asked.device,
-        output=asked.output,
-        profiled=profiled,
-        wait_s=asked.wait_s,
-        shared=asked.shared,
-        only=read_device_list(asked.devices_file) if asked.devices_file else None,
-    )
-
-
-def _show_demo(ctx: click.Context, asked: Asked) -> int:
-    """Run the tour; the exit code. Raises UsageError where more is asked than where to run it."""
-    from raybench.cli.demo import run_tour
+def _check_output(output: Path) -> None:
+    """Raise UsageError for a folder that a Ray job throws away, or that cannot be written."""
     from raybench.results.writer import check_writable
 
-    given = {
-        option.name: option.opts[0] if option.name != "job" else "JOB"
-        for option in ctx.command.params
-        if option.name is not None
-        and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-    }
-    others = [text for name, text in given.items() if name not in _OF_DEMO]
-    if others:
-        raise UsageError(f"--demo: has its jobs and what to measure of them; leave out {others[0]}")
-    _check_kept(asked.output)
-    check_writable(asked.output)
-    return run_tour(_target(asked))
+    # Set by `ray job submit`; with --working-dir the job runs in a copy below Ray's scratch folder.
+    ray_job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
+    if '"working_dir"' in ray_job and not output.is_absolute():
+        raise UsageError(
+            f"--output {output}: a Ray job's working directory is thrown away; give an absolute "
+            "path that outlives the job, as in --output /shared/results"
+        )
+    check_writable(output)
 
 
-def _load_asked(ctx: click.Context, asked: Asked) -> tuple[Job, Plan]:
-    """Load the job of the command and make its points; of a run to resume all, whatever the filter.
+def _load_job(ctx: click.Context, asked: Asked) -> Job:
+    """Return the job of the file or the script, with the `--set` values of a run to resume.
 
-    Raises UsageError.
+    Raises UsageError where there is none or more than one, and JobError for mistakes in it.
     """
-    from raybench.cli.plans import load_plan, select
-    from raybench.job.plan import make_plan
-
-    expression = asked.expression if asked.resumed is None else None
-    # A run goes on with its own settings, and with others beside them or in place of them.
-    overrides = (*_overrides_of(asked.output, asked.resumed), *asked.overrides)
-    script = asked.script_given
-    if script is not None:
-        if asked.again or asked.only or asked.against:
-            raise UsageError("--again, --only and --against: do not go with --script")
-        job = load_script_job(script, overrides)
-        return job, select(make_plan(job), expression)
-    if asked.again is None:
-        if asked.only or asked.against:
-            raise UsageError("--only and --against: go with --again RUN only")
-        if asked.job_file is None:
-            raise click.MissingParameter(ctx=ctx, param_hint="'JOB'", param_type="argument")
-        return load_plan(asked.job_file, overrides, expression)
-    if asked.job_file is not None or asked.resumed or asked.overrides:
-        raise UsageError("--again RUN: has its job; give no JOB, --set or --resume")
-    if asked.against and not asked.only:
-        raise UsageError("--against BASE: goes with --only unclear")
-    job, plan = plan_again(asked.output, asked.again, asked.only, asked.against)
-    return job, select(plan, expression)
-
-
-def _overrides_of(output: Path, run: str | None) -> list[str]:
-    """Return the `--set` values of a run; none without one. Raises ResultsError for no such run."""
-    if run is None:
-        return []
+    from raybench.job.model import load_job
     from raybench.job.source import overrides_in
     from raybench.results import reader
 
-    root, run_id = reader.find_run(output, run)
-    return overrides_in(reader.read_run(root, run_id).argv)
+    overrides = asked.overrides
+    if asked.resumed is not None:
+        # A run goes on with its own settings, and with others beside them or in place of them.
+        root, run_id = reader.find_run(asked.output, asked.resumed)
+        overrides = (*overrides_in(reader.read_run(root, run_id).argv), *overrides)
+    if asked.script is not None:
+        return _load_script_job(asked.script, asked, overrides)
+    if asked.world_sizes != "1" or asked.items_per_step:
+        raise UsageError("--world-size and --items-per-step: go with --script; a job has them")
+    if not asked.job:
+        raise click.MissingParameter(ctx=ctx, param_hint="'JOB'", param_type="argument")
+    if len(asked.job) > 1:
+        raise UsageError(
+            f"one JOB only, given also {asked.job[1]}; arguments of a script go with --script"
+        )
+    return load_job(Path(asked.job[0]), overrides)
+
+
+def _load_script_job(script: str, asked: Asked, overrides: Sequence[str]) -> Job:
+    """Return the job that `--script` and its options stand for.
+
+    Raises UsageError for world sizes that are no numbers, and JobError for other mistakes, which
+    names the option that has it.
+    """
+    from raybench.job.catalog import name_after
+    from raybench.job.model import job_from_text
+
+    sizes = asked.world_sizes.split(",")
+    if not all(size.strip().isdecimal() for size in sizes):
+        raise UsageError(f"--world-size {asked.world_sizes}: must be counts of ranks, as in 1,2,4")
+    arguments = shlex.join(asked.job)
+    workload = {"kind": "script", "path": script, "args": arguments}
+    if asked.items_per_step:
+        workload["items_per_step"] = asked.items_per_step
+    # JSON is YAML.
+    text = (
+        "version: 1\n"
+        f"name: {json.dumps(name_after(Path(script), 'script'))}\n"
+        f"workload: {json.dumps(workload, ensure_ascii=False)}\n"
+        f"matrix: {{world_size: [{', '.join(str(int(size)) for size in sizes)}]}}\n"
+    )
+    name = f"--script {script}"
+    return job_from_text(
+        name,
+        text,
+        overrides,
+        {
+            ("workload", "path"): name,
+            ("workload", "args"): f"{name} -- {arguments}",
+            ("workload", "items_per_step"): f"--items-per-step {asked.items_per_step}",
+            ("matrix", "world_size"): f"--world-size {asked.world_sizes}",
+        },
+    )
 
 
 def _with_overrides(argv: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
@@ -399,8 +326,9 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
 
 def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     """Carry out the run and print its report; the exit code."""
-    from raybench.cli.output import ConsoleListener, make_console, say
-    from raybench.cli.results import print_report
+    from raybench.cli.output import ConsoleListener, make_console, say, write_document
+    from raybench.cli.results import load_summary
+    from raybench.report.run_report import RunReport
     from raybench.sweep.resume import end_of_run, nothing_left
     from raybench.sweep.runner import run_sweep
 
@@ -413,38 +341,31 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
         say(console, nothing_left(start))
         run = end_of_run(start, where.output, job.measure)
     if as_json or run.points_ok + run.points_failed + run.points_skipped:
-        print_report(where.output, run.run_id, "json" if as_json else "terminal")
+        summary = load_summary(where.output, run.run_id)
+        report = RunReport(summary=summary, is_short=not as_json)
+        write_document(report, "json" if as_json else "terminal")
     return _EXIT_CODES[run.status]
 
 
 def _resume_command(ctx: click.Context, asked: Asked, run_id: str, output: Path) -> str:
-    """Write the command that goes on with this run, with the options that were given."""
-    script = asked.script_given
-    job = script.options if script else [str(asked.job_file)]
-    words = ["sweep", *job, "--resume", run_id]
-    if ctx.params["again"]:
-        # What is unclear is asked again; what is measured by then is a repeat.
-        words = ["sweep"]
+    """Return the command that goes on with this run, with the options that were given."""
+    words = ["sweep"]
+    if asked.script is None:
+        words += asked.job
+    else:
+        words += ["--script", asked.script, "--world-size", asked.world_sizes]
+        if asked.items_per_step:
+            words += ["--items-per-step", asked.items_per_step]
+    words += ["--resume", run_id]
     if output != Path("results"):
         words += ["-o", str(output)]
     for option in ctx.command.params:
-        if (
-            option.name not in _REPEATED
-            or ctx.get_parameter_source(option.name) is not ParameterSource.COMMANDLINE
-        ):
+        source = ctx.get_parameter_source(option.name or "")
+        if option.name not in _REPEATED or source is not ParameterSource.COMMANDLINE:
             continue
         given = ctx.params[option.name]
         for value in given if isinstance(given, tuple) else (given,):
             words += [option.opts[-1]] if value is True else [option.opts[0], str(value)]
-    return command(*words, *(["--", *script.arguments] if script and script.arguments else []))
-
-
-def _check_kept(output: Path) -> None:
-    """Refuse a folder that a Ray job throws away. Raises UsageError."""
-    # Set by `ray job submit`; with --working-dir the job runs in a copy below Ray's scratch folder.
-    job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
-    if '"working_dir"' in job and not output.is_absolute():
-        raise UsageError(
-            f"--output {output}: a Ray job's working directory is thrown away; give an absolute "
-            "path that outlives the job, as in --output /shared/results"
-        )
+    if asked.script is not None and asked.job:
+        words += ["--", *asked.job]
+    return command(*words)

@@ -109,7 +109,7 @@ def errors(facts: Facts) -> Check:
     known = [
         reading
         for reading in facts_readings(facts.states, facts.states)
-        if reading.value is not None and reading.test not in others
+        if reading.value is not None and reading.test.name not in others
     ]
     problems = [(reading.subject, reading.problem.text) for reading in known if reading.problem]
     bad = {subject.uuids[0] for subject, _ in problems}

@@ -10,16 +10,14 @@ from pathlib import Path
 from raybench.analysis.references import SHIPPED, References
 from raybench.cluster import Cluster
 from raybench.health.device_facts import facts_readings
-from raybench.health.follow_up import Split, confirmations, halve, slow_groups, slower_half
+from raybench.health.expected import past_values
 from raybench.health.readings import (
     Reading,
     drift,
-    make_links,
     presence,
     read_record,
     split_by_room,
 )
-from raybench.health.store import past_values
 from raybench.health.suite import BURN_IN, PASS_STAGES, Fleet, Probe, device_subjects, probes
 from raybench.health.verdicts import judge
 from raybench.job.model import Job, Measure, Span, load_job
@@ -28,7 +26,7 @@ from raybench.job.point import Point
 from raybench.records import Device, Record
 from raybench.records.device_facts import DeviceFacts
 from raybench.records.environment import usable_cores
-from raybench.records.health import Finding, Link, Stage, Verdict
+from raybench.records.health import Finding, Stage, Verdict
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.messages import Listener
@@ -62,7 +60,6 @@ class Examination:
     run: Run
     devices: tuple[Device, ...]
     readings: tuple[Reading, ...]
-    links: tuple[Link, ...]
     findings: tuple[Finding, ...]
 
     @property
@@ -123,11 +120,10 @@ def examine(
         run=run,
         devices=examiner.devices,
         readings=readings,
-        links=examiner.links,
         findings=judge(readings, examiner.devices, past, references),
     )
     store = RunStore(root=where.output, run_id=run.run_id, measure=job.measure)
-    store.write_health(found.findings, found.links)
+    store.write_health(found.findings)
     return found
 
 
@@ -158,21 +154,9 @@ class Examiner:
     _facts_before: tuple[DeviceFacts, ...] = ()
     _planned: tuple[Probe, ...] = ()
     _probes: dict[str, Probe] = field(default_factory=dict)
-    _of_links: list[tuple[Record, Probe]] = field(default_factory=list)
-    _earlier_links: tuple[Link, ...] = ()
     _passes_left: int = 0
-    _splits: list[Split] | None = None
     _burn_in: tuple[Probe, ...] = ()
     _burn_in_ends_s: float = 0.0
-
-    @property
-    def links(self) -> tuple[Link, ...]:
-        """Return the links; of one that was read before and after a loss of devices the latter."""
-        found = (*self._earlier_links, *make_links(self._of_links, self._fleet))
-        latest = {
-            (one.from_uuid, one.to_uuid, one.kind, one.gb_per_s is None): one for one in found
-        }
-        return tuple(latest.values())
 
     def rounds(self, cluster: Cluster) -> Rounds:
         """Return the passes over the probes; reads the facts of the devices first."""
@@ -212,11 +196,8 @@ class Examiner:
         return self.measure if probe is not None and probe.test.reads == "parts" else None
 
     def note(self, record: Record) -> None:
-        """Keep the readings of a record, and the record where links are read from it."""
-        probe = self._probes[record.point.point_id]
-        self.readings += read_record(record, probe, self._fleet)
-        if probe.test.reads == "pairs" or probe.test.stage == "host-links":
-            self._of_links.append((record, probe))
+        """Keep the readings of a record."""
+        self.readings += read_record(record, self._probes[record.point.point_id], self._fleet)
 
     def further_round(self, number: int) -> Sequence[Point]:
         """Return the points of one more round; none when the check is over.
@@ -225,9 +206,9 @@ class Examiner:
         """
         if again := self._passes_without_lost():
             return [probe.point for probe in again]
-        if asked := (*self._follow_up(), *self._turn_of_burn_in()):
-            self._probes |= {probe.point.point_id: probe for probe in asked}
-            return [probe.point for probe in asked]
+        if burn_in := self._turn_of_burn_in():
+            self._probes |= {probe.point.point_id: probe for probe in burn_in}
+            return [probe.point for probe in burn_in]
         if self._cluster is not None and "facts" in self.stages:
             after = self._cluster.read_device_facts()
             self.readings = [*facts_readings(self._facts_before, after), *self.readings]
@@ -242,8 +223,6 @@ class Examiner:
         gone = [rank for rank, place in enumerate(self._places) if place in lost]
         if gone:
             self.readings += presence(self._fleet, gone)
-            self._earlier_links = self.links
-            self._of_links.clear()
             left = [place for place in self._places if place not in lost]
             if not left:
                 return ()
@@ -253,23 +232,6 @@ class Examiner:
             return ()
         self._passes_left -= 1
         return self._planned
-
-    def _follow_up(self) -> Sequence[Probe]:
-        """Return the next probes that tell causes apart; nothing when that is done."""
-        fleet = self._fleet
-        if self._splits is None:
-            own = {uuid for subject in fleet.subjects for uuid in subject.uuids}
-            readings = [one for one in self.readings if own.issuperset(one.subject.uuids)]
-            findings = judge(readings, fleet.devices)
-            self._splits = slow_groups(self._planned, readings, findings, fleet)
-            confirmed = confirmations(self._planned, findings, fleet)
-            return [*(split.probe for split in self._splits), *confirmed]
-        self._splits = [
-            halve(ranks, split.probe, fleet)
-            for split in self._splits
-            if (ranks := slower_half(split, self.readings, fleet))
-        ]
-        return [split.probe for split in self._splits]
 
     def _turn_of_burn_in(self) -> Sequence[Probe]:
         """Return the probes of the burn-in; nothing when its time is over."""

@@ -15,7 +15,7 @@ from typing import Any
 from raybench.analysis.compare import FASTER, SAME, SLOWER
 from raybench.analysis.environment_changes import Change
 from raybench.health.expected import limit_elsewhere
-from raybench.health.report import UNHEALTHY, HealthReport, what_of
+from raybench.health.report import UNHEALTHY, HealthReport, reason_with_value
 from raybench.health.suite import COMM_TEST, SUITE, WAIT_TEST
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
 from raybench.records.health import Finding, Verdict, figure, is_time
@@ -208,7 +208,7 @@ class HealthComparison(Document):
         if self.new_cases:
             yield Listing(
                 title="No longer healthy",
-                lines=[(one.subject.name, what_of(one)) for one in self.new_cases],
+                lines=[(one.subject.name, reason_with_value(one)) for one in self.new_cases],
             )
         yield changes_listing("What changed around them", self.changes)
         # Sorted by verdict, those that are the same come last.

@@ -7,16 +7,13 @@ does not tell has neither value nor problem.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence
 
 from raybench.health.readings import Problem, Reading
 from raybench.health.suite import HealthTest, device_subject
 from raybench.records.device_facts import DeviceFacts
 from raybench.records.health import Action
 from raybench.report.plain_text import counted
-
-_Links = Mapping[tuple[str, str], AbstractSet[int]]
 
 _BYTES_PER_GIB = 2**30
 _S_PER_MIN = 60.0
@@ -28,45 +25,31 @@ _CRC_ERRORS_PER_S = 100.0
 # the system processor (two), unrecovered memory. Others are mostly a program's, or told elsewhere.
 _HARDWARE_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140})
 
-
-def _fact(name: str, unit: str, meaning: str) -> HealthTest:
-    return HealthTest(
-        name=name, stage="facts", unit=unit, floor=0.0, meaning=meaning, is_compared=False
-    )
-
-
-FREE_MEMORY = _fact("free memory", "GiB", "What workloads can have; others may hold the rest.")
-MEMORY_ERRORS = _fact(
-    "memory errors", "errors", "Errors of memory that could not be corrected: results are lost."
-)
-REMAPPED_ROWS = _fact(
-    "remapped rows", "rows", "Rows of memory that a spare one replaces, at once or at a reset."
-)
-FAILED_REMAPS = _fact("failed remaps", "", "Whether a bad row has no spare one left.")
-RETIRED_PAGES = _fact("retired pages", "pages", "Pages of memory that are not used any more.")
-XIDS = _fact("Xid errors", "errors", "What the driver noted as errors of the device or a program.")
-PCIE_REPLAYS = _fact("PCIe replays", "packets", "Packets sent again: a bad contact or cable.")
-PCIE_LANES = _fact("PCIe lanes", "lanes", "Lanes in use: fewer carry less between host and GPU.")
-NVLINKS = _fact(
-    "NVLinks up", "links", "Links to the other GPUs: each that is down costs its share."
-)
-NVLINK_ERRORS = _fact("NVLink errors", "errors", "Transfers over NVLink that had to be repeated.")
-FABRIC = _fact("NVLink fabric", "faults", "What the fabric manager says of the device's links.")
-
-# What to do about a problem with each.
-ACTIONS: Mapping[str, Action] = {
-    FREE_MEMORY.name: Action.SETTING,
-    MEMORY_ERRORS.name: Action.RESET,
-    REMAPPED_ROWS.name: Action.RESET,
-    FAILED_REMAPS.name: Action.REPLACE,
-    RETIRED_PAGES.name: Action.RESET,
-    XIDS.name: Action.RESET,
-    PCIE_REPLAYS.name: Action.WATCH,
-    PCIE_LANES.name: Action.REPLACE,
-    NVLINKS.name: Action.RESET,
-    NVLINK_ERRORS.name: Action.WATCH,
-    FABRIC.name: Action.RESET,
+FREE_MEMORY, MEMORY_ERRORS, PCIE_LANES = "free memory", "memory errors", "PCIe lanes"
+# The unit of each fact, and what to do about a problem with it.
+_FACTS: Mapping[str, tuple[str, Action]] = {
+    # What workloads can have; other programs may hold the rest.
+    FREE_MEMORY: ("GiB", Action.SETTING),
+    # Errors that could not be corrected: results are lost.
+    MEMORY_ERRORS: ("errors", Action.RESET),
+    # Rows of memory that a spare one replaces, at once or at a reset.
+    "remapped rows": ("rows", Action.RESET),
+    # A bad row has no spare one left.
+    "failed remaps": ("", Action.REPLACE),
+    "retired pages": ("pages", Action.RESET),
+    # What the driver noted as errors of the device or of a program.
+    "Xid errors": ("errors", Action.RESET),
+    # Packets sent again: a bad contact or cable.
+    "PCIe replays": ("packets", Action.WATCH),
+    # Fewer lanes in use carry less between host and GPU.
+    PCIE_LANES: ("lanes", Action.REPLACE),
+    "NVLinks up": ("links", Action.RESET),
+    # Transfers that had to be repeated.
+    "NVLink errors": ("errors", Action.WATCH),
+    # What the fabric manager says of the device's links.
+    "NVLink fabric": ("faults", Action.RESET),
 }
+ACTIONS: Mapping[str, Action] = {name: action for name, (_, action) in _FACTS.items()}
 
 
 def facts_readings(
@@ -77,121 +60,19 @@ def facts_readings(
     before: may lack devices, which then count as unchanged. CPUs have no facts and no readings.
     """
     earlier = {facts.device.uuid: facts for facts in before}
-    linked = _expected_links(after)
+    links = _expected_links(after)
     return tuple(
         reading
         for now in after
         if now.device.kind == "cuda"
-        for reading in _device_readings(earlier.get(now.device.uuid, now), now, linked)
-    )
-
-
-def _device_readings(before: DeviceFacts, now: DeviceFacts, linked: _Links) -> list[Reading]:
-    links = linked.get(_kin(now), frozenset())
-    rows = _total(now.remapped_rows_correctable, now.remapped_rows_uncorrectable)
-    free = None if now.memory_free_bytes is None else now.memory_free_bytes / _BYTES_PER_GIB
-    links_up = None if now.nvlinks is None else sum(link.is_active for link in now.nvlinks)
-    faults = None if now.fabric_state is None else len(now.fabric_faults)
-    values: list[tuple[HealthTest, float | None, str | None]] = [
-        (FREE_MEMORY, free, None),
-        (MEMORY_ERRORS, now.ecc_errors, _ecc_problem(before, now)),
-        (REMAPPED_ROWS, rows, _remap_problem(before, now)),
-        (FAILED_REMAPS, now.is_remap_failed, "no spare row is left" * bool(now.is_remap_failed)),
-        (RETIRED_PAGES, now.retired_pages, _retirement_problem(before, now)),
-        (XIDS, _xid_count(now), _xid_problem(before, now)),
-        (PCIE_REPLAYS, now.pcie_replays, _replay_problem(before, now)),
-        (PCIE_LANES, now.pcie_lanes, _lanes_problem(now)),
-        (NVLINKS, links_up, _links_problem(now, links)),
-        (NVLINK_ERRORS, _link_error_count(now), _link_errors_problem(before, now)),
-        (FABRIC, faults, ", ".join(now.fabric_faults)),
-    ]
-    # What was read before and is silent now is lost; many containers have no NVML at all.
-    lost = now.unread if now.unread != before.unread else ""
-    return [
-        Reading(
-            test=test,
-            subject=device_subject(now.device),
-            pass_number=1,
-            value=None if value is None else float(value),
-            problem=Problem(text=lost or problem or "") if lost or problem else None,
+        for reading in _device_readings(
+            earlier.get(now.device.uuid, now), now, links[now.device.node_id, now.device.name]
         )
-        for test, value, problem in values
-    ]
-
-
-def _ecc_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
-    if not now.ecc_errors:
-        return None
-    grown = _growth(before.ecc_errors, now.ecc_errors)
-    when = f", {grown} of them during the check" if grown else " since the driver was loaded"
-    return f"{counted(now.ecc_errors, 'uncorrected memory error')}{when}"
-
-
-def _remap_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
-    grown = _growth(
-        _total(before.remapped_rows_correctable, before.remapped_rows_uncorrectable),
-        _total(now.remapped_rows_correctable, now.remapped_rows_uncorrectable),
     )
-    if now.is_remap_pending:
-        return "a row of memory is to be remapped at the next reset"
-    return f"{counted(grown, 'row')} of memory went bad during the check" if grown else None
 
 
-def _retirement_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
-    grown = _growth(before.retired_pages, now.retired_pages)
-    if now.is_retirement_pending:
-        return "a page of memory is to be retired at the next reset"
-    return f"{counted(grown, 'page')} of memory went bad during the check" if grown else None
-
-
-def _xid_count(now: DeviceFacts) -> int | None:
-    known = [xids for xids in (now.kernel_xids, now.new_xids) if xids is not None]
-    return max(map(len, known)) if known else None
-
-
-def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
-    """Return what is wrong: errors of the check, else earlier ones that the hardware is blamed for.
-
-    NVML reports only errors since it is watched; the log is complete, where it may be read.
-    """
-    new = _new_xids(before, now)
-    if new:
-        return f"the driver reported Xid {_numbers(new)} during the check"
-    old = [xid for xid in now.kernel_xids or () if xid in _HARDWARE_XIDS]
-    return f"Xid {_numbers(old)} in the kernel's log" if old else None
-
-
-def _new_xids(before: DeviceFacts, now: DeviceFacts) -> list[int]:
-    # A full log has lost its oldest lines meanwhile.
-    logged = Counter(now.kernel_xids or ()) - Counter(before.kernel_xids or ())
-    if before.kernel_xids is not None and logged:
-        return sorted(logged.elements())
-    # An agent that was replaced meanwhile watches anew.
-    is_same_watch = now.xids_watched_since == before.xids_watched_since
-    return list((now.new_xids or ())[len(before.new_xids or ()) if is_same_watch else 0 :])
-
-
-def _replay_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
-    grown = _growth(before.pcie_replays, now.pcie_replays)
-    if grown <= _REPLAYS_PER_MIN * max(1.0, _elapsed_s(before, now) / _S_PER_MIN):
-        return None
-    return f"{grown} packets were sent again over PCIe during the check"
-
-
-def _lanes_problem(now: DeviceFacts) -> str | None:
-    lanes, most = now.pcie_lanes, now.pcie_lanes_max
-    if lanes is None or most is None or lanes >= most:
-        return None
-    return f"{lanes} of {most} PCIe lanes are in use"
-
-
-def _links_problem(now: DeviceFacts, links: AbstractSet[int]) -> str | None:
-    down = [link.link for link in now.nvlinks or () if not link.is_active and link.link in links]
-    return f"NVLink {_numbers(down)} is down" if down else None
-
-
-def _expected_links(facts: Sequence[DeviceFacts]) -> _Links:
-    """Return the NVLinks that devices of one model on one node should have, by node and model.
+def _expected_links(facts: Sequence[DeviceFacts]) -> dict[tuple[str, str], frozenset[int]]:
+    """Return the NVLinks that devices of one model on one node should have, by (node id, model).
 
     Those that are up on any of them; all where an NVSwitch connects any. Boards with bridges have
     some, and a virtual machine of one GPU may have none.
@@ -201,29 +82,132 @@ def _expected_links(facts: Sequence[DeviceFacts]) -> _Links:
         links = one.nvlinks or ()
         is_switched = one.fabric_state is not None and any(link.is_active for link in links)
         found = {link.link for link in links if link.is_active or is_switched}
-        expected[_kin(one)] = expected.get(_kin(one), frozenset()) | found
+        key = one.device.node_id, one.device.name
+        expected[key] = expected.get(key, frozenset()) | found
     return expected
 
 
-def _kin(facts: DeviceFacts) -> tuple[str, str]:
-    return facts.device.node_id, facts.device.name
+def _device_readings(
+    before: DeviceFacts, now: DeviceFacts, expected_links: frozenset[int]
+) -> Iterator[Reading]:
+    """Yield a reading of each fact of one GPU."""
+    # What was read before and is silent now is lost; many containers have no NVML at all.
+    lost = now.unread if now.unread != before.unread else ""
+    for name, (value, problem) in _values(before, now, expected_links).items():
+        yield Reading(
+            test=HealthTest(
+                name=name, stage="facts", unit=_FACTS[name][0], floor=0.0, is_compared=False
+            ),
+            subject=device_subject(now.device),
+            pass_number=1,
+            value=None if value is None else float(value),
+            problem=Problem(text=lost or problem) if lost or problem else None,
+        )
 
 
-def _link_errors_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
+def _values(
+    before: DeviceFacts, now: DeviceFacts, expected_links: frozenset[int]
+) -> dict[str, tuple[float | None, str]]:
+    """Return the value of each fact, None where it is not known, and its problem, empty if none."""
+    minutes = (now.read_at - before.read_at).total_seconds() / _S_PER_MIN
+    lanes, most_lanes = now.pcie_lanes, now.pcie_lanes_max
+    has_few_lanes = lanes is not None and most_lanes is not None and lanes < most_lanes
+    replays = _growth(before.pcie_replays, now.pcie_replays)
+    has_many_replays = replays > _REPLAYS_PER_MIN * max(1.0, minutes)
+    down = [one.link for one in now.nvlinks or () if not one.is_active]
+    down = sorted(expected_links.intersection(down))
+    counts = [sum(one.errors.values()) for one in now.nvlinks or () if one.errors]
+    rows = _remapped_rows(now)
+    xids = [found for found in (now.kernel_xids, now.new_xids) if found is not None]
+    return {
+        FREE_MEMORY: (now.memory_free_bytes and now.memory_free_bytes / _BYTES_PER_GIB, ""),
+        MEMORY_ERRORS: (now.ecc_errors, _memory_problem(before, now)),
+        "remapped rows": (
+            rows,
+            "a row of memory is to be remapped at the next reset"
+            if now.is_remap_pending
+            else _went_bad(_growth(_remapped_rows(before), rows), "row"),
+        ),
+        "failed remaps": (
+            now.is_remap_failed,
+            "no spare row is left" if now.is_remap_failed else "",
+        ),
+        "retired pages": (
+            now.retired_pages,
+            "a page of memory is to be retired at the next reset"
+            if now.is_retirement_pending
+            else _went_bad(_growth(before.retired_pages, now.retired_pages), "page"),
+        ),
+        "Xid errors": (max(map(len, xids)) if xids else None, _xid_problem(before, now)),
+        "PCIe replays": (
+            now.pcie_replays,
+            f"{replays} packets were sent again over PCIe during the check"
+            if has_many_replays
+            else "",
+        ),
+        PCIE_LANES: (
+            lanes,
+            f"{lanes} of {most_lanes} PCIe lanes are in use" if has_few_lanes else "",
+        ),
+        "NVLinks up": (
+            None if now.nvlinks is None else sum(link.is_active for link in now.nvlinks),
+            f"NVLink {_numbers(down)} is down" if down else "",
+        ),
+        "NVLink errors": (sum(counts) if counts else None, _link_errors(before, now, minutes)),
+        "NVLink fabric": (
+            None if now.fabric_state is None else len(now.fabric_faults),
+            ", ".join(now.fabric_faults),
+        ),
+    }
+
+
+def _memory_problem(before: DeviceFacts, now: DeviceFacts) -> str:
+    if not now.ecc_errors:
+        return ""
+    grown = _growth(before.ecc_errors, now.ecc_errors)
+    when = f", {grown} of them during the check" if grown else " since the driver was loaded"
+    return f"{counted(now.ecc_errors, 'uncorrected memory error')}{when}"
+
+
+def _went_bad(grown: int, noun: str) -> str:
+    return f"{counted(grown, noun)} of memory went bad during the check" if grown else ""
+
+
+def _remapped_rows(facts: DeviceFacts) -> int | None:
+    counts = (facts.remapped_rows_correctable, facts.remapped_rows_uncorrectable)
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> str:
+    """Return what is wrong: errors of the check, else earlier ones that the hardware is blamed for.
+
+    NVML reports only errors since it is watched; the log is complete, where it may be read.
+    """
+    # A full log has lost its oldest lines meanwhile.
+    logged = Counter(now.kernel_xids or ()) - Counter(before.kernel_xids or ())
+    if before.kernel_xids is not None and logged:
+        new = sorted(logged.elements())
+    else:
+        # An agent that was replaced meanwhile watches anew.
+        is_same_watch = now.xids_watched_since == before.xids_watched_since
+        new = list((now.new_xids or ())[len(before.new_xids or ()) if is_same_watch else 0 :])
+    if new:
+        return f"the driver reported Xid {_numbers(new)} during the check"
+    old = [xid for xid in now.kernel_xids or () if xid in _HARDWARE_XIDS]
+    return f"Xid {_numbers(old)} in the kernel's log" if old else ""
+
+
+def _link_errors(before: DeviceFacts, now: DeviceFacts, minutes: float) -> str:
     earlier = {link.link: link.errors for link in before.nvlinks or ()}
-    least = {"crc": _CRC_ERRORS_PER_S * max(1.0, _elapsed_s(before, now))}
+    least = {"crc": _CRC_ERRORS_PER_S * max(1.0, minutes * _S_PER_MIN)}
     grown = [
         f"NVLink {link.link}: {counted(more, f'{kind} error')}"
         for link in now.nvlinks or ()
         for kind, errors in link.errors.items()
         if (more := errors - earlier.get(link.link, {}).get(kind, errors)) > least.get(kind, 0.0)
     ]
-    return f"{', '.join(grown)} during the check" if grown else None
-
-
-def _link_error_count(now: DeviceFacts) -> int | None:
-    counted = [link.errors for link in now.nvlinks or () if link.errors]
-    return sum(sum(errors.values()) for errors in counted) if counted else None
+    return f"{', '.join(grown)} during the check" if grown else ""
 
 
 def _growth(before: int | None, now: int | None) -> int:
@@ -231,15 +215,6 @@ def _growth(before: int | None, now: int | None) -> int:
     if before is None or now is None:
         return 0
     return now - before if now >= before else now
-
-
-def _elapsed_s(before: DeviceFacts, now: DeviceFacts) -> float:
-    return (now.read_at - before.read_at).total_seconds()
-
-
-def _total(*counts: int | None) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -1,16 +1,22 @@
-"""What a test reaches elsewhere: by the references of its model, and in earlier checks."""
+"""What a test reaches elsewhere: by the references of its model, and in earlier checks.
+
+Earlier checks are read from the table `health`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from raybench.analysis.references import Quantity, References
 from raybench.health.groups import Group
 from raybench.health.references import METRIC
 from raybench.health.suite import HealthTest
-from raybench.records.health import Subject, figure
+from raybench.records.health import Finding, Subject, Verdict, figure
+from raybench.results import reader
+from raybench.results.columns import from_row
 
 # Devices differ from day to day, and from machine to machine, by more than beside each other: by
 # this share, and by so many floors of the test. What a link to the host carries is up to the host:
@@ -22,6 +28,12 @@ _USUAL_SHARE, _USUAL_FLOORS = 0.1, 5
 _SHARED_FLOOR, _SHARED_RATIO = 0.1, 10.0
 _LEAST_PAST_CHECKS = 3
 _ALMOST_ZERO = 1e-300
+
+
+def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Finding]]:
+    """Return (run_id, finding) of one run, or of all. Raises ResultsError if one cannot be read."""
+    found = reader.read_table(root, "health", run_id).to_pylist()
+    return [(row["run_id"], from_row(Finding, row)) for row in found]
 
 
 def limit_elsewhere(test: HealthTest) -> float:
@@ -41,6 +53,17 @@ class PastValue:
     test: str
     subject: Subject
     value: float
+
+
+def past_values(root: Path) -> Sequence[PastValue]:
+    """Return the values of healthy subjects in all checks of a folder; none without a check."""
+    if not (root / "health").is_dir():
+        return ()
+    return tuple(
+        PastValue(run_id=of_run, test=finding.test, subject=finding.subject, value=finding.value)
+        for of_run, finding in read_findings(root)
+        if finding.verdict is Verdict.HEALTHY and finding.value is not None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

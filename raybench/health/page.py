@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
+from operator import itemgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
-from raybench.health.document import HealthDocument, PairMap, pair_maps, short_names
+from raybench.health.document import HealthDocument, PairMap, marked, pair_maps, short_names
 from raybench.health.report import HealthReport
-from raybench.records.health import Finding, Verdict, figure
+from raybench.records.health import Finding, Verdict, figure, is_time
 from raybench.report import blocks, formatting, plain_text
+from raybench.report.blocks import Column, make_table
 from raybench.report.charts.grammar import (
     Figure,
     Mark,
     Panel,
-    Table,
     axis,
     by_threshold,
     heat_map,
@@ -45,6 +46,10 @@ _SHAPES = {
 _WORDS = {Verdict.BAD: "bad", Verdict.SUSPECT: "suspect"}
 # The axis of times reaches at least so far to both sides of 1.
 _LEAST_REACH = 0.1
+_DEVICES_NOTE = (
+    "Each mark is a test: the time that the device takes, against the median of the similar "
+    "devices, or the fastest of fewer than four. Above 1 is slower."
+)
 
 
 def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
@@ -81,7 +86,7 @@ def health_figures(report: HealthReport) -> list[Figure]:
 
 def _pair_figure(report: HealthReport) -> Figure | None:
     """Return a heat map for each `PairMap` of four devices or more; None where there is none."""
-    maps = [one for one in pair_maps(report) if len(one.names) >= _LEAST_DEVICES_IN_A_MAP]
+    maps = [one for one in pair_maps(report.findings) if len(one.names) >= _LEAST_DEVICES_IN_A_MAP]
     if not maps:
         return None
     note = (
@@ -95,49 +100,43 @@ def _pair_figure(report: HealthReport) -> Figure | None:
         title="Pairs",
         note=note,
         panels=[_heat_map(one) for one in maps[:_MOST_MAPS]],
-        table=Table(
-            columns=["what", "from", "to", "value"],
-            rows=[
-                [f"{one.title}, {one.unit}", one.names[start], one.names[end], figure(value)]
+        table=make_table(
+            [
+                (one.title, *pair, _value(found))
                 for one in maps
-                for (start, end), value in one.values.items()
+                for pair, found in one.findings.items()
             ],
-            texts=3,
+            [
+                (Column(title=name, is_text=name != "value"), itemgetter(place))
+                for place, name in enumerate(("what", "from", "to", "value"))
+            ],
         ),
     )
 
 
 def _heat_map(pairs: PairMap) -> Panel:
-    """Return a cell for each pair of the first 32 devices; pairs with a mark are outlined."""
-    names = pairs.names
-    drawn = list(names)[:_MOST_DEVICES_IN_A_MAP]
-    short = dict(zip(drawn, short_names([names[uuid] for uuid in drawn]), strict=True))
+    """Return a cell for each pair of the first 32 devices; unhealthy pairs are outlined."""
+    drawn = pairs.names[:_MOST_DEVICES_IN_A_MAP]
+    short = dict(zip(drawn, short_names(drawn), strict=True))
     has_text = len(drawn) <= _MOST_WITH_TEXT
-
-    def is_on_a_node(pair: tuple[str, str]) -> bool:
-        return len({names[uuid].partition(" ")[0] for uuid in pair}) == 1
-
-    similar: dict[bool, list[float]] = {}
-    for pair, value in pairs.values.items():
-        similar.setdefault(is_on_a_node(pair), []).append(value)
+    similar: dict[str, list[float]] = {}
+    for one in pairs.findings.values():
+        similar.setdefault(one.test, []).append(one.value or 0.0)
     cells: list[Mark] = []
-    for pair, value in pairs.values.items():
-        start, end = pair
+    for (start, end), one in pairs.findings.items():
         if start not in short or end not in short:
             continue
-        typical = median(similar[is_on_a_node(pair)])
-        is_time = pairs.unit == "µs"
-        excess = (value / typical if is_time else typical / max(value, 1e-300)) - 1
-        mark = pairs.marks.get(pair, "")
-        change = f"{abs(excess):.0%} {'slower' if excess > 0 else 'faster'}"
+        value, typical = one.value or 0.0, median(similar[one.test])
+        ratio = value / typical if is_time(one.unit) else typical / max(value, 1e-300)
+        change = f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'}"
         cells.append(
             {
                 "x": short[end],
                 "y": short[start],
-                "excess": round(excess, 4),
-                "text": pairs.cell(pair) if has_text else mark,
-                "is_marked": bool(mark),
-                "tip": f"{names[start]} to {names[end]}\n{figure(value)} {pairs.unit}, {change} "
+                "excess": round(ratio - 1, 4),
+                "text": marked(one) if has_text else marked(replace(one, value=None)),
+                "is_marked": one.verdict is not Verdict.HEALTHY,
+                "tip": f"{start} to {end}\n{figure(value)} {one.unit}, {change} "
                 "than the median of similar pairs",
             }
         )
@@ -151,11 +150,8 @@ def _heat_map(pairs: PairMap) -> Panel:
         by_threshold("excess", _STEPS, "time against the median"),
         inverse=f"datum.excess < {_STEPS[0]} || datum.excess >= {_STEPS[-1]}",
     )
-    return Panel(
-        title=f"{pairs.title}, {pairs.unit}",
-        layers=layers,
-        height=max(150, min(550, 30 * len(labels) + 80)),
-    )
+    height = max(150, min(550, 30 * len(labels) + 80))
+    return Panel(title=pairs.title, layers=layers, height=height)
 
 
 def _device_figure(report: HealthReport) -> Figure | None:
@@ -165,14 +161,23 @@ def _device_figure(report: HealthReport) -> Figure | None:
     ]
     if not compared:
         return None
-    found = dict.fromkeys(one.subject.name for one in compared)
-    suspected = [case.subject.name for case in report.cases if case.subject.kind == "device"]
-    names = [name for name in dict.fromkeys((*suspected, *found)) if name in found]
-    shown = names[:_MOST_DEVICES]
-    if len(names) <= _MOST_DEVICES:
-        shown = [device.name for device in report.devices if device.name in found]
+    names = list(dict.fromkeys(one.subject.name for one in compared))
+    shown = names
+    if len(names) > _MOST_DEVICES:
+        unhealthy = [case.subject.name for case in report.cases if case.subject.name in names]
+        shown = list(dict.fromkeys((*unhealthy, *names)))[:_MOST_DEVICES]
     short = dict(zip(shown, short_names(shown), strict=True))
-    marks = [_mark(one, short) for one in compared if one.subject.name in short]
+    marks: list[Mark] = [
+        {
+            "y": short[one.subject.name],
+            "x": round(min(one.ratio or 1.0, 100.0), 4),
+            "line": _WORDS.get(one.verdict, _LIKE_THE_OTHERS),
+            "tip": plain_text.plain(f"{one.subject.name}, {one.test}:")
+            + f"\n{_value(one)} {one.unit}, {one.ratio:.2f} times the time of similar devices",
+        }
+        for one in compared
+        if one.subject.name in short
+    ]
     reach = max(1 + _LEAST_REACH, *(mark["x"] for mark in marks))
     domain = [min(1 - _LEAST_REACH, *(mark["x"] for mark in marks)) * 0.99, reach * 1.01]
     ticks = [0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100]
@@ -190,10 +195,7 @@ def _device_figure(report: HealthReport) -> Figure | None:
         level=(BAD_RATIO, "bad") if reach > BAD_RATIO else None,
     )
     height = max(110, min(900, 22 * len(short) + 60)) + legend_height(list(_SHAPES))
-    note = (
-        "Each mark is a test: the time that the device takes, against the median of the similar "
-        "devices, or the fastest of fewer than four. Above 1 is slower."
-    )
+    note = _DEVICES_NOTE
     if len(shown) < len(names):
         note += f" The first {len(shown)} of {len(names)}."
     return Figure(
@@ -201,34 +203,17 @@ def _device_figure(report: HealthReport) -> Figure | None:
         title="Devices",
         note=note,
         panels=[Panel(layers=layers, height=height)],
-        table=Table(
-            columns=["device", "test", "value", "unit", "time against similar devices", "verdict"],
-            rows=[
-                [
-                    one.subject.name,
-                    one.test,
-                    _value(one),
-                    one.unit,
-                    f"{one.ratio:.3f}",
-                    one.verdict.value,
-                ]
-                for one in compared
+        table=make_table(
+            compared,
+            [
+                (Column(title="device", is_text=True), lambda one: one.subject.name),
+                (Column(title="test", is_text=True), lambda one: one.test),
+                (Column(title="value"), lambda one: f"{_value(one)} {one.unit}".strip()),
+                (Column(title="time against similar devices"), lambda one: f"{one.ratio:.3f}"),
+                (Column(title="verdict"), lambda one: one.verdict.value),
             ],
-            texts=2,
         ),
     )
-
-
-def _mark(finding: Finding, short: Mapping[str, str]) -> Mark:
-    """Return the mark of a test of a device. short: the label of each device in the chart."""
-    return {
-        "y": short[finding.subject.name],
-        "x": round(min(finding.ratio or 1.0, 100.0), 4),
-        "line": _WORDS.get(finding.verdict, _LIKE_THE_OTHERS),
-        "tip": plain_text.plain(f"{finding.subject.name}, {finding.test}:")
-        + f"\n{_value(finding)} {finding.unit}, {finding.ratio:.2f} times the time of similar "
-        "devices",
-    }
 
 
 def _value(finding: Finding) -> str:

@@ -1,4 +1,4 @@
-"""From the records of a health check to what was read of each subject, and to links. Pure."""
+"""From the records of a health check to what was read of each subject. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 from raybench.health.suite import COMM_TEST, WAIT_TEST, Fleet, HealthTest, Probe
 from raybench.records import Measurement, Record, Status
-from raybench.records.health import Link, Subject
+from raybench.records.health import Subject
 from raybench.stats.summary import median_above_smallest
 from raybench.workloads.communication.collective import parse_groups
 from raybench.workloads.communication.pairs import Pair, pairs_of_turn, parse_pairs
@@ -22,10 +22,6 @@ _WRONG_ERROR = "WrongResultError"
 _LIBRARY_BYTES = _GIB
 # The burn-in compares the first and the last of so many parts.
 _PARTS_OF_BURN_IN = 10
-_PARTS = {
-    WAIT_TEST: "How long a rank waits in the last sum of gradients for the others.",
-    COMM_TEST: "How long the sums of gradients take besides.",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +219,7 @@ def _read_parts(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]
     if len(tails_ms) < fleet.size or not all(tails_ms):
         return
     wait, communication = (
-        replace(probe.test, name=name, meaning=meaning, is_compared=False)
-        for name, meaning in _PARTS.items()
+        replace(probe.test, name=name, is_compared=False) for name in (WAIT_TEST, COMM_TEST)
     )
     waits_ms = median_above_smallest(tails_ms)
     for subject, one, waited_ms in zip(fleet.subjects, broken_down, waits_ms, strict=True):
@@ -255,8 +250,7 @@ def _participants(
             else pairs_of_turn(fleet.size, int(params["turn"]))
         )
         for pair in pairs:
-            is_within = fleet.on_one_node(pair)
-            test = probe.test if is_within else probe.between_nodes or probe.test
+            test = probe.test if fleet.on_one_node(pair) else probe.test.between_nodes
             yield test, _pair_subject(record, pair, fleet), pair
     elif probe.test.reads == "groups":
         for ranks in parse_groups(str(params["groups"]), fleet.size):
@@ -284,7 +278,7 @@ def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> Problem:
 def split_by_room(
     probes: Iterable[Probe], fleet: Fleet, free_bytes: Mapping[str, int]
 ) -> tuple[tuple[Probe, ...], tuple[Reading, ...]]:
-    """Return the probes that all devices have memory for, and readings without a value of the rest.
+    """Return the probes that all devices have memory for, and a reading of each device without.
 
     free_bytes: of devices by their uuids; devices that are not in it are taken to have enough.
     """
@@ -292,28 +286,24 @@ def split_by_room(
     left_out: list[Reading] = []
     for probe in probes:
         needed = _LIBRARY_BYTES + probe.test.device_bytes
-        lacking = {
-            rank: free_bytes[device.uuid]
-            for rank, device in enumerate(fleet.devices)
-            if free_bytes.get(device.uuid, needed) < needed
-        }
+        lacking = [
+            Reading(
+                test=probe.test,
+                subject=subject,
+                pass_number=1,
+                value=None,
+                problem=Problem(
+                    text=f"no room: {free / _GIB:.1f} GiB of its memory are free, the test needs "
+                    f"{needed / _GIB:.1f}",
+                    kind="failed",
+                ),
+            )
+            for subject, device in zip(fleet.subjects, fleet.devices, strict=True)
+            if (free := free_bytes.get(device.uuid, needed)) < needed
+        ]
+        left_out += lacking
         if not lacking:
             fitting.append(probe)
-            continue
-        names = ", ".join(fleet.subjects[rank].name for rank in lacking)
-        for rank, subject in enumerate(fleet.subjects):
-            problem = Problem(text=f"not read: {names} has no room", kind="not read")
-            if rank in lacking:
-                text = (
-                    f"no room: {lacking[rank] / _GIB:.1f} GiB of its memory are free, the test "
-                    f"needs {needed / _GIB:.1f}"
-                )
-                problem = Problem(text=text, kind="failed")
-            left_out.append(
-                Reading(
-                    test=probe.test, subject=subject, pass_number=1, value=None, problem=problem
-                )
-            )
     return tuple(fitting), tuple(left_out)
 
 
@@ -322,7 +312,6 @@ _PRESENCE = HealthTest(
     stage="facts",
     unit="",
     floor=0.0,
-    meaning="Whether the device had a worker to the end of the check.",
     is_compared=False,
 )
 
@@ -362,51 +351,6 @@ def drift(readings: Iterable[Reading], floor: float) -> Iterator[Reading]:
             subjects=found[0].test.subjects,
             unit="x",
             floor=floor,
-            meaning="Time of the last tenth of the burn-in to that of the first.",
         )
         value = statistics.median(times[-count:]) / statistics.median(times[:count])
         yield Reading(test=test, subject=subject, pass_number=1, value=value)
-
-
-def make_links(read: Iterable[tuple[Record, Probe]], fleet: Fleet) -> tuple[Link, ...]:
-    """Return what each link carried, from the records of pairs and of copies to and from hosts.
-
-    Each figure is the median of its passes. A latency, half of a round trip, is both ways.
-    """
-    gathered: dict[tuple[str, str, tuple[str, ...]], list[Reading]] = {}
-    sizes: dict[tuple[str, str, tuple[str, ...]], int] = {}
-    for record, probe in read:
-        if record.status is Status.OK and (kind := _link_kind(probe, fleet)):
-            for reading in read_record(record, probe, fleet):
-                key = kind, reading.test.unit, reading.subject.uuids
-                gathered.setdefault(key, []).append(reading)
-                sizes[key] = int(record.point.params["size_bytes"])
-    names = {"host": "host"} | {one.uuids[0]: one.name for one in fleet.subjects}
-    links = []
-    for (kind, unit, uuids), found in gathered.items():
-        value = statistics.median(one.value for one in found if one.value is not None)
-        ends = {"h2d": ("host", *uuids), "d2h": (*uuids, "host")}.get(kind, uuids)
-        for start, end in [ends, ends[::-1]] if unit == "µs" else [ends]:
-            links.append(
-                Link(
-                    from_uuid=start,
-                    to_uuid=end,
-                    from_name=names[start],
-                    to_name=names[end],
-                    kind=kind,
-                    message_bytes=sizes[kind, unit, uuids],
-                    gb_per_s=None if unit == "µs" else value,
-                    latency_us=value if unit == "µs" else None,
-                )
-            )
-    return tuple(links)
-
-
-def _link_kind(probe: Probe, fleet: Fleet) -> str:
-    """Return how the bytes of a point went; empty where its figures are of no single link."""
-    params = probe.point.params
-    if probe.test.reads == "pairs":
-        sent_by = "nccl" if fleet.kind == "cuda" else "gloo"
-        return "copy" if params["transport"] == "copy" else sent_by
-    is_one_way = "local_rank" in params and params["direction"] != "both"
-    return str(params["direction"]) if probe.test.stage == "host-links" and is_one_way else ""

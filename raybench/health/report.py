@@ -1,19 +1,18 @@
 """What a health check found, as a person reads it: the lamp, a sentence, then each case. Pure.
 
 A case is a subject that is not healthy, with all its findings: a device that fails in many tests is
-one case. What another subject is to blame for is no case of its own.
+one case. A finding that another subject is to blame for is part of the case of that subject.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import median
 from typing import Literal
 
 from raybench.analysis.references import Measurement
-from raybench.records.health import Action, Finding, Link, Subject, Verdict, figure
+from raybench.records.health import Action, Finding, Subject, Verdict, figure
 from raybench.report import formatting
 from raybench.report.advice import Advice, estimate_gains
 from raybench.report.references import Standing
@@ -22,15 +21,13 @@ from raybench.results.run import Run, RunStatus
 # The worst first.
 UNHEALTHY = (Verdict.BAD, Verdict.UNTESTED, Verdict.SUSPECT)
 _SEVERITY = {verdict: place for place, verdict in enumerate(Verdict)}
-# Of the action that asks for most first.
+# The gravest action first.
 ACTION_WORDS: Mapping[Action, str] = {
     Action.REPLACE: "replace it: keep jobs off it until then",
     Action.RESET: "reset it; where that does not help, replace it",
     Action.SETTING: "change a setting",
     Action.WATCH: "look at it, and watch it",
 }
-
-Lamp = Literal["green", "amber", "red"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,22 +47,15 @@ class Case:
         return self.findings[0].verdict
 
     @property
-    def what(self) -> str:
-        """Return what is wrong, and by how much, from the worst finding."""
-        return what_of(self.findings[0])
-
-    @property
     def further(self) -> str:
-        """Return the other findings in a line; empty where there are none."""
-        return formatting.some([self._briefly(one) for one in self.findings[1:]])
-
-    def _briefly(self, finding: Finding) -> str:
-        is_reverse = finding.subject.uuids == tuple(reversed(self.subject.uuids))
-        way = " the other way" if self.subject.kind == "pair" and is_reverse else ""
-        much = "not tested" if finding.verdict is Verdict.UNTESTED else finding.reason
-        if finding.ratio is not None:
-            much = f"{finding.ratio:.2f}x the time"
-        return f"{finding.test}{way} ({much})"
+        """Return `TEST (1.60x the time), ...` of all findings but the worst; empty for one."""
+        found = []
+        for one in self.findings[1:]:
+            is_reverse = one.subject.uuids == tuple(reversed(self.subject.uuids))
+            way = " the other way" if self.subject.kind == "pair" and is_reverse else ""
+            much = "not tested" if one.verdict is Verdict.UNTESTED else one.reason
+            found.append(f"{one.test}{way} ({f'{one.ratio:.2f}x the time' if one.ratio else much})")
+        return formatting.some(found)
 
     @property
     def evidence(self) -> str:
@@ -78,7 +68,7 @@ class Case:
 
     @property
     def action(self) -> Action | None:
-        """Return the action that asks for most; None where no finding has one."""
+        """Return the gravest action of the findings; None where no finding has one."""
         asked = {one.action for one in self.findings}
         return next((action for action in ACTION_WORDS if action in asked), None)
 
@@ -89,8 +79,8 @@ class Case:
         return list(dict.fromkeys(line for text in found for line in text.splitlines()))
 
 
-def what_of(finding: Finding) -> str:
-    """Return `TEST: REASON (VALUE, against EXPECTED)`; without the bracket of bare problems."""
+def reason_with_value(finding: Finding) -> str:
+    """Return `TEST: REASON (VALUE, against EXPECTED)`; without the bracket if it has no ratio."""
     text = f"{finding.test}: {finding.reason}"
     is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
     if not is_compared or not finding.expected:
@@ -103,7 +93,7 @@ def what_of(finding: Finding) -> str:
 class HealthReport:
     """The results of a check.
 
-    machine: what it ran on, in words. kinds: "cuda" or "cpu" of each device that was checked.
+    machine: the devices and nodes in words. kinds: "cuda" or "cpu" of each device.
     grades: how the values of each device and node stand against the references. measurements:
     values that references may be made of.
     """
@@ -112,20 +102,24 @@ class HealthReport:
     machine: str
     kinds: Sequence[str]
     findings: Sequence[Finding]
-    links: Sequence[Link]
     grades: Mapping[str, Sequence[Standing]] = field(default_factory=dict)
     measurements: Sequence[Measurement] = ()
 
     @cached_property
     def cases(self) -> list[Case]:
-        """Return what is wrong, the worst first."""
+        """Return the subjects that are not healthy, the worst first."""
         own: dict[object, list[Finding]] = {}
         victims: dict[str, dict[str, None]] = {}
         for finding in self.findings:
+            subject = finding.subject
             if finding.culprit:
-                victims.setdefault(finding.culprit, {})[finding.subject.name] = None
+                victims.setdefault(finding.culprit, {})[subject.name] = None
             elif finding.verdict in UNHEALTHY:
-                own.setdefault(_identity(finding.subject), []).append(finding)
+                # Both directions of a pair are one case, and so are all devices of a model.
+                name: object = subject.model if subject.kind == "cluster" else subject.name
+                if subject.kind == "pair" and subject.uuids:
+                    name = frozenset(subject.uuids)
+                own.setdefault((subject.kind, name), []).append(finding)
         found = []
         for findings in own.values():
             # Of findings that are about as slow the last one: the largest size says most.
@@ -136,14 +130,6 @@ class HealthReport:
             names = list(victims.get(subject.name, ()))
             found.append(Case(subject=subject, findings=findings, victims=names))
         return sorted(found, key=lambda case: _SEVERITY[case.verdict])
-
-    @cached_property
-    def devices(self) -> list[Subject]:
-        """Return the devices that were checked, in order."""
-        found = {
-            one.subject.uuids: one.subject for one in self.findings if one.subject.kind == "device"
-        }
-        return list(found.values())
 
     @property
     def noun(self) -> str:
@@ -167,34 +153,31 @@ class HealthReport:
         return Verdict.HEALTHY if self.exit_code == 0 else Verdict.UNTESTED
 
     @property
-    def lamp(self) -> Lamp:
+    def lamp(self) -> Literal["green", "amber", "red"]:
         """Return green: healthy, red: something is bad, amber: suspect or not tested."""
         if self.verdict is Verdict.HEALTHY:
             return "green"
         return "red" if self.verdict is Verdict.BAD else "amber"
 
-    @property
+    @cached_property
     def headline(self) -> str:
         """Return the lamp and the verdict in a sentence: `Red: 1 of 4 GPUs is bad: a GPU 3`."""
-        return f"{self.lamp.capitalize()}: {self._sentence}"
-
-    @cached_property
-    def _sentence(self) -> str:
-        parts = list(self._unhealthy_words())
-        if not parts:
-            if not self.findings and self.run.status is not RunStatus.OK:
-                return "The check did not come to its end: nothing can be said."
-            if self.exit_code and any(one.value is not None for one in self.findings):
-                return "It ran, but nothing is known to hold it against."
-            if self.exit_code:
-                return "Nothing could be tested."
-            return formatting.sentence(self._healthy_words())
-        if all(case.subject.kind in ("pair", "cluster") for case in self.cases):
-            parts.append(f"no {self.noun} is bad by itself")
-        return "; ".join(parts)
+        if parts := list(self._unhealthy_words()):
+            if all(case.subject.kind in ("pair", "cluster") for case in self.cases):
+                parts.append(f"no {self.noun} is bad by itself")
+            sentence = "; ".join(parts)
+        elif not self.findings and self.run.status is not RunStatus.OK:
+            sentence = "The check did not come to its end: nothing can be said."
+        elif self.exit_code and any(one.value is not None for one in self.findings):
+            sentence = "It ran, but there is nothing to compare it with."
+        elif self.exit_code:
+            sentence = "Nothing could be tested."
+        else:
+            sentence = formatting.sentence(self._healthy_words())
+        return f"{self.lamp.capitalize()}: {sentence}"
 
     def _healthy_words(self) -> str:
-        """Return what is healthy: devices, the paths between them, or both."""
+        """Return `all 4 GPUs are healthy, and the paths between them`, or what of it was tested."""
         count = len(self.kinds)
         many = "both" if count == 2 else f"all {count}"
         devices = f"the {self.noun}" if count == 1 else f"{many} {self.noun}s"
@@ -204,10 +187,10 @@ class HealthReport:
             return f"{devices} {'is' if count == 1 else 'are'} healthy{paths}"
         if "pair" in kinds:
             return f"the paths between {devices} are healthy"
-        return f"what was tried of {devices} is healthy"
+        return f"{devices} are healthy together"
 
     def _unhealthy_words(self) -> Iterator[str]:
-        """Yield what is wrong, by verdict and kind of subject."""
+        """Yield `1 of 4 GPUs is bad: a GPU 3` for each verdict and kind of subject."""
         count = len(self.kinds)
         for verdict in UNHEALTHY:
             own = [case for case in self.cases if case.verdict is verdict]
@@ -228,7 +211,7 @@ class HealthReport:
 
     @cached_property
     def notes(self) -> list[str]:
-        """Return what is not known of the models, in sentences."""
+        """Return a sentence for each model without any known figures."""
         found = [
             one.reason
             for one in self.findings
@@ -239,89 +222,23 @@ class HealthReport:
         return [formatting.sentence(text) for text in dict.fromkeys(found)]
 
     @cached_property
-    def advice(self) -> str:
-        """Return how to use the devices as a set; empty where none was tested alone."""
-        alone = [
-            one for one in self.findings if one.stage == "alone" and one.subject.kind == "device"
-        ]
-        if not alone:
-            return ""
-        # Devices with wrong results, or without any.
-        out = [
-            case.subject
-            for case in self.cases
-            if case.subject.kind == "device"
-            and any(
-                one.ratio is None and one.verdict in (Verdict.BAD, Verdict.UNTESTED)
-                for one in case.findings
-            )
-        ]
-        left = [device for device in self.devices if device not in out]
-        leave_out = f"Leave out {formatting.some([one.name for one in out])}. " if out else ""
-        return (leave_out + self._use_of(left, alone, is_rest=bool(out))).strip()
+    def advice(self) -> list[Advice]:
+        """Return for each device that is not healthy whether to leave it out.
 
-    def _use_of(
-        self, devices: Sequence[Subject], alone: Sequence[Finding], *, is_rest: bool
-    ) -> str:
-        """Return whether to use slow devices with the others; empty without devices.
-
-        alone: the findings of devices alone. is_rest: whether other devices are left out anyway.
+        With an estimate of the throughput without it, and with shares by speed.
         """
-        count = len(devices)
-        speeds = [_speed(device, alone) for device in devices]
-        slow = [one.name for one, speed in zip(devices, speeds, strict=True) if speed < 1]
-        if not devices:
-            return ""
-        if not slow and count == 1:
-            return f"Use {devices[0].name}."
-        if not slow:
-            many = "both" if count == 2 else f"all {count}"
-            return f"As a set: balanced, use {'the others' if is_rest else many}."
-        fast = count - len(slow)
-        with_equal_shares = count * min(speeds)
-        best = "leave out" if fast >= with_equal_shares else "keep"
-        return (
-            f"As a set: {best} {formatting.some(slow)}. In units of a fast {self.noun}, equal "
-            f"shares on all {count} give {with_equal_shares:.2f}, the {fast} fast alone {fast}, "
-            f"and shares by their speed {sum(speeds):.2f}."
-        )
-
-
-def _identity(subject: Subject) -> object:
-    """Return what makes findings one case: both directions of a pair, all devices of a model."""
-    if subject.kind == "cluster":
-        return subject.kind, subject.model
-    if subject.kind == "pair" and subject.uuids:
-        return subject.kind, frozenset(subject.uuids)
-    return subject.kind, subject.name
-
-
-def _speed(device: Subject, alone: Iterable[Finding]) -> float:
-    """Return the speed of a device over that of similar ones, by the tests in which it is slow."""
-    slow = [
-        one.ratio
-        for one in alone
-        if one.subject == device and one.verdict in UNHEALTHY and one.ratio
-    ]
-    return 1 / median(slow) if slow else 1.0
-
-
-def advise_health(report: HealthReport) -> list[Advice]:
-    """Return for each device that is not healthy whether to leave it out, and what shares gain."""
-    count = len(report.devices)
-    advice = []
-    for case in report.cases:
-        if case.subject.kind != "device":
-            continue
-        name = case.subject.name
-        is_bad = case.verdict is Verdict.BAD
-        text = f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
-        times = [
-            one.ratio for one in case.findings if one.ratio is not None and one.stage == "alone"
-        ]
-        if times and count > 1:
-            gains = estimate_gains([1.0] * (count - 1) + [1 / max(times)], 0.0)
-            text = "; ".join(filter(None, (text, gains)))
-        tests = tuple(dict.fromkeys(finding.test for finding in case.findings))
-        advice.append(Advice(about="devices", text=text, rows=tests))
-    return advice
+        count = len(self.kinds)
+        advice = []
+        for case in self.cases:
+            if case.subject.kind != "device":
+                continue
+            name = case.subject.name
+            is_bad = case.verdict is Verdict.BAD
+            text = f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
+            times = [one.ratio for one in case.findings if one.ratio and one.stage == "alone"]
+            if times and count > 1:
+                gains = estimate_gains([1.0] * (count - 1) + [1 / max(times)], 0.0)
+                text = "; ".join(filter(None, (text, gains)))
+            tests = tuple(dict.fromkeys(finding.test for finding in case.findings))
+            advice.append(Advice(about="devices", text=text, rows=tests))
+        return advice

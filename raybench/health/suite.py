@@ -46,6 +46,8 @@ _HOST_BAD_RATIO = 3.0
 # The tests of the stage "straggler", in ms a step of each device: what it computes, how long it
 # waits for the slowest one, how long it communicates.
 COMPUTE_TEST, WAIT_TEST, COMM_TEST = "step compute", "step wait", "step communication"
+# The end of the names of tests of pairs whose devices are on different nodes.
+BETWEEN_NODES = " between nodes"
 _MIB = 2**20
 # With more devices, nodes are paired only by devices of the same local rank (the rails of a
 # cluster).
@@ -57,7 +59,7 @@ class HealthTest:
     """One figure that is read of every subject of a kind; for most tests a row of `SUITE`.
 
     name: such as "gemm bf16 8192". stage: `raybench health --only STAGE` runs it.
-    subjects: the kind that it judges. unit: of its figure. meaning: one sentence.
+    subjects: the kind that it judges. unit: of its figure.
     is_compared: whether subjects are compared by it; facts and waiting times are not.
     floor: the noise of the figure on healthy devices, as a share of it; a smaller spread between
     subjects counts as this. bad_ratio: a subject that takes more than this many times as long as
@@ -71,7 +73,6 @@ class HealthTest:
     stage: Stage
     unit: str
     floor: float
-    meaning: str
     subjects: SubjectKind = "device"
     bad_ratio: float = 1.5
     is_compared: bool = True
@@ -92,7 +93,7 @@ class HealthTest:
     @property
     def between_nodes(self) -> HealthTest:
         """Return the test of the pairs whose devices are on different nodes."""
-        return replace(self, name=f"{self.name} between nodes")
+        return replace(self, name=f"{self.name}{BETWEEN_NODES}")
 
 
 def size_text(size_bytes: int) -> str:
@@ -104,14 +105,12 @@ def size_text(size_bytes: int) -> str:
 
 
 def _gemm(precision: Precision, size: int, floor: float, *, cuda_graph: bool = False) -> HealthTest:
-    is_short = "small products, without their launches"
-    is_long = "the device, under its limits of power and temperature"
+    """Return the test of matrix products: small ones are replayed, large ones draw full power."""
     return HealthTest(
         name=f"gemm {precision} {size}",
         stage="alone",
         unit="TFLOP/s",
         floor=floor,
-        meaning=f"Arithmetic of {is_short if cuda_graph else is_long}.",
         workload="gemm",
         params={"m": size, "n": size, "k": size},
         precision=precision,
@@ -120,85 +119,84 @@ def _gemm(precision: Precision, size: int, floor: float, *, cuda_graph: bool = F
     )
 
 
+def _same_bits(
+    precision: Precision, size: int, floor: float, *, cuda_graph: bool = False
+) -> HealthTest:
+    """Return the test of one product on all devices of a model, compared to the last bit."""
+    return replace(
+        _gemm(precision, size, floor, cuda_graph=cuda_graph),
+        name=f"same bits {precision} {size}",
+        workload="same_bits",
+        params={"size": size},
+        reads="bits",
+    )
+
+
 def _memory(size_bytes: int, floor: float) -> HealthTest:
+    """Return the test of the bandwidth of device memory: a triad of three such arrays."""
     return HealthTest(
         name=f"memory {size_text(size_bytes)}",
         stage="alone",
         unit="GB/s",
         floor=floor,
-        meaning="Bandwidth of the device's memory, by a triad of three such arrays.",
         workload="memory",
         params={"size_bytes": size_bytes},
         device_bytes=3 * size_bytes,
     )
 
 
-def _launch(name: str, meaning: str, *, wait: bool) -> HealthTest:
-    return HealthTest(
-        name=name,
-        stage="alone",
-        unit="µs",
-        floor=0.3,
-        bad_ratio=_HOST_BAD_RATIO,
-        meaning=meaning,
-        workload="launch",
-        params={"wait": wait},
-    )
+# Between two launches that queue up: the pace of the host.
+_LAUNCH = HealthTest(
+    name="launch",
+    stage="alone",
+    unit="µs",
+    floor=0.3,
+    bad_ratio=_HOST_BAD_RATIO,
+    workload="launch",
+    params={"wait": False},
+)
+# From a launch until the host knows that it is done.
+_LAUNCH_AND_WAIT = replace(_LAUNCH, name="launch and wait", params={"wait": True})
 
 
-def _same_bits(
-    precision: Precision, size: int, floor: float, *, cuda_graph: bool = False
-) -> HealthTest:
-    return HealthTest(
-        name=f"same bits {precision} {size}",
-        stage="alone",
-        unit="TFLOP/s",
-        floor=floor,
-        meaning="The same product on all devices of a model, compared to the last bit.",
-        workload="same_bits",
-        params={"size": size},
-        precision=precision,
-        cuda_graph=cuda_graph,
-        reads="bits",
-        device_bytes=16 * size**2,
-    )
-
-
-def _host_copy(direction: str, run_on: Literal["one local rank", "full nodes"]) -> HealthTest:
-    is_alone = run_on == "one local rank"
-    while_others = "" if is_alone else ", while all devices of the node use theirs"
-    return HealthTest(
-        name=f"{direction} {'alone' if is_alone else 'all at once'}",
+def _host_copies(direction: str) -> tuple[HealthTest, HealthTest]:
+    """Return the tests of the link to the host: of one device a node at a time, then of all."""
+    alone = HealthTest(
+        name=f"{direction} alone",
         stage="host-links",
         unit="GB/s",
         floor=0.03,
-        meaning=f"The link between the device and its host's memory, pinned{while_others}.",
         workload="host_copy",
         params={"direction": direction, "size_bytes": 128 * _MIB},
-        run_on=run_on,
+        run_on="one local rank",
         device_bytes=4 * 128 * _MIB,
     )
+    return alone, replace(alone, name=f"{direction} all at once", run_on="full nodes")
 
 
-def _pair(
-    transport: Literal["copy", "send"], direction: str, size_bytes: int, floor: float
-) -> HealthTest:
-    how = {"send": "by a send and a receive", "copy": "by a copy between their memories"}
-    return HealthTest(
+def _pairs(
+    transport: Literal["copy", "send"], size_bytes: int, floor: float
+) -> tuple[HealthTest, HealthTest]:
+    """Return the test of the bandwidth between two devices, one way and the other way.
+
+    transport: "copy" between their memories, or "send" and receive by NCCL or gloo.
+    """
+    forward = HealthTest(
         name=f"{transport} {size_text(size_bytes)}",
         stage="pairs",
         subjects="pair",
         unit="GB/s",
         floor=floor,
-        meaning=f"Bandwidth from one device to another, {how[transport]}.",
         workload="pairs",
-        params={"direction": direction, "size_bytes": size_bytes, "transport": transport},
+        params={"direction": "forward", "size_bytes": size_bytes, "transport": transport},
         run_on="pairs on nodes" if transport == "copy" else "all pairs",
         reads="pairs",
         device_bytes=5 * size_bytes,
     )
+    return forward, replace(forward, params={**forward.params, "direction": "backward"})
 
 
+# Half of the time that a message takes there and back.
 _LATENCY = HealthTest(
     name="send latency 8 B",
     stage="pairs",
@@ -206,7 +204,6 @@ _LATENCY = HealthTest(
     unit="µs",
     floor=0.3,
     bad_ratio=_HOST_BAD_RATIO,
-    meaning="Half of the time that a message takes there and back.",
     workload="pairs",
     params={"direction": "round_trip", "size_bytes": 8},
     run_on="all pairs",
@@ -214,58 +211,34 @@ _LATENCY = HealthTest(
 )
 
 
-def _all_reduce(size_bytes: int, floor: float, **changes: Any) -> HealthTest:
-    row = HealthTest(
+def _all_reduces(size_bytes: int, floor: float, **changes: Any) -> tuple[HealthTest, HealthTest]:
+    """Return the tests of a sum in each node, and of one over all nodes; `changes` to both.
+
+    Its unit is GB/s of bus bandwidth, as nccl-tests counts it, unless `changes` says otherwise.
+    """
+    in_nodes = HealthTest(
         name=f"all_reduce {size_text(size_bytes)}",
         stage="together",
         subjects="node",
         unit="GB/s",
         floor=floor,
-        meaning="Bus bandwidth of a sum over devices, as nccl-tests counts it.",
         workload="grouped_collective",
         params={"size_bytes": size_bytes},
         run_on="groups by node",
         reads="groups",
         device_bytes=size_bytes,
     )
-    return replace(row, **changes)
-
-
-def _all_reduces(size_bytes: int, floor: float, **changes: Any) -> tuple[HealthTest, HealthTest]:
-    """Return the rows of a sum in each node, and of one over all nodes; `changes` to both."""
-    in_nodes = _all_reduce(size_bytes, floor, **changes)
+    in_nodes = replace(in_nodes, **changes)
     return in_nodes, replace(in_nodes, subjects="cluster", run_on="one group over nodes")
 
 
-def _burn_in(
-    precision: Precision, size: int, floor: float, size_bytes: int, floor_of_sum: float
-) -> tuple[HealthTest, HealthTest]:
-    """Return the rows that a burn-in alternates: a product on each device, and a sum over all."""
-    product = replace(
-        _same_bits(precision, size, floor),
-        name=f"burn-in product {precision} {size}",
-        stage=BURN_IN,
-        meaning="The same product on all devices for minutes, compared to the last bit.",
-    )
-    whole = _all_reduce(
-        size_bytes,
-        floor_of_sum,
-        name=f"burn-in all_reduce {size_text(size_bytes)}",
-        stage=BURN_IN,
-        subjects="cluster",
-        run_on="one group",
-    )
-    return product, whole
-
-
-_LATENCY_OF_SUM = {"unit": "µs", "meaning": "Latency of a small sum over devices."}
+# Equal gradients on all ranks, and a loss that falls.
 _SMOKE = HealthTest(
     name="smoke 784-256-10",
     stage="smoke",
     unit="ms",
     floor=0.3,
     bad_ratio=_HOST_BAD_RATIO,
-    meaning="Training works: equal gradients on all ranks, and a loss that falls.",
     workload="smoke",
 )
 
@@ -273,17 +246,25 @@ _SMOKE = HealthTest(
 def _training_step(
     hidden: int, layers: int, precision: Precision, batch_size: int, floor: float
 ) -> HealthTest:
+    """Return the test of a rank's training step without communication."""
     return HealthTest(
         name=COMPUTE_TEST,
         stage="straggler",
         unit="ms",
         floor=floor,
-        meaning="Training step of a rank without communication: the others wait for the longest.",
         workload="mlp",
         params={"hidden": hidden, "layers": layers},
         precision=precision,
         batch_size=batch_size,
         reads="parts",
+    )
+
+
+def _burn_in(product: HealthTest, all_reduce: HealthTest) -> tuple[HealthTest, HealthTest]:
+    """Return the tests that a burn-in alternates: a product on each device, and a sum over all."""
+    return (
+        replace(product, name=product.name.replace("same bits", "burn-in product"), stage=BURN_IN),
+        replace(all_reduce, name=f"burn-in {all_reduce.name}", stage=BURN_IN, run_on="one group"),
     )
 
 
@@ -307,62 +288,49 @@ SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
             for size in (256, 512, 1024, 2048, 8192)
         ),
         *(_memory(size_bytes, 0.005) for size_bytes in (10**8, 5 * 10**8, 10**9)),
-        _launch(
-            "launch and wait", "From a launch until the host knows that it is done.", wait=True
-        ),
-        _launch("launch", "Between two launches that queue up: the pace of the host.", wait=False),
+        _LAUNCH_AND_WAIT,
+        _LAUNCH,
         _same_bits(Precision.FP32, 2048, 0.01, cuda_graph=True),
         _same_bits(Precision.BF16, 2048, 0.025, cuda_graph=True),
-        _host_copy("h2d", "one local rank"),
-        _host_copy("h2d", "full nodes"),
-        _host_copy("d2h", "one local rank"),
-        _host_copy("d2h", "full nodes"),
-        _host_copy("both", "one local rank"),
-        _host_copy("both", "full nodes"),
-        _pair("copy", "forward", 256 * _MIB, 0.02),
-        _pair("copy", "backward", 256 * _MIB, 0.02),
-        _pair("send", "forward", 256 * _MIB, 0.02),
-        _pair("send", "backward", 256 * _MIB, 0.02),
+        *_host_copies("h2d"),
+        *_host_copies("d2h"),
+        *_host_copies("both"),
+        *_pairs("copy", 256 * _MIB, 0.02),
+        *_pairs("send", 256 * _MIB, 0.02),
         _LATENCY,
-        *_all_reduces(2**15, 0.1, cuda_graph=True, **_LATENCY_OF_SUM),
+        *_all_reduces(2**15, 0.1, unit="µs", cuda_graph=True),
         *_all_reduces(_MIB, 0.02, cuda_graph=True),
         *_all_reduces(32 * _MIB, 0.02),
         *_all_reduces(2**30, 0.02),
         _SMOKE,
         _training_step(4096, 8, Precision.BF16, batch_size=1024, floor=0.04),
-        *_burn_in(Precision.BF16, 8192, 0.01, 2**30, 0.02),
+        *_burn_in(_same_bits(Precision.BF16, 8192, 0.01), _all_reduces(2**30, 0.02)[1]),
     ),
     # A CPU worker has no link to its host, and no copy from the memory of another one.
     "cpu": (
         *(_gemm(Precision.FP32, size, 0.1) for size in (256, 512, 1024)),
         # Above most caches and soon done.
         _memory(16 * 10**6, 0.1),
-        _launch("launch", "The cost of an operator of torch: the pace of the host.", wait=False),
+        _LAUNCH,
         _same_bits(Precision.FP32, 256, 0.1),
-        _pair("send", "forward", 4 * _MIB, 0.15),
-        _pair("send", "backward", 4 * _MIB, 0.15),
+        *_pairs("send", 4 * _MIB, 0.15),
         _LATENCY,
-        *_all_reduces(2**15, 0.2, bad_ratio=_HOST_BAD_RATIO, **_LATENCY_OF_SUM),
+        *_all_reduces(2**15, 0.2, unit="µs", bad_ratio=_HOST_BAD_RATIO),
         *_all_reduces(_MIB, 0.15),
         *_all_reduces(8 * _MIB, 0.15),
         _SMOKE,
         _training_step(256, 4, Precision.FP32, batch_size=64, floor=0.1),
-        *_burn_in(Precision.FP32, 512, 0.1, 8 * _MIB, 0.15),
+        *_burn_in(_same_bits(Precision.FP32, 512, 0.1), _all_reduces(8 * _MIB, 0.15)[1]),
     ),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A point, and the test that its record is read for.
-
-    between_nodes: for pairs whose devices are on different nodes the test that they are read for;
-    None where `test` is for them too.
-    """
+    """A point, and the test that its record is read for."""
 
     test: HealthTest
     point: Point
-    between_nodes: HealthTest | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -419,8 +387,7 @@ class Fleet:
         )
         if test.reads == "parts" and self.size == 1:
             test = replace(test, reads="ranks")
-        between_nodes = test.between_nodes if test.reads == "pairs" else None
-        return Probe(test=test, point=point, between_nodes=between_nodes)
+        return Probe(test=test, point=point)
 
 
 def device_subject(device: Device) -> Subject:

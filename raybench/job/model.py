@@ -25,6 +25,7 @@ from raybench.job.point import RUN_SETTINGS, SCRIPT, Point, Scalar
 from raybench.job.problems import KeyPath, Problem, key_text, quote, rule_of, say_unknown
 from raybench.job.sections import (
     AnswerSection,
+    Axes,
     BatchSearch,
     EnvValues,
     Items,
@@ -34,11 +35,9 @@ from raybench.job.sections import (
     Placement,
     Question,
     Section,
+    Settings,
     Span,
-    Value,
-    Values,
     WorkloadSection,
-    with_sizes,
 )
 from raybench.job.source import YamlSource, parse_source, read_source
 
@@ -88,7 +87,7 @@ class Job(Section):
         "memory. Settings in bytes also take sizes (4KiB) and ranges of them: 8:1GiB:x2 doubles "
         "from 8 bytes to 1 GiB.",
     )
-    zip: tuple[dict[str, Values], ...] = Field(
+    zip: tuple[Axes, ...] = Field(
         default=(),
         description="Each entry is one more axis of several settings that change together; "
         "its lists have equal lengths.",
@@ -99,15 +98,15 @@ class Job(Section):
         "or a list, which is an axis. {name} in a value stands for a setting of the point. A point "
         "runs in processes that were started with its variables.",
     )
-    exclude: tuple[dict[str, Values], ...] = Field(
+    exclude: tuple[Axes, ...] = Field(
         default=(),
         description="Points of the product to leave out: those that agree with an entry in each "
         "of its settings. A list means any of its values.",
     )
-    include: tuple[dict[str, Value], ...] = Field(
+    include: tuple[Settings, ...] = Field(
         default=(), description="Extra points; each entry gives a value for every axis."
     )
-    baseline: dict[str, Value] = Field(
+    baseline: Settings = Field(
         default={"world_size": 1},
         description="Settings of the point that the report compares the others of a series with; "
         "{} where nothing is to be compared.",
@@ -253,13 +252,11 @@ def job_from_text(
 
 def _load(source: YamlSource) -> Job:
     problems = list(source.problems)
-    data, wrong_sizes = with_sizes(source.data)
-    problems += wrong_sizes
-    job, found = _validate(data)
+    job, found = _validate(source.data)
     problems += _not_below(problems, found)
     if job is None:
         # Go on with what is sound, so that the user reads all problems at once.
-        job, _ = _validate(_sound_part(data, found))
+        job, _ = _validate(_sound_part(source.data, found))
     if job is not None:
         job._source = source
         problems += _not_below(problems, _check_meaning(job, problems))

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from raybench.job.point import (
     BATCH_SIZES,
@@ -56,29 +56,10 @@ def varying_settings(points: Sequence[Point]) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    """A point before its batch sizes are worked out.
-
-    size_path: where the job file gives its batch size. origin: where it asks for the point.
-    """
-
-    values: Mapping[str, Scalar]
-    size_path: KeyPath
-    origin: KeyPath
-
-
-# One value of an axis: what it sets, and where the job file says so.
-_Choice = tuple[tuple[str, Scalar, KeyPath], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Worked:
-    """The points of a job by their ids, with the problems and remarks found on the way."""
-
-    points: Mapping[str, Point]
-    problems: Sequence[Problem]
-    remarks: Sequence[Problem]
+# A setting's value, and where the job file gives it.
+_Given = tuple[Scalar, KeyPath]
+# One value of an axis: what it sets.
+_Choice = Mapping[str, _Given]
 
 
 def make_plan(job: Job) -> Plan:
@@ -87,95 +68,107 @@ def make_plan(job: Job) -> Plan:
     Raises JobError when a global batch size does not divide, the workload refuses a point, no
     point is left, or none has the baseline that the job gives.
     """
-    worked = _work_out(job)
-    if worked.problems:
-        raise job.error(worked.problems)
-    return Plan(
-        points=tuple(worked.points.values()),
-        warnings=tuple(map(job.explain, worked.remarks)),
-        batch_search=job.batch_search,
-        baseline=_baseline(job),
-    )
+    plan, problems = _make_plan(job)
+    if problems:
+        raise job.error(problems)
+    return plan
 
 
 def plan_problems(job: Job) -> list[Problem]:
     """Return the problems for which `make_plan` would raise JobError."""
-    return list(_work_out(job).problems)
+    return _make_plan(job)[1]
 
 
-def _work_out(job: Job) -> _Worked:
-    excludes = _Excludes(job)
-    product = [candidate for candidate in _product(job) if not excludes.match(candidate.values)]
-    candidates = [*product, *_include(job)]
+def _make_plan(job: Job) -> tuple[Plan, list[Problem]]:
+    excluded = [_accept_all(job, entry) for entry in job.exclude]
+    is_used = [False] * len(excluded)
     problems: dict[KeyPath, Problem] = {}
     points: dict[str, Point] = {}
     duplicates: Counter[KeyPath] = Counter()
-    for candidate in candidates:
-        point = _make_point(job, candidate)
+    are_any_left = False
+    shared = _common_settings(job)
+    for origin, choice in (*_product(job), *_included(job)):
+        values = shared | {name: value for name, (value, _) in choice.items()}
+        if origin == ("matrix",):
+            matches = [
+                all(values.get(name) in wanted for name, wanted in entry.items())
+                for entry in excluded
+            ]
+            is_used = [used or match for used, match in zip(is_used, matches, strict=True)]
+            if any(matches):
+                continue
+        are_any_left = True
+        size_path = next((choice[name][1] for name in BATCH_SIZES if name in choice), origin)
+        point = _make_point(job, values, origin, size_path)
         if isinstance(point, Problem):
             problems.setdefault(point.path, point)
         elif point.point_id in points:
-            duplicates[candidate.origin] += 1
+            duplicates[origin] += 1
         else:
             points[point.point_id] = point
-    if not candidates:
+    if not are_any_left:
         problems[()] = Problem(path=("exclude",), message="leaves no point to run")
-    baseline = _baseline_remark(job, points.values()) if points else None
-    is_given = "baseline" in job.model_fields_set
-    if baseline and is_given:
-        problems[baseline.path] = baseline
-    return _Worked(
-        points=points,
-        problems=list(problems.values()),
-        remarks=[
-            *job.remarks,
-            *excludes.remarks(),
-            *(
-                Problem(path=path, message=f"{count} duplicate point{'s' * (count > 1)} dropped")
-                for path, count in duplicates.items()
-            ),
-            *([baseline] if baseline and not is_given else []),
-            *_budget_remarks(job),
-        ],
-    )
-
-
-def _product(job: Job) -> Iterator[_Candidate]:
-    # Each change of the environment costs new processes, so it varies slowest.
-    axes: list[list[_Choice]] = [
-        [((name, value, ("env", name, index)),) for index, value in enumerate(values)]
-        for name, values in job.env.items()
-        if len(values) > 1
+    baseline = {name: job.settings[name].accept(value) for name, value in job.baseline.items()}
+    remarks = [
+        *job.remarks,
+        *(
+            Problem(path=("exclude", number), message="matches no point")
+            for number, used in enumerate(is_used)
+            if not used
+        ),
+        *(
+            Problem(path=path, message=f"{count} duplicate point{'s' * (count > 1)} dropped")
+            for path, count in duplicates.items()
+        ),
     ]
-    for name, values in job.axes.items():
-        accepted = map(job.settings[name].accept, values)
-        axes.append([((name, value, ("matrix", name, at)),) for at, value in enumerate(accepted)])
+    if points and (missing := _find_no_baseline(baseline, points.values())):
+        if "baseline" in job.model_fields_set:
+            problems[missing.path] = missing
+        else:
+            remarks.append(missing)
+    plan = Plan(
+        points=tuple(points.values()),
+        warnings=tuple(map(job.explain, [*remarks, *_budget_remarks(job)])),
+        batch_search=job.batch_search,
+        baseline=baseline,
+    )
+    return plan, list(problems.values())
+
+
+def _accept_all(job: Job, entry: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:
+    """Return lists of values, converted as the type of each setting says."""
+    return {name: [job.settings[name].accept(v) for v in values] for name, values in entry.items()}
+
+
+def _product(job: Job) -> Iterator[tuple[KeyPath, _Choice]]:
+    """Yield the product of all axes as values of settings, each with the path of the matrix."""
+    axes: list[list[_Choice]] = []
+    # Each change of the environment costs new processes, so it varies slowest.
+    variables = {name: values for name, values in job.env.items() if len(values) > 1}
+    for section, settings in (("env", variables), ("matrix", _accept_all(job, job.axes))):
+        for name, values in settings.items():
+            axes.append([{name: (value, (section, name, i))} for i, value in enumerate(values)])
     for number, entry in enumerate(job.zip):
-        columns = [
+        columns = _accept_all(job, entry)
+        axes.append(
             [
-                (name, job.settings[name].accept(value), ("zip", number, name, index))
-                for index, value in enumerate(values)
+                {name: (values[i], ("zip", number, name, i)) for name, values in columns.items()}
+                for i in range(len(next(iter(columns.values()))))
             ]
-            for name, values in entry.items()
-        ]
-        axes.append(list(zip(*columns, strict=True)))
-    if not axes and job.include:
-        return
-    shared = _common_settings(job)
-    for choices in itertools.product(*axes):
-        given = {name: (value, path) for choice in choices for name, value, path in choice}
-        own = {name: value for name, (value, _) in given.items()}
-        size_path = next((given[name][1] for name in BATCH_SIZES if name in given), ())
-        yield _Candidate(values=shared | own, size_path=size_path, origin=("matrix",))
+        )
+    if axes or not job.include:
+        for choices in itertools.product(*axes):
+            yield ("matrix",), {name: given for choice in choices for name, given in choice.items()}
 
 
-def _include(job: Job) -> Iterator[_Candidate]:
-    shared = _common_settings(job)
+def _included(job: Job) -> Iterator[tuple[KeyPath, _Choice]]:
+    """Yield the included points as values of settings, each with its path."""
     for number, entry in enumerate(job.include):
-        values = {name: job.settings[name].accept(value) for name, value in entry.items()}
-        origin = ("include", number)
-        size_path = next(((*origin, name) for name in BATCH_SIZES if name in values), origin)
-        yield _Candidate(values=shared | values, size_path=size_path, origin=origin)
+        path = ("include", number)
+        yield (
+            path,
+            {n: (job.settings[n].accept(value), (*path, n)) for n, value in entry.items()},
+        )
 
 
 def _common_settings(job: Job) -> dict[str, Scalar]:
@@ -192,61 +185,33 @@ def _common_settings(job: Job) -> dict[str, Scalar]:
     return defaults | variables | {n: job.settings[n].accept(value) for n, value in fixed}
 
 
-class _Excludes:
-    """The exclude entries of a job, and how many points each has taken out."""
+def _make_point(
+    job: Job, values: Mapping[str, Scalar], origin: KeyPath, size_path: KeyPath
+) -> Point | Problem:
+    """Return the point with these settings, or why there is none.
 
-    def __init__(self, job: Job) -> None:
-        self._entries = [
-            {name: [job.settings[name].accept(v) for v in values] for name, values in entry.items()}
-            for entry in job.exclude
-        ]
-        self._matched = [False] * len(self._entries)
-
-    def match(self, values: Mapping[str, Scalar]) -> bool:
-        is_excluded = False
-        for number, entry in enumerate(self._entries):
-            if all(values.get(name) in wanted for name, wanted in entry.items()):
-                self._matched[number] = is_excluded = True
-        return is_excluded
-
-    def remarks(self) -> list[Problem]:
-        return [
-            Problem(path=("exclude", number), message="matches no point")
-            for number, matched in enumerate(self._matched)
-            if not matched
-        ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
-    """The batch sizes of a point, under the names that they have there."""
-
-    batch_size: int | None = None
-    global_batch_size: int | None = None
-    scaling: Literal["weak", "strong"] | None = None
-
-
-def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
-    values = candidate.values
-    batch = _batch(candidate, job)
-    if isinstance(batch, Problem):
-        return batch
+    origin, size_path: where the job file asks for the point, and where it gives its batch size.
+    """
+    sizes = _batch_sizes(job, values)
+    if isinstance(sizes, str):
+        return Problem(path=size_path, message=sizes)
+    batch_size, global_batch_size = sizes
+    is_strong = "global_batch_size" in values or job.shares_work
     not_params = {*RUN_SETTINGS, *job.env}
     point = Point(
         workload=job.workload.kind,
         params={name: values[name] for name in sorted(values) if name not in not_params},
         world_size=int(values["world_size"]),
         **{name: RUN_SETTINGS[name].restore(values.get(name)) for name in EXECUTION},
-        batch_size=batch.batch_size,
-        global_batch_size=batch.global_batch_size,
-        scaling=batch.scaling,
+        batch_size=batch_size,
+        global_batch_size=global_batch_size,
+        scaling="strong" if is_strong else "weak" if batch_size else None,
     )
     variables = {name: str(values[name]) for name in sorted(job.env) if name in values}
     settings = {**point.settings, **variables}
     env = {name: render(text, settings) for name, text in variables.items()}
-    reason = job.why_not(point)
-    if reason:
-        return Problem(path=candidate.origin, message=reason)
+    if reason := job.why_not(point):
+        return Problem(path=origin, message=reason)
     point = replace(point, env=env)
     if point.workload == SCRIPT:
         items = render(str(point.params["items_per_step"]), point.settings)
@@ -258,43 +223,34 @@ def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
     return point
 
 
-def _batch(candidate: _Candidate, job: Job) -> _Batch | Problem:
-    """Work out the batch sizes."""
-    values, shares_work = candidate.values, job.shares_work
+def _batch_sizes(job: Job, values: Mapping[str, Scalar]) -> tuple[int | None, int | None] | str:
+    """Return batch_size and global_batch_size, or what is wrong with the one that is given.
+
+    Both None where none is given.
+    """
     if not any(name in values for name in BATCH_SIZES):
-        return _Batch(scaling="strong" if shares_work else None)
+        return None, None
     world_size, accumulation = int(values["world_size"]), int(values.get("grad_accumulation", 1))
     # Each has a batch of its own.
     groups = max(1, world_size // job.ranks_per_item(values))
     share = groups * accumulation
-    is_strong = "global_batch_size" in values
-    global_batch_size = int(values["global_batch_size" if is_strong else "batch_size"])
-    if not is_strong:
-        global_batch_size *= share
+    if "global_batch_size" in values:
+        global_batch_size = int(values["global_batch_size"])
+    else:
+        global_batch_size = int(values["batch_size"]) * share
     if global_batch_size % share:
         by = [f"world_size {world_size}"] if groups == world_size else []
         if 1 < groups < world_size:
             by.append(f"{groups} groups of ranks that share their items")
         by += [f"grad_accumulation {accumulation}"] if accumulation > 1 else []
-        message = f"{global_batch_size} cannot be divided by {' x '.join(by)}"
-        return Problem(path=candidate.size_path, message=message)
+        return f"{global_batch_size} cannot be divided by {' x '.join(by)}"
     if global_batch_size > _INT64_MAX:
-        message = f"batch_size x {groups} x grad_accumulation {accumulation}"
-        return Problem(path=candidate.size_path, message=f"{message} does not fit into 64 bits")
-    return _Batch(
-        batch_size=global_batch_size // share,
-        global_batch_size=global_batch_size,
-        scaling="strong" if is_strong or shares_work else "weak",
-    )
+        return f"batch_size x {groups} x grad_accumulation {accumulation} does not fit into 64 bits"
+    return global_batch_size // share, global_batch_size
 
 
-def _baseline(job: Job) -> dict[str, Scalar]:
-    return {name: job.settings[name].accept(value) for name, value in job.baseline.items()}
-
-
-def _baseline_remark(job: Job, points: Collection[Point]) -> Problem | None:
-    """Return a remark naming the nearest point where none has all baseline settings; else None."""
-    baseline = _baseline(job)
+def _find_no_baseline(baseline: Mapping[str, Scalar], points: Collection[Point]) -> Problem | None:
+    """Return a problem that names the nearest point where no point has all these; else None."""
     nearest = max(points, key=lambda point: len(baseline.items() & point.settings.items()))
     if baseline.items() <= nearest.settings.items():
         return None

@@ -28,6 +28,7 @@ from raybench.job.point import (
 )
 from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
 from raybench.job.registry import Setting, free_setting
+from raybench.job.sections import SIZE_RULE
 
 if TYPE_CHECKING:
     from raybench.job.model import Job
@@ -174,7 +175,9 @@ def _setting_problem(job: Job, known: Collection[str], path: KeyPath, what: str)
 
 def _check_value(setting: Setting, path: KeyPath, value: object) -> Iterator[Problem]:
     complaint = setting.complaint(value)
-    if complaint is not None and setting.name in BATCH_SIZES and value == "auto":
+    if complaint is not None and setting.name.endswith("_bytes") and isinstance(value, str):
+        complaint = f"{SIZE_RULE}, given {quote(value)}"
+    elif complaint is not None and setting.name in BATCH_SIZES and value == "auto":
         complaint = "auto is for matrix alone, as its whole value: batch_size: auto"
     elif complaint is not None and path[:2] == ("matrix", "batch_size") and isinstance(value, str):
         complaint += did_you_mean(value.lower(), ["auto"])

@@ -1,6 +1,6 @@
 """The sections of the job file and their values, each with the rules it can check by itself.
 
-Sizes in bytes may be written as 4KiB, and ranges of them as 8:1GiB:x2.
+Sizes of settings `*_bytes` may be written as 4KiB, and ranges of them as 8:1GiB:x2.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pydantic import (
     WithJsonSchema,
     WrapValidator,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from raybench.job.point import ANY, Strategy, are_devices
-from raybench.job.problems import KeyPath, Problem, quote
 
 _UNITS = {
     **dict.fromkeys(("", "B"), 1),
@@ -37,13 +37,20 @@ _UNITS = {
     **{f"{letter}B": 10 ** (3 * power) for power, letter in enumerate("kMGT", start=1)},
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB|[kMGT]?B|)")
+_RANGE = re.compile(r"([^:]+):([^:]+):x(\d+)")
 _MOST_BYTES = 2**63 - 1
 
 
-def read_bytes(text: str) -> float | None:
-    """Read a number of bytes above 0, which is whole unless the text gives parts of one.
+SIZE_RULE = (
+    "must be bytes, as in 4096 or 4KiB; an axis also takes a range FIRST:LAST:xFACTOR, as in "
+    "8:1GiB:x2"
+)
 
-    None where the text is none.
+
+def read_bytes(text: str) -> float | None:
+    """Return the number of bytes above 0 that a text such as 4KiB gives; None for another text.
+
+    It is whole unless the text gives parts of a byte.
     """
     found = _SIZE.fullmatch(text)
     if found is None:
@@ -51,6 +58,39 @@ def read_bytes(text: str) -> float | None:
     number, unit = found.groups()
     count = float(number) * _UNITS[unit] if "." in number else int(number) * _UNITS[unit]
     return count if 0 < count <= _MOST_BYTES else None
+
+
+def _read_sizes(value: Any) -> Any:
+    """Return a size as a whole number of bytes, a range of sizes as a list of them.
+
+    Of a list, one list of the sizes of all entries. What is no size stays as it is.
+    """
+    if isinstance(value, list):
+        read = [_read_sizes(one) for one in value]
+        return [size for one in read for size in (one if isinstance(one, list) else [one])]
+    if not isinstance(value, str):
+        return value
+    found = _RANGE.fullmatch(value)
+    ends = [read_bytes(end) for end in (found.group(1, 2) if found else (value, value))]
+    factor = int(found[3]) if found else 2
+    if factor < 2 or any(end is None or end != int(end) for end in ends):
+        return value
+    low, high = (int(end or 0) for end in ends)
+    sizes = []
+    while low <= high:
+        sizes.append(low)
+        low *= factor
+    return (sizes if found else sizes[0]) or value
+
+
+def _with_sizes(group: object) -> object:
+    """Read the sizes of all settings `*_bytes` of a mapping; their types refuse what is none."""
+    if not isinstance(group, dict):
+        return group
+    return {
+        name: _read_sizes(value) if str(name).endswith("_bytes") else value
+        for name, value in group.items()
+    }
 
 
 def _one_value(value: object) -> object:
@@ -74,6 +114,9 @@ Values = Annotated[
     tuple[Value, ...],
     BeforeValidator(_one_or_more, json_schema_input_type=_AnyScalar | _NonEmptyList),
 ]
+# A mapping of settings to a value, or to one or more values.
+Settings = Annotated[dict[str, Value], BeforeValidator(_with_sizes)]
+Axes = Annotated[dict[str, Values], BeforeValidator(_with_sizes)]
 _MAX_COUNT = 1_000_000_000
 PositiveCount = Annotated[int, Field(strict=True, ge=1, le=_MAX_COUNT)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
@@ -114,6 +157,11 @@ class WorkloadSection(BaseModel):
     kind: Annotated[str, Field(strict=True)] = Field(
         description="A built-in workload (`raybench workloads` lists them) or package.module:Class."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_sizes(cls, value: object) -> object:
+        return _with_sizes(value)
 
     @property
     def parameters(self) -> Mapping[str, bool | int | float | str]:
@@ -190,7 +238,7 @@ def _matrix(value: object) -> object:
     axes = {name: [given] if isinstance(given, dict) else given for name, given in value.items()}
     if "batch_size" in value:
         axes["batch_size"] = {} if value["batch_size"] == "auto" else value["batch_size"]
-    return axes
+    return _with_sizes(axes)
 
 
 Axis = Annotated[Values | BatchSearch, WrapValidator(_axis)]
@@ -363,92 +411,3 @@ class AnswerSection(Section):
         description="Whether the largest or the smallest value is the best; by default the "
         "smallest of times, memory and energy, and the largest of all others.",
     )
-
-
-_SIZE_RULE = "must be bytes, as in 4096 or 4KiB, or a range FIRST:LAST:xFACTOR, as in 8:1GiB:x2"
-# Where a range stands for several points; elsewhere a size is one.
-_AXES = ("matrix", "zip", "exclude")
-_WITH_SIZES = (*_AXES, "include", "baseline", "workload")
-
-
-def with_sizes(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Read a job file's data with each size of a setting `*_bytes` as a number, and what is wrong.
-
-    A size that is wrong is left out of its list, so that the rest can be checked.
-    """
-    problems: list[Problem] = []
-    told = dict(data)
-    for section in _WITH_SIZES:
-        given = told.get(section)
-        if isinstance(given, dict):
-            told[section] = _with_sizes_of(given, (section,), problems)
-        elif isinstance(given, list):
-            told[section] = [
-                _with_sizes_of(entry, (section, place), problems)
-                if isinstance(entry, dict)
-                else entry
-                for place, entry in enumerate(given)
-            ]
-    return told, problems
-
-
-def _with_sizes_of(
-    given: Mapping[str, Any], path: KeyPath, problems: list[Problem]
-) -> dict[str, Any]:
-    told = dict(given)
-    for name, value in given.items():
-        if not str(name).endswith("_bytes"):
-            continue
-        if isinstance(value, list):
-            told[name] = [
-                size
-                for place, one in enumerate(value)
-                for size in _expand_size(one, (*path, name, place), problems)
-            ]
-        else:
-            found = _expand_size(value, (*path, name), problems)
-            told[name] = found[0] if len(found) == 1 else found or value
-    return told
-
-
-def _expand_size(value: Any, path: KeyPath, problems: list[Problem]) -> list[Any]:
-    """Return what stands for a value: itself, unless it is the text of a size or a range."""
-    if not isinstance(value, str) or not value[:1].isdigit():
-        return [value]
-    first, *rest = value.split(":")
-    if not rest:
-        size = _read_bytes(first)
-        sizes, complaint = ([size], "") if size else ([], _SIZE_RULE)
-    elif path[0] not in _AXES:
-        sizes, complaint = (
-            [],
-            "must be one size, as in 4KiB; a range is for matrix, zip and exclude",
-        )
-    else:
-        sizes, complaint = _range_of_sizes(first, rest)
-    if complaint:
-        problems.append(Problem(path=path, message=f"{complaint}, given {quote(value)}"))
-    return sizes
-
-
-def _range_of_sizes(first: str, rest: list[str]) -> tuple[list[int], str]:
-    """List the sizes from the first to the last, and what is wrong with them."""
-    ends = _read_bytes(first), _read_bytes(rest[0])
-    factor = re.fullmatch(r"x(\d+)", rest[1]) if len(rest) == 2 else None
-    if factor is None or None in ends:
-        return [], _SIZE_RULE
-    low, high = (end or 0 for end in ends)
-    if int(factor[1]) < 2:
-        return [], "the factor of a range must be at least 2"
-    if low > high:
-        return [], "the last size of a range must not be below the first"
-    sizes = [low]
-    while sizes[-1] * int(factor[1]) <= high:
-        sizes.append(sizes[-1] * int(factor[1]))
-    return sizes, ""
-
-
-def _read_bytes(text: str) -> int | None:
-    """Read a whole number of bytes above 0; None where the text is none."""
-    count = read_bytes(text)
-    return None if count is None or count != int(count) else int(count)

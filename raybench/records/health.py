@@ -1,4 +1,4 @@
-"""What the tables `health` and `links` hold of a health check: findings, and what links carried."""
+"""What the table `health` holds: the findings of a health check."""
 
 from __future__ import annotations
 
@@ -79,25 +79,6 @@ class Finding:
     culprit: Annotated[str, Column("", "what it is slow because of; empty: itself")] = ""
     action: Annotated[Action | None, Column("", "replace, reset, setting or watch")] = None
     command: Annotated[str, Column("", "what to type; never run")] = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """One direction of a pair of devices, median over passes: a row of the table `links`.
-
-    from_uuid, to_uuid: devices, or "host" for the memory of the device's node.
-    kind: how the bytes went: "copy", "nccl", "gloo", "h2d" or "d2h".
-    message_bytes: of one message. gb_per_s, latency_us: None where not measured.
-    """
-
-    from_uuid: Annotated[str, Column("", "device, or host")]
-    to_uuid: Annotated[str, Column("", "device, or host")]
-    from_name: Annotated[str, Column("", "its name")]
-    to_name: Annotated[str, Column("", "its name")]
-    kind: Annotated[str, Column("", "how the bytes went")]
-    message_bytes: Annotated[int, Column("bytes", "of one message")]
-    gb_per_s: Annotated[float | None, Column("GB/s", "bandwidth")]
-    latency_us: Annotated[float | None, Column("us", "of the smallest message")]
 
 
 def figure(value: float) -> str:

@@ -163,6 +163,25 @@ def rank_cases(rows: Sequence[ScaledRow], answer: Answer, ranks: str) -> list[Ca
     ]
 
 
+def in_order_of_answer(rows: Sequence[ScaledRow], answer: Answer) -> list[ScaledRow]:
+    """Return the points case by case; in each the best first, and those without a value last.
+
+    Points whose answer is a ratio to their baseline stand in the order of their settings.
+    """
+    cases, metric = settings_of_cases(rows, answer), find_metric(rows, answer.metric)
+    names = sorted(distinguishing_settings(rows), key=lambda name: name not in cases)
+    if metric is None or answer.metric in RATIOS:
+        return sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
+    sign = -1 if answer.best == "max" else 1
+
+    def place(row: ScaledRow) -> tuple[object, ...]:
+        value = value_of(row, metric) if row.status == "ok" else None
+        case = [setting_order(setting(row, name)) for name in cases]
+        return (case, value is None, sign * (value or 0.0))
+
+    return sorted(rows, key=place)
+
+
 def _candidate(row: ScaledRow, metric: Metric, names: Sequence[str], ranks: str) -> Candidate:
     value = float(value_of(row, metric))
     low, high = interval_of(row, metric, value)

@@ -135,8 +135,8 @@ class Column:
 class Table:
     """Rows of cells; a cell without sort value and hint may be a plain string.
 
-    subject: the workload of its points, or what else all rows are about. settings: those that all
-    rows share, as name=value. kind: what the table shows, and the unit of its columns.
+    subject: the workload of its points, or what else all rows are about. kind: what the table
+    shows, and the unit of its columns.
     note: sentences that a reader needs beside the meanings of the columns.
     narrower: the table to show instead where this one does not fit the width.
     """
@@ -144,15 +144,14 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[str | Cell, ...], ...]
     subject: str = ""
-    settings: str = ""
     kind: str = ""
     note: str = ""
     narrower: Table | None = None
 
     @property
     def title(self) -> str:
-        """Return `mlp hidden=8: where the step goes, ms`; empty for a table without a title."""
-        return ": ".join(filter(None, (f"{self.subject} {self.settings}".strip(), self.kind)))
+        """Return `mlp: where the step goes, ms`; empty for a table without a title."""
+        return ": ".join(filter(None, (self.subject, self.kind)))
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -204,7 +203,6 @@ def make_table(
     columns: Iterable[ColumnOf[T]],
     *,
     subject: str = "",
-    settings: str = "",
     kind: str = "",
     note: str = "",
 ) -> Table:
@@ -220,7 +218,6 @@ def make_table(
         columns=tuple(column for column, _ in kept),
         rows=tuple(zip(*(cells for _, cells in kept), strict=True)),
         subject=subject,
-        settings=settings,
         kind=kind,
         note=note,
     )
@@ -237,14 +234,18 @@ def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
 
 
 def metric_column(metric: Metric, unit: Unit, words: dict[str, str], drop: int | None) -> Column:
-    """Make the column of a metric. words: values for {ranks} and {baseline} in its meaning."""
+    """Return the column of a metric.
+
+    words: values for {ranks} and {baseline} in its meaning; {items} is what a step finishes.
+    """
     from raybench.report.formatting import metric_heading
 
     meaning = metric.meaning or metric.description
     for name, word in words.items():
         meaning = meaning.replace(f"{{{name}}}", word)
+    is_rate = metric.name == "throughput" and "items" in words
     return Column(
-        title=metric_heading(metric, unit),
+        title=f"{words['items']}/s" if is_rate else metric_heading(metric, unit),
         unit=unit.name if metric.format == "time" else metric.unit,
         meaning=meaning.removesuffix("."),
         drop=drop,

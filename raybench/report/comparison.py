@@ -247,37 +247,27 @@ def table(comparison: Comparison) -> Table:
     """Return the table of the points in `shown`; the verdicts are its last column."""
     rows = shown(comparison)
     unit = formatting.unit_of_times(row.base_ms for row in rows)
-    settings: list[ColumnOf[int]] = [
-        (column, lambda place, cells=cells: cells[place])  # type: ignore[misc]
-        for column, cells in setting_columns(comparison.compared)
-    ]
     rate = "samples/s" if any(row.rate_unit == "samples/s" for row in rows) else "steps/s"
 
-    def verdict(place: int) -> Cell:
-        words = verdict_words(rows[place], comparison.threshold)
+    def verdict(row: ComparedPoint) -> Cell:
+        words = verdict_words(row, comparison.threshold)
         return Cell(text=words, tone=_TONES.get(words, "plain"))
 
-    def seen(place: int) -> str:
-        least = rows[place].least_seen
-        return f"{least:.1%}" if least is not None else ""
-
-    measured: list[ColumnOf[int]] = [
-        (
-            Column(title=f"base {unit.name}"),
-            lambda place: formatting.time_in(unit, rows[place].base_ms),
-        ),
+    columns: list[ColumnOf[ComparedPoint]] = [
+        *setting_columns(comparison.compared),
+        (Column(title=f"base {unit.name}"), lambda row: formatting.time_in(unit, row.base_ms)),
         (
             Column(title=f"new {unit.name}", drop=1),
-            lambda place: formatting.time_in(unit, rows[place].new_ms),
+            lambda row: formatting.time_in(unit, row.new_ms),
         ),
-        (Column(title="step"), lambda place: _change(rows[place], "ratio")),
-        (Column(title=rate), lambda place: _change(rows[place], "rate_ratio")),
-        (Column(title="seen from", drop=0), seen),
+        (Column(title="step"), lambda row: _change(row, "ratio")),
+        (Column(title=rate), lambda row: _change(row, "rate_ratio")),
+        (Column(title="seen from", drop=0), lambda row: formatting.percent(row.least_seen)),
         (Column(title="verdict", is_text=True), verdict),
     ]
     counts = [len(side) for side in (comparison.base, comparison.new)]
     kind = "base: mean of {} runs, new: mean of {}".format(*counts) if max(counts) > 1 else ""
-    return make_table(range(len(rows)), [*settings, *measured], kind=kind)
+    return make_table(rows, columns, kind=kind)
 
 
 def verdict_words(row: ComparedPoint, threshold: float) -> str:

@@ -23,18 +23,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STATUS_WORDS = {status.value: status.label for status in Status}
-# What the letters in the tables mean.
-MARKS = {
-    "u": "unsteady, the level of the step time still changes",
-    "w": "wide, the samples of a start leave more than ±10 % open",
-    "h": "host-bound, the device waits for the host",
-    "t": "throttled, the clocks were limited by heat or a fault",
-    "s": "one rank is slower than the others",
-    "c": "crowded, CPU workers share cores",
-    "n": "not alone, something else used its devices or nodes at the same time",
-    "q": "quick, a short look instead of seconds",
-    "b": "no breakdown, the parts exceed the step by more than 10 %",
-}
 # Where a failure was, with which its message begins.
 _PLACE = re.compile(r"rank \d+ \([^()]*\): ")
 _GIB = 2**30
@@ -220,6 +208,14 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
+def amount(count: int) -> str:
+    """Write a number of parameters: 1,025, 134 M, 1.5 B."""
+    for unit, of_unit in (("B", 1e9), ("M", 1e6)):
+        if count >= of_unit:
+            return f"{count / of_unit:.3g} {unit}"
+    return f"{count:,}"
+
+
 def size(count: float | None) -> str:
     """Bytes in the binary unit that suits them: 4 KiB, 1.5 MiB."""
     if not has_value(count):
@@ -230,11 +226,11 @@ def size(count: float | None) -> str:
 
 
 def setting(name: str, value: Any) -> str:
-    """Write the value of a setting; sizes in bytes with their unit."""
-    digits = str(value)
+    """Write the value of a setting; sizes in bytes with their unit; empty for None."""
+    digits = "" if value is None else str(value)
     if name.endswith("_bytes") and digits.isdecimal():
         return size(int(digits))
-    return digits.lower() if isinstance(value, bool) else str(value)
+    return digits.lower() if isinstance(value, bool) else digits
 
 
 def heading(name: str) -> str:
@@ -359,9 +355,3 @@ def baseline_name(baseline: Mapping[str, Any]) -> str:
     """Name what is compared with: a precision by itself, other settings as name=value."""
     alone = tuple(baseline) == ("precision",)
     return str(baseline["precision"]) if alone else settings(baseline)
-
-
-def over(baseline: Mapping[str, Any]) -> str:
-    """Write the title of what a report found."""
-    named = " and efficiency" if "world_size" in baseline else ""
-    return f"Speed-up{named} over {settings(baseline)}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.history import POINT_COLUMNS, HistoryRow
-from raybench.analysis.settings import setting, varying
+from raybench.analysis.settings import varying
 from raybench.report import formatting
 from raybench.report.blocks import (
     SETTING_CHARS,
@@ -26,6 +26,7 @@ from raybench.report.blocks import (
 from raybench.report.comparison import before_and_now, percent
 from raybench.report.documents import Document
 from raybench.report.plain_text import counted
+from raybench.report.point_settings import setting_columns
 
 Series = list[HistoryRow]
 
@@ -109,7 +110,7 @@ def _tables(series: Sequence[Series]) -> Iterator[Block]:
     shown = with_history[:_MAX_POINTS]
     for workload in dict.fromkeys(rows[0].workload for rows in shown):
         members = [rows for rows in shown if rows[0].workload == workload]
-        yield _points(members, varying([rows[-1] for rows in members], params_first=True))
+        yield _points(members)
     hidden = len(with_history) - len(shown)
     if hidden > 0:
         text = f"{hidden} more points have a history; --json has all"
@@ -136,21 +137,15 @@ def _is_step(row: HistoryRow) -> bool:
     return row.step is not None
 
 
-def _points(series: Sequence[Series], names: Sequence[str]) -> Table:
-    def text(title: str, name: str) -> ColumnOf[Series]:
-        column = Column(title=title, is_text=True, min_chars=SETTING_CHARS)
-
-        def cell(rows: Series) -> str:
-            value = setting(rows[-1], name)
-            return "" if value is None else formatting.setting(name, value)
-
-        return column, cell
-
-    has_machines = len({rows[0].machine for rows in series}) > 1
+def _points(series: Sequence[Series]) -> Table:
+    latest = [rows[-1] for rows in series]
+    names = varying(latest, params_first=True)
+    if len({row.machine for row in latest}) > 1:
+        names.append("device_name")
+    settings = setting_columns(latest, names)
     columns: list[ColumnOf[Series]] = [
         (Column(title="point", is_text=True), lambda rows: rows[-1].point_id),
-        *(text(formatting.heading(name), name) for name in names),
-        *([text("device", "device_name")] if has_machines else []),
+        *((column, lambda rows, cell=cell: cell(rows[-1])) for column, cell in settings),
         (Column(title="runs"), lambda rows: str(len(rows))),
         (Column(title="last ms"), lambda rows: formatting.number(rows[-1].step_ms_p50)),
         # Of the last level from the first one.

@@ -26,8 +26,8 @@ from raybench.report.answers import (
     with_most_ranks,
 )
 from raybench.report.blocks import Listing
+from raybench.report.marks import marks
 from raybench.report.plain_text import span
-from raybench.report.tables import marks
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 
 if TYPE_CHECKING:

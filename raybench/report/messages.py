@@ -13,7 +13,6 @@ from raybench.analysis.rounds import LARGEST_DRIFT, Trials
 from raybench.analysis.rows import ScaledRow
 from raybench.report import formatting
 from raybench.report.blocks import MessageGroup
-from raybench.report.what_ran import kernels_of
 from raybench.results.point_row import PointRow
 
 # A figure with its unit. The rank that a sentence begins with is none: rank 1 and rank 3 are not
@@ -151,7 +150,7 @@ def warnings_of(rows: Sequence[ScaledRow]) -> Iterator[str]:
                 "the power cap; at most so much of the speed-up is due to them"
             )
         base = bases.get(row.series, row)
-        own, others = kernels_of(row), kernels_of(base)
+        own, others = row.attention_kernels, base.attention_kernels
         is_asked = row.params.get("attention") != base.params.get("attention")
         if own and others and own != others and not is_asked:
             yield (

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from raybench.analysis.rows import BY_NAME, MAIN_RATES, value_of, workload_metrics
 from raybench.analysis.step_times import SlowestRegion
@@ -48,14 +45,10 @@ _APART = ("methods", "error_detail", "workload_metrics", "workload_headings")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointList(Document):
-    """The points of one run: a document (see `raybench.report.documents`).
-
-    busy_pct: of each point, as `raybench.analysis.step_times.busy_pct` finds it.
-    """
+    """The points of one run: a document (see `raybench.report.documents`)."""
 
     run_id: str
     points: Sequence[PointRow]
-    busy_pct: Sequence[float | None]
 
     @property
     def title(self) -> str:
@@ -67,16 +60,14 @@ class PointList(Document):
         if not self.points:
             yield Line(text="No point has been finished yet.")
         else:
-            yield _points_table(self.points, self.busy_pct)
+            yield _points_table(self.points)
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object: run_id and points, with all columns."""
-        shares = zip(self.points, self.busy_pct, strict=True)
-        points = [{**vars(row), "busy_pct": share} for row, share in shares]
-        return {"run_id": self.run_id, "points": points}
+        return {"run_id": self.run_id, "points": list(map(vars, self.points))}
 
 
-def _points_table(rows: Sequence[PointRow], busy_pct: Sequence[float | None]) -> Table:
+def _points_table(rows: Sequence[PointRow]) -> Table:
     """Return the table of the points.
 
     Where it is too wide, it is shown without further metrics, then without reasons of failures,
@@ -89,43 +80,27 @@ def _points_table(rows: Sequence[PointRow], busy_pct: Sequence[float | None]) ->
     count = len(extras)
     is_all_ok = all(row.status == "ok" for row in rows)
 
-    def of_metric(metric: Metric, drop: int, unit: formatting.Unit) -> ColumnOf[int]:
+    def of_metric(metric: Metric, drop: int, unit: formatting.Unit) -> ColumnOf[PointRow]:
         column = metric_column(metric, unit, {}, drop)
-        return column, lambda place: formatting.metric(metric, value_of(rows[place], metric), unit)
+        return column, lambda row: formatting.metric(metric, value_of(row, metric), unit)
 
-    def busy(place: int) -> str:
-        share = busy_pct[place]
-        return "" if share is None else formatting.percent(share / 100)
-
-    columns: list[ColumnOf[int]] = [
-        (Column(title="point", is_text=True), lambda place: str(rows[place].point_id)),
-        *(
-            [(Column(title="round", is_text=True), lambda place: _round(rows[place]))]
-            if _has_rounds(rows)
-            else []
-        ),
-        *(
-            (column, lambda place, cells=cells: cells[place])
-            for column, cells in setting_columns(rows)
-        ),
+    columns: list[ColumnOf[PointRow]] = [
+        (Column(title="point", is_text=True), lambda row: row.point_id),
+        *([(Column(title="round", is_text=True), _round)] if _has_rounds(rows) else []),
+        *setting_columns(rows),
         (
             Column(title="status", is_text=True, drop=count + 3 if is_all_ok else None),
-            lambda place: formatting.STATUS_WORDS[rows[place].status],
+            lambda row: formatting.STATUS_WORDS[row.status],
         ),
-        (
-            Column(title=f"step {unit.name}"),
-            lambda place: formatting.step_in(unit, rows[place]),
-        ),
+        (Column(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
         *(of_metric(metric, count + 2, formatting.MILLISECONDS) for metric in rates[:1]),
         *(of_metric(metric, count - place, unit) for place, metric in enumerate(extras)),
-        # How much of the time the least busy device of the point ran a kernel.
-        (Column(title="busy", drop=0), busy),
         (
             Column(title="reason", is_text=True, min_chars=_MIN_REASON_CHARS, drop=count + 1),
-            lambda place: shorten(_reason(rows[place]), _REASON_CHARS),
+            lambda row: shorten(_reason(row), _REASON_CHARS),
         ),
     ]
-    return make_table(range(len(rows)), columns)
+    return make_table(rows, columns)
 
 
 def _has_rounds(rows: Sequence[PointRow]) -> bool:
@@ -151,7 +126,7 @@ class PointDetails(Document):
 
     row: of `points`, its rounds as one row (`mean_of_rounds`). rounds: how many that are.
     step_ms_interval: the 95 % interval of the step over the rounds; None where it is not known.
-    attempts: all of them, in order. ranks, modules, regions, states, steps_ms: as the functions of
+    attempts: all of them, in order. ranks, modules, regions, states: as the functions of
     `raybench.analysis.step_times` give them; empty where modules were not profiled, the step names
     no regions or devices were not sampled.
     traces: paths. wrote_logs: whether there is text of its ranks. units: of all columns.
@@ -168,7 +143,6 @@ class PointDetails(Document):
     wrote_logs: bool = False
     attempts: Sequence[PointRow] = ()
     regions: Sequence[SlowestRegion] = ()
-    steps_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     units: Mapping[str, str] = field(default_factory=dict)
     standings: Sequence[Standing] = ()
 
@@ -213,7 +187,6 @@ class PointDetails(Document):
             lines = list(_methods(methods))
             yield Listing(title="How each was measured", lines=lines, is_quoted=True)
         tables = (
-            histogram(self.steps_ms),
             _ranks(self.ranks),
             ranks_of_point(self.row, formatting.unit_of([self.row])),
             _regions(self.regions),
@@ -395,62 +368,3 @@ def _modules(modules: pd.DataFrame) -> Table | None:
     ]
     kind = f"Modules with their children, per step{hidden}"
     return make_table(modules.head(_MAX_MODULES).to_dict("records"), columns, kind=kind)
-
-
-Times = NDArray[np.float64]
-
-# Fewer say nothing that their minimum, median and maximum do not say.
-_LEAST = 8
-_MOST_BARS = 12
-_BAR_CHARS = 40
-# Of the largest time; nearer ones leave no room for ranges between them.
-_SAME = 1e-6
-_EIGHTHS = " ▏▎▍▌▋▊▉"
-# A few steps that are far slower than the rest would leave one bar for all others.
-_FAR_QUARTILES = 4.0
-
-
-def histogram(times_ms: Times) -> Table | None:
-    """Return a table with a bar for each of at most 12 equal ranges of step times.
-
-    None for fewer than 8 times, and where all are the same, to a millionth.
-
-    Times beyond the third quartile by four times the distance of the quartiles share the last bar,
-    whose range is wider than the others: each range is shown with both of its ends.
-    """
-    if len(times_ms) < _LEAST or np.ptp(times_ms) <= _SAME * times_ms.max():
-        return None
-    is_short = formatting.is_short(float(np.median(times_ms)))
-    times = times_ms * 1000 if is_short else times_ms
-    starts, ends, counts = _bars(times)
-    # So many that the ends of neighbouring ranges differ.
-    digits = max(0, 1 - math.floor(math.log10(float(ends[0] - starts[0]))))
-    rows = []
-    for start, end, count in zip(starts, ends, counts, strict=True):
-        eighths = math.ceil(count / counts.max() * _BAR_CHARS * 8)
-        bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-        rows.append([f"{start:,.{digits}f}", f"{end:,.{digits}f}", str(count), bar])
-    unit = "µs" if is_short else "ms"
-    columns: list[ColumnOf[list[str]]] = [
-        (Column(title=f"from {unit}"), lambda row: row[0]),
-        (Column(title=f"to {unit}"), lambda row: row[1]),
-        (Column(title="steps"), lambda row: row[2]),
-        (Column(title="", is_text=True), lambda row: row[3]),
-    ]
-    return make_table(rows, columns, kind="Step times, per iteration of the slowest rank")
-
-
-def _bars(times: Times) -> tuple[Times, Times, NDArray[np.int64]]:
-    """Return the lower and upper ends of the ranges, and how many times are in each."""
-    first, third = np.percentile(times, [25, 75])
-    limit = third + _FAR_QUARTILES * (third - first) if third > first else times.max()
-    near, far = times[times <= limit], times[times > limit]
-    bars = min(_MOST_BARS, math.ceil(2 * math.sqrt(len(times))))
-    counts, edges = np.histogram(near, bins=bars)
-    if not len(far):
-        return edges[:-1], edges[1:], counts
-    return (
-        np.append(edges[:-1], far.min()),
-        np.append(edges[1:], far.max()),
-        np.append(counts, len(far)),
-    )

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
-from raybench.analysis.settings import OPTIONAL, HasSettings, number_of, setting, varying
+from raybench.analysis.settings import (
+    OPTIONAL,
+    HasSettings,
+    is_numeric,
+    number_of,
+    setting,
+    varying,
+)
 from raybench.report import formatting
-from raybench.report.blocks import SETTING_CHARS, Column
+from raybench.report.blocks import SETTING_CHARS, Column, ColumnOf
 
 # Settings by which several devices share the work of a step, and their names in the field.
 DEGREES = {
@@ -82,30 +90,46 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
     return ", ".join(filter(None, words)) or ("plain" if names else "")
 
 
-def setting_columns(rows: Sequence[_Row]) -> list[tuple[Column, list[str]]]:
-    """Return a column for each setting that varies, with the text of each point."""
-    if not _are_of_several(rows):
-        found = {
-            formatting.heading(name): [formatting.setting(name, setting(row, name)) for row in rows]
-            for name in varying(rows, params_first=True)
+def setting_columns(
+    rows: Sequence[_Row], names: Sequence[str] | None = None, ranks: str = ""
+) -> list[ColumnOf[Any]]:
+    """Return a column for each setting that tells the rows apart, the parameters first.
+
+    Rows of several workloads have two columns: the workload, and the settings that vary in it.
+    names: these settings instead. ranks: the head of world_size.
+    """
+    if names is None and _are_of_several(rows):
+        of_workload = {
+            workload: varying([row for row in rows if row.workload == workload], params_first=True)
+            for workload in {row.workload for row in rows}
         }
-    else:
-        found = {
-            "workload": [str(row.workload) for row in rows],
-            "settings": [formatting.settings(own) for own in _own_settings(rows)],
-        }
+
+        def own(row: _Row) -> str:
+            given = ((name, setting(row, name)) for name in of_workload[row.workload])
+            return formatting.settings(
+                {
+                    formatting.heading(name): formatting.setting(name, value)
+                    for name, value in given
+                    if value not in (None, "")
+                }
+            )
+
+        # A workload is never folded.
+        workload = Column(title="workload", is_text=True, is_setting=True)
+        others = replace(workload, title="settings", min_chars=SETTING_CHARS)
+        return [(workload, lambda row: str(row.workload)), (others, own)]
+    chosen = varying(rows, params_first=True) if names is None else names
     return [
         (
             Column(
-                title=title,
-                is_text=True,
+                title=ranks if ranks and name == "world_size" else formatting.heading(name),
+                is_text=not is_numeric(rows, name),
                 is_setting=True,
-                # A workload is never folded.
-                min_chars=None if title == "workload" else SETTING_CHARS,
+                min_chars=SETTING_CHARS,
             ),
-            cells,
+            lambda row, name=name: formatting.setting(name, setting(row, name)),  # type: ignore[misc]
         )
-        for title, cells in found.items()
+        for name in chosen
     ]
 
 
@@ -113,30 +137,12 @@ def point_names(rows: Sequence[_Row]) -> list[str]:
     """Return a name for each point, from the settings that vary, or its id where none does."""
     columns = setting_columns(rows)
     if _are_of_several(rows):
-        cells = zip(*(texts for _, texts in columns), strict=True)
-        return [" ".join(filter(None, texts)) for texts in cells]
+        return [" ".join(filter(None, (str(cell(row)) for _, cell in columns))) for row in rows]
     return [
-        formatting.settings({column.title: cells[place] for column, cells in columns})
-        or str(row.point_id)
-        for place, row in enumerate(rows)
+        formatting.settings({column.title: cell(row) for column, cell in columns}) or row.point_id
+        for row in rows
     ]
 
 
 def _are_of_several(rows: Sequence[_Row]) -> bool:
     return len({row.workload for row in rows}) > 1
-
-
-def _own_settings(rows: Sequence[_Row]) -> list[dict[str, str]]:
-    """Find the settings of each row that vary among those of its workload."""
-    names = {
-        workload: varying([row for row in rows if row.workload == workload], params_first=True)
-        for workload in {row.workload for row in rows}
-    }
-    return [
-        {
-            formatting.heading(name): formatting.setting(name, value)
-            for name in names[row.workload]
-            if (value := setting(row, name)) not in (None, "")
-        }
-        for row in rows
-    ]

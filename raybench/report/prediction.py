@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, Network, Prediction
-from raybench.analysis.settings import EXECUTION, setting, varying
+from raybench.analysis.settings import EXECUTION, varying
 from raybench.report import formatting
 from raybench.report.blocks import (
-    SETTING_CHARS,
     Block,
     Column,
     ColumnOf,
@@ -22,6 +21,7 @@ from raybench.report.blocks import (
 )
 from raybench.report.documents import Document
 from raybench.report.plain_text import counted, span
+from raybench.report.point_settings import setting_columns
 from raybench.results.run import Run
 
 _COLUMNS = (
@@ -88,19 +88,9 @@ class Forecast(Document):
         """Make the table: a line for each point and number of devices."""
         rows = [replace(one.measured, world_size=one.world_size) for one in self.predictions]
         names = varying(rows, always=("precision", "world_size"), params_first=True)
-        settings: list[ColumnOf[Prediction]] = [
-            (
-                Column(
-                    title=formatting.heading(name),
-                    is_text=True,
-                    is_setting=True,
-                    min_chars=SETTING_CHARS,
-                ),
-                lambda one, name=name: formatting.setting(  # type: ignore[misc]
-                    name, setting(replace(one.measured, world_size=one.world_size), name)
-                ),
-            )
-            for name in names
+        settings = [
+            (column, lambda one, cell=cell: cell(replace(one.measured, world_size=one.world_size)))
+            for column, cell in setting_columns(rows, names)
         ]
         measured: list[ColumnOf[Prediction]] = [
             (Column(title="step ms"), lambda one: formatting.number(one.step_ms)),

@@ -10,7 +10,6 @@ from typing import Any
 
 from raybench.analysis.implausible import impossible_among
 from raybench.report import formatting
-from raybench.report.answer_table import answer_table
 from raybench.report.answers import RATIOS, Case
 from raybench.report.blocks import (
     HOW_TO_ADD_ROUNDS,
@@ -27,6 +26,7 @@ from raybench.report.lead import lead as lead_of
 from raybench.report.plain_text import counted, shorten
 from raybench.report.sections import Section, all_sections, references
 from raybench.report.summary import Summary
+from raybench.report.tables import MOST_ROWS, answer_table
 from raybench.sweep.messages import command
 from raybench.sweep.rounds import WORTHWHILE
 
@@ -165,9 +165,9 @@ class RunReport(Document):
             _, text = next(references.reference_lines(summary))
             yield Line(text=formatting.sentence(text.removesuffix(".")))
         if summary.rows:
-            table, left_out = answer_table(summary.rows, summary.layout, summary.answer)
+            table = answer_table(summary, MOST_ROWS)
             yield table
-            if left_out:
+            if left_out := len(summary.rows) - len(table.rows):
                 yield Line(text=f"and {counted(left_out, 'more point')}: --full", tone="aside")
         else:
             yield Line(text="No point has been finished yet.", is_apart=True)

@@ -24,16 +24,26 @@ from raybench.job.point import RUN_SETTINGS
 from raybench.job.source import overrides_in
 from raybench.records import Cause, TrialKey, by_point
 from raybench.report import formatting, messages
-from raybench.report.answers import Case, LargestBatch, largest_batches, rank_cases, usable_answer
+from raybench.report.answers import (
+    Case,
+    LargestBatch,
+    in_order_of_answer,
+    largest_batches,
+    rank_cases,
+    settings_of_cases,
+    usable_answer,
+)
 from raybench.report.blocks import MessageGroup
 from raybench.report.json_text import records
+from raybench.report.marks import MARKS, marks
 from raybench.report.plain_text import counted, span
+from raybench.report.point_settings import distinguishing_settings
 from raybench.report.references import Standing, measurements, standings
-from raybench.report.tables import Layout, marks
 from raybench.results.point_row import PointRow
 from raybench.results.run import Run
 from raybench.results.tables import RegionRow
 from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
+from raybench.workloads.base import builtin_class, parameter_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +83,9 @@ class Summary:
         return [
             replace(row, warnings=(*row.warnings, *texts)) if texts else row
             for row in scaling(self.points, self.run.baseline)
-            for texts in [impossible_figures(row, self.references)]
+            for rounds in [self._trials.rounds(row).values()]
+            for attempts_s in [[one.duration_s for one in rounds]]
+            for texts in [impossible_figures(row, self.references, attempts_s)]
         ]
 
     @cached_property
@@ -113,21 +125,63 @@ class Summary:
         }
 
     @cached_property
-    def layout(self) -> Layout:
-        """Return what all tables of the points have in common."""
+    def has_throughput(self) -> bool:
+        """Return whether the points finish items; where none is ok, those with a batch size do."""
+        if any(row.status == "ok" for row in self.rows):
+            return any(row.throughput is not None for row in self.rows)
+        return any(batch_column(row) for row in self.rows)
+
+    @cached_property
+    def unit(self) -> formatting.Unit:
+        """Return the unit of all step times in the tables."""
+        return formatting.unit_of(self.rows)
+
+    @cached_property
+    def case_settings(self) -> list[str]:
+        """Return the settings that make cases, in each of which one point is the best."""
+        return settings_of_cases(self.rows, self.answer)
+
+    @cached_property
+    def table_settings(self) -> list[str]:
+        """Return the settings that tell the points apart; those that make cases come first."""
+        names, cases = distinguishing_settings(self.rows), self.case_settings
+        return sorted(names, key=lambda name: name not in cases)
+
+    @cached_property
+    def ordered(self) -> list[ScaledRow]:
+        """Return `rows` case by case, in each the best first."""
+        return in_order_of_answer(self.rows, self.answer)
+
+    @cached_property
+    def alike(self) -> str:
+        """Return the main settings of all points: `fp32, batch 64 per device, 2 GPUs`.
+
+        A batch that varies is named without its value.
+        """
+        if not self.rows:
+            return ""
+        first, apart = self.rows[0], varying(self.rows)
+        names = ("precision", "batch", "world_size")
+        words = {name: formatting.settings_words(first, [name], self.ranks) for name in names}
+        words |= {name: "batch" if name == "batch" else "" for name in names if name in apart}
+        if "dtype" in first.params:  # it computes nothing in the precision
+            words["precision"] = ""
+        if words["batch"] and first.scaling and "scaling" not in apart:
+            words["batch"] += " per device" if first.scaling == "weak" else " over all devices"
+        return ", ".join(filter(None, words.values()))
+
+    @cached_property
+    def words(self) -> dict[str, str]:
+        """Return what stands for {ranks}, {baseline} and {items} in the meaning of a metric."""
+        baseline = formatting.settings(self.run.baseline)
+        return {"ranks": self.ranks, "baseline": baseline, "items": self.answer.items}
+
+    @cached_property
+    def marks_meaning(self) -> str:
+        """Return what the marks of the points mean, of those that are set."""
         letters = {letter for row in self.rows for letter in marks(row)}
-        return Layout(
-            shared=self.shared,
-            baseline=self.run.baseline,
-            ranks=self.ranks,
-            has_throughput=_has_throughput(self.rows),
-            unit=formatting.unit_of(self.rows),
-            plus_minus=self.plus_minus,
-            items=self.answer.items,
-            marks="; ".join(
-                f"{mark} {text}" for mark, text in formatting.MARKS.items() if mark in letters
-            ),
-        )
+        found = (f"{mark} {text}" for mark, text in MARKS.items() if mark in letters)
+        return "; ".join(found)
 
     @cached_property
     def answer(self) -> Answer:
@@ -179,6 +233,29 @@ class Summary:
             text += ", only those that --devices named"
         ways = {way for row in self.rows for way in row.transports or ()}
         return f"{text}; {formatting.some(sorted(ways))}" if ways else text
+
+    @cached_property
+    def model(self) -> tuple[str, ...]:
+        """Return what the points run, the parameters of their models, and the optimizers.
+
+        As in ("MLP of 8 layers, 4,096 wide", "134 M parameters", "adam"); shorter for no model.
+        """
+        rows = self.rows
+        classes = {row.workload: builtin_class(row.workload) for row in rows}
+        names = dict.fromkeys(
+            (found.describe(row.params) if (found := classes[row.workload]) else "") or row.workload
+            for row in rows
+        )
+        sizes = sorted({parameter_count(row.workload, row.params) or 0 for row in rows} - {0})
+        size = span(*(formatting.amount(count) for count in sizes[:: len(sizes) - 1 or 1]))
+        trained = [row for row in rows if row.params.get("mode") != "inference"]
+        optimizers = {row.params["optimizer"] for row in trained if "optimizer" in row.params}
+        parts = (
+            ", ".join(names),
+            f"{size} parameters" if size else "",
+            ", ".join(sorted(optimizers)),
+        )
+        return tuple(filter(None, parts))
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
@@ -262,13 +339,6 @@ class Summary:
 def ranks_word(device_types: Iterable[str | None]) -> str:
     """Return what a rank runs on, `workers` where all are of the CPU, else `GPUs`."""
     return "workers" if {kind for kind in device_types if kind} == {"cpu"} else "GPUs"
-
-
-def _has_throughput(rows: Sequence[ScaledRow]) -> bool:
-    """Whether the points finish samples; where none is ok, those with a batch size would."""
-    if any(row.status == "ok" for row in rows):
-        return any(row.throughput is not None for row in rows)
-    return any(batch_column(row) for row in rows)
 
 
 def _node_count(devices: pd.DataFrame, most: int) -> int:

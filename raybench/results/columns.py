@@ -36,7 +36,6 @@ _Row = TypeVar("_Row")
 # Here and not beside their columns, so that `raybench list` need not load what computes metrics.
 TABLE_NAMES = (
     *("runs", "points", "samples", "devices", "telemetry", "modules", "regions", "health"),
-    "links",
     "summary",
 )
 SCHEMA_VERSION = 1

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 from raybench.records import Device, DeviceSample, Record, Samples, Status
-from raybench.records.health import Finding, Link
+from raybench.records.health import Finding
 from raybench.records.metric import Column
 from raybench.results.columns import TableColumn, arrow_schema, columns_of
 from raybench.results.point_row import AttemptKey, PointRow, keys_of
@@ -88,7 +88,9 @@ class SummaryRow:
     exposed_comm_ms: Annotated[
         float | None, Column("ms", "communication not hidden by computation")
     ] = None
-    straggler_ms: Annotated[float | None, Column("ms", "waiting for the slowest rank")] = None
+    straggler_ms: Annotated[
+        float | None, Column("ms", "slowest rank's own step less the others'")
+    ] = None
     data_wait_ms: Annotated[float | None, Column("ms", "waiting for the next batch")] = None
     device_idle_ms: Annotated[float | None, Column("ms", "device waits for the host")] = None
     peak_memory_bytes: Annotated[int | None, Column("bytes", "by tensors, largest rank")] = None
@@ -109,7 +111,6 @@ TABLES: Mapping[str, tuple[TableColumn, ...]] = {
     "modules": columns_of(ModuleRow),
     "regions": columns_of(RegionRow),
     "health": (_OF_RUN, *columns_of(Finding)),
-    "links": (_OF_RUN, *columns_of(Link)),
 }
 # Tables with rows of attempts at points, which `point_id` and `attempt` name.
 OF_POINTS = ("points", "samples", "modules", "regions")

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from raybench.job.model import Measure
     from raybench.records.environment import Code
-    from raybench.records.health import Finding, Link
+    from raybench.records.health import Finding
 
 _WRITTEN = ("points", "samples", "devices", "runs")
 
@@ -168,13 +168,9 @@ class RunStore:
             whole = pa.table(columns, schema("telemetry"))
             self._write("telemetry", _part_name(batch), whole)
 
-    def write_health(self, findings: Sequence[Finding], links: Sequence[Link]) -> None:
-        """Write the findings and links of a health check; replaces earlier ones."""
-        for table, content in (
-            ("health", list(map(self._of_run, findings))),
-            ("links", list(map(self._of_run, links))),
-        ):
-            self._write_rows(table, table, content)
+    def write_health(self, findings: Sequence[Finding]) -> None:
+        """Write the findings of a health check; replaces earlier ones."""
+        self._write_rows("health", "health", list(map(self._of_run, findings)))
 
     def write_summary(self, rows: Sequence[SummaryRow]) -> None:
         """Write the summary of the run, in place of what was there."""

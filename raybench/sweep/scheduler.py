@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy, in_device_order
 from raybench.job.plan import Plan
@@ -148,8 +147,8 @@ class Schedule:
     ) -> None:
         """Take in the state of the cluster, see `Cluster`."""
         self._capacity, self.pending = capacity, pending
-        # New allocators know no kept process groups. The tuples are made anew at each look, and
-        # comparing them costs no more than comparing the ids of their items.
+        # The tuples are made anew at each look, and comparing them costs no more than comparing the
+        # ids of their items.
         if devices == self._devices and lost == self._lost:
             return
         self._devices, self._lost = devices, lost
@@ -249,35 +248,24 @@ class Schedule:
 
     def _too_few_devices(self, attempt: Attempt) -> Skip:
         """Return the reason; a lost node or worker where there were enough devices before."""
-        asked, left = attempt.point.world_size, self._allocator(attempt.point).alive
-        if attempt.point.devices != ANY and asked <= len(self._devices) - len(self._lost):
-            return self._too_few_of_chosen(attempt, left)
-        if self._lost and asked <= len(self._devices):
+        asked, choice = attempt.point.world_size, attempt.point.devices
+        left = self._allocator(attempt.point).alive
+        cause = Cause.TOO_FEW_DEVICES
+        living = [device for worker, device in enumerate(self._devices) if worker not in self._lost]
+        if choice != ANY and asked <= len(living):
+            models = Counter(device.name for device in living)
+            each = ", ".join(f"{count} x {model}" for model, count in models.items())
+            why = f"{left} {'is' if left == 1 else 'are'} {choice}; the cluster has {each}"
+        elif self._lost and asked <= len(self._devices):
             cause, gone = self._losses()
-            there_are = f"{left} {'is' if left == 1 else 'are'} left since {gone} lost"
-            reason = f"needs {asked} devices, {there_are}"
-            return Skip(attempt=attempt, cause=cause, reason=reason)
-        there_are = f"{left} {'has' if left == 1 else 'have'} a worker: the others did not come"
-        if asked > self._capacity:
-            there_are = f"the cluster has {self._capacity}"
-        reason = f"needs {asked} devices, {there_are}"
-        if any(device.kind == "cpu" for device in self._devices):
-            reason += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
-        return Skip(attempt=attempt, cause=Cause.TOO_FEW_DEVICES, reason=reason)
-
-    def _too_few_of_chosen(self, attempt: Attempt, left: int) -> Skip:
-        """Return the reason where there are enough devices, but too few that the point may use."""
-        models = Counter(
-            device.name
-            for worker_id, device in enumerate(self._devices)
-            if worker_id not in self._lost
-        )
-        there_are = ", ".join(f"{count} x {model}" for model, count in models.items())
-        reason = (
-            f"needs {attempt.point.world_size} devices, {left} {'is' if left == 1 else 'are'} "
-            f"{attempt.point.devices}; the cluster has {there_are}"
-        )
-        return Skip(attempt=attempt, cause=Cause.TOO_FEW_DEVICES, reason=reason)
+            why = f"{left} {'is' if left == 1 else 'are'} left since {gone} lost"
+        else:
+            why = f"{left} {'has' if left == 1 else 'have'} a worker: the others did not come"
+            if asked > self._capacity:
+                why = f"the cluster has {self._capacity}"
+            if any(device.kind == "cpu" for device in self._devices):
+                why += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
+        return Skip(attempt=attempt, cause=cause, reason=f"needs {asked} devices, {why}")
 
     def _losses(self) -> tuple[Cause, str]:
         """Return whether whole nodes or single workers are lost, and which in words."""
@@ -318,57 +306,4 @@ def _series(point: Point) -> _Series:
         point.world_size,
         *point.execution.values(),
         point.scaling,
-    )
-
-
-def makespan_s(
-    plan: Plan,
-    duration_s: Callable[[Point], float],
-    devices: Sequence[Device],
-    isolation: Isolation,
-) -> float:
-    """Return how long the plan takes on an idle cluster, in seconds; skipped points take no time.
-
-    duration_s: returns how long a point takes, which the schedule learns only when it ends.
-    """
-    attempts = [
-        # Imagined devices have no models.
-        Attempt(index=i, point=replace(point, devices=ANY), number=1)
-        for i, point in enumerate(plan.points)
-    ]
-    schedule = Schedule(attempts, isolation)
-    schedule.see(devices, len(devices), frozenset(), 0)
-    now_s = 0.0
-    tie = itertools.count()
-    running: list[tuple[float, int, Attempt]] = []
-    while True:
-        while (decision := schedule.next()) is not None:
-            if isinstance(decision, Assign):
-                end_s = now_s + duration_s(decision.attempt.point)
-                heapq.heappush(running, (end_s, next(tie), decision.attempt))
-        if not running:
-            return now_s
-        now_s, _, attempt = heapq.heappop(running)
-        schedule.free(attempt)
-
-
-def imagine_devices(devices: int, nodes: int) -> tuple[Device, ...]:
-    """Return as many CUDA devices that nobody has, to plan with, evenly spread over the nodes."""
-    per_node = devices // nodes
-    return tuple(
-        Device(
-            kind="cuda",
-            node_id=f"{node:08d}",
-            host=f"node {node}",
-            address=f"{node:08d}",
-            index=index,
-            uuid=f"{node}/{index}",
-            name="imagined",
-            process_id=0,
-            cpu_count=0,
-            niceness=0,
-            omp_num_threads=1,
-        )
-        for node in range(nodes)
-        for index in range(per_node)
     )

@@ -26,7 +26,7 @@ def _in_the_repository(monkeypatch):
 
 
 # Those that take longest go first, so that no process is left with one of them at the end.
-_LONGEST = ("test_sweep_command", "test_faults", "test_hosts", "test_resume", "test_nodes")
+_LONGEST = ("test_sweep_command", "test_faults", "test_health", "test_hosts", "test_nodes")
 _OF_THE_CLUSTER = ("three_nodes", "three_workers")
 
 
@@ -71,12 +71,9 @@ def _fixtures(item: pytest.Item) -> list[str]:
 @pytest.fixture(scope="session")
 def three_nodes(_workers):
     """The address of a Ray cluster of three nodes, of two racks, with two CPU slots each."""
-    from ray.cluster_utils import Cluster
+    from tests.integration.clusters import start_cluster
 
-    # A process for each slot, which Ray would start for each driver, takes a second of a core.
-    settings = {"prestart_worker_first_driver": False}
-    left = {"num_cpus": 2, "num_gpus": 0, "labels": {"rack": "left"}}
-    cluster = Cluster(initialize_head=True, head_node_args={**left, "_system_config": settings})
+    cluster = start_cluster(num_cpus=2, labels={"rack": "left"})
     for rack in ("left", "right"):
         cluster.add_node(num_cpus=2, num_gpus=0, labels={"rack": rack})
     cluster.wait_for_nodes()

@@ -68,7 +68,6 @@ def main(output: Path, stages: list[str]) -> None:
     told = {
         "devices": [asdict(one) for one in found.devices],
         "findings": [asdict(one) for one in found.findings],
-        "links": [asdict(one) for one in found.links],
         "healthy": [one.index for one in found.healthy_devices],
     }
     print(json.dumps(told, default=str))

@@ -23,8 +23,8 @@ pytestmark = needs_hosts
 
 @pytest.fixture(scope="module")
 def nodes():
-    """Three hosts that are one Ray cluster of six CPU slots, and one without Ray."""
-    with ray_hosts(3, without_ray=1) as made:
+    """Two hosts that are one Ray cluster of four CPU slots, and one without Ray."""
+    with ray_hosts(2, without_ray=1) as made:
         yield made
 
 
@@ -49,7 +49,7 @@ def write_job(folder, strategy="spread", world_sizes="[1, 2, 3]"):
 @pytest.mark.parametrize(
     ("strategy", "driver", "address", "workers_of_hosts", "node_counts"),
     [
-        pytest.param("spread", 0, "auto", [1, 1, 1], [1, 2, 3], marks=pytest.mark.long),
+        pytest.param("spread", 0, "auto", [1, 2], [1, 2, 2], marks=pytest.mark.long),
         ("pack", 1, "10.99.0.10:6379", [1, 2], [1, 1, 2]),
     ],
 )
@@ -61,7 +61,7 @@ def test_a_sweep_spans_hosts_whose_own_names_are_loopback_addresses(
     users = {"NCCL_DEBUG": "WARN", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     done = nodes[driver].run(command, **users)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr.startswith("Ray cluster at 10.99.0.10:6379, up to 6 CPU workers")
+    assert done.stderr.startswith("Ray cluster at 10.99.0.10:6379, up to 4 CPU workers")
     points = pd.read_parquet(tmp_path / "results" / "points")
     assert list(points["status"]) == ["ok", "ok", "ok"]
     assert list(points["node_count"]) == node_counts
@@ -74,7 +74,7 @@ def test_a_sweep_spans_hosts_whose_own_names_are_loopback_addresses(
         chosen = {"GLOO_SOCKET_IFNAME": "net0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
         assert (users | chosen).items() <= dict(each).items()
     told = [json.loads((tmp_path / f"3-{rank}.json").read_text()) for rank in range(3)]
-    assert [one["host"] for one in told] == sorted(devices["host"])
+    assert sorted({one["host"] for one in told}) == sorted(set(devices["host"]))
     assert {one["sum"] for one in told} == {6}
 
 
@@ -88,7 +88,7 @@ def test_a_host_that_is_no_node_of_the_cluster_is_told_at_once(nodes, tmp_path, 
     options, variables = (
         (["--address", address], {}) if is_option else ([], {"RAY_ADDRESS": address})
     )
-    done = nodes[3].run([*command, *options], timeout_s=90, **variables)
+    done = nodes[2].run([*command, *options], timeout_s=90, **variables)
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"{given}{address}: no node of that cluster runs on this host")
@@ -97,7 +97,7 @@ def test_a_host_that_is_no_node_of_the_cluster_is_told_at_once(nodes, tmp_path, 
 HOLD = """\
 import ray, time
 ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-held = ray.util.placement_group([{"CPU": 2}, {"CPU": 2}, {"CPU": 1}])
+held = ray.util.placement_group([{"CPU": 2}, {"CPU": 1}])
 assert held.wait(30)
 print("held", flush=True)
 time.sleep(600)
@@ -115,7 +115,7 @@ def test_a_wait_for_slots_that_others_use_can_be_interrupted(nodes, tmp_path):
             with subprocess.Popen(
                 sweep, env=head.environment, stderr=subprocess.PIPE, text=True
             ) as waiting:
-                assert "up to 6 CPU workers" in waiting.stderr.readline()
+                assert "up to 4 CPU workers" in waiting.stderr.readline()
                 time.sleep(2)
                 os.kill(only_child(waiting.pid), signal.SIGINT)
                 _, stderr = waiting.communicate(timeout=30)
@@ -157,6 +157,7 @@ def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp
     assert "9.9.9 on node0 (10.99.0.10): install the same version on every node" in last
 
 
+@pytest.mark.long
 def test_a_host_without_raybench_is_told_in_one_line(lone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     elsewhere = tmp_path / "site" / "raybench"

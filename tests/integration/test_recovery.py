@@ -113,6 +113,7 @@ class TestRay(PointContract):
         ("early", Status.ERROR, "ValueError", "not even built"),
         ("oom", Status.OOM, "RuntimeError", "can't allocate memory"),
         ("sys_exit", Status.ERROR, "SystemExit", "3"),
+        ("unpicklable", Status.ERROR, "_Unpicklable", "holds what cannot travel"),
     ],
 )
 def test_what_a_rank_says_of_its_own_fault_comes_soon_and_costs_no_process(
@@ -126,6 +127,7 @@ def test_what_a_rank_says_of_its_own_fault_comes_soon_and_costs_no_process(
     assert isinstance(answers[1], Failure)
     assert (answers[1].status, answers[1].error_type) == (status, error_type)
     assert text in answers[1].message
+    assert "\n" not in answers[1].message
     assert [getattr(answers[rank], "error_type", "") for rank in (0, 2)] == ["PeerFailed"] * 2
     assert failures(run(cluster, 0, 1, 2, breakdown=True)) == []
     assert process_ids(cluster) == before

@@ -1,5 +1,6 @@
-"""A driver that is told to stop or cannot write, and `--resume`: real processes and Parquet."""
+"""A driver that is told to stop, is killed, loses its Ray or cannot write, and `--resume`."""
 
+import os
 import re
 import resource
 import shlex
@@ -10,50 +11,19 @@ from contextlib import suppress
 
 import pytest
 
-from tests.integration.sweeps import begin, raybench, table, wait_for_rows, write_text
-
-JOB = """\
-workload: {kind: mlp, hidden: 64, layers: 2}
-matrix: {world_size: [1, 2], batch_size: [4, 8]}
-measure: {warmup: 3, iterations: 1000, max_seconds: 0.5}
-"""
-POINTS = 4
-
-
-def started(folder):
-    """A sweep that has written a point."""
-    write_text(folder, JOB)
-    process = begin(folder)
-    wait_for_rows(process, folder, 1)
-    return process
-
-
-def statuses(folder):
-    return list(table(folder)["status"])
-
-
-@pytest.mark.long
-def test_sigterm_keeps_what_finished_and_the_command_it_prints_does_the_rest(tmp_path):
-    with started(tmp_path) as process:
-        time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
-    # None where the signal came between two points.
-    assert statuses(tmp_path).count("cancelled") <= 1
-    (line,) = re.findall("^go on with: python -m raybench (.*)$", said, re.MULTILINE)
-    resumed = raybench(*shlex.split(line))
-    assert resumed.returncode == 0, resumed.stderr
-    points = table(tmp_path)
-    ok = points[points["status"] == "ok"]
-    assert len(ok) == POINTS
-    assert ok["point_id"].is_unique
-    again = ok[ok["attempt"] == 2]["point_id"]
-    assert list(again) == list(points[points["status"] == "cancelled"]["point_id"])
-    nothing = raybench(*shlex.split(line))
-    assert nothing.returncode == 0, nothing.stderr
-    assert "nothing to do" in nothing.stderr
+from tests.integration.fault_injection import harmed_sweep
+from tests.integration.fault_runs import rows, start_sweep, write_job
+from tests.integration.fault_workloads import HARMED
+from tests.integration.sweeps import (
+    RAYBENCH,
+    begin,
+    descendants,
+    raybench,
+    sweep_command,
+    table,
+    wait_for_rows,
+    write_text,
+)
 
 
 @pytest.fixture
@@ -78,52 +48,75 @@ def fill(process, results):
             file.write(bytes(512))
 
 
-def make_room(results):
-    (results / "filler").unlink(missing_ok=True)
+def kill_head(process):
+    # The raylet has the command lines of all others among its arguments.
+    there = descendants(process.pid).items()
+    [head] = [pid for pid, title in there if "gcs_server" in title.split()[0]]
+    os.kill(head, signal.SIGKILL)
 
 
-def make_read_only(_, results):
-    if not results.is_mount():
-        for folder in results.glob("*/*"):
-            folder.chmod(0o500)
-        return
-    # Not while a file is open for writing, which the lock is: a mount over it can change.
-    subprocess.run(["mount", "--bind", str(results), str(results)], check=True)
-    subprocess.run(["mount", "-o", "remount,ro,bind", str(results)], check=True)
+def test_a_run_goes_on_after_a_full_disk_a_killed_driver_and_a_dead_head(small_disk, tmp_path):
+    write_job(tmp_path, [("none", 0), ("wait", 0), ("none", 0)], 1, timeout_s=90.0)
+    command = sweep_command(tmp_path, "--device", "cpu")
+
+    def ended_by(harm, stay_s=0.0):
+        for name in ("marks.jsonl", HARMED):
+            (tmp_path / name).unlink(missing_ok=True)
+        ended = harmed_sweep(command, tmp_path, 1, 1, lambda sweep, _: harm(sweep), stay_s=stay_s)
+        assert ended.gone_s is not None, ended.left
+        return ended, [row["status"] for row in rows(tmp_path)]
+
+    ended, statuses = ended_by(lambda sweep: fill(sweep, small_disk))
+    assert (ended.code, statuses) == (2, ["ok"]), ended.said
+    *_, go_on, kept, line = ended.said.splitlines()
+    assert line.startswith(f"{small_disk}/")
+    reason = "No space left on device; make room there|File too large; .*"
+    assert re.search(f": cannot be written: ({reason})$", line)
+    assert kept.startswith("stopped: 1 finished point is kept")
+    (small_disk / "filler").unlink(missing_ok=True)
+    command = [*RAYBENCH, *shlex.split(go_on.removeprefix("go on with: python -m raybench "))]
+
+    ended, statuses = ended_by(subprocess.Popen.kill)
+    assert (ended.code, statuses) == (-signal.SIGKILL, ["ok"])
+
+    ended, statuses = ended_by(kill_head, stay_s=None)
+    assert (ended.code, statuses) == (3, ["ok", "lost"]), ended.said
+    assert ended.end_s < 20
+
+    last = start_sweep(command, tmp_path)
+    _, said = last.communicate(timeout=240)
+    assert last.returncode == 0, said
+    assert [row["number"] for row in rows(tmp_path) if row["status"] == "ok"] == [0, 1, 2]
 
 
-def make_writable(results):
-    if not results.is_mount():
-        for folder in results.glob("*/*"):
-            folder.chmod(0o700)
-        return
-    subprocess.run(["umount", "--lazy", str(results)], check=True)
+JOB = """\
+workload: {kind: mlp, hidden: 64, layers: 2}
+matrix: {world_size: [1, 2], batch_size: [4, 8]}
+measure: {warmup: 3, iterations: 1000, max_seconds: 0.5}
+"""
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("harm", "undo", "reason"),
-    [
-        (fill, make_room, "No space left on device; make room there|File too large; .*"),
-        (make_read_only, make_writable, "(Read-only file system|Permission denied); .*"),
-    ],
-    ids=["full", "read-only"],
-)
-def test_a_disk_that_takes_no_more_is_one_line_and_the_run_goes_on_when_it_does(
-    small_disk, tmp_path, harm, undo, reason
-):
-    with started(tmp_path) as process:
-        harm(process, small_disk)
+def test_sigterm_keeps_what_finished_and_the_command_it_prints_does_the_rest(tmp_path):
+    write_text(tmp_path, JOB)
+    with begin(tmp_path) as process:
+        wait_for_rows(process, tmp_path, 1)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
-    undo(small_disk)
-    assert process.returncode == 2, said
-    *_, go_on, kept, line = said.splitlines()
-    assert line.startswith(f"{small_disk}/")
-    assert re.search(f": cannot be written: ({reason})$", line)
-    assert kept.startswith("stopped: ")
-    done = statuses(tmp_path)
-    assert done == ["ok"] * len(done)
-    assert 1 <= len(done) < POINTS
-    resumed = raybench(*shlex.split(go_on.removeprefix("go on with: python -m raybench ")))
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    # None where the signal came between two points.
+    assert list(table(tmp_path)["status"]).count("cancelled") <= 1
+    (line,) = re.findall("^go on with: python -m raybench (.*)$", said, re.MULTILINE)
+    resumed = raybench(*shlex.split(line))
     assert resumed.returncode == 0, resumed.stderr
-    assert statuses(tmp_path) == ["ok"] * POINTS
+    points = table(tmp_path)
+    ok = points[points["status"] == "ok"]
+    assert len(ok) == 4
+    assert ok["point_id"].is_unique
+    again = ok[ok["attempt"] == 2]["point_id"]
+    assert list(again) == list(points[points["status"] == "cancelled"]["point_id"])
+    nothing = raybench(*shlex.split(line))
+    assert nothing.returncode == 0, nothing.stderr
+    assert "nothing to do" in nothing.stderr

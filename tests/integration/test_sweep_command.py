@@ -15,7 +15,18 @@ from click.testing import CliRunner
 
 from raybench import cli
 from raybench.records.environment import usable_cores
-from tests.integration.sweeps import begin, cpu_sweep, raybench, table, wait_for_rows, write_text
+from tests.integration.sweeps import (
+    begin,
+    cpu_sweep,
+    raybench,
+    sweep_command,
+    table,
+    wait_for_rows,
+    write_text,
+)
+from tests.unit.commands import command
+
+__all__ = ["command"]  # a fixture
 
 
 def browse(folder, *command):
@@ -160,50 +171,13 @@ def test_an_interrupt_while_ray_starts_is_exit_130_without_a_crash(tmp_path, wai
     assert "Traceback" not in stderr
 
 
+@pytest.mark.long
 def test_no_point_that_fits_is_exit_3_and_leaves_nothing(tmp_path):
     write_text(tmp_path, "workload: {kind: mlp}\nmatrix: {world_size: [64], batch_size: 4}\n")
     done = cpu_sweep(tmp_path)
     assert done.returncode == 3
     assert "the smallest needs 64 devices, the cluster has" in done.stderr
     assert not (tmp_path / "results").exists()
-
-
-DEVICES_JOB = """\
-workload: {kind: mlp, hidden: 32, layers: 1}
-matrix: {world_size: [1, 2], batch_size: 16}
-measure: {warmup: 2, iterations: 5}
-"""
-
-
-def sweep_on_second_worker(folder):
-    """Sweep on one of this host's workers, which a list names."""
-    write_text(folder, DEVICES_JOB)
-    (folder / "list").write_text(f"{socket.gethostname()}:1  # the second worker\n")
-    return cpu_sweep(folder, "--devices", str(folder / "list"))
-
-
-def test_only_the_devices_of_a_list_are_used_and_counted(tmp_path):
-    done = sweep_on_second_worker(tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"up to 1 CPU worker of --devices {tmp_path / 'list'}; run" in done.stderr
-    assert "only those that --devices named" in " ".join(done.stdout.split())
-    points = table(tmp_path)
-    assert dict(zip(points.world_size, points.status, strict=True)) == {1: "ok", 2: "skipped"}
-    [run] = table(tmp_path, "runs").itertuples()
-    assert list(run.only_devices) == [f"{socket.gethostname()}:1"]
-    assert list(table(tmp_path, "devices")["index"]) == [1]
-
-
-@pytest.mark.long
-def test_a_run_that_goes_on_keeps_to_the_devices_of_its_list_and_others_must_be_there(tmp_path):
-    assert sweep_on_second_worker(tmp_path).returncode == 0
-    [run] = table(tmp_path, "runs").itertuples()
-    again = cpu_sweep(tmp_path, "--resume", "latest")
-    assert f"up to 1 CPU worker of --devices of {run.run_id}; run" in again.stderr
-    (tmp_path / "list").write_text("no-such-host:0\n")
-    done = cpu_sweep(tmp_path, "--devices", str(tmp_path / "list"))
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "the cluster does not give no-such-host:0" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -215,11 +189,12 @@ def test_a_run_that_goes_on_keeps_to_the_devices_of_its_list_and_others_must_be_
         ("nowhere", 2, "expected auto, local or HOST:PORT"),
     ],
 )
-def test_a_bad_address_is_one_line(tmp_path, address, code, text):
+def test_a_bad_address_is_one_line(tmp_path, command, address, code, text):
     write_text(tmp_path, MLP_JOB)
-    done = cpu_sweep(tmp_path, "--address", address)
-    assert done.returncode == code
-    (line,) = done.stderr.splitlines()
+    _, _, _, *words = sweep_command(tmp_path, "--device", "cpu", address=address)
+    done = command(*words, results=None)
+    assert done.code == code
+    (line,) = done.err.splitlines()
     assert text in line
     assert not (tmp_path / "results").exists()
 
@@ -250,14 +225,25 @@ measure: {warmup: 2, iterations: 5}
 """
 
 
-def test_a_workload_of_ones_own_is_found_from_the_current_directory(tmp_path, monkeypatch):
+def list_second_worker(folder):
+    """Write a list of devices that names one of this host's workers; its options for a sweep."""
+    (folder / "list").write_text(f"{socket.gethostname()}:1  # the second worker\n")
+    return "--devices", str(folder / "list")
+
+
+def test_a_workload_of_ones_own_is_found_from_the_current_directory_and_runs_on_listed_devices(
+    tmp_path, monkeypatch
+):
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "helper.py").write_text("import os\nprint('on stdout at import')\n")
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path, MINE_JOB)
-    done = cpu_sweep(tmp_path, "--json")
+    done = cpu_sweep(tmp_path, "--json", *list_second_worker(tmp_path))
     assert done.returncode == 1, done.stderr
-    assert json.loads(done.stdout)["run"]["job_name"]
+    run = json.loads(done.stdout)["run"]
+    assert run["only_devices"] == [f"{socket.gethostname()}:1"]
+    assert f"up to 1 CPU worker of --devices {tmp_path / 'list'}; run" in done.stderr
+    assert set(table(tmp_path, "devices")["index"]) == {1}
     assert "on stdout at import" in done.stderr
     points = table(tmp_path)
     assert list(points["status"]) == ["ok", "error", "lost", "lost"]
@@ -276,3 +262,27 @@ def test_a_workload_of_ones_own_is_found_from_the_current_directory(tmp_path, mo
     refused = cpu_sweep(tmp_path, "--resume", "latest", "--retry-failed")
     assert refused.returncode == 2
     assert "the code is not that of the run: helper.py has changed" in refused.stderr
+
+
+DEVICES_JOB = """\
+workload: {kind: mlp, hidden: 32, layers: 1}
+matrix: {world_size: [1, 2], batch_size: 16}
+measure: {warmup: 2, iterations: 5}
+"""
+
+
+@pytest.mark.long
+def test_a_run_that_goes_on_keeps_to_the_devices_of_its_list_and_others_must_be_there(tmp_path):
+    write_text(tmp_path, DEVICES_JOB)
+    done = cpu_sweep(tmp_path, *list_second_worker(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "only those that --devices named" in " ".join(done.stdout.split())
+    points = table(tmp_path)
+    assert dict(zip(points.world_size, points.status, strict=True)) == {1: "ok", 2: "skipped"}
+    [run] = table(tmp_path, "runs").itertuples()
+    again = cpu_sweep(tmp_path, "--resume", "latest")
+    assert f"up to 1 CPU worker of --devices of {run.run_id}; run" in again.stderr
+    (tmp_path / "list").write_text("no-such-host:0\n")
+    done = cpu_sweep(tmp_path, "--devices", str(tmp_path / "list"))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "the cluster does not give no-such-host:0" in done.stderr.splitlines()[-1]

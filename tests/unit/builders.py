@@ -15,7 +15,7 @@ from raybench.health.suite import HealthTest
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, Device, Measurement, Record, Repetition, Samples, Status
-from raybench.records.health import Finding, Link, Subject, Verdict
+from raybench.records.health import Finding, Subject, Verdict
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
@@ -307,7 +307,6 @@ def make_test(**changes: Any) -> HealthTest:
         "stage": "alone",
         "unit": "TFLOP/s",
         "floor": 0.01,
-        "meaning": "arithmetic of one device",
         **changes,
     }
     return HealthTest(**settings)
@@ -328,7 +327,7 @@ def make_pair(first: int, second: int, **changes: Any) -> Subject:
     return make_subject(
         kind="pair",
         uuids=(f"GPU-{first}", f"GPU-{second}"),
-        name=f"alpha GPU {first} to GPU {second}",
+        name=f"alpha GPU {first} to alpha GPU {second}",
         **changes,
     )
 
@@ -366,18 +365,3 @@ def make_finding(subject: Subject | None = None, **changes: Any) -> Finding:
         **changes,
     }
     return Finding(**settings)
-
-
-def make_link(first: int, second: int, **changes: Any) -> Link:
-    settings: dict[str, Any] = {
-        "from_uuid": f"GPU-{first}",
-        "to_uuid": f"GPU-{second}",
-        "from_name": f"alpha GPU {first}",
-        "to_name": f"alpha GPU {second}",
-        "kind": "copy",
-        "message_bytes": 2**28,
-        "gb_per_s": 380.0,
-        "latency_us": 12.0,
-        **changes,
-    }
-    return Link(**settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from raybench.analysis.rows import RATES, SCALING, value_of, workload_metrics
 from raybench.analysis.settings import is_numeric, setting, varying
@@ -20,9 +19,10 @@ from raybench.report.blocks import (
 )
 from raybench.report.charts.data import Row, in_order
 from raybench.report.charts.scaling import speed_up_words
+from raybench.report.marks import MARKS, marks
 from raybench.report.plain_text import shorten
 from raybench.report.summary import Summary
-from raybench.report.tables import STEP_MEANING, Layout, marks
+from raybench.report.tables import STEP_MEANING
 
 _HINT_CHARS = 300
 _EMPTY = Cell(text="")
@@ -55,11 +55,11 @@ def point_table(rows: Sequence[Row], summary: Summary) -> Table:
             Column(
                 title=MARKS_TITLE,
                 is_text=False,
-                meaning="what makes the number doubtful: " + summary.layout.marks,
+                meaning="what makes the number doubtful: " + summary.marks_meaning,
             ),
             _marks,
         ),
-        *(_metric_column(metric, summary.layout) for metric in metrics),
+        *(_metric_column(metric, summary.words) for metric in metrics),
     ]
     return make_table(own, columns)
 
@@ -99,10 +99,10 @@ def _half_width(row: Row) -> Cell:
 
 def _marks(row: Row) -> Cell:
     found = marks(row)
-    return Cell(text=found, hint="; ".join(formatting.MARKS[mark] for mark in found))
+    return Cell(text=found, hint="; ".join(MARKS[mark] for mark in found))
 
 
-def _metric_column(metric: Metric, layout: Layout) -> ColumnOf[Row]:
+def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[Row]:
     """Return the column of a metric; a share is sorted by more digits than it shows."""
     whole = {"share": 1.0, "percent": 100.0}.get(metric.format)
 
@@ -112,9 +112,7 @@ def _metric_column(metric: Metric, layout: Layout) -> ColumnOf[Row]:
         return Cell(text=text, sort=f"{value / whole:.5g}" if text and whole else "")
 
     is_speed_up = metric.name == "speed_up"
-    column = metric_column(metric, formatting.MILLISECONDS, layout.words, None)
-    if metric.name == "throughput":
-        column = replace(column, title=f"{layout.items}/s")
+    column = metric_column(metric, formatting.MILLISECONDS, words, None)
     return column, _speed_up if is_speed_up else cell
 
 

@@ -10,5 +10,5 @@ SECTION = Section(
     title="All points",
     order=20,
     applies=lambda report: bool(report.rows),
-    blocks=lambda report: point_tables(report.rows, report.layout),
+    blocks=lambda report: point_tables(report),
 )

@@ -14,7 +14,7 @@ from raybench.analysis.ranks import (
 from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Table, make_table
 from raybench.report.sections import Section
-from raybench.report.tables import groups_of_points, table_of_points
+from raybench.report.tables import table_of_points
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 from raybench.results.point_row import PointRow
 
@@ -55,20 +55,10 @@ def _tables(report: Summary) -> Iterator[Table]:
     """Yield tables of the points in which one rank slows the others: a line for each rank."""
     if report.fleets:
         return  # Tables of uneven shares show the ranks themselves.
-    unit = report.layout.unit
-    slowed = [row for row in report.rows if row.status == "ok" and is_slowed_by_one_rank(row)]
-    for names, rows in groups_of_points(slowed, report.layout):
-        lines = [(row, rank) for row in rows for rank in telling_ranks(ranks_of_step(row))]
-        if lines:
-            yield table_of_points(
-                [row for row, _ in lines],
-                names,
-                report.layout,
-                [rank for _, rank in lines],
-                _rank_columns(unit),
-                kind=f"where ranks differ, {unit.name} of each",
-                note=NOTE,
-            )
+    slowed = [row for row in report.ordered if row.status == "ok" and is_slowed_by_one_rank(row)]
+    if lines := [(row, rank) for row in slowed for rank in telling_ranks(ranks_of_step(row))]:
+        kind = f"where ranks differ, {report.unit.name} of each"
+        yield table_of_points(report, lines, _rank_columns(report.unit), kind=kind, note=NOTE)
 
 
 def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:

@@ -9,7 +9,7 @@ from raybench.analysis.step_times import SlowestRegion
 from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Table
 from raybench.report.sections import Section
-from raybench.report.tables import groups_of_points, table_of_points
+from raybench.report.tables import table_of_points
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
@@ -26,25 +26,18 @@ def share_of_step(region: SlowestRegion) -> str:
 
 
 def _tables(report: Summary) -> Iterator[Table]:
-    """Yield a table for each set of parameters, with a line for each region of a point."""
-    unit = report.layout.unit
+    """Yield a table with a line for each region of a point."""
+    unit = report.unit
     columns: list[ColumnOf[SlowestRegion]] = [
         (Column(title="region", is_text=True), lambda region: region.region),
         (Column(title="time"), lambda region: formatting.part(region.region_ms, unit)),
         (Column(title="of step"), share_of_step),
     ]
-    for names, rows in groups_of_points(report.rows, report.layout):
-        lines = [(row, region) for row in rows for region in report.regions.get(row.point_id, ())]
-        if lines:
-            yield table_of_points(
-                [row for row, _ in lines],
-                names,
-                report.layout,
-                [region for _, region in lines],
-                columns,
-                kind=f"regions of the step, {unit.name}",
-                note=_NOTE,
-            )
+    lines = [
+        (row, region) for row in report.ordered for region in report.regions.get(row.point_id, ())
+    ]
+    kind = f"regions of the step, {unit.name}"
+    yield table_of_points(report, lines, columns, kind=kind, note=_NOTE)
 
 
 SECTION = Section(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raybench.analysis.settings import SETTINGS, setting
-from raybench.analysis.uneven import RULES, Fleet, Gain, RankOfStep, Scenario, gain_over
+from raybench.analysis.uneven import Fleet, Gain, RankOfStep, Scenario, gain_over
 from raybench.job.point import EQUAL, FAST
 from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Listing, Table, make_table
@@ -22,8 +22,6 @@ def _blocks(report: Summary) -> Iterator[Listing | Table]:
     fleets = report.fleets
     verdicts = [(fleet_name(fleet, report.ranks), verdict(fleet)) for fleet in fleets]
     yield Listing(title="What to do with the slow devices", lines=verdicts)
-    if rules := list(find_rules(fleets)):
-        yield Listing(title="Published rules", lines=rules)
     yield _scenario_table(fleets)
     yield _rank_table(fleets)
     yield from _decision_map(fleets)
@@ -245,23 +243,6 @@ def _map_cell(fleet: Fleet) -> str:
     if EQUAL not in fleet.scenarios or best.shares == EQUAL:
         return f"{best.shares}{rivals}"
     return f"{best.shares}{rivals} {gain_over(best, fleet.scenarios[EQUAL]).gain:+.0%}"
-
-
-def find_rules(fleets: Sequence[Fleet]) -> Iterator[tuple[str, str]]:
-    """Yield each published rule, and in how many fleets it holds and where it does not."""
-    for rule in RULES:
-        asked = [fleet for fleet in fleets if rule.applies(fleet)]
-        if not asked:
-            continue
-        answers = Counter(rule.holds(fleet) for fleet in asked)
-        text = f"holds in {answers[True]} of {len(asked)}"
-        if answers[None]:
-            text += f"; cannot be told in {answers[None]}"
-        failed = [fleet for fleet in asked if rule.holds(fleet) is False]
-        if failed:
-            where = ", ".join(f"{f.probe_ratio:.2f} ({f.best.shares})" for f in failed)
-            text += f"; not at {where}"
-        yield rule.text, text
 
 
 def _percent(share: float | None, *, signed: bool = False) -> str:

@@ -69,8 +69,6 @@ def code(text: str) -> str:
 def _table(table: Table) -> Iterator[str]:
     if table.subject or table.kind:
         yield "### " + ": ".join(filter(None, (escape(table.subject), escape(table.kind))))
-    if table.settings:
-        yield code(table.settings)
     aligned = [":---" if column.is_text else "---:" for column in table.columns]
     rows = [_row(escape(text_of(cell)) for cell in row) for row in (table.titles, *table.rows)]
     yield "\n".join([rows[0], _row(aligned), *rows[1:]])

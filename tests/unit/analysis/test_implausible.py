@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
-from builders import make_row
+from builders import make_row, make_run
 
 from raybench.analysis.implausible import impossible_among, impossible_figures
 from raybench.analysis.references import SHIPPED, References, format_references, load_files, shipped
@@ -13,6 +14,7 @@ from raybench.analysis.rows import ScaledRow
 from raybench.cli.results import load_summary
 from raybench.errors import ResultsWarning
 from raybench.records import Status
+from raybench.report.summary import Summary
 
 EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
 GIB = 2**30
@@ -32,8 +34,6 @@ SOUND = {
     "step_ms_p50": 10.0,
     "throughput": 51_200.0,
     "iterations": 1000,
-    "duration_s": 12.0,
-    "rounds": 1,
     "achieved_tflops_per_device": 600.0,
     "mfu_pct": 60.0,
     "peak_mem_allocated_bytes": 20 * GIB,
@@ -43,9 +43,9 @@ SOUND = {
 
 
 def marks(**changes):
-    """What is said of a sound point with these changes."""
+    """What is said of a sound point of two rounds with these changes."""
     row = ScaledRow(**{**vars(make_row()), **SOUND, **changes})
-    return impossible_figures(row, SHIPPED)
+    return impossible_figures(row, SHIPPED, attempts_s=(7.0, 5.0))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,22 @@ def test_each_figure_that_cannot_be_is_marked_with_the_likeliest_reason(changes,
     assert "; likeliest " in found
     assert impossible_among(["other", found]) == [found]
     assert marks(**{**changes, "status": Status.ERROR}) == []
+
+
+def test_iterations_of_a_long_and_a_short_round_are_held_against_the_time_of_both():
+    def marks_of(iterations):
+        long, short = ({"iterations": iterations, "duration_s": 16.0}, {"iterations": 500})
+        rounds = [
+            make_row(
+                step_ms_p50=10.0, step_ms_mean=10.0, **{"duration_s": 6.0, **one}, round=number
+            )
+            for number, one in enumerate((long, short), 1)
+        ]
+        [row] = Summary(run=make_run("run-a"), devices=pd.DataFrame(), points=rounds).rows
+        return impossible_among(row.warnings)
+
+    assert marks_of(1500) == []
+    assert "3,500 iterations of 10 ms take 35 s" in marks_of(3000)[0]
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ def explain(command, *words):
         (("marks",), "h: host-bound"),
         (("scaling", "efficiency"), "100 % is perfect scaling"),
         (("timeout",), "measure.timeout_s"),
+        (("cluster",), "# "),
     ],
 )
-def test_a_word_a_heading_a_column_and_a_mark_are_explained(command, words, said):
+def test_a_word_a_heading_a_column_a_mark_and_a_page_are_explained(command, words, said):
     code, out, _ = explain(command, *words)
     assert code == 0
     assert said in " ".join(out.split())
@@ -29,7 +30,9 @@ def test_a_word_a_heading_a_column_and_a_mark_are_explained(command, words, said
 def test_without_a_term_all_are_listed(command):
     code, out, _ = explain(command)
     assert code == 0
-    assert {"busbw", "warm-up", "straggler"} <= set(out.replace(",", " ").split())
+    assert {"busbw", "warm-up", "straggler", "cluster", "gate-in-ci"} <= set(
+        out.replace(",", " ").split()
+    )
 
 
 def test_an_unknown_term_is_one_line_with_the_nearest(command):

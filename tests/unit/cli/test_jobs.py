@@ -84,32 +84,6 @@ def test_no_mistake_brings_control_characters_of_its_names_to_the_terminal(argum
     assert "owned" in err
 
 
-def test_plan_tells_the_makespan_of_each_isolation():
-    lines = run("plan", "job.yaml").splitlines()
-    assert " ".join(lines[-2:]) == (
-        "on 2 devices of 1 node, by placement.isolation, at most: 80 s (cluster), 80 s   (node), "
-        "60 s (device)"
-    )
-    sized = ("--devices", "4", "--nodes", "2", "--json")
-    assert json.loads(run("plan", "job.yaml", *sized))["makespan_at_most_s"] == {
-        "devices": 4, "nodes": 2, "cluster": 80.0, "node": 40.0, "device": 40.0,
-    }  # fmt: skip
-    text = run("plan", "job.yaml", "--devices", "1")
-    assert text.endswith("40 s (device); without 2 points that cannot run there\n")
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--devices", "3", "--nodes", "2"], "--nodes 2: 3 devices cannot be shared evenly; give"),
-        (["--devices", "1000000000"], "1000000000 is not in the range"),
-    ],
-)
-def test_a_size_of_a_cluster_that_cannot_be_is_refused(options, why):
-    with pytest.raises((UsageError, click.BadParameter), match=why):
-        run("plan", "job.yaml", *options)
-
-
 def test_plan_takes_overrides_and_a_filter():
     text = run("plan", "job.yaml", "--set", "matrix.world_size=4", "--filter", "batch_size > 8")
     assert "1 point; the largest needs 4 devices" in text

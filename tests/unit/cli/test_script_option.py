@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from raybench.cli import raybench as command_line
-from raybench.cli.sweep_job import ScriptGiven, job_text
 from raybench.errors import UsageError
 
 
@@ -20,12 +19,16 @@ def _here(tmp_path, monkeypatch):
     Path("train.py").touch()
 
 
-def plan(*arguments):
+def dry_run(*arguments):
     words = ["sweep", "--dry-run", "--json", *arguments]
     result = CliRunner().invoke(command_line, words, standalone_mode=False)
     if result.exception is not None:
         raise result.exception
-    return json.loads(result.stdout)["points"]
+    return json.loads(result.stdout)
+
+
+def plan(*arguments):
+    return dry_run(*arguments)["points"]
 
 
 def test_what_stands_behind_the_dashes_is_the_scripts():
@@ -49,7 +52,6 @@ def test_axes_come_by_set_and_stand_in_the_arguments():
         (["--script", "train.py", "--items-per-step", "{q"], "--items-per-step {q: a text names"),
         (["--script", "train.py", "--world-size", "0"], "--script train.py: matrix.world_size"),
         (["--script", "train.py", "--world-size", "x"], "must be counts of ranks, as in 1,2,4"),
-        (["--script", "train.py", "--again", "latest"], "do not go with --script"),
         (["job.yaml", "--world-size", "2"], "go with --script; a job has them"),
         (["job.yaml", "other.yaml"], "one JOB only, given also other.yaml"),
         (["--script", "train.py", "--", "{lr}"], "--script train.py -- '{lr}': unknown setting"),
@@ -65,5 +67,5 @@ def test_a_mistake_is_one_line(arguments, message):
 
 
 def test_the_job_has_a_name_that_runs_can_have():
-    text = job_text(ScriptGiven(path="dir/_my train:v2.py"))
-    assert 'name: "my-train-v2"' in text
+    Path("_my train:v2.py").touch()
+    assert dry_run("--script", "_my train:v2.py")["job"] == "my-train-v2"

@@ -2,7 +2,6 @@
 
 from builders import (
     make_finding,
-    make_link,
     make_measure,
     make_pair,
     make_run,
@@ -10,7 +9,7 @@ from builders import (
 )
 
 import raybench
-from raybench.health.store import past_values, read_findings, read_links
+from raybench.health.expected import past_values, read_findings
 from raybench.records.health import Action, Verdict
 from raybench.results.writer import RunStore
 
@@ -26,22 +25,18 @@ BAD = make_finding(
 )
 UNTESTED = make_finding(make_pair(0, 1), value=None, ratio=None, verdict=Verdict.UNTESTED)
 HEALTHY = make_finding(make_subject(1))
-LINKS = [make_link(0, 1), make_link(1, 0, gb_per_s=None)]
 
 
-def test_findings_and_links_come_back_as_they_were_written(tmp_path):
+def test_findings_come_back_as_they_were_written(tmp_path):
     assert past_values(tmp_path) == ()
     store = RunStore.create(tmp_path, make_run("health-1"), make_measure())
-    store.write_health([BAD, UNTESTED, HEALTHY], LINKS)
+    store.write_health([BAD, UNTESTED, HEALTHY])
     found = [finding for _, finding in read_findings(tmp_path, "health-1")]
     assert found == [BAD, UNTESTED, HEALTHY]
-    assert read_links(tmp_path, "health-1") == LINKS
     # The same tables as all others.
     health = raybench.load(tmp_path, "health")
     assert list(health["verdict"]) == ["bad", "untested", "healthy"]
     assert list(health["uuids"].iloc[0]) == ["GPU-3"]
-    assert raybench.load(tmp_path, "links", "health-1")["gb_per_s"].isna().tolist() == [False, True]
-    assert raybench.units("links")["gb_per_s"] == "GB/s"
     # Only what was healthy is held against later checks.
     past = [(one.test, one.value) for one in past_values(tmp_path)]
     assert past == [("gemm bf16 8192", 750.0)]

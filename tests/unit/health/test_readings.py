@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from builders import make_device, make_failed, make_measurement, make_record
 
-from raybench.health.readings import Problem, make_links, read_record, split_by_room, wrong_bits
+from raybench.health.readings import Problem, Reading, drift, read_record, split_by_room, wrong_bits
 from raybench.health.suite import PASS_STAGES, Fleet, Probe, probes, title
 from raybench.job.point import Scalar
 from raybench.records import Breakdown, Cause, Record, Status
@@ -84,9 +84,6 @@ def test_of_copies_by_one_local_rank_only_that_one_is_read():
     )
     [reading] = read_record(record, probe, fleet)
     assert (reading.subject.name, reading.value) == ("alpha GPU 1", pytest.approx(50.0))
-    [link] = make_links([(record, probe)], fleet)
-    assert (link.from_uuid, link.to_uuid, link.kind) == ("host", "GPU-1", "h2d")
-    assert link.gb_per_s == reading.value
 
 
 @pytest.mark.parametrize(
@@ -100,19 +97,13 @@ def test_a_pair_is_named_from_where_the_bytes_come(direction, name):
     [reading] = read_record(record, probe, fleet)
     assert reading.subject.name == name
     assert reading.value == pytest.approx(100.0)
-    [link] = make_links([(record, probe), (record, probe)], fleet)
-    assert (link.from_name, link.to_name) == tuple(name.split(" to "))
-    assert (link.kind, link.gb_per_s, link.latency_us) == ("nccl", reading.value, None)
 
 
-def test_a_latency_is_half_of_a_round_trip_and_holds_both_ways():
+def test_a_latency_is_half_of_a_round_trip_of_the_slower_rank():
     fleet = fleet_of()
     probe = probe_named("send latency 8 B", fleet)
     record = record_of(probe, fleet, 20_000, 24_000, message_bytes=16)
     assert [one.value for one in read_record(record, probe, fleet)] == [pytest.approx(12.0)]
-    links = make_links([(record, probe)], fleet)
-    ways = {(one.from_uuid, one.to_uuid, one.latency_us) for one in links}
-    assert ways == {("GPU-0", "GPU-1", 12.0), ("GPU-1", "GPU-0", 12.0)}
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -228,9 +219,22 @@ def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device():
     names = {probe.test.name for probe in fitting}
     assert "gemm bf16 2048" in names
     assert "memory 1000 MB" not in names
-    problems = {
-        one.subject.name: one.problem.text for one in unread if one.test.name == "memory 1000 MB"
-    }
-    assert problems["alpha GPU 1"] == "no room: 2.0 GiB of its memory are free, the test needs 3.8"
-    assert problems["alpha GPU 0"] == "not read: alpha GPU 1 has no room"
+    [lacking] = [one for one in unread if one.test.name == "memory 1000 MB"]
+    assert lacking.subject.name == "alpha GPU 1"
+    assert lacking.problem.text == "no room: 2.0 GiB of its memory are free, the test needs 3.8"
     assert split_by_room(made, fleet, {}) == (made, ())
+
+
+@pytest.mark.parametrize(("last", "ratio"), [(100.0, 1.0), (80.0, 1.25)])
+def test_drift_is_the_last_tenth_of_a_burn_in_against_the_first(last, ratio):
+    fleet = fleet_of(1)
+    [probe] = probes(fleet, ["burn-in"])
+    values = [100.0] * 18 + [last] * 2
+    readings = [
+        Reading(test=probe.test, subject=fleet.subjects[0], pass_number=number, value=value)
+        for number, value in enumerate(values, 4)
+    ]
+    [found] = drift(readings, 0.01)
+    assert found.value == pytest.approx(ratio)
+    assert found.test.name == f"{probe.test.name} drift"
+    assert not list(drift(readings[:1], 0.01))

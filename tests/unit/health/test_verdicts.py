@@ -215,7 +215,7 @@ def both_ways(*pairs: tuple[int, int]) -> set[tuple[int, int]]:
 
 
 def names(ways: Iterable[tuple[int, int]]) -> set[str]:
-    return {f"alpha GPU {first} to GPU {second}" for first, second in ways}
+    return {f"alpha GPU {first} to alpha GPU {second}" for first, second in ways}
 
 
 FROM_0 = both_ways((0, 1), (0, 2))

@@ -41,26 +41,23 @@ def test_ranges_go_into_overrides_zips_and_excludes_and_sizes_anywhere():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    "given",
     [
-        ("8:1GiB", "must be bytes, as in 4096 or 4KiB, or a range FIRST:LAST:xFACTOR"),
-        ("16Gb", "must be bytes, as in 4096 or 4KiB, or a range FIRST:LAST:xFACTOR"),
-        ("0:64:x2", "must be bytes"),
-        ("0.3KiB", "must be bytes"),
-        ("8:64:x1", "the factor of a range must be at least 2, given '8:64:x1'"),
-        ("64:8:x2", "the last size of a range must not be below the first"),
-        ("many", "must be an integer, given 'many'"),
+        *("8:1GiB", "16Gb", "0:64:x2", "0.3KiB", "8:64:x1", "64:8:x2", "many"),
     ],
 )
-def test_what_is_wrong_with_a_range_is_said_where_it_stands(given, message):
+def test_what_is_no_size_is_refused_where_it_stands(given):
     text = f"matrix:\n  world_size: [2]\n  size_bytes: [8, '{given}']\n"
     [line] = problems_of(HEAD + text)
-    assert line.startswith(f"job.yaml:7:19: matrix.size_bytes[1]: {message}")
+    assert line.startswith(
+        "job.yaml:7:19: matrix.size_bytes[1]: must be bytes, as in 4096 or 4KiB; "
+    )
+    assert line.endswith(f"as in 8:1GiB:x2, given '{given}'")
 
 
 def test_a_parameter_takes_one_size():
     text = HEAD.replace("collective}", "collective, size_bytes: 8:64:x2}")
     text += "matrix: {world_size: [2]}\n"
-    assert "workload.size_bytes: must be one size, as in 4KiB" in problems_of(text)[0]
+    assert "workload.size_bytes: must be one value" in problems_of(text)[0]
     one = load(text.replace("8:64:x2", "1MiB"))
     assert one.workload.parameters["size_bytes"] == 2**20

@@ -12,7 +12,7 @@ from builders import (
     make_summary,
 )
 
-from raybench.health.report import HealthReport, advise_health
+from raybench.health.report import HealthReport
 from raybench.records.health import Verdict
 from raybench.report.advice import AdviceList, advise_run
 from raybench.report.documents import format_document
@@ -44,9 +44,9 @@ def test_a_device_that_a_check_found_bad_is_left_out_or_given_less():
     findings = [make_finding(subject, verdict=Verdict.HEALTHY) for subject in subjects[:3]]
     slow = make_finding(subjects[3], verdict=Verdict.BAD, stage="alone", ratio=2.0)
     report = HealthReport(
-        run=make_run(), machine="", kinds=["cuda"] * 4, findings=[*findings, slow], links=[]
+        run=make_run(), machine="", kinds=["cuda"] * 4, findings=[*findings, slow]
     )
-    (advice,) = advise_health(report)
+    (advice,) = report.advice
     assert advice.about == "devices"
     assert advice.text.startswith(f"leave {subjects[3].name} out until it is repaired; ")
     assert "shares=by_speed +75.0%, shares=fast +50.0% over equal shares" in advice.text

@@ -12,9 +12,14 @@ def row(workload, batch_size=None, **params):
     return make_row(workload=workload, params=params, world_size=2, **known)
 
 
+def cells_of(rows):
+    """The cells of each column of settings, by its title."""
+    return {column.title: [cell(row) for row in rows] for column, cell in setting_columns(rows)}
+
+
 def test_points_of_one_workload_have_a_column_for_each_setting_that_varies():
     rows = [row("mlp", 64, hidden="128"), row("mlp", 128, hidden="256")]
-    assert [cells for _, cells in setting_columns(rows)] == [["128", "256"], ["64", "128"]]
+    assert cells_of(rows) == {"hidden": ["128", "256"], "batch_size": ["64", "128"]}
 
 
 def test_points_of_several_workloads_have_one_column_of_what_is_theirs():
@@ -23,7 +28,7 @@ def test_points_of_several_workloads_have_one_column_of_what_is_theirs():
         row("gemm", k="512", direction=""),
         row("smoke", rows="64"),
     ]
-    assert {column.title: cells for column, cells in setting_columns(rows)} == {
+    assert cells_of(rows) == {
         "workload": ["gemm", "gemm", "smoke"],
         "settings": ["k=256", "k=512", ""],
     }

@@ -10,9 +10,7 @@ from builders import make_measurement, make_record, make_summary, unscaled_point
 
 from raybench.cli.results import load_summary
 from raybench.job.point import Precision
-from raybench.report.charts.data import rows_of
 from raybench.report.lead import key_figures
-from raybench.report.what_ran import what_ran
 from raybench.workloads.base import parameter_count
 from raybench.workloads.training.language_models import Decoder
 from raybench.workloads.training.language_training import make_model
@@ -43,14 +41,6 @@ def products():
     ]
 
 
-def test_dtypes_and_precisions_are_told_whichever_workload_comes_first():
-    collectives = rows_of(load_summary(RESULTS, "collectives"))
-    rows = [*collectives, *rows_of(make_summary(products()))]
-    for ordered in (rows, rows[::-1]):
-        words = what_ran(ordered, "GPUs")
-        assert ("float32" in words, "fp32, bf16" in words) == (True, True)
-
-
 def test_products_on_cpu_workers_are_told_as_those_of_workers():
     summary = make_summary(products())
     summary.__dict__["ranks"] = "workers"
@@ -62,14 +52,16 @@ def test_products_on_cpu_workers_are_told_as_those_of_workers():
     assert not any("GPU" in where for where in places)
 
 
-def test_a_model_that_only_runs_has_no_optimizer():
+def test_a_page_names_the_model_its_size_and_the_optimizer_of_what_is_trained():
     summary = load_summary(RESULTS, "mixed_precision")
-    rows = rows_of(summary)
-    answering = [replace(row, params={**row.params, "mode": "inference"}) for row in rows]
-    words = what_ran(answering, summary.ranks)
-    assert "AdamW" in what_ran(rows, summary.ranks)
-    assert "AdamW" not in words
-    assert "mode=inference" in words
+    name, size, optimizer = summary.model
+    assert (name, size) == ("GPT-2 shaped transformer, 1,024 tokens a sequence", "124 M parameters")
+    assert optimizer == "adamw"
+    summary.__dict__["rows"] = [
+        replace(row, params={**row.params, "mode": "inference"}) for row in summary.rows
+    ]
+    del summary.__dict__["model"]
+    assert summary.model == (name, size)
 
 
 def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built():

@@ -16,8 +16,6 @@ from raybench.sweep.scheduler import (
     Attempt,
     Schedule,
     Skip,
-    imagine_devices,
-    makespan_s,
     workers_needed,
 )
 
@@ -197,35 +195,17 @@ def test_an_attempt_that_is_made_again_goes_before_what_waits():
     assert started(made) == [(index, (0,))]
 
 
-def test_a_process_group_is_kept_when_the_cluster_is_looked_at_again():
-    devices = tuple(make_devices(a=6))
-    made = schedule([make_point(world_size=n) for n in (4, 2, 2)], devices, "device")
-    assert started(made) == [(0, (0, 1, 2, 3)), (1, (4, 5))]
-    for attempt in attempts([make_point(world_size=4), make_point(world_size=2)]):
-        made.free(attempt)
-    made.see(tuple(list(devices)), 6, frozenset(), 0)
-    assert started(made) == [(2, (4, 5))]
-
-
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
 def test_the_time_of_decisions_grows_no_faster_than_the_workers(isolation):
     """Eight times as many take eight times as long, and 64 times where each looks at each."""
 
     def took_s(workers):
         points = make_plan_of(1, 8, 64, 256, workers).points
+        devices = make_devices(**{f"node{number}": 8 for number in range(workers // 8)})
         began_s = time.thread_time()
-        decided = run_sweep(schedule(points, imagine_devices(workers, workers // 8), isolation))
+        decided = run_sweep(schedule(points, devices, isolation))
         assert len(decided) == 5
         return time.thread_time() - began_s
 
     few_s, many_s = (min(took_s(workers) for _ in range(2)) for workers in (512, 4096))
     assert many_s < 3 * 8 * few_s
-
-
-@pytest.mark.parametrize(
-    ("isolation", "nodes", "expected_s"),
-    [("cluster", 1, 6), ("node", 1, 6), ("device", 1, 3), ("node", 2, 4), ("device", 2, 3)],
-)
-def test_what_shares_no_device_takes_the_time_of_the_longest(isolation, nodes, expected_s):
-    plan = make_plan_of(8, 4, 4, 4, 2, 2)
-    assert makespan_s(plan, lambda _: 1.0, imagine_devices(8, nodes), isolation) == expected_s

@@ -1,4 +1,4 @@
-"""Two sweeps on one host: the second is refused, waits, or says in its rows who was there."""
+"""Sweeps on one host: a second one is refused, or says in its rows who was there."""
 
 import subprocess
 import time
@@ -6,11 +6,13 @@ import time
 import pytest
 
 from raybench.cluster.device_reservation import CPU, FOLDER_VARIABLE, DeviceLocks, this_process
-from tests.integration.sweeps import begin, cpu_sweep, raybench, table, wait_for, write_text
+from tests.integration.sweeps import begin, cpu_sweep, table, wait_for, write_text
 
 JOB = """\
 workload: {kind: mlp, hidden: 32, layers: 1}
-matrix: {world_size: [1, 2], batch_size: [8]}
+matrix: {world_size: 2, batch_size: [8, 16]}
+baseline: {world_size: 2}
+placement: {strategy: spread}
 measure: {warmup: 2, iterations: 20, max_seconds: 1}
 """
 USED = "the processors of this host are used by run first-1 of "
@@ -39,17 +41,11 @@ def test_a_second_sweep_is_refused_before_anything_starts_and_leaves_no_run(firs
     assert not list((tmp_path / "results").glob("runs/*"))
 
 
-def test_a_tour_is_refused_at_once_and_not_job_by_job(first, tmp_path):
-    where = ("--address", "local", "--device", "cpu", "-o", tmp_path)
-    tour = raybench("sweep", "--demo", *where, timeout_s=60)
-    assert (tour.returncode, tour.stdout) == (3, "")
-    question, line = tour.stderr.splitlines()
-    assert question.startswith("1 of ")
-    assert line.startswith(USED)
-
-
-def test_a_shared_sweep_is_seen_by_others_and_its_rows_say_who_was_there(first, tmp_path):
-    with begin(tmp_path, "--shared", stdout=subprocess.DEVNULL) as second:
+def test_a_shared_sweep_of_a_joined_cluster_is_seen_by_others_and_its_rows_say_who_was_there(
+    first, three_nodes, tmp_path
+):
+    where = ("--address", three_nodes)
+    with begin(tmp_path, "--shared", *where, stdout=subprocess.DEVNULL) as second:
         seen = set()
         while second.poll() is None:
             holders = DeviceLocks().other_users([CPU]).others.get(CPU, ())
@@ -57,10 +53,13 @@ def test_a_shared_sweep_is_seen_by_others_and_its_rows_say_who_was_there(first, 
             time.sleep(0.2)
         told = second.stderr.read()
     assert second.returncode == 0, told
+    assert f"Ray cluster at {three_nodes}, up to 6 CPU workers" in told
     assert "not alone: the processors of" in told
     [run_id] = {what.removeprefix("run ") for what in seen} - {"first-1"}
     points = table(tmp_path)
     assert set(points["run_id"]) == {run_id}
+    assert (set(points["node_count"]), set(points["strategy"])) == ({2}, {"spread"})
+    assert set(table(tmp_path, "devices")["rack"]) <= {"left", "right"}
     for neighbours, warnings in zip(points["neighbours"], points["warnings"], strict=True):
         assert any(one.startswith("run first-1 of ") for one in neighbours)
         assert any(one.startswith("not alone: run first-1 of ") for one in warnings)
