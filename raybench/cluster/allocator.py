@@ -167,11 +167,6 @@ class DeviceAllocator:
             self._of_node.setdefault(device.node_id, []).append(worker_id)
             self._kind.setdefault(device.node_id, (device.rack, device.name))
         self._taken: set[int] = set()
-        # Groups that this allocator chose; only these are reused for the next point.
-        self._chosen_here: set[tuple[int, ...]] = set()
-        # Idle workers that ran a point together and none since: their process group may still
-        # exist. A dict keeps their order.
-        self._idle_groups: dict[tuple[int, ...], None] = {}
 
     @property
     def alive(self) -> int:
@@ -187,28 +182,16 @@ class DeviceAllocator:
             return None
         if self._isolation == "cluster":
             return None if self._taken else self._on_idle_cluster(world_size)
-        idle = self._idle_by_node()
-        there = {worker_id for worker_ids in idle.values() for worker_id in worker_ids}
-        groups = (one for one in self._idle_groups if len(one) == world_size)
-        worker_ids = next((one for one in groups if there.issuperset(one)), None)
-        if worker_ids is None and (found := self._find(world_size, idle)) is not None:
-            worker_ids = tuple(sorted(found, key=self._order.__getitem__))
-        if worker_ids is not None:
-            self._chosen_here.add(worker_ids)
-        return worker_ids
+        worker_ids = self._find(world_size, self._idle_by_node())
+        return worker_ids and tuple(sorted(worker_ids, key=self._order.__getitem__))
 
     def take(self, worker_ids: Sequence[int]) -> None:
         """Mark these workers as taken by a point; lost ones are ignored."""
         self._taken.update(self._alive.intersection(worker_ids))
-        broken = [one for one in self._idle_groups if not set(one).isdisjoint(worker_ids)]
-        for group in broken:
-            del self._idle_groups[group]
 
     def free(self, worker_ids: Sequence[int]) -> None:
         """Mark these workers as idle again; those that were lost meanwhile are ignored."""
         self._taken.difference_update(worker_ids)
-        if len(worker_ids) > 1 and tuple(worker_ids) in self._chosen_here:
-            self._idle_groups[tuple(worker_ids)] = None
 
     def _on_idle_cluster(self, world_size: int) -> tuple[int, ...]:
         chosen = self._order_of_choice[:world_size]
@@ -226,7 +209,7 @@ class DeviceAllocator:
         }
         return {node: worker_ids for node, worker_ids in idle.items() if worker_ids}
 
-    def _find(self, world_size: int, idle: Mapping[str, Sequence[int]]) -> Sequence[int] | None:
+    def _find(self, world_size: int, idle: Mapping[str, Sequence[int]]) -> tuple[int, ...] | None:
         """Return idle workers in the shape that the point has on the idle cluster, rack by rack.
 
         None where there are none.
@@ -250,7 +233,7 @@ class DeviceAllocator:
             rack, worker_ids = fit
             del racks[rack]
             found += worker_ids
-        return found
+        return tuple(found)
 
     def _fit(
         self, racks: Mapping[str, Mapping[str, Sequence[int]]], shape: _Shape

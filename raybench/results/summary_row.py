@@ -36,7 +36,9 @@ class SummaryRow:
     exposed_comm_ms: Annotated[
         float | None, Column("ms", "communication not hidden by computation")
     ] = None
-    straggler_ms: Annotated[float | None, Column("ms", "waiting for the slowest rank")] = None
+    straggler_ms: Annotated[
+        float | None, Column("ms", "slowest rank's own step less the others'")
+    ] = None
     data_wait_ms: Annotated[float | None, Column("ms", "waiting for the next batch")] = None
     device_idle_ms: Annotated[float | None, Column("ms", "device waits for the host")] = None
     peak_memory_bytes: Annotated[int | None, Column("bytes", "by tensors, largest rank")] = None

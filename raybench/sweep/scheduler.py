@@ -147,8 +147,8 @@ class Schedule:
     ) -> None:
         """Take in the state of the cluster, see `Cluster`."""
         self._capacity, self.pending = capacity, pending
-        # New allocators know no kept process groups. The tuples are made anew at each look, and
-        # comparing them costs no more than comparing the ids of their items.
+        # The tuples are made anew at each look, and comparing them costs no more than comparing the
+        # ids of their items.
         if devices == self._devices and lost == self._lost:
             return
         self._devices, self._lost = devices, lost
@@ -248,35 +248,24 @@ class Schedule:
 
     def _too_few_devices(self, attempt: Attempt) -> Skip:
         """Return the reason; a lost node or worker where there were enough devices before."""
-        asked, left = attempt.point.world_size, self._allocator(attempt.point).alive
-        if attempt.point.devices != ANY and asked <= len(self._devices) - len(self._lost):
-            return self._too_few_of_chosen(attempt, left)
-        if self._lost and asked <= len(self._devices):
+        asked, choice = attempt.point.world_size, attempt.point.devices
+        left = self._allocator(attempt.point).alive
+        cause = Cause.TOO_FEW_DEVICES
+        living = [device for worker, device in enumerate(self._devices) if worker not in self._lost]
+        if choice != ANY and asked <= len(living):
+            models = Counter(device.name for device in living)
+            each = ", ".join(f"{count} x {model}" for model, count in models.items())
+            why = f"{left} {'is' if left == 1 else 'are'} {choice}; the cluster has {each}"
+        elif self._lost and asked <= len(self._devices):
             cause, gone = self._losses()
-            there_are = f"{left} {'is' if left == 1 else 'are'} left since {gone} lost"
-            reason = f"needs {asked} devices, {there_are}"
-            return Skip(attempt=attempt, cause=cause, reason=reason)
-        there_are = f"{left} {'has' if left == 1 else 'have'} a worker: the others did not come"
-        if asked > self._capacity:
-            there_are = f"the cluster has {self._capacity}"
-        reason = f"needs {asked} devices, {there_are}"
-        if any(device.kind == "cpu" for device in self._devices):
-            reason += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
-        return Skip(attempt=attempt, cause=Cause.TOO_FEW_DEVICES, reason=reason)
-
-    def _too_few_of_chosen(self, attempt: Attempt, left: int) -> Skip:
-        """Return the reason where there are enough devices, but too few that the point may use."""
-        models = Counter(
-            device.name
-            for worker_id, device in enumerate(self._devices)
-            if worker_id not in self._lost
-        )
-        there_are = ", ".join(f"{count} x {model}" for model, count in models.items())
-        reason = (
-            f"needs {attempt.point.world_size} devices, {left} {'is' if left == 1 else 'are'} "
-            f"{attempt.point.devices}; the cluster has {there_are}"
-        )
-        return Skip(attempt=attempt, cause=Cause.TOO_FEW_DEVICES, reason=reason)
+            why = f"{left} {'is' if left == 1 else 'are'} left since {gone} lost"
+        else:
+            why = f"{left} {'has' if left == 1 else 'have'} a worker: the others did not come"
+            if asked > self._capacity:
+                why = f"the cluster has {self._capacity}"
+            if any(device.kind == "cpu" for device in self._devices):
+                why += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
+        return Skip(attempt=attempt, cause=cause, reason=f"needs {asked} devices, {why}")
 
     def _losses(self) -> tuple[Cause, str]:
         """Return whether whole nodes or single workers are lost, and which in words."""

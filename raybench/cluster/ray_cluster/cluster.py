@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -126,8 +125,14 @@ class RayCluster:
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """Return one answer per rank. Raises ClusterError where the cluster is gone or closed."""
-        with self._point_counted():
+        with self._point_ended:
+            self._points += 1
+        try:
             return self._run(task, tuple(worker_ids))
+        finally:
+            with self._point_ended:
+                self._points -= 1
+                self._point_ended.notify_all()
 
     def _run(self, task: Task, worker_ids: tuple[int, ...]) -> tuple[Answer, ...]:
         workers = [self._pool[worker_id] for worker_id in worker_ids]
@@ -138,37 +143,37 @@ class RayCluster:
                 worker.environment = task.worker_environment
             self._replace(worker_ids)
         group = self._groups.join(worker_ids)
-        if any(worker.lost_because for worker in workers):
-            return _not_started(workers)
-        ranks = self._send(task, workers, group)
-        outcome = finish_point(ranks, task, self._timeouts)
-        if outcome.group_is_gone:
-            self._groups.forget(worker_ids)
-        answers = self._agents.with_clocks(outcome.answers, ranks.devices)
-        outputs = self._agents.new_outputs(ranks.devices)
-        if outcome.unfit:
-            self._replace([worker_ids[rank] for rank in sorted(outcome.unfit)])
-        return with_losses(
-            [replace(one, output=output) for one, output in zip(answers, outputs, strict=True)],
-            [worker.lost_because for worker in workers],
-        )
-
-    def _send(
-        self, task: Task, workers: Sequence[WorkerHandle], group: Group | None
-    ) -> _RunningActors:
-        """Send the point to its workers, which are in rank order."""
+        losses = [worker.lost_because for worker in workers]
+        if any(losses):
+            cause, message = Cause.PEER_FAILED, "another rank has no worker"
+            fine = [
+                Failure.of(cause, rank=rank, message=message, worker_reusable=True)
+                for rank in range(len(workers))
+            ]
+            return with_losses(fine, losses)
         devices = [worker.device for worker in workers]
         calls = []
         for worker, place in zip(workers, allocator.assign_ranks(devices), strict=True):
             worker.is_used, worker.user_class = True, task.user_class
             calls.append(worker.actor.run.remote(task, place, group))
-        return _RunningActors(
+        ranks = _RunningActors(
             calls,
             devices,
             self._agents,
             abort=lambda: self._groups.abort(group),
             check_open=self._check_open,
             look_every_s=self._timeouts.point_looks_at_nodes_every_s,
+        )
+        outcome = finish_point(ranks, task, self._timeouts)
+        if outcome.group_is_gone:
+            self._groups.forget(worker_ids)
+        answers = self._agents.with_clocks(outcome.answers, devices)
+        outputs = self._agents.new_outputs(devices)
+        if outcome.unfit:
+            self._replace([worker_ids[rank] for rank in sorted(outcome.unfit)])
+        return with_losses(
+            [replace(one, output=output) for one, output in zip(answers, outputs, strict=True)],
+            [worker.lost_because for worker in workers],
         )
 
     def _replace(self, worker_ids: Sequence[int]) -> None:
@@ -238,17 +243,6 @@ class RayCluster:
         if self._is_closing.is_set():
             raise ClusterError("the cluster is let go")
 
-    @contextmanager
-    def _point_counted(self) -> Iterator[None]:
-        with self._point_ended:
-            self._points += 1
-        try:
-            yield
-        finally:
-            with self._point_ended:
-                self._points -= 1
-                self._point_ended.notify_all()
-
 
 class _RunningActors(RunningRanks):
     """The ranks of a point as calls of actors. calls: in rank order."""
@@ -317,16 +311,6 @@ def _need_new_processes(task: Task, workers: Sequence[WorkerHandle]) -> bool:
         or (worker.is_used and (is_fresh or worker.user_class != task.user_class))
         for worker in workers
     )
-
-
-def _not_started(workers: Sequence[WorkerHandle]) -> tuple[Answer, ...]:
-    """Return the answers to a point of which a worker was lost before it began."""
-    message = "another rank has no worker"
-    answers = [
-        Failure.of(Cause.PEER_FAILED, rank=rank, message=message, worker_reusable=True)
-        for rank in range(len(workers))
-    ]
-    return with_losses(answers, [worker.lost_because for worker in workers])
 
 
 class _Store:

@@ -95,14 +95,11 @@ def test_a_point_stays_on_the_models_that_it_would_have_on_the_idle_cluster():
     assert taken(allocator, 1, 1, 1) == [(0,), (1,), None]
 
 
-def test_workers_that_ran_such_a_point_before_are_taken_again_and_not_once_they_ran_another():
+def test_the_next_point_gets_the_workers_of_one_before_so_that_their_group_is_kept():
     allocator = allocator_of(a=8)
-    first, second = taken(allocator, 2, 2)
-    allocator.free(second)
-    allocator.free(first)
-    assert allocator.choose(2) == second
-    allocator.take((2,))
-    assert allocator.choose(2) == first
+    for freed in reversed(taken(allocator, 2, 4, 2)):
+        allocator.free(freed)
+        assert taken(allocator, len(freed)) == [freed]
 
 
 def test_neighbours_are_preferred_and_pairs_begin_at_even_devices():
