@@ -22,6 +22,7 @@ from builders import (
     make_sweep,
 )
 
+from raybench.analysis.environment_changes import Change
 from raybench.analysis.history import history
 from raybench.analysis.step_times import rank_by_iteration
 from raybench.cli.results import load_summary
@@ -36,6 +37,7 @@ from raybench.report.charts.registry import (
 )
 from raybench.report.charts.steps import parts_figure
 from raybench.report.charts.telemetry import telemetry_figure
+from raybench.report.comparison import before_and_now
 from raybench.report.run_report import RunReport
 from raybench.results import reader
 
@@ -291,3 +293,18 @@ def test_up_to_seven_points_share_a_panel_and_more_have_one_each():
     many = history_figure(runs(12))
     assert len(many.panels) == 12
     assert many.panels[0].title == "hidden=11"
+
+
+@pytest.mark.parametrize(
+    ("base", "new"),
+    [
+        ("a" * 40, "a" * 40 + "+changes"),
+        ("GPU-4e6e0602-4757-def4", "GPU-4e6e0602-4757-abcd"),
+        ("x" * 100 + "1" + "y" * 50, "x" * 100 + "2" + "y" * 50),
+    ],
+)
+def test_values_are_shortened_so_that_their_difference_is_seen(base, new):
+    before, now = before_and_now(Change(name="fact", base=base, new=new), 20).split(" -> ")
+    assert before != now
+    assert max(len(before), len(now)) <= 20
+    assert before_and_now(Change(name="fact", base="580.1", new="590.2"), 20) == "580.1 -> 590.2"
