@@ -136,6 +136,7 @@ def load_summary(results: Path, run: str, references: References | None = None) 
     )
     return Summary(
         run=found,
+        folder=root,
         devices=devices,
         points=point_rows(points),
         region_rows=regions,

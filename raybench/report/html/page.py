@@ -157,7 +157,8 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "git commit", run.git_commit or ""
     yield "variables", formatting.settings(run.environment)
     yield "tags", formatting.settings(run.tags)
-    yield "in all points", formatting.settings(summary.shared)
+    shared = (summary.alike, formatting.settings(summary.shared))
+    yield "in all points", "; ".join(filter(None, shared))
     yield "job file's SHA-256", run.job_sha256
     yield "nodes lost", ", ".join(summary.lost_nodes)
 

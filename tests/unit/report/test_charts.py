@@ -1,9 +1,10 @@
-"""The charts of a run: which of them are drawn, what each shows, and what it leaves out."""
+"""The charts of a run and of a history: what each shows, and what it leaves out."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,18 @@ from builders import (
     make_failed,
     make_point,
     make_record,
+    make_row,
     make_run,
     make_summary,
     make_sweep,
 )
 
+from raybench.analysis.environment_changes import Change
+from raybench.analysis.history import history
 from raybench.analysis.step_times import rank_by_iteration
 from raybench.cli.results import load_summary
 from raybench.report.charts.data import ChartData
+from raybench.report.charts.history import history_figure
 from raybench.report.charts.rates import memory_bandwidth_figure
 from raybench.report.charts.registry import (
     draw_main_figure,
@@ -32,6 +37,7 @@ from raybench.report.charts.registry import (
 )
 from raybench.report.charts.steps import parts_figure
 from raybench.report.charts.telemetry import telemetry_figure
+from raybench.report.comparison import before_and_now
 from raybench.report.run_report import RunReport
 from raybench.results import reader
 
@@ -43,7 +49,7 @@ ANSWERS = {
     "gemm": ("TFLOP/s against the datasheet", ["793.8 TFLOP/s", "752.0 TFLOP/s"]),
     "largest_batch": ("Memory over the batch size", ["192", "139"]),
     "memory_bandwidth": ("Memory bandwidth over", ["4,372 GB/s", "4,371 GB/s"]),
-    "mixed_precision": ("What is gained over fp32", ["6.68×", "6.45×"]),
+    "mixed_precision": ("What is gained over fp32", ["4.08x to 6.68x", "3.54x to 6.45x"]),
     "uneven_gpus": ("Ways to share the work", ["7,107,922 rows/s", "5,325,126 rows/s"]),
 }
 
@@ -260,3 +266,45 @@ def test_what_is_drawn_of_a_big_run_is_bounded_and_that_is_said():
     figure = first(records)
     assert len(figure.panels) == 8
     assert "The first 8 of 20 charts and 7 of 9 lines are drawn; the table of" in figure.note
+
+
+def runs(points, count=6, apart=timedelta(days=1)):
+    """Step times of `points` points; the last one is slower from the fourth run on."""
+    rows = [
+        make_row(
+            run_id=f"run{run}",
+            point_id=f"p{point}",
+            started_at=START + run * apart,
+            params={"hidden": str(point)},
+            **{"workload": "mlp", "scaling": "weak", "precision": "bf16", "batch_size": 1},
+            **{"device_type": "cuda", "device_name": "H200", "node_count": 1},
+            step_ms_p50=8.0 * (1.1 if point == points - 1 and run >= 3 else 1.0),
+            **{"step_ms_ci_low": 7.99, "step_ms_ci_high": 8.01},
+        )
+        for run in range(count)
+        for point in range(points)
+    ]
+    return history(rows)
+
+
+def test_up_to_seven_points_share_a_panel_and_more_have_one_each():
+    few = history_figure(runs(7))
+    assert len(few.panels) == 1
+    many = history_figure(runs(12))
+    assert len(many.panels) == 12
+    assert many.panels[0].title == "hidden=11"
+
+
+@pytest.mark.parametrize(
+    ("base", "new"),
+    [
+        ("a" * 40, "a" * 40 + "+changes"),
+        ("GPU-4e6e0602-4757-def4", "GPU-4e6e0602-4757-abcd"),
+        ("x" * 100 + "1" + "y" * 50, "x" * 100 + "2" + "y" * 50),
+    ],
+)
+def test_values_are_shortened_so_that_their_difference_is_seen(base, new):
+    before, now = before_and_now(Change(name="fact", base=base, new=new), 20).split(" -> ")
+    assert before != now
+    assert max(len(before), len(now)) <= 20
+    assert before_and_now(Change(name="fact", base="580.1", new="590.2"), 20) == "580.1 -> 590.2"
