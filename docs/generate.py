@@ -7,6 +7,7 @@ tables, the glossary from raybench/report/glossary.yaml. A test holds the pages 
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,9 +16,13 @@ from typing import Any
 import click
 import pyarrow as pa
 
+from raybench.analysis.frames import units
+from raybench.analysis.rows import ScaledRow
 from raybench.cli import COMMANDS
 from raybench.job.model import job_schema
 from raybench.report.glossary import load_glossary
+from raybench.report.marks import MARKS
+from raybench.results.columns import columns_of
 from raybench.results.tables import TABLES, schema
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -32,6 +37,12 @@ TABLES_HOLD = {
     "regions": "parts of a step that the workload names, per rank",
     "modules": "times by module of profiled points, per rank",
     "health": "one row per test and subject of a health check",
+}
+
+# Columns of the derived table `scaling` that are no fields of its rows.
+OF_SCALING = {
+    "baseline_point_id": "the point that it is compared with",
+    "why_not": "why an ok point has no speed-up",
 }
 
 
@@ -49,6 +60,7 @@ def commands_page() -> str:
             usage = " ".join(command.collect_usage_pieces(context))
             options = [param for param in command.params if isinstance(param, click.Option)]
             lines += [f"## {name}", "", what, "", "```text", f"raybench {name} {usage}", "```", ""]
+            lines += explanation(command)
             if options:
                 lines += ["| option | meaning |", "|---|---|"]
                 for option in options:
@@ -57,6 +69,16 @@ def commands_page() -> str:
                         lines.append(f"| `{cell(record[0])}` | {cell(record[1])} |")
                 lines.append("")
     return "\n".join(lines)
+
+
+def explanation(command: click.Command) -> list[str]:
+    """Return the help of a command after its first paragraph; examples are code."""
+    lines: list[str] = []
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n")[1:]:
+        is_code = paragraph.startswith("\b")
+        text = paragraph.removeprefix("\b\n")
+        lines += ["```text", text, "```", ""] if is_code else [text, ""]
+    return lines
 
 
 def job_file_page() -> str:
@@ -131,6 +153,12 @@ def columns_page() -> str:
         lines += ["| column | unit | type | meaning |", "|---|---|---|---|"]
         lines += [column(field) for field in schema(table)]
         lines.append("")
+    lines += ["## scaling", "", "Derived from `points` by `raybench.load`: one row per point.", ""]
+    lines += ["| column | unit | meaning |", "|---|---|---|"]
+    known = {one.name: one.about.description for one in columns_of(ScaledRow)} | OF_SCALING
+    lines += [
+        f"| `{name}` | {unit} | {cell(known[name])} |" for name, unit in units("scaling").items()
+    ]
     return "\n".join(lines)
 
 
@@ -144,6 +172,10 @@ def column(field: pa.Field) -> str:
 def glossary_page() -> str:
     """Return the page of the words of raybench."""
     lines = ["# Glossary", "", NOTE, "", "`raybench explain WORD` prints an entry.", ""]
+    lines += ["## Marks", "", "Letters beside a number that is doubtful.", ""]
+    lines += ["| mark | meaning |", "|---|---|"]
+    lines += [f"| `{letter}` | {cell(meaning)} |" for letter, meaning in MARKS.items()]
+    lines += ["", "## Words", ""]
     for entry in load_glossary():
         also = f" (also: {', '.join(entry.also)})" if entry.also else ""
         lines += [f"**{entry.word}**{also}: {entry.means}", ""]

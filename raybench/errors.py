@@ -41,10 +41,6 @@ class ClusterError(RaybenchError):
     exit_code = 3
 
 
-class NothingFitsError(ClusterError):
-    """Each point of the plan needs more devices than the cluster has."""
-
-
 class ResultsWarning(UserWarning):
     """Part of the results is left out: a damaged run, columns of a later version."""
 

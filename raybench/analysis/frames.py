@@ -29,7 +29,9 @@ _FROM_POINTS = (
 )
 _DERIVED = (
     *("baseline_point_id", "speed_up", "speed_up_low", "speed_up_high"),
-    *("efficiency", "efficiency_low", "efficiency_high", "why_not"),
+    *("efficiency", "efficiency_low", "efficiency_high"),
+    *("lost_comm", "lost_wait", "lost_compute", "lost_data", "lost_host", "lost_unexplained"),
+    "why_not",
 )
 
 
@@ -45,9 +47,10 @@ def load(
     root: the results folder. table: runs, points, samples, devices, telemetry, modules, regions,
     of health checks health, or
     two that are derived from `points`. `scaling`: the latest attempt at each point with its
-    speed-up and efficiency against the baseline point of the job, their 95 % intervals, and why_not
-    where there is none. `summary`: one row a point with the 25 columns that most questions need;
-    `params.NAME` and `metrics.NAME` are columns of their own, with their types.
+    speed-up and efficiency against the baseline point of the job, their 95 % intervals, what the
+    rest is lost to, and why_not where there is none. `summary`: one row a point with the 25
+    columns that most questions need; `params.NAME` and `metrics.NAME` are columns of their own,
+    with their types.
     run_id: as `raybench report` takes it: an id, its unique prefix, a job, `latest`, or a path.
     params: of points and scaling; `columns` makes `params.hidden` of {"hidden": "4096"}, as a
     number where all its values are numbers.

@@ -109,6 +109,16 @@ class ScaledRow(PointRow):
     why_no_breakdown: Annotated[
         str | None, Column("", "why the parts of the step are null here though `points` has them")
     ] = None
+    wall_unsynced_share: Annotated[
+        float | None,
+        Column(
+            "",
+            "time.time() around a step of rank 0 that is not waited for, over the step",
+            heading="time.time()/step",
+            meaning="what time.time() says on rank 0 of a step not waited for, over the step",
+            format="share",
+        ),
+    ] = None
     scatter: Annotated[
         float | None,
         Column(

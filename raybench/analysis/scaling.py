@@ -74,6 +74,7 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
     reason = why_no_breakdown(row)
     column = batch_column(row)
     mean_ms, sd_ms = row.step_ms_mean, row.step_ms_std
+    wall_ms = next(iter(row.wall_unsynced_ms_by_rank or ()), None)
     blanked = dict.fromkeys((*BREAKDOWN, "host_bound")) if reason else {}
     is_baseline = bool(baseline) and all(
         _is_same(setting(row, name), value) for name, value in baseline.items()
@@ -84,6 +85,7 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
         rounds=len(trials.rounds(row)),
         is_baseline=is_baseline,
         samples_per_joule=_samples_per_joule(row),
+        wall_unsynced_share=wall_ms / row.step_ms_p50 if wall_ms and row.step_ms_p50 else None,
         scatter=None if not mean_ms or sd_ms is None else sd_ms / mean_ms,
         why_no_breakdown=reason,
     )

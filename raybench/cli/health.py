@@ -5,28 +5,28 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from raybench.cli.health_results import print_health
+from raybench.cli.health_results import load_health
 from raybench.cli.options import (
     address_option,
     device_option,
     devices_option,
     json_option,
+    make_target,
     output_option,
     references_option,
     shared_option,
     wait_option,
 )
-from raybench.cli.output import ConsoleListener, make_console
+from raybench.cli.output import ConsoleListener, make_console, write_document
 from raybench.errors import UsageError
 from raybench.records.health import Stage
 
 if TYPE_CHECKING:
     from raybench.analysis.references import References
-    from raybench.health.check import Examination
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -83,18 +83,14 @@ class _Duration(click.ParamType[float]):
 @click.pass_context
 def health_command(
     ctx: click.Context,
-    address: str,
-    device: Literal["auto", "cuda", "cpu"],
-    devices_file: Path | None,
+    /,
     stages: tuple[Stage, ...],
     serial: bool,
     burn_in_s: float,
     healthy_file: Path | None,
-    wait_s: float,
-    shared: bool,
-    output: Path,
     references: References,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Check all devices of a cluster, alone, in pairs and together, and name what is bad.
 
@@ -108,30 +104,24 @@ def health_command(
     """
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.health.check import examine
+    from raybench.health.document import HealthDocument
     from raybench.health.suite import STAGES, title
-    from raybench.records.device_list import read_device_list
+    from raybench.records.device_list import check_list_writable, write_device_list
     from raybench.results.run import RunStatus
-    from raybench.sweep.run_state import RunTarget
+    from raybench.results.writer import check_writable
 
     if "burn-in" in stages and not burn_in_s:
         raise UsageError("--only burn-in: needs a time; add --burn-in, as in --burn-in 30m")
-    _check_writable(output, healthy_file)
-    where = RunTarget(
-        address=address,
-        device=device,
-        output=output,
-        profiled=frozenset(),
-        wait_s=wait_s,
-        shared=shared,
-        only=read_device_list(devices_file) if devices_file else None,
-    )
-    listener = ConsoleListener(make_console(), title)
-    argv = ("raybench", *sys.argv[1:])
+    where = make_target(given)
+    # Before the minutes that a check takes.
+    check_writable(where.output)
+    if healthy_file is not None:
+        check_list_writable(healthy_file)
     found = examine(
         where,
-        listener,
+        ConsoleListener(make_console(), title),
         stages or STAGES,
-        argv,
+        ("raybench", *sys.argv[1:]),
         serial=serial,
         burn_in_s=burn_in_s,
         references=references,
@@ -139,21 +129,9 @@ def health_command(
     if found.run.status is RunStatus.INTERRUPTED:
         ctx.exit(130)
     if healthy_file is not None:
-        _write_healthy(healthy_file, found)
-    ctx.exit(print_health(output, found.run.run_id, references, as_json=as_json))
-
-
-def _check_writable(output: Path, healthy_file: Path | None) -> None:
-    """Raise an error, before the minutes that a check takes, where its results cannot be kept."""
-    from raybench.records.device_list import check_list_writable
-    from raybench.results.writer import check_writable
-
-    check_writable(output)
-    if healthy_file is not None:
-        check_list_writable(healthy_file)
-
-
-def _write_healthy(path: Path, found: Examination) -> None:
-    from raybench.records.device_list import write_device_list
-
-    write_device_list(path, found.healthy_devices, f"healthy by run {found.run.run_id}")
+        comment = f"healthy by run {found.run.run_id}"
+        write_device_list(healthy_file, found.healthy_devices, comment)
+    report = load_health(where.output, found.run.run_id, references)
+    assert report is not None, "its command line says that it is a check"
+    write_document(HealthDocument(report=report), "json" if as_json else "terminal")
+    ctx.exit(report.exit_code)

@@ -1,11 +1,10 @@
-"""A health check as `report`, `export` and `list` show it."""
+"""Health checks, read from the results folder: one, two beside each other, and all of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raybench.cli.output import color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
@@ -64,20 +63,6 @@ def load_health(
     )
 
 
-def format_health(results: Path, report: HealthReport, kind: str, *, colored: bool) -> str:
-    """Return a check as `raybench report --format KIND` shows it."""
-    if kind == "html":
-        from raybench.health.page import format_page
-        from raybench.results import reader
-
-        root, run_id = reader.find_run(results, report.run.run_id)
-        return format_page(report, reader.load(root, "devices", run_id))
-    from raybench.health.document import HealthDocument
-    from raybench.report.documents import format_document
-
-    return format_document(HealthDocument(report=report), kind, width=width(), color=colored)
-
-
 def compare_health(base: Found, new: Found, threshold: float) -> HealthComparison | None:
     """Return the comparison of two health checks; None where neither run is a health check.
 
@@ -111,9 +96,8 @@ def load_health_history(results: Path, threshold: float) -> HealthHistory:
     from raybench.results import reader
 
     by_run: dict[str, list[Finding]] = {}
-    if (results / "health").is_dir():
-        for run_id, finding in read_findings(results):
-            by_run.setdefault(run_id, []).append(finding)
+    for run_id, finding in read_findings(results):
+        by_run.setdefault(run_id, []).append(finding)
     # In order of their starts.
     run_ids = [run.run_id for run in reader.read_runs(results) if run.run_id in by_run]
     if not run_ids:
@@ -121,27 +105,3 @@ def load_health_history(results: Path, threshold: float) -> HealthHistory:
     kinds = reader.read_table(results, "devices", None, ["kind"])["kind"].to_pylist()
     figures = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
     return HealthHistory(figures=figures, run_ids=run_ids)
-
-
-def draw_health(report: HealthReport, path: Path) -> None:
-    """Write the chart of pairs, or of devices where there are no pairs, to an SVG or PNG file.
-
-    Raises UsageError where there is no chart, because nothing was compared.
-    """
-    from raybench.health.page import health_figures
-    from raybench.report.charts.grammar import draw_figure
-
-    figures = health_figures(report)
-    if not figures:
-        raise UsageError("--chart: there is nothing to draw: nothing was compared")
-    drawn = draw_figure(figures[0], path.suffix.lower().removeprefix("."), below=report.machine)
-    write_file(path, drawn)
-
-
-def print_health(results: Path, run_id: str, references: References, *, as_json: bool) -> int:
-    """Print what a check says, and return the exit code of the command that made it."""
-    report = load_health(results, run_id, references)
-    assert report is not None, "its command line says that it is a check"
-    kind = "json" if as_json else "terminal"
-    write_result(format_health(results, report, kind, colored=color()))
-    return report.exit_code

@@ -7,7 +7,7 @@ which takes longer than a Tab key may.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from raybench.errors import UsageError
 
 if TYPE_CHECKING:
     from raybench.analysis.references import References
+    from raybench.sweep.run_state import RunTarget
 
 _LATEST = "latest"  # as raybench.results.run has it, which is slow to import
 _LONGEST_WAIT_S = 1_000_000.0
@@ -135,6 +136,26 @@ def devices_option(more: str = "") -> Option:
         type=click.Path(path_type=Path),
         help="Use only the devices that FILE names, one a line: the UUID of a GPU, or HOST:NUMBER "
         f"of a CPU worker.{more}",
+    )
+
+
+def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()) -> RunTarget:
+    """Return where a command runs its points, by the options of this module that it was given.
+
+    profiled: ids of the points to profile. Raises UsageError where the file of --devices is wrong.
+    """
+    from raybench.records.device_list import read_device_list
+    from raybench.sweep.run_state import RunTarget
+
+    file = given["devices_file"]
+    return RunTarget(
+        address=given["address"],
+        device=given["device"],
+        output=given["output"],
+        profiled=profiled,
+        wait_s=given["wait_s"],
+        shared=given["shared"],
+        only=read_device_list(file) if file else None,
     )
 
 

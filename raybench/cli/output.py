@@ -179,7 +179,7 @@ def show_phase(console: Console, what: str) -> Iterator[None]:
 class ConsoleListener:
     """Shows lines, what is waited for, and progress on a console.
 
-    name_of: how a point is called, as `make_progress` takes it.
+    name_of: returns the name of a point; None: the settings that vary name it.
     """
 
     def __init__(self, console: Console, name_of: Callable[[Point], str] | None = None) -> None:
@@ -195,11 +195,11 @@ class ConsoleListener:
         return self._console.status(what)
 
     def progress(self, plan: Plan, trials: int | None) -> Progress:
-        """Make the kind of progress that suits the stream."""
+        """Return the progress of a sweep of this plan, shown on the console."""
         # Here, so that a sweep that has nothing to do does not wait for it.
-        from raybench.cli.progress import make_progress
+        from raybench.cli.progress import PointProgress
 
-        return make_progress(plan, self._console, trials, self._name_of)
+        return PointProgress(plan, self._console, trials, self._name_of)
 
     def show_cursor(self) -> None:
         """Undo what a spinner has hidden."""

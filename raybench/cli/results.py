@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.health_results import draw_health, format_health, load_health
+from raybench.cli.health_results import load_health
 from raybench.cli.options import (
     complete_point,
     complete_run,
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raybench.analysis.references import References
+    from raybench.health.report import HealthReport
+    from raybench.report.charts.data import RankTimes, Row
     from raybench.report.point_details import PointDetails, PointList
     from raybench.report.summary import Summary
     from raybench.results.run import Run
@@ -85,35 +87,36 @@ def report_command(
     RUN is a run id, a unique prefix of one, the name of a job (its newest run), `latest`, one of
     these in a folder of results inside the results (examples/gemm), or the path of a run.
     """
+    from raybench.report.documents import Document, format_document
+    from raybench.report.run_report import RunReport
+    from raybench.results import reader
+
     kind = format_asked(kind, as_json) or "terminal"
     if chart is not None and chart.suffix.lower() not in (".svg", ".png"):
         raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
     if github and kind != "md":
         raise UsageError(f"--github: goes with --format md only, got --format {kind}")
-    colored = output is None and color()
-    if (health := load_health(results, run, references)) is not None:
-        text = format_health(results, health, kind, colored=colored)
-        draw = partial(draw_health, health)
+    root, run_id = reader.find_run(results, run)
+    document: Document
+    if (check := load_health(root, run_id, references)) is not None:
+        from raybench.health.document import HealthDocument
+
+        document = HealthDocument(report=check)
+        make_page, draw = partial(_health_page, root, check), partial(_draw_health, check)
     else:
-        summary = load_summary(results, run, references)
-        is_short = kind == "terminal" and not full
-        text = _format(results, run, summary, kind, colored=colored, is_short=is_short)
-        draw = partial(_draw, results, run, summary)
+        summary = load_summary(root, run_id, references)
+        document = RunReport(summary=summary, is_short=kind == "terminal" and not full)
+        make_page, draw = partial(format_page, root, summary), partial(_draw, root, summary)
+    colored = output is None and color()
+    is_page = kind == "html"
+    text = make_page() if is_page else format_document(document, kind, width=width(), color=colored)
     if github:
         append_to_github_summary(text)
     if output is not None or not github:
         write_output(text, output, kind)
     # Last: the report must not be lost with a picture that cannot be drawn or written.
     if chart is not None:
-        draw(chart)
-
-
-def print_report(results: Path, run_id: str, kind: str) -> None:
-    """Print the report of one run, as `raybench report --format KIND` would."""
-    from raybench.report.run_report import RunReport
-
-    report = RunReport(summary=load_summary(results, run_id), is_short=kind == "terminal")
-    write_document(report, kind)
+        write_file(chart, draw(chart.suffix.lower().removeprefix(".")))
 
 
 def load_summary(results: Path, run: str, references: References | None = None) -> Summary:
@@ -133,6 +136,7 @@ def load_summary(results: Path, run: str, references: References | None = None) 
     )
     return Summary(
         run=found,
+        folder=root,
         devices=devices,
         points=point_rows(points),
         region_rows=regions,
@@ -140,43 +144,79 @@ def load_summary(results: Path, run: str, references: References | None = None) 
     )
 
 
-def _format(
-    results: Path,
-    run: str,
-    summary: Summary,
-    kind: str,
-    *,
-    colored: bool,
-    is_short: bool,
-) -> str:
-    from raybench.report.documents import format_document
-    from raybench.report.run_report import RunReport
-
-    if kind == "html":
-        return _page(results, run, summary)
-    report = RunReport(summary=summary, is_short=is_short)
-    return format_document(report, kind, width=width(), color=colored)
-
-
-def _page(results: Path, run: str, summary: Summary) -> str:
-    from raybench.cli.page import format_page
+def _health_page(root: Path, check: HealthReport) -> str:
+    from raybench.health.page import format_page
     from raybench.results import reader
 
-    root, _ = reader.find_run(results, run)
-    return format_page(root, summary)
+    return format_page(check, reader.load(root, "devices", check.run.run_id))
 
 
-def _draw(results: Path, run: str, summary: Summary, path: Path) -> None:
+def _draw_health(check: HealthReport, kind: str) -> bytes:
+    """Return the chart of pairs, or of devices where there are no pairs; kind: "svg" or "png".
+
+    Raises UsageError where there is no chart, because nothing was compared.
+    """
+    from raybench.health.page import health_figures
+    from raybench.report.charts.grammar import draw_figure
+
+    figures = health_figures(check)
+    if not figures:
+        raise UsageError("--chart: there is nothing to draw: nothing was compared")
+    return draw_figure(figures[0], kind, below=check.machine)
+
+
+def _draw(root: Path, summary: Summary, kind: str) -> bytes:
+    """Return the chart that the page begins with; kind: "svg" or "png". Raises UsageError."""
     from raybench.report.charts.data import ChartData
     from raybench.report.charts.registry import draw_main_figure, why_no_figure
     from raybench.results import reader
 
-    root, run_id = reader.find_run(results, run)
-    data = ChartData(summary=summary, devices=reader.load(root, "devices", run_id))
-    drawn = draw_main_figure(data, path.suffix.lower().removeprefix("."))
+    data = ChartData(summary=summary, devices=reader.load(root, "devices", summary.run.run_id))
+    drawn = draw_main_figure(data, kind)
     if drawn is None:
         raise UsageError(f"--chart: there is nothing to draw: {why_no_figure(summary)}")
-    write_file(path, drawn)
+    return drawn
+
+
+def format_page(root: Path, summary: Summary) -> str:
+    """Format the page of the run that `summary` reports, which is in the results folder `root`."""
+    from raybench.report.charts.data import ChartData, rows_of
+    from raybench.report.charts.rank_times import heat_points
+    from raybench.report.charts.telemetry import TELEMETRY_COLUMNS
+    from raybench.report.html import page
+    from raybench.results import reader
+
+    run_id = summary.run.run_id
+    telemetry = reader.read_table(root, "telemetry", run_id, TELEMETRY_COLUMNS)
+    return page.format_page(
+        ChartData(
+            summary=summary,
+            devices=reader.load(root, "devices", run_id),
+            telemetry=telemetry.to_pandas(),
+            rank_times=_rank_times(root, run_id, heat_points(rows_of(summary))),
+        )
+    )
+
+
+def _rank_times(root: Path, run_id: str, rows: list[Row]) -> list[RankTimes]:
+    """Read the samples of these points one after the other: a run's may not fit into memory."""
+    from raybench.analysis.rounds import Trials
+    from raybench.analysis.rows import point_rows
+    from raybench.analysis.step_times import SAMPLE_COLUMNS, join_rounds, rank_by_iteration
+    from raybench.report.charts.data import RankTimes
+    from raybench.report.charts.rank_times import columns_of_a_map
+    from raybench.results import reader
+
+    trials = Trials(point_rows(reader.load(root, "points", run_id)))
+    columns = columns_of_a_map(rows)
+    rounds = [[*trials.rounds(row).values()] for row in rows]
+    attempts = [(one.point_id, one.attempt) for made in rounds for one in made]
+    read = reader.rows_of_attempts(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
+    return [
+        RankTimes(row=row, times_ms=rank_by_iteration(join_rounds(samples), columns))
+        for row, made in zip(rows, rounds, strict=True)
+        if (samples := [next(read) for _ in made])
+    ]
 
 
 @click.command("list")
@@ -344,9 +384,8 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
 
     def read(table: str) -> list[pd.DataFrame]:
         """Read the rows of each round; those of rounds without any come last."""
-        found = (
-            reader.load_attempt(results, table, run_id, point_id, one.attempt) for one in measured
-        )
+        made = [(point_id, one.attempt) for one in measured]
+        found = reader.rows_of_attempts(results, table, run_id, made)
         return sorted(found, key=lambda frame: frame.empty)
 
     # The first round that was profiled, or taken apart, stands for all.

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -20,6 +20,7 @@ from raybench.cli.options import (
     device_option,
     devices_option,
     json_option,
+    make_target,
     output_option,
     overrides_option,
     shared_option,
@@ -53,18 +54,14 @@ _REPEATED = (
 class Asked:
     """The arguments and options of `raybench sweep`, by their names; None for those not given.
 
-    job: the path of the job file, or the arguments of the script.
+    job: the path of the job file, or the arguments of the script. The options that say where it
+    runs are in a `RunTarget`.
     """
 
     job: tuple[str, ...]
     script: str | None
     world_sizes: str
     items_per_step: str
-    address: str
-    device: Literal["auto", "cuda", "cpu"]
-    wait_s: float
-    shared: bool
-    devices_file: Path | None
     output: Path
     overrides: tuple[str, ...]
     expression: str | None
@@ -166,25 +163,16 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.cli.plans import print_plan, select, select_ids
     from raybench.job.plan import make_plan
-    from raybench.records.device_list import read_device_list
-    from raybench.sweep.run_state import RunTarget, start_run
+    from raybench.sweep.run_state import start_run
 
-    asked = Asked(**given)
+    asked = Asked(**{name: given[name] for name in Asked.__dataclass_fields__})
     if asked.retry_failed and asked.resumed is None:
         raise UsageError("--retry-failed: goes with --resume RUN only")
     job = _load_job(ctx, asked)
     # Of a run to resume all points, whatever the filter.
     plan = select(make_plan(job), asked.expression if asked.resumed is None else None)
     profiled = asked.profile_expression
-    where = RunTarget(
-        address=asked.address,
-        device=asked.device,
-        output=asked.output,
-        profiled=select_ids(plan, profiled, "--profile") if profiled else frozenset(),
-        wait_s=asked.wait_s,
-        shared=asked.shared,
-        only=read_device_list(asked.devices_file) if asked.devices_file else None,
-    )
+    where = make_target(given, select_ids(plan, profiled, "--profile") if profiled else frozenset())
     if asked.resumed is not None:
         ctx.exit(_resume(ctx, asked, job, plan, where))
     if asked.dry_run:
@@ -338,8 +326,9 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
 
 def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     """Carry out the run and print its report; the exit code."""
-    from raybench.cli.output import ConsoleListener, make_console, say
-    from raybench.cli.results import print_report
+    from raybench.cli.output import ConsoleListener, make_console, say, write_document
+    from raybench.cli.results import load_summary
+    from raybench.report.run_report import RunReport
     from raybench.sweep.resume import end_of_run, nothing_left
     from raybench.sweep.runner import run_sweep
 
@@ -352,7 +341,9 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
         say(console, nothing_left(start))
         run = end_of_run(start, where.output, job.measure)
     if as_json or run.points_ok + run.points_failed + run.points_skipped:
-        print_report(where.output, run.run_id, "json" if as_json else "terminal")
+        summary = load_summary(where.output, run.run_id)
+        report = RunReport(summary=summary, is_short=not as_json)
+        write_document(report, "json" if as_json else "terminal")
     return _EXIT_CODES[run.status]
 
 

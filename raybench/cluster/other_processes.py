@@ -86,18 +86,13 @@ def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> I
         found = (*before.processes.get(device.uuid, ()), *after.processes.get(device.uuid, ()))
         for process in dict.fromkeys(found):
             yield f"{process} on {device.kind}:{device.index} of {host}"
+    if before.busy_s is None or after.busy_s is None:
+        return
     threads = sum(max(1, device.omp_num_threads) for device in devices if device.kind == "cpu")
-    taken = _load_of_others(before, after)
+    others_s = after.busy_s - before.busy_s - _own_cpu_time_s(before.own, after.own)
+    taken = others_s / (after.time_s - before.time_s) if others_s > _LEAST_S else 0.0
     if taken > _LEAST_SHARE * min(threads, after.processors):
         yield f"other processes kept {taken:.2g} of {after.processors} processors busy on {host}"
-
-
-def _load_of_others(before: NodeUse, after: NodeUse) -> float:
-    """Return how many processors others kept busy on average; 0 where that cannot be read."""
-    if before.busy_s is None or after.busy_s is None:
-        return 0.0
-    others_s = after.busy_s - before.busy_s - _own_cpu_time_s(before.own, after.own)
-    return others_s / (after.time_s - before.time_s) if others_s > _LEAST_S else 0.0
 
 
 def _own_cpu_time_s(
@@ -170,12 +165,11 @@ def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
     found = set() if handle is None else nvml.process_ids(handle)
     if device.process_id not in found:
         return None
-    return tuple(_describe(process) for process in sorted(found - own))
-
-
-def _describe(process: int) -> str:
-    try:
-        name = "".join(c if c.isprintable() else "?" for c in psutil.Process(process).name())
-    except psutil.Error:
-        name = "of another container"
-    return f"process {process} ({name})"
+    named = []
+    for process in sorted(found - own):
+        try:
+            name = psutil.Process(process).name()
+        except psutil.Error:
+            name = "of another container"
+        named.append(f"process {process} ({''.join(c if c.isprintable() else '?' for c in name)})")
+    return tuple(named)

@@ -26,8 +26,6 @@ _CHOICE = re.compile(
 )
 _NVLS = re.compile(r"NVLS multicast support is (not )?available")
 _NVLS_CHANNELS = re.compile(r"(\d+) nvls channels")
-_VERSION = re.compile(r"NCCL version ([\w.+-]+)")
-_WARNING = re.compile(r"NCCL WARN (.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,26 +53,21 @@ class NcclLog:
     adapter, and IB or RoCE. has_nvls: the switch reduces; None: unknown.
     """
 
-    version: str = ""
     routes: tuple[Route, ...] = ()
     interfaces: tuple[tuple[str, str], ...] = ()
     adapters: tuple[tuple[str, str], ...] = ()
     has_nvls: bool | None = None
-    warnings: tuple[str, ...] = ()
 
 
 def parse(lines: Iterable[str]) -> NcclLog:
     """Parse the lines of one rank; lines that say nothing of transports are ignored."""
     kept = [line for line in lines if "NCCL" in line]
-    text = "\n".join(kept)
-    version = _VERSION.search(text)
+    routes = (_route(found) for found in map(_ROUTE.search, kept) if found)
     return NcclLog(
-        version=version[1] if version else "",
-        routes=tuple(dict.fromkeys(_routes(kept))),
+        routes=tuple(dict.fromkeys(routes)),
         interfaces=_listed("NET/Socket : Using", _INTERFACE, kept),
         adapters=_listed("NET/IB : Using", _ADAPTER, kept),
-        has_nvls=_has_nvls(text),
-        warnings=tuple(dict.fromkeys(found[1] for found in map(_WARNING.search, kept) if found)),
+        has_nvls=_has_nvls("\n".join(kept)),
     )
 
 
@@ -113,21 +106,16 @@ def route_interface(route: Route, log: NcclLog) -> tuple[str, str] | None:
     return log.interfaces[route.device]
 
 
-def _routes(lines: Iterable[str]) -> Iterator[Route]:
-    for line in lines:
-        if found := _ROUTE.search(line):
-            yield _route(int(found["sender"]), int(found["receiver"]), found["way"])
-
-
-def _route(sender: int, receiver: int, way: str) -> Route:
-    if found := _NETWORK.fullmatch(way):
+def _route(found: re.Match[str]) -> Route:
+    sender, receiver, way = int(found["sender"]), int(found["receiver"]), found["way"]
+    if network := _NETWORK.fullmatch(way):
         return Route(
             sender=sender,
             receiver=receiver,
             kind="NET",
-            network=found["name"],
-            device=int(found["device"]),
-            gpu_direct="GDRDMA" in found["rest"],
+            network=network["name"],
+            device=int(network["device"]),
+            gpu_direct="GDRDMA" in network["rest"],
         )
     kind, _, detail = way.partition("/")
     return Route(sender=sender, receiver=receiver, kind=kind, detail=detail.partition("/")[0])

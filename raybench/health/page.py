@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import itemgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,11 @@ from raybench.health.document import HealthDocument, PairMap, marked, pair_maps,
 from raybench.health.report import HealthReport
 from raybench.records.health import Finding, Verdict, figure, is_time
 from raybench.report import blocks, formatting, plain_text
+from raybench.report.blocks import Column, make_table
 from raybench.report.charts.grammar import (
     Figure,
     Mark,
     Panel,
-    Table,
     axis,
     by_threshold,
     heat_map,
@@ -99,14 +100,16 @@ def _pair_figure(report: HealthReport) -> Figure | None:
         title="Pairs",
         note=note,
         panels=[_heat_map(one) for one in maps[:_MOST_MAPS]],
-        table=Table(
-            columns=["what", "from", "to", "value"],
-            rows=[
-                [one.title, *pair, _value(finding)]
+        table=make_table(
+            [
+                (one.title, *pair, _value(found))
                 for one in maps
-                for pair, finding in one.findings.items()
+                for pair, found in one.findings.items()
             ],
-            texts=3,
+            [
+                (Column(title=name, is_text=name != "value"), itemgetter(place))
+                for place, name in enumerate(("what", "from", "to", "value"))
+            ],
         ),
     )
 
@@ -200,13 +203,15 @@ def _device_figure(report: HealthReport) -> Figure | None:
         title="Devices",
         note=note,
         panels=[Panel(layers=layers, height=height)],
-        table=Table(
-            columns=["device", "test", "value", "unit", "time against similar devices", "verdict"],
-            rows=[
-                [one.subject.name, one.test, _value(one), one.unit, f"{one.ratio:.3f}", one.verdict]
-                for one in compared
+        table=make_table(
+            compared,
+            [
+                (Column(title="device", is_text=True), lambda one: one.subject.name),
+                (Column(title="test", is_text=True), lambda one: one.test),
+                (Column(title="value"), lambda one: f"{_value(one)} {one.unit}".strip()),
+                (Column(title="time against similar devices"), lambda one: f"{one.ratio:.3f}"),
+                (Column(title="verdict"), lambda one: one.verdict.value),
             ],
-            texts=2,
         ),
     )
 

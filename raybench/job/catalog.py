@@ -22,8 +22,6 @@ from raybench.job.problems import did_you_mean, quote
 _NAME = re.compile(r"^name: \w+", re.MULTILINE)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 _SCHEMA = re.compile(r"(?<=\$schema=)\S+")
-# The command in a comment, with the lines that it goes on in.
-_COMMAND = re.compile(r"^#   raybench sweep \S+(.*(?:\n#     .*)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -35,30 +33,18 @@ class Template:
 
     @cached_property
     def job(self) -> Job:
-        """The job as it is written."""
-        return self.load()
+        """Return the job as it is written."""
+        return job_from_text(f"{self.name}.yaml", self.text)
 
     @property
     def question(self) -> str:
-        """What the job asks."""
+        """Return what the job asks."""
         return self.job.question
 
     @property
-    def cut(self) -> tuple[str, ...]:
-        """The `--set` values with which two CPU cores suffice, by the command in the comment."""
-        command = _COMMAND.search(self.text)
-        assert command is not None
-        words = shlex.split(re.sub(r"\n# +", " ", command[1]))
-        return tuple(word for word in words if word != "--set")
-
-    @property
     def device_counts(self) -> list[int]:
-        """The numbers of devices that its points need, in ascending order."""
+        """Return the numbers of devices that its points need, in ascending order."""
         return sorted({point.world_size for point in make_plan(self.job).points})
-
-    def load(self, overrides: tuple[str, ...] = ()) -> Job:
-        """Load the job. Raises JobError where overrides do not fit it."""
-        return job_from_text(f"{self.name}.yaml", self.text, overrides)
 
     def text_for(self, path: Path, name: str) -> str:
         """Return the text of a file at `path`, whose job has this name.

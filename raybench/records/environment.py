@@ -21,7 +21,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -57,38 +57,43 @@ def warn_of_torch(versions: Mapping[str, str]) -> str | None:
 
 
 def variables_that_matter() -> dict[str, str]:
-    """Read the environment variables that are known to change what is measured."""
+    """Return the environment variables that are known to change what is measured, by name."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)}
 
 
-def git_commit(folder: Path) -> str | None:
-    """Find the commit of `folder`, with "+changes" when files differ; None outside git."""
+@contextmanager
+def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process in the block; afterwards they are as before."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
     try:
-        commit = _git(folder, "rev-parse", "HEAD")
-        changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+
+
+def git_commit(folder: Path) -> str | None:
+    """Return the commit of `folder`, with "+changes" when files differ; None outside git."""
+    git = partial(
+        subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
+    )
+    try:
+        commit = git(["git", "rev-parse", "HEAD"]).stdout.strip()
+        changes = git(["git", "status", "--porcelain", "--untracked-files=no"]).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{commit}+changes" if changes else commit
 
 
-def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        ["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10
-    )
-    return done.stdout.strip()
-
-
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may keep busy: by its affinity, and by the quota of its cgroup."""
-    return max(1, min([len(os.sched_getaffinity(0)), *_quotas(root)]))
+    """Return how many cores this process may keep busy: by its affinity and its cgroup's quota.
 
-
-def _quotas(root: Path) -> Iterator[int]:
-    """Yield the cores that the root of the cgroup file system allows, rounded down, 0 below one.
-
-    root: of the file system. Nothing where there is no quota. Nested cgroups are not read: a
-    container sees its own as the root.
+    root: of the file system. Nested cgroups are not read: a container sees its own as the root.
     """
+    cores = len(os.sched_getaffinity(0))
     for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
         try:
             content = (root / "sys/fs/cgroup" / name).read_text(encoding="ascii").split()
@@ -99,7 +104,8 @@ def _quotas(root: Path) -> Iterator[int]:
         except (OSError, ValueError, IndexError):
             continue  # `max`, or no such cgroup
         if quota_us > 0 and period_us > 0:
-            yield quota_us // period_us
+            cores = min(cores, quota_us // period_us)
+    return max(1, cores)
 
 
 _RAYBENCH = "raybench"
@@ -132,7 +138,7 @@ class Code:
 
     @property
     def workload_sha256(self) -> str | None:
-        """Of all files of the workload; None where none could be found, as in an archive."""
+        """The SHA-256 of all files of the workload; None where none was found, as in an archive."""
         return _digest(self.workload) if self.workload else None
 
 
@@ -144,21 +150,14 @@ def code_of(module: str) -> Code:
 def code_of_script(path: Path) -> Code:
     """Return the code of a script: its file, and the user's modules that it imports."""
     script = ScriptFile(path=str(path.absolute()), folder=str(Path.cwd()))
-    with _first_in_path(path.parent):
-        return Code(
-            workload=_workload_files(path.stem), raybench_sha256=raybench_sha256(), script=script
-        )
-
-
-@contextmanager
-def _first_in_path(folder: Path) -> Iterator[None]:
-    """Find modules first in this folder, as a script finds them beside it."""
     before = [*sys.path]
-    sys.path.insert(0, str(folder.absolute()))
+    # As a script finds modules beside it.
+    sys.path.insert(0, str(path.absolute().parent))
     try:
-        yield
+        files = _workload_files(path.stem)
     finally:
         sys.path[:] = before
+    return Code(workload=files, raybench_sha256=raybench_sha256(), script=script)
 
 
 def code_here(code: Code) -> Code:
@@ -167,13 +166,15 @@ def code_here(code: Code) -> Code:
     Missing files are left out. Nothing is parsed: every rank does this, and a library may have
     thousands of files.
     """
-    found = {
-        name: path
-        for name in code.workload
-        if (path := _path_beside(code.script, name) or _path_here(name)) is not None
-    }
+    files = {}
+    for name in code.workload:
+        # The files beside a script are not loaded in this process.
+        beside = Path(code.script.path).parent / name if code.script else None
+        path = beside if beside and beside.is_file() else _path_here(name)
+        if path is not None:
+            files[name] = _sha256(path)
     return Code(
-        workload={name: hashlib.sha256(_content(path)).hexdigest() for name, path in found.items()},
+        workload=files,
         raybench_sha256=raybench_sha256(),
         script=code.script,
     )
@@ -204,7 +205,7 @@ def _digest(files: Mapping[str, str]) -> str:
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(_content(path)).hexdigest()
 
 
 def _content(path: Path) -> bytes:
@@ -232,9 +233,9 @@ def _workload_files(module: str) -> dict[str, str]:
 
 
 def _files_of(module: str, own_package: str) -> Iterator[tuple[str, Path]]:
-    """Find the file of a module of the user's and those of the packages it is in, by name.
+    """Yield the file of a module of the user's and those of the packages it is in, by name.
 
-    None of a module that is not the user's, and of a name that is no module.
+    Nothing for a module that is not the user's, and for a name that is no module.
     """
     top, *below = module.split(".")
     if top != own_package and (top == _RAYBENCH or top in sys.stdlib_module_names):
@@ -251,14 +252,8 @@ def _files_of(module: str, own_package: str) -> Iterator[tuple[str, Path]]:
         yield from ((_name(name, path), path) for path in files[:1])
 
 
-def _path_beside(script: ScriptFile | None, name: str) -> Path | None:
-    """Where it is beside the script, which this process has not loaded."""
-    path = Path(script.path).parent / name if script else None
-    return path if path is not None and path.is_file() else None
-
-
 def _path_here(name: str) -> Path | None:
-    """Where the file of this name is. The inverse of `_name`."""
+    """Return the file that has this name in `Code.workload`; None where there is none."""
     top, *below = name.split("/")
     origin, folders = _top_level(top.partition(".")[0])
     places = [folder.joinpath(*below) for folder in folders] if below else origin
@@ -266,19 +261,19 @@ def _path_here(name: str) -> Path | None:
 
 
 def _candidates(place: Path) -> Iterator[Path]:
-    """List the files that a module may be at this place, as Python prefers them."""
+    """Yield the files that a module may be at this place, as Python prefers them."""
     names = [place / "__init__.py", *(place.with_name(place.name + s) for s in _SUFFIXES)]
     yield from (path for path in names if path.is_file())
 
 
 def _name(module: str, path: Path) -> str:
-    """Of the file of a module whose name has slashes here."""
+    """Return the name of a module's file below its top folder. module: with slashes for dots."""
     package = module if path.stem == "__init__" else module.rpartition("/")[0]
     return f"{package}/{path.name}" if package else path.name
 
 
 def _top_level(name: str) -> tuple[list[Path], list[Path]]:
-    """Find the file of a top-level module and the folders of its package, none or some."""
+    """Return the file of a top-level module, none or one, and the folders of its package."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
@@ -290,20 +285,15 @@ def _top_level(name: str) -> tuple[list[Path], list[Path]]:
     return [origin] if origin is not None and origin.is_file() else [], folders
 
 
-@cache
-def _folders_of_installs() -> tuple[Path, ...]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple(Path(sysconfig.get_path(name)).resolve() for name in names)
-
-
 def _is_installed(path: Path) -> bool:
     if {"site-packages", "dist-packages"} & set(path.parts):
         return True
-    return any(path.resolve().is_relative_to(folder) for folder in _folders_of_installs())
+    folders = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+    return any(path.resolve().is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
 def _imports(content: bytes, file: str) -> Iterator[str]:
-    """Find the dotted names that a file imports, wherever in it; of `from a import b` both."""
+    """Yield the dotted names that a file imports, wherever in it; of `from a import b` both."""
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):

@@ -16,46 +16,44 @@ _NO_MESSAGE = "no message"
 
 
 def message_of(error: BaseException) -> str:
-    """Return the first line of its text, and of each of its notes."""
+    """Return the first line of the error's text, and of each of its notes."""
     text = _first_line(_text(error)) or f"{type_of(error)}: {_NO_MESSAGE}"
-    notes = (_first_line(note) for note in _notes(error))
-    return shorten("; ".join([text, *filter(None, notes)]), MESSAGE_CHARACTERS)
+    notes = getattr(error, "__notes__", None)
+    texts = [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+    told = "; ".join([text, *filter(None, map(_first_line, texts))])
+    return shorten(told, MESSAGE_CHARACTERS)
 
 
 def brief(error: BaseException) -> str:
-    """Its type and the first line of its text, for a sentence that speaks of it."""
+    """Return the error's type and the first line of its text, for use in a sentence."""
     text = _first_line(_text(error)) or _NO_MESSAGE
     return shorten(f"{type_of(error)}: {text}", MESSAGE_CHARACTERS)
 
 
 def type_of(error: BaseException) -> str:
-    """Return the name of its type."""
+    """Return the name of the error's type."""
     return shorten(type(error).__name__, TYPE_CHARACTERS)
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the end of its traceback."""
-    try:
-        whole = "".join(traceback.format_exception(error))
-    except Exception as second:
-        return f"the traceback cannot be written: {type_of(second)}"
-    return shorten_start(whole, DETAIL_CHARACTERS)
+    """Return the end of the error's traceback, at most 4,000 characters."""
+    return shorten_start("".join(traceback.format_exception(error)), DETAIL_CHARACTERS)
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Give it a note, where it takes one: its `__notes__` may have been made something else."""
+    """Add a note to the error, unless its `__notes__` is no list any more."""
     with suppress(TypeError):
         error.add_note(note)
 
 
 def mentions(error: BaseException, *words: str) -> bool:
-    """Whether its text has one of these words."""
+    """Return whether the error's text has one of these words."""
     text = _text(error)
     return any(word in text for word in words)
 
 
 def shorten(text: str, characters: int) -> str:
-    """Cut a text that is too long to its beginning, with a mark of what is missing."""
+    """Return the text, or its beginning with a mark where it has more characters."""
     if len(text) <= characters:
         return text
     mark = f" ... [cut: {len(text):,} characters]"
@@ -63,7 +61,7 @@ def shorten(text: str, characters: int) -> str:
 
 
 def shorten_start(text: str, characters: int) -> str:
-    """Cut a text that is too long to its end, with a mark of what is missing."""
+    """Return the text, or its end behind a mark where it has more characters."""
     if len(text) <= characters:
         return text
     mark = f"[cut: {len(text):,} characters] ..."
@@ -78,11 +76,6 @@ def _text(error: BaseException) -> str:
     if isinstance(error, KeyError) and text:
         return f"no such key: {text}"  # its own text is the key alone
     return text
-
-
-def _notes(error: BaseException) -> list[str]:
-    notes = getattr(error, "__notes__", None)
-    return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
 
 def _first_line(text: str) -> str:

@@ -14,7 +14,7 @@ from raybench.job.point import BY_SPEED, FAST
 from raybench.report import formatting
 from raybench.report.blocks import Block, Line, Listing
 from raybench.report.documents import Document
-from raybench.report.lead import is_contested, ranking
+from raybench.report.lead import ranking
 from raybench.report.sections.uneven import fleet_name, verdict
 from raybench.report.summary import Summary
 from raybench.results.metrics.parts import is_slowed_by_one_rank
@@ -47,7 +47,7 @@ def advise_run(summary: Summary) -> list[Advice]:
     )
     of_choice = (
         Advice(about="choice", text=text, rows=(f"all {measured} points that are ok",))
-        for text in ([ranking(summary)] if is_contested(summary) and not summary.fleets else [])
+        for text in ([ranking(summary)] if summary.contested and not summary.fleets else [])
     )
     return [*of_fleets, *_from_slow_ranks(rows, summary.ranks), *of_choice]
 

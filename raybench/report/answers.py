@@ -51,6 +51,13 @@ class Candidate:
             return None
         return (self.high - self.low) / 2 / self.value
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Return the ends of the interval; the value twice where it is not known."""
+        if self.low is None or self.high is None:
+            return self.value, self.value
+        return self.low, self.high
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -69,15 +76,9 @@ class Case:
 
     @property
     def rivals(self) -> tuple[Candidate, ...]:
-        """Return the other points whose intervals leave open whether they are better."""
-        low, high = self.best.low, self.best.high
-        if low is None or high is None:
-            return ()
-        return tuple(
-            one
-            for one in self.ranked[1:]
-            if one.low is not None and one.high is not None and one.low <= high and low <= one.high
-        )
+        """Return the other points that may be as good: equal ones, and by their intervals."""
+        low, high = self.best.ends
+        return tuple(o for o in self.ranked[1:] if o.ends[0] <= high and low <= o.ends[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

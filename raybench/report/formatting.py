@@ -241,7 +241,7 @@ def heading(name: str) -> str:
 def setting_words(name: str, value: Any, ranks: str) -> str:
     """Write a setting for a sentence; what a precision or an operation is goes without saying."""
     if name == "world_size":
-        return ranks_words(value, ranks)
+        return ranks_words(int(value), ranks)
     text = setting(name, value)
     if name == "batch":
         return f"batch {int(text):,}" if text.isdecimal() else f"batch {text}"

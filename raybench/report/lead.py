@@ -1,10 +1,14 @@
-"""The answer of a run in words: the lead of a report, its findings, and its large figures. Pure."""
+"""The answer of a run: its insights, the sentence that a report begins with, and findings. Pure.
+
+An insight is computed once; the page shows the first four as large figures.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raybench.analysis.losses import CAUSES, LOSSES, has_causes
@@ -17,7 +21,6 @@ from raybench.report.answers import (
     RATIOS,
     Candidate,
     Case,
-    LargestBatch,
     find_metric,
     groups_compared,
     is_time,
@@ -26,14 +29,13 @@ from raybench.report.answers import (
     with_most_ranks,
 )
 from raybench.report.blocks import Listing
-from raybench.report.marks import marks
+from raybench.report.marks import doubts
 from raybench.report.plain_text import span
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
 
-_MAX_FIGURES = 4
 _MOST_GROUPS = 4
 # So many cases have a phrase each in a lead.
 _MOST_CASES = 2
@@ -47,49 +49,65 @@ _NOUNS = {
     "peak_mem_allocated_bytes": "memory",
     "busbw_gb_s": "bus bandwidth",
     "memory_gb_s": "memory bandwidth",
-}
-_DOUBTS = {
-    "u": "unsteady",
-    "w": "wide",
-    "t": "throttled",
-    "c": "sharing cores",
-    "n": "not alone",
-    "q": "quick",
+    "wall_unsynced_share": "share of the step that time.time() shows without waiting",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyFigure:
-    """A large figure of a page.
+class Insight:
+    """A number that a run found, or the range of it over several points.
 
-    value: the number, with its unit where that is short. counts: what it is a number of. where: the
-    settings that it holds for.
+    value: with its unit. what: what it is a number of; empty where the unit says it. where: the
+    settings that it holds for. half_width: of its 95 % interval, over the value; of a range the
+    widest; None where one is not known. rows: the points.
     """
 
     value: str
-    counts: str
+    what: str = ""
     where: str = ""
+    half_width: float | None = None
+    rows: tuple[ScaledRow, ...] = ()
+
+    @property
+    def sure(self) -> str:
+        """Return `±1.2%`, for a range `±1.2% or less`; empty where it is not known."""
+        if self.half_width is None:
+            return ""
+        return formatting.half_width(self.half_width) + (" or less" if len(self.rows) > 1 else "")
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Return what makes the number of one point doubtful, in words."""
+        return doubts(self.rows[0]) if len(self.rows) == 1 else ()
+
+
+def insights(summary: Summary) -> list[Insight]:
+    """Return the numbers that answer the question of a run, in the order in which they are told."""
+    if summary.largest_batches:
+        return list(_largest_batches(summary))
+    compared = rows_compared(summary.rows) if summary.answer.metric in RATIOS else []
+    if not compared:
+        return list(_ranked(summary))
+    return _speed_ups(summary) if is_scaling(summary) else _gains(summary, compared)
 
 
 def lead(summary: Summary) -> str:
     """Return the sentence that a report begins with; empty where nothing was measured."""
     if summary.largest_batches:
-        return _largest(summary)
+        first, *others = insights(summary)
+        text = f"the largest batch per device that fits is {first.value}{_in_brackets(first.where)}"
+        return text + "".join(f", {one.value} ({one.where})" for one in others[:2])
     compared = rows_compared(summary.rows) if summary.answer.metric in RATIOS else []
-    if compared:
-        return _scaling(summary) if is_scaling(summary) else _gains(summary, compared)
-    return ranking(summary)
+    if not compared:
+        return ranking(summary)
+    return _scaling_lead(summary) if is_scaling(summary) else _gains_lead(summary, compared)
 
 
 def is_scaling(summary: Summary) -> bool:
-    """Whether points are compared with a baseline on fewer devices."""
+    """Return whether points are compared with a baseline on fewer devices."""
     base = summary.run.baseline.get("world_size")
     rows = with_most_ranks(summary.rows)
     return base is not None and bool(rows) and rows[0].world_size > int(base)
-
-
-def _sure(share: float | None) -> str:
-    return "" if share is None else f" {formatting.half_width(share)}"
 
 
 def _in_brackets(*words: str) -> str:
@@ -97,13 +115,8 @@ def _in_brackets(*words: str) -> str:
     return f" ({found})" if found else ""
 
 
-def _doubts(row: ScaledRow) -> tuple[str, ...]:
-    """Return what makes the numbers of a point doubtful, in words."""
-    found = marks(row)
-    words = [_DOUBTS[mark] for mark in found if mark in _DOUBTS]
-    if row.is_base_unsteady and "u" not in found:
-        words.append("against an unsteady point")
-    return tuple(words)
+def _words(settings: Mapping[str, Any], ranks: str) -> str:
+    return ", ".join(formatting.setting_words(name, v, ranks) for name, v in settings.items())
 
 
 def speed_up_half_width(row: ScaledRow) -> float | None:
@@ -113,89 +126,100 @@ def speed_up_half_width(row: ScaledRow) -> float | None:
     return (row.speed_up_high - row.speed_up_low) / 2 / row.speed_up
 
 
-def _times(rows: Sequence[ScaledRow]) -> str:
-    """Write the speed-up of one point with its interval, or the range over several.
+def _speed_up(rows: Sequence[ScaledRow], what: str, where: str) -> Insight:
+    """Return the speed-up of one point, or the range over several.
 
     The best of many is best by chance too, so its own interval would promise too much.
     """
-    if len(rows) == 1:
-        return f"{formatting.ratio(rows[0].speed_up)}x{_sure(speed_up_half_width(rows[0]))}"
-    found = sorted(row.speed_up or 0.0 for row in rows)
-    return span(*(f"{formatting.ratio(value)}x" for value in (found[0], found[-1])))
+    values = sorted(row.speed_up or 0.0 for row in rows)
+    halves = [half for row in rows if (half := speed_up_half_width(row)) is not None]
+    return Insight(
+        value=span(*(f"{formatting.ratio(value)}x" for value in (values[0], values[-1]))),
+        what=what,
+        where=where,
+        half_width=max(halves) if len(halves) == len(rows) else None,
+        rows=tuple(rows),
+    )
 
 
-def _groups(summary: Summary, rows: Sequence[ScaledRow]) -> list[tuple[str, list[ScaledRow]]]:
-    """Return points by the first setting, other than sizes, in which they differ; else together."""
-    names = [n for n in varying(rows) if n not in ("batch", "world_size", "scaling", "workload")]
-    for name in names[:1]:
+def _speed_ups(summary: Summary) -> list[Insight]:
+    """Return the speed-ups on the most devices, by the first setting in which points differ."""
+    rows, baseline = with_most_ranks(summary.rows), summary.run.baseline
+    devices = formatting.ranks_words(rows[0].world_size, summary.ranks)
+    what = f"the {summary.answer.items}/s of {_words(baseline, summary.ranks)} on {devices}"
+    sizes = ("batch", "world_size", "scaling", "workload")
+    for name in [name for name in varying(rows) if name not in sizes][:1]:
         groups: dict[str, list[ScaledRow]] = {}
         for row in rows:
             words = formatting.settings_words(row, [name], summary.ranks)
             groups.setdefault(words, []).append(row)
         if len(groups) <= _MOST_GROUPS:
-            return list(groups.items())
-    return [("", list(rows))]
+            return [_speed_up(members, what, where) for where, members in groups.items()]
+    return [_speed_up(rows, what, "")]
 
 
-def _scaling(summary: Summary) -> str:
-    """Write `4 GPUs do 2.41x to 2.75x (bf16) the samples/s of 1 GPU, 4x is ideal; ...`."""
-    rows, base = with_most_ranks(summary.rows), int(summary.run.baseline["world_size"])
+def _scaling_lead(summary: Summary) -> str:
+    """Write `4 GPUs do 2.41x to 2.75x (bf16) the samples/s of 1 GPU, each ±2.1% or less; ...`."""
+    rows, baseline = with_most_ranks(summary.rows), summary.run.baseline
+    found = _speed_ups(summary)
     devices = formatting.ranks_words(rows[0].world_size, summary.ranks)
-    ideal = f"{rows[0].world_size / base:.4g}x is ideal"
+    phrases = [
+        (f"{one.value} {one.sure}".rstrip() if len(one.rows) == 1 else one.value)
+        + _in_brackets(one.where, *one.doubts)
+        for one in found
+    ]
+    what = found[0].what.removesuffix(f" on {devices}")
+    text = f"{devices} do {', '.join(phrases)} {what}"
+    halves = [one.half_width for one in found if one.half_width is not None]
+    if len(halves) == len(found) < len(rows):
+        text += f", each {formatting.half_width(max(halves))} or less"
+    ideal = ""
     if any(len(set(row.models_by_rank or ())) > 1 for row in rows):
         shares = sorted(row.efficiency for row in rows if row.efficiency is not None)
-        found = (
-            span(*(formatting.percent(share) for share in (shares[0], shares[-1])))
-            if shares
-            else ""
-        )
-        ideal = f"{found} of what they do alone" if found else "their ideal is not known"
-    phrases = [
-        _times(members) + _in_brackets(name, *(_doubts(members[0]) if len(members) == 1 else ()))
-        for name, members in _groups(summary, rows)
-    ]
-    of = formatting.ranks_words(base, summary.ranks)
-    text = f"{devices} do {', '.join(phrases)} the {summary.answer.items}/s of {of}; {ideal}"
-    return "; ".join(filter(None, (text, _main_loss(rows))))
+        ends = [formatting.percent(share) for share in shares[:: len(shares) - 1 or 1]]
+        ideal = f"{span(*ends)} of what they do alone" if ends else "their ideal is not known"
+    elif len(baseline) == 1:
+        ideal = f"{rows[0].world_size / int(baseline['world_size']):.4g}x is ideal"
+    return "; ".join(filter(None, (text, ideal, _main_loss(rows) if ideal else "")))
 
 
-def _gains(summary: Summary, compared: Sequence[ScaledRow]) -> str:
-    """Write `bf16 is 4.19x to 6.83x as fast as fp32, with 71.8% to 96.3% of the memory`."""
-    baseline = {k: v for k, v in summary.run.baseline.items() if k != "world_size"}
-    of = _words(baseline, summary.ranks) or "the baseline"
-    phrases = []
+def _gains(summary: Summary, compared: Sequence[ScaledRow]) -> list[Insight]:
+    """Return the speed-ups over the baseline by the settings that it names, the largest first."""
+    baseline = summary.run.baseline
+    of = _words({k: v for k, v in baseline.items() if k != "world_size"}, summary.ranks)
     groups = sorted(
         groups_compared(compared, baseline), key=lambda one: -max(r.speed_up or 0 for r in one[1])
     )
-    for settings, rows in groups[:_MOST_GROUPS]:
-        name = _words({k: v for k, v in settings.items() if v != baseline.get(k)}, summary.ranks)
-        name = name or _words(settings, summary.ranks)
-        (low, high), lone = (rows[0].speed_up_low, rows[0].speed_up_high), len(rows) == 1
-        if lone and low is not None and high is not None and low < 1 < high:
-            between = f"between {formatting.ratio(low)}x and {formatting.ratio(high)}x"
+    found = []
+    for settings, rows in groups:
+        changed = {k: v for k, v in settings.items() if str(v) != str(baseline.get(k))}
+        where = _words(changed, summary.ranks) or _words(settings, summary.ranks)
+        found.append(_speed_up(rows, f"as fast as {of or 'the baseline'}", where))
+    return found
+
+
+def _gains_lead(summary: Summary, compared: Sequence[ScaledRow]) -> str:
+    """Write `bf16 is 4.19x to 6.83x as fast as fp32; whether tf32 is faster is not decided`."""
+    found = _gains(summary, compared)
+    phrases = []
+    for one in found[:_MOST_GROUPS]:
+        told, row = f"{one.value} {one.sure}".rstrip(), one.rows[0]
+        low, high = row.speed_up_low or math.inf, row.speed_up_high or 0.0
+        if len(one.rows) == 1 and low < 1 < high:
             phrases.append(
-                f"whether {name} is faster than {of} is not decided: {_times(rows)} as fast, "
-                f"{between}{_in_brackets(*_doubts(rows[0]))}, {_more_rounds(rows)}"
+                f"whether {one.where} is faster than {one.what.removeprefix('as fast as ')} is not "
+                f"decided: {told} as fast, between {formatting.ratio(low)}x and "
+                f"{formatting.ratio(high)}x{_in_brackets(*one.doubts)}, {_more_rounds(row)}"
             )
-            continue
-        text = f"{name} is {_times(rows)} as fast as {of}"
-        text += _in_brackets(*_doubts(rows[0])) if lone else ""
-        memory = sorted(row.memory_ratio for row in rows if row.memory_ratio is not None)
-        if memory and len(groups) == 1:
-            of_memory = span(*(formatting.percent(share) for share in (memory[0], memory[-1])))
-            text += f", with {of_memory} of the memory"
-        phrases.append(text)
-    if more := len(groups) - _MOST_GROUPS:
-        phrases += [f"{more} others gain less"] if more > 0 else []
+        else:
+            phrases.append(f"{one.where} is {told} {one.what}{_in_brackets(*one.doubts)}")
+    if (more := len(found) - _MOST_GROUPS) > 0:
+        phrases.append(f"{more} others gain less")
     return "; ".join(phrases)
 
 
-def _words(settings: Mapping[str, Any], ranks: str) -> str:
-    return ", ".join(formatting.setting_words(name, v, ranks) for name, v in settings.items())
-
-
-def _more_rounds(rows: Sequence[ScaledRow]) -> str:
-    return f"more rounds would tell: `--set measure.rounds={2 * max(row.rounds for row in rows)}`"
+def _more_rounds(row: ScaledRow) -> str:
+    return f"more rounds would tell: `--set measure.rounds={2 * row.rounds}`"
 
 
 def _main_loss(rows: Sequence[ScaledRow]) -> str:
@@ -229,17 +253,18 @@ def _largest_cause(row: ScaledRow) -> str:
     return max(named, key=lambda name: getattr(row, name) or 0.0)
 
 
-def _largest(summary: Summary) -> str:
-    """Write `192 sequences fit per device (activation_checkpointing=true), 139 (...)`."""
+def _largest_batches(summary: Summary) -> Iterator[Insight]:
+    """Yield the largest batch of each series, the largest first."""
     found = sorted(summary.largest_batches, key=lambda one: -one.batch_size)
     names = [n for n in found[0].settings if len({str(one.settings[n]) for one in found}) > 1]
-    names = names or list(found[0].settings)
-    first, *others = (
-        (one, _words({name: one.settings[name] for name in names}, summary.ranks)) for one in found
-    )
-    text = f"the largest batch per device that fits is {first[0].batch_size:,}"
-    text += _in_brackets(first[1])
-    return text + "".join(f", {one.batch_size:,} ({words})" for one, words in others[:2])
+    for one in found:
+        peak = one.peak_mem_allocated_bytes
+        used = "" if peak is None else f" in {formatting.gib(peak)} GiB"
+        yield Insight(
+            value=f"{one.batch_size:,}",
+            what=f"fit per device{used}; {one.ran_out:,} run out of memory",
+            where=_words({n: one.settings[n] for n in names or one.settings}, summary.ranks),
+        )
 
 
 def answer_metric(summary: Summary) -> Metric | None:
@@ -265,28 +290,48 @@ def amount(summary: Summary, metric: Metric, value: float) -> str:
     return f"{text} {metric.unit or metric.title if unit is None else unit}".rstrip()
 
 
+def _ranked(summary: Summary) -> Iterator[Insight]:
+    """Yield the points of the one case, or the best of each case, the best value first."""
+    metric, cases = answer_metric(summary), summary.cases
+    if metric is None:
+        return
+    if len(cases) == 1:
+        places = [(cases[0], one) for one in cases[0].ranked]
+    else:
+        shown = cases if summary.contested else _largest_messages(cases)[1]
+        places = [(case, case.best) for case in shown]
+    is_most = summary.ranked_by.best == "max"
+    for case, one in sorted(places, key=lambda place: place[1].value, reverse=is_most):
+        yield _insight(summary, metric, case, one)
+
+
+def _insight(summary: Summary, metric: Metric, case: Case, one: Candidate) -> Insight:
+    value, noun = amount(summary, metric, one.value), metric_noun(summary, metric)
+    return Insight(
+        value=value,
+        what="" if value.endswith(noun) else noun,
+        where=", ".join(filter(None, (one.name, case.name))),
+        half_width=one.half_width,
+        rows=(one.row,),
+    )
+
+
 def ranking(summary: Summary) -> str:
-    """Say which points are the best of those that are compared, case by case."""
+    """Return which points are the best of those that are compared, case by case."""
     metric, cases = answer_metric(summary), summary.cases
     if metric is None or not cases:
         return ""
-    contested = [case for case in cases if len(case.ranked) > 1]
-    if not contested:
+    if not summary.contested:
         return _range(summary, metric, cases)
     if len(cases) <= _MOST_CASES:
         return "; ".join(_verdict(summary, metric, case) for case in cases)
-    return _winner(summary, metric, contested)
-
-
-def is_contested(summary: Summary) -> bool:
-    """Whether any two points of the run compete with each other."""
-    return any(len(case.ranked) > 1 for case in summary.cases)
+    return _winner(summary, metric, summary.contested)
 
 
 def _told(summary: Summary, metric: Metric, one: Candidate) -> str:
     """Write a value with its interval and its doubts."""
-    doubts = _in_brackets(*_doubts(one.row))
-    return f"{amount(summary, metric, one.value)}{_sure(one.half_width)}{doubts}"
+    half = "" if one.half_width is None else f" {formatting.half_width(one.half_width)}"
+    return f"{amount(summary, metric, one.value)}{half}{_in_brackets(*doubts(one.row))}"
 
 
 def _superlative(summary: Summary, metric: Metric) -> str:
@@ -304,7 +349,7 @@ def _verdict(summary: Summary, metric: Metric, case: Case) -> str:
         others = ", ".join(f"{one.name} {_told(summary, metric, one)}" for one in rivals[:2])
         return (
             f"{where}which has {_superlative(summary, metric)} is not decided: {best.name} {told}, "
-            f"{others}; {_more_rounds([best.row])}"
+            f"{others}; {_more_rounds(best.row)}"
         )
     return (
         f"{where}{best.name} has {_superlative(summary, metric)}: {told}, "
@@ -334,21 +379,19 @@ def _winner(summary: Summary, metric: Metric, contested: Sequence[Case]) -> str:
         case = max(contested, key=lambda one: _gain(summary, one))
         told = _verdict(summary, metric, case)
         return f"which has {noun} is not decided in any of {count} cases; {told}"
-    wins, is_most = Counter(case.best.name for case in decided), summary.ranked_by.best == "max"
+    is_most = summary.ranked_by.best == "max"
+    wins = Counter(case.best.name for case in decided)
+
+    def goodness(case: Case) -> float:
+        return case.best.value if is_most else _gain(summary, case)
+
     # Of settings that are the best equally often, the one with the best value.
-    values = [case.best.value if is_most else -case.best.value for case in decided]
-    ordered = sorted(zip(values, [case.best.name for case in decided], strict=True), reverse=True)
-    name = max((name for _, name in ordered), key=lambda name: wins[name])
-    won = wins[name]
-    most = max(
-        (case for case in decided if case.best.name == name),
-        key=lambda one: one.best.value if summary.ranked_by.best == "max" else _gain(summary, one),
-    )
+    most = max(decided, key=lambda case: (wins[case.best.name], goodness(case)))
     open_cases = f"; {count - len(decided)} are not decided" if len(decided) < count else ""
     told = _told(summary, metric, most.best) + _of_datasheet(metric, most.best.row)
     return (
-        f"{name} has {noun} in {won} of {count} cases: {told} with {most.name}, "
-        f"{_over_next(summary, metric, most)}{open_cases}"
+        f"{most.best.name} has {noun} in {wins[most.best.name]} of {count} cases: {told} with "
+        f"{most.name}, {_over_next(summary, metric, most)}{open_cases}"
     )
 
 
@@ -368,27 +411,26 @@ def _range(summary: Summary, metric: Metric, cases: Sequence[Case]) -> str:
     noun = metric_noun(summary, metric)
     sums, shown = _largest_messages(cases)
     sizes = {size for one in cases if (size := size_of(one.best.row))}
-    ordered = sorted(shown, key=lambda case: case.best.value)
-    least, most = ordered[0], ordered[-1]
+    least, *_, most = sorted([*shown, shown[0]], key=lambda case: case.best.value)
     told = f"{_told(summary, metric, most.best)}{_in_brackets(most.name)}"
     if len(cases) == 1:
         return told + _of_datasheet(metric, most.best.row)
-    if summary.ranked_by.best == "max":
-        among = "all_reduce: " if len(sums) < len(cases) else ""
-        among += f"with {formatting.size(max(sizes))}, " if len(sizes) > 1 else ""
-        text = f"{among}{noun} of up to {told}{_of_datasheet(metric, most.best.row)}"
+    if summary.ranked_by.best == "min":
+        first = f"{_told(summary, metric, least.best)}{_in_brackets(least.name)}"
+        return f"{noun} from {first} to {told}"
+    among = "all_reduce: " if len(sums) < len(cases) else ""
+    among += f"with {formatting.size(max(sizes))}, " if len(sizes) > 1 else ""
+    text = f"{among}{noun} of up to {told}{_of_datasheet(metric, most.best.row)}"
+    if metric.name == "busbw_gb_s" and len(sizes) > 1:
         smallest = [
-            one.best.row
+            one.best.row.step_ms_p50 or 0.0
             for one in sums
-            if size_of(one.best.row) == min(sizes, default=0)
+            if size_of(one.best.row) == min(sizes)
             and one.best.row.world_size == most.best.row.world_size
         ]
-        if metric.name == "busbw_gb_s" and len(sizes) > 1 and smallest:
-            time_ms = min(row.step_ms_p50 or 0.0 for row in smallest)
-            text += f"; {formatting.size(min(sizes))} takes {formatting.duration(time_ms)} or more"
-        return text
-    first = f"{_told(summary, metric, least.best)}{_in_brackets(least.name)}"
-    return f"{noun} from {first} to {told}"
+        if smallest:
+            text += f"; {formatting.size(min(sizes))} takes {formatting.duration(min(smallest))}"
+    return text
 
 
 def _of_datasheet(metric: Metric, row: ScaledRow) -> str:
@@ -407,39 +449,23 @@ def _of_datasheet(metric: Metric, row: ScaledRow) -> str:
 
 
 def listings(summary: Summary) -> Iterator[Listing]:
-    """Yield the findings: the largest batches, each case, speed-ups and losses."""
+    """Yield what the lead has no room for: the largest batches, and what steps lose to what."""
     if summary.largest_batches:
-        lines = [
-            (_words(one.settings, summary.ranks), f"{one.batch_size:,}; {_memory(one)}")
-            for one in summary.largest_batches
-        ]
-        yield Listing(title="Largest batch that fits, per device", lines=lines)
-    metric = answer_metric(summary)
-    contested = [case for case in summary.cases if len(case.ranked) > 1]
-    if metric is not None and len(contested) > 1:
-        lines = [
-            (case.name, _verdict(summary, metric, replace(case, name=""))) for case in contested
-        ]
-        yield Listing(title=f"Best by {metric_noun(summary, metric)}", lines=lines)
-    baseline, compared = summary.run.baseline, rows_compared(summary.rows)
-    over = formatting.settings(baseline)
-    if compared:
-        lines = [
-            (_words(settings, summary.ranks), _times(rows))
-            for settings, rows in groups_compared(compared, baseline)
-        ]
-        yield Listing(title=f"Speed-up over {over}", lines=lines)
-    if is_scaling(summary):
-        rows = with_most_ranks(summary.rows)
-        causes = [
-            f"{span(*(formatting.percent(share) for share in ends))} {CAUSES[name]}"
-            for name in LOSSES
-            if any(map(has_causes, rows)) and (ends := _ends(rows, name)) is not None
-        ]
+        lines = [(one.where, f"{one.value} {one.what}") for one in insights(summary)]
+        yield Listing(title="Largest batches", lines=lines)
+    if not is_scaling(summary):
+        return
+    rows = with_most_ranks(summary.rows)
+    causes = [
+        f"{span(*(formatting.percent(share) for share in ends))} {CAUSES[name]}"
+        for name in LOSSES
+        if any(map(has_causes, rows)) and (ends := _ends(rows, name)) is not None
+    ]
+    if causes:
+        over = formatting.settings(summary.run.baseline)
         devices = formatting.ranks_words(rows[0].world_size, summary.ranks)
-        if causes:
-            title = f"Share of the step that is lost, against {over}"
-            yield Listing(title=title, lines=[(devices, ", ".join(causes))])
+        title = f"Share of the step that is lost, against {over}"
+        yield Listing(title=title, lines=[(devices, ", ".join(causes))])
 
 
 def _ends(rows: Sequence[ScaledRow], name: str) -> tuple[float, float] | None:
@@ -447,68 +473,3 @@ def _ends(rows: Sequence[ScaledRow], name: str) -> tuple[float, float] | None:
     found = sorted(value for row in rows if (value := getattr(row, name)) is not None)
     is_small = not found or max(abs(found[0]), abs(found[-1])) < _MIN_SHARE
     return None if is_small else (found[0], found[-1])
-
-
-def key_figures(summary: Summary) -> list[KeyFigure]:
-    """Return at most four large figures, those of the lead."""
-    if summary.largest_batches:
-        found = list(_largest_figures(summary))
-    elif summary.answer.metric in RATIOS and rows_compared(summary.rows):
-        found = list(_speed_up_figures(summary))
-    else:
-        found = list(_ranked_figures(summary))
-    return found[:_MAX_FIGURES]
-
-
-def _largest_figures(summary: Summary) -> Iterator[KeyFigure]:
-    for one in sorted(summary.largest_batches, key=lambda one: -one.batch_size):
-        memory = "" if one.peak_mem_allocated_bytes is None else "; " + _memory(one)
-        counts = f"is the largest batch per device that fits{memory}"
-        where = _words(one.settings, summary.ranks)
-        yield KeyFigure(value=f"{one.batch_size:,}", counts=counts, where=where)
-
-
-def _memory(one: LargestBatch) -> str:
-    peak = one.peak_mem_allocated_bytes
-    used = "" if peak is None else f"{formatting.gib(peak)} GiB; "
-    return f"{used}{one.ran_out:,} runs out of memory"
-
-
-def _speed_up_figures(summary: Summary) -> Iterator[KeyFigure]:
-    """Yield the largest speed-up of each group, the one that is largest first."""
-    baseline, items = summary.run.baseline, summary.answer.items
-    rows = with_most_ranks(summary.rows) if is_scaling(summary) else rows_compared(summary.rows)
-    names = varying(rows) or ["precision"]
-    bests = [
-        max(members, key=lambda row: row.speed_up or 0.0) for _, members in _groups(summary, rows)
-    ]
-    for row in sorted(bests, key=lambda row: -(row.speed_up or 0.0)):
-        if is_scaling(summary):
-            of = formatting.ranks_words(int(baseline["world_size"]), summary.ranks)
-            on = f" on {formatting.ranks_words(row.world_size, summary.ranks)}"
-        else:
-            of, on = formatting.baseline_name(baseline), ""
-        best = " at best" if len(rows) > len(bests) else ""
-        yield KeyFigure(
-            value=f"{formatting.ratio(row.speed_up)}×",
-            counts=f"the {items}/s of {of}{on}{_sure(speed_up_half_width(row))}{best}",
-            where=formatting.settings_words(row, names, summary.ranks),
-        )
-
-
-def _ranked_figures(summary: Summary) -> Iterator[KeyFigure]:
-    """Yield the points of the one case, or the best of the cases, those with most first."""
-    metric, cases = answer_metric(summary), summary.cases
-    if metric is None:
-        return
-    is_most, lone = summary.ranked_by.best == "max", len(cases) == 1
-    cases = cases if is_contested(summary) else _largest_messages(cases)[1]
-    places = [(cases[0], one) for one in cases[0].ranked] if lone else [(c, c.best) for c in cases]
-    for case, one in sorted(places, key=lambda place: place[1].value, reverse=is_most):
-        value, noun = amount(summary, metric, one.value), metric_noun(summary, metric)
-        counts = "" if value.endswith(noun) else noun
-        yield KeyFigure(
-            value=value,
-            counts=f"{counts}{_sure(one.half_width)}".strip(),
-            where=", ".join(filter(None, (one.name, case.name))),
-        )

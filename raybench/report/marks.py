@@ -20,6 +20,15 @@ MARKS = {
 }
 
 
+def doubts(row: ScaledRow) -> tuple[str, ...]:
+    """Return in words what makes the numbers of a point doubtful, as in ("unsteady", "quick")."""
+    found = marks(row)
+    words = [MARKS[mark].partition(",")[0] for mark in found if mark in "uwtcnq"]
+    if row.is_base_unsteady and "u" not in found:
+        words.append("against an unsteady point")
+    return tuple(words)
+
+
 def marks(row: ScaledRow) -> str:
     """Return a letter for each doubt about a point; MARKS explains them."""
     is_ok = row.status == "ok"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from raybench.analysis.implausible import impossible_among
@@ -21,7 +23,7 @@ from raybench.report.blocks import (
     Table,
 )
 from raybench.report.documents import Document
-from raybench.report.lead import KeyFigure, key_figures, listings
+from raybench.report.lead import Insight, insights, listings
 from raybench.report.lead import lead as lead_of
 from raybench.report.plain_text import counted, shorten
 from raybench.report.sections import Section, all_sections, references
@@ -31,6 +33,10 @@ from raybench.sweep.messages import command
 from raybench.sweep.rounds import WORTHWHILE
 
 _MOST_WARNINGS = 3
+_MOST_FIGURES = 4
+_COMMAND_CHARS = 74
+# Options of `sweep` that say where results go; a command that goes on with a run has its own.
+_ABOUT_RESULTS = ("-o", "--output", "--resume")
 _WARNING_CHARS = 150
 _ONE_START = f"one start; `--set measure.rounds={WORTHWHILE}` gives an interval"
 
@@ -121,9 +127,9 @@ class RunReport(Document):
         return [Messages(title=title, groups=groups) for title, groups in found.items() if groups]
 
     @property
-    def key_figures(self) -> list[KeyFigure]:
-        """Return at most four large figures."""
-        return key_figures(self.summary)
+    def key_figures(self) -> list[Insight]:
+        """Return at most four insights, which a page shows as large figures."""
+        return insights(self.summary)[:_MOST_FIGURES]
 
     def blocks(self) -> Iterator[Block]:
         """Yield what follows the title in a text."""
@@ -133,7 +139,10 @@ class RunReport(Document):
             return
         if self.lead:
             yield Line(text=formatting.sentence(self.lead), tone="strong")
-        lost, shared = formatting.some(summary.lost_nodes), formatting.settings(summary.shared)
+        lost, shared = (
+            formatting.some(summary.lost_nodes),
+            "; ".join(filter(None, (summary.alike, formatting.settings(summary.shared)))),
+        )
         head = (
             summary.machine,
             f"{summary.course}; {summary.counts}",
@@ -178,19 +187,33 @@ class RunReport(Document):
             yield Line(text=text, is_apart=place == 0)
         if (more := len(found) - _MOST_WARNINGS) > 0:
             yield Line(text=f"and {more} more: --full")
-        yield Line(text=f"Next: {self._next_command()}", tone="aside", is_apart=True, is_whole=True)
+        first, *others = _folded(self._next_command())
+        yield Line(text=f"Next: {first}", tone="aside", is_apart=True, is_whole=True)
+        for text in others:
+            yield Line(text=text, tone="aside", is_whole=True, is_indented=True)
         yield Line(
             text=f"`{command('explain', 'TERM')}` says what a heading or mark means.", tone="aside"
         )
 
     def _next_command(self) -> str:
         """Return the command that brings most: an interval where there is none, else all of it."""
-        run_id, more = self.summary.run.run_id, self.summary.more_rounds
-        if more is None:
-            return command("report", run_id, "--full")
-        files = (word for word in self.summary.run.argv if word.endswith((".yaml", ".yml")))
-        rounds = f"measure.rounds={more.rounds}"
-        return command("sweep", next(files, "JOB"), "--resume", run_id, "--set", rounds)
+        run, more = self.summary.run, self.summary.more_rounds
+        words, of_script = list(run.argv[1:]), []
+        if "--" in words:
+            end = words.index("--")
+            words, of_script = words[:end], words[end:]
+        is_usual = self.summary.folder == Path("results")
+        if more is None or words[:1] != ["sweep"]:
+            place = [] if is_usual else ["--results", str(self.summary.folder)]
+            return command("report", run.run_id, "--full", *place)
+        kept = [
+            word
+            for before, word in zip(["", *words], words, strict=False)
+            if not {before, word} & set(_ABOUT_RESULTS)
+        ]
+        place = [] if is_usual else ["-o", str(self.summary.folder)]
+        rounds = ["--set", f"measure.rounds={more.rounds}"]
+        return command(*kept, "--resume", run.run_id, *place, *rounds, *of_script)
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
@@ -217,6 +240,18 @@ class RunReport(Document):
             "references": [one.members for one in summary.standings],
             "regions": {name: list(map(vars, found)) for name, found in summary.regions.items()},
         }
+
+
+def _folded(text: str) -> list[str]:
+    """Return a command in one line, or a line for each option where it is long; a shell joins them.
+
+    A line before another one ends in a backslash.
+    """
+    if len(text) <= _COMMAND_CHARS:
+        return [text]
+    first, *options = re.split(r" (?=--?[a-z])", text)
+    lines = [first, *(f"    {option}" for option in options)]
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
 
 
 def _as_dicts(values: Sequence[Any]) -> list[dict[str, Any]]:

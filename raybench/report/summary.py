@@ -5,9 +5,11 @@ Everything is computed when it is first asked for, and once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import pandas as pd
 
@@ -64,13 +66,15 @@ class MoreRounds:
 class Summary:
     """A run with its rows of the tables, and what follows from them.
 
-    devices, region_rows: its rows of these tables, as `raybench.load` gives them.
+    folder: with its results. devices, region_rows: its rows of these tables, as `raybench.load`
+    gives them.
     references: what its figures are held against.
     """
 
     run: Run
     devices: pd.DataFrame
     points: Sequence[PointRow]
+    folder: Path = Path("results")
     region_rows: pd.DataFrame = field(default_factory=pd.DataFrame)
     references: References = SHIPPED
 
@@ -166,9 +170,16 @@ class Summary:
         words |= {name: "batch" if name == "batch" else "" for name in names if name in apart}
         if "dtype" in first.params:  # it computes nothing in the precision
             words["precision"] = ""
+        elif first.workload == "script" and words["precision"] and not self._sets_precision:
+            words["precision"] = "precision as the script has it"
         if words["batch"] and first.scaling and "scaling" not in apart:
             words["batch"] += " per device" if first.scaling == "weak" else " over all devices"
         return ", ".join(filter(None, words.values()))
+
+    @property
+    def _sets_precision(self) -> bool:
+        texts = (self.run.job_text, *overrides_in(self.run.argv))
+        return any(re.search(r"\bprecision\s*[:=]", text) for text in texts)
 
     @cached_property
     def words(self) -> dict[str, str]:
@@ -216,6 +227,11 @@ class Summary:
     def cases(self) -> list[Case]:
         """Return the points case by case, the best first."""
         return rank_cases(self.rows, self.ranked_by, self.ranks)
+
+    @property
+    def contested(self) -> list[Case]:
+        """Return the cases in which two points or more compete."""
+        return [case for case in self.cases if len(case.ranked) > 1]
 
     @cached_property
     def machine(self) -> str:

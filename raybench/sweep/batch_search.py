@@ -9,8 +9,8 @@ statuses of its points, so it goes on when a run does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from raybench.errors import UsageError
@@ -55,26 +55,20 @@ def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
         if status is not Status.OK:
             return Ended(reason=f"batch_size {batch:,} ended {status.value}")
     fits = max(below, default=0)
-    if ran_out is not None:
-        return _bisect(fits, ran_out)
-    if not fits:
-        return start
-    if fits >= most:
-        return Ended(reason=f"batch_size {fits:,} fits, and no larger one may be tried")
-    return min(2 * fits, most)
-
-
-def is_found(fits: int, ran_out: int) -> bool:
-    """Return whether the largest batch that fits is within 1 % of the smallest that does not."""
-    return ran_out - fits <= max(1, int(_RESOLUTION * fits))
-
-
-def _bisect(fits: int, ran_out: int) -> Step:
+    if ran_out is None:
+        if fits >= most:
+            return Ended(reason=f"batch_size {fits:,} fits, and no larger one may be tried")
+        return min(2 * fits, most) if fits else start
     if not is_found(fits, ran_out):
         return (fits + ran_out) // 2
     if fits:
         return Found(largest=fits, ran_out=ran_out)
     return Ended(reason="not even batch_size 1 fits")
+
+
+def is_found(fits: int, ran_out: int) -> bool:
+    """Return whether the largest batch that fits is within 1 % of the smallest that does not."""
+    return ran_out - fits <= max(1, int(_RESOLUTION * fits))
 
 
 def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
@@ -94,35 +88,13 @@ def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
     statuses: how the latest attempt at each point ended that has a row, by id, in the order of the
     rows. The batch that a search wants next is added too.
     """
-    if plan.batch_search is None:
+    search = plan.batch_search
+    if search is None:
         return plan
     order = {point_id: place for place, point_id in enumerate(statuses)}
-    probes = [p for first in plan.points for p in _probes(plan.batch_search, first, statuses)]
+    probes = [point for first in plan.points for point in _follow(search, first, statuses)[0]]
     probes.sort(key=lambda probe: order.get(probe.point_id, len(order)))
     return replace(plan, points=(*plan.points, *probes))
-
-
-def _probes(search: BatchSearch, first: Point, statuses: Mapping[str, Status]) -> Iterator[Point]:
-    """Yield the points that a search has added to its first one, and the one it wants next."""
-    most = _most(search, first)
-    outcomes: dict[int, Status] = {}
-    # The status of a point may have changed when it was tried again. Its search went on because
-    # the point was ok or ran out of memory.
-    taken: dict[int, Status] = {}
-    step: Step = search.start
-    while isinstance(step, int):
-        point = _with_batch(first, step)
-        status = statuses.get(point.point_id)
-        if status is None:
-            break
-        outcomes[step] = status
-        taken[step] = Status.OK if status is Status.OK else Status.OOM
-        if step != search.start:
-            yield point
-        step = next_batch(search.start, most, taken)
-    wanted = next_batch(search.start, most, outcomes)
-    if isinstance(wanted, int) and wanted != search.start and wanted not in outcomes:
-        yield _with_batch(first, wanted)
 
 
 def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
@@ -132,29 +104,12 @@ def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
     """
     search = plan.batch_search
     assert search is not None, "only a search finds batches"
-    series = {(first := _with_batch(point, search.start)).point_id: first for point in plan.points}
-    points = (point for first in series.values() for point in _probe(search, first, outcomes))
-    largest = {
-        _with_batch(point, search.start).point_id: point
-        for point in sorted(points, key=_batch)
-        if outcomes.get(point.point_id) is Status.OK
-    }
-    return [largest[first] for first in series if first in largest]
-
-
-def _probe(search: BatchSearch, first: Point, outcomes: Mapping[str, Status]) -> Iterator[Point]:
-    yield first
-    yield from _probes(search, first, outcomes)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Series:
-    """The search of one series. asked: the batch sizes of its points, whether run or not."""
-
-    first: Point
-    most: int
-    asked: set[int] = field(default_factory=set)
-    outcomes: dict[int, Status] = field(default_factory=dict)
+    largest = []
+    for first in _first_points(search, plan.points):
+        points = [first, *_follow(search, first, outcomes)[0]]
+        fitting = [point for point in points if outcomes.get(point.point_id) is Status.OK]
+        largest += [max(fitting, key=_batch)] if fitting else []
+    return largest
 
 
 class BatchSearches:
@@ -162,48 +117,61 @@ class BatchSearches:
 
     def __init__(self, plan: Plan, statuses: Mapping[str, Status]) -> None:
         """plan: of `with_probes`. statuses: by point_id, of its points that are not tried again."""
-        self._search = plan.batch_search
-        self._series: dict[str, _Series] = {}
-        self._varying = [name for name in varying_settings(plan.points) if name != "batch_size"]
-        if self._search is None:
-            return
-        for point in plan.points:
-            series = self._series_of(self._search, point)
-            batch = _batch(point)
-            series.asked.add(batch)
-            if (status := statuses.get(point.point_id)) is not None:
-                series.outcomes[batch] = status
+        self._plan = plan
+        self._statuses = dict(statuses)
+        self._asked = {point.point_id for point in plan.points}
 
     def follow_ups(self, record: Record) -> tuple[Point, ...]:
         """Note how a point ended; return the point to run next in its series, at most one."""
-        if self._search is None:
+        search = self._plan.batch_search
+        if search is None:
             return ()
-        series = self._series_of(self._search, record.point)
-        series.outcomes[_batch(record.point)] = record.status
-        if series.asked - series.outcomes.keys():
-            # Points of the series that are tried again have to end first.
-            return ()
-        step = next_batch(self._search.start, series.most, series.outcomes)
-        if not isinstance(step, int):
-            return ()
-        series.asked.add(step)
-        return (_with_batch(record.point, step),)
+        self._statuses[record.point.point_id] = record.status
+        added, _ = _follow(search, _with_batch(record.point, search.start), self._statuses)
+        new = tuple(point for point in added if point.point_id not in self._asked)
+        self._asked.update(point.point_id for point in new)
+        return new
 
     def endings(self) -> Iterator[str]:
         """Yield a line for each search that ended without its batch, with the reason."""
-        if self._search is None:
+        search = self._plan.batch_search
+        if search is None:
             return
-        for series in self._series.values():
-            step = next_batch(self._search.start, series.most, series.outcomes)
+        varying = [name for name in varying_settings(self._plan.points) if name != "batch_size"]
+        for first in _first_points(search, self._plan.points):
+            _, step = _follow(search, first, self._statuses)
             if isinstance(step, Ended):
-                settings = series.first.settings
-                told = "".join(f" {name}={settings.get(name)}" for name in self._varying)
+                told = "".join(f" {name}={first.settings.get(name)}" for name in varying)
                 yield f"batch_size: auto{told}: {step.reason}"
 
-    def _series_of(self, search: BatchSearch, point: Point) -> _Series:
-        first = _with_batch(point, search.start)
-        new = _Series(first=first, most=_most(search, first))
-        return self._series.setdefault(first.point_id, new)
+
+def _first_points(search: BatchSearch, points: Sequence[Point]) -> list[Point]:
+    """Return the point of each series with which its search begins."""
+    firsts = (_with_batch(point, search.start) for point in points)
+    return list({first.point_id: first for first in firsts}.values())
+
+
+def _follow(
+    search: BatchSearch, first: Point, statuses: Mapping[str, Status]
+) -> tuple[list[Point], Step]:
+    """Return the points that a search has added to its first one, and its next step.
+
+    The point of that step is among them. statuses: by point_id, of points that have ended.
+    """
+    # The range of the setting, and what the tables can hold.
+    most = min(search.max or _MOST, _INT64_MAX // _share(first))
+    outcomes: dict[int, Status] = {}
+    # The status of a point may have changed when it was tried again. Its search went on because
+    # the point was ok or ran out of memory.
+    taken: dict[int, Status] = {}
+    step: Step = search.start
+    while isinstance(step, int) and (status := statuses.get(_with_batch(first, step).point_id)):
+        outcomes[step] = status
+        taken[step] = Status.OK if status is Status.OK else Status.OOM
+        step = next_batch(search.start, most, taken)
+    wanted = next_batch(search.start, most, outcomes)
+    batches = dict.fromkeys([*outcomes, *([wanted] if isinstance(wanted, int) else [])])
+    return [_with_batch(first, batch) for batch in batches if batch != search.start], wanted
 
 
 def _batch(point: Point) -> int:
@@ -217,9 +185,5 @@ def _share(point: Point) -> int:
     return point.global_batch_size // _batch(point)
 
 
-def _most(search: BatchSearch, first: Point) -> int:
-    return min(search.max or _MOST, _INT64_MAX // _share(first))
-
-
-def _with_batch(point: Point, batch_size: int) -> Point:
-    return replace(point, batch_size=batch_size, global_batch_size=batch_size * _share(point))
+def _with_batch(first: Point, batch_size: int) -> Point:
+    return replace(first, batch_size=batch_size, global_batch_size=batch_size * _share(first))

@@ -160,14 +160,8 @@ def sweep(
     ClusterError as lost; both are raised again. Events and writes come on the caller's thread;
     each point runs on a thread of its own, so that an interrupt does not wait for a stuck cluster.
     """
-    loop = _Loop(
-        rounds,
-        settings,
-        cluster,
-        write,
-        earlier or EarlierSweeps(),
-        callbacks or LoopCallbacks(),
-    )
+    earlier, callbacks = earlier or EarlierSweeps(), callbacks or LoopCallbacks()
+    loop = _Loop(rounds, settings, cluster, write, earlier, callbacks)
     try:
         yield from loop.events()
     except (KeyboardInterrupt, GeneratorExit):
@@ -190,12 +184,8 @@ class _Loop:
         earlier: EarlierSweeps,
         callbacks: LoopCallbacks,
     ) -> None:
-        self._rounds = rounds
-        self._settings = settings
-        self._cluster = cluster
-        self._write = write
-        self._earlier = earlier
-        self._callbacks = callbacks
+        self._rounds, self._settings, self._cluster = rounds, settings, cluster
+        self._write, self._earlier, self._callbacks = write, earlier, callbacks
         self._round = 0
         self._statuses = dict(earlier.kept)
         self._attempts = Counter(earlier.attempts)
@@ -208,7 +198,6 @@ class _Loop:
         self._running = InFlight(cluster)
         self._next_index = len(rounds.plan.points)
         self._has_ended = False
-        self._is_search = rounds.plan.batch_search is not None
 
     def events(self) -> Iterator[Event]:
         stopping = self._callbacks.stopping
@@ -220,7 +209,8 @@ class _Loop:
             self._refresh(0.0)
             yield from self._decide()
             if not self._running.is_empty:
-                yield from self._wait_for_next()
+                wait_s = _LOOK_AROUND_S if self._schedule.pending else None
+                yield from self._end(self._running.next_finished(wait_s))
             elif not (stopping() or self._schedule.is_done):
                 assert self._schedule.pending, "on an idle cluster points only wait for workers"
                 self._refresh(_LOOK_AROUND_S)
@@ -307,15 +297,9 @@ class _Loop:
         self._has_used_workers = True
         self._running.submit(attempt, task, worker_ids, devices)
 
-    def _wait_for_next(self) -> Iterator[Event]:
-        """Wait for the next points in flight, or for workers that are coming."""
-        wait_s = _LOOK_AROUND_S if self._schedule.pending else None
-        next_finished = self._running.next_finished(wait_s)
-        for attempt, _ in next_finished:
-            self._schedule.free(attempt)
-        yield from self._end(next_finished)
-
     def _end(self, ended: Sequence[tuple[Attempt, Record]]) -> Iterator[Event]:
+        for attempt, _ in ended:
+            self._schedule.free(attempt)
         if ended:
             self._write([(attempt.index, record) for attempt, record in ended])
         for attempt, record in ended:
@@ -331,15 +315,13 @@ class _Loop:
         self._statuses[attempt.key] = record.status
         if record.status is Status.OOM:
             self._schedule.note_oom(attempt.point)
-        if self._settings.stop_on_error and self._is_failure(record.status):
+        # A batch that does not fit is what a search looks for.
+        is_searched = self._rounds.plan.batch_search and record.status is Status.OOM
+        if self._settings.stop_on_error and record.status.is_failure and not is_searched:
             self._schedule.stop(attempt.point.point_id)
         yield PointFinished(index=attempt.index, record=record)
         if not stopping() and attempt.round == 1 and not attempt.control_of:
             yield from self._add(self._callbacks.follow_ups(record), attempt.round)
-
-    def _is_failure(self, status: Status) -> bool:
-        # A batch that does not fit is what a search looks for.
-        return status.is_failure and not (self._is_search and status is Status.OOM)
 
     def _add(self, points: Sequence[Point], number: int) -> Iterator[Event]:
         for point in points:

@@ -15,7 +15,7 @@ from raybench.cluster.device_reservation import (
     reserve_this_hosts_cpus,
     this_process,
 )
-from raybench.errors import DevicesInUseError, NothingFitsError, ResultsError
+from raybench.errors import ClusterError, DevicesInUseError, ResultsError
 from raybench.job.model import Job, Measure
 from raybench.job.point import Point
 from raybench.records import Record, Status, TrialKey
@@ -57,7 +57,7 @@ class PointSource(Protocol):
         """Return how a point is measured; None as the job says."""
 
     def note(self, record: Record) -> None:
-        """Take in a record; after one that was lost another of the same trial follows."""
+        """Take in the record of an attempt; a trial that was lost may have several."""
 
     def further_round(self, number: int) -> Sequence[Point]:
         """Return the points of one more round, of this number; none ends the run."""
@@ -73,8 +73,8 @@ def run_sweep(
     """Run what is left of a run on a cluster, and return the run as it ended.
 
     source: makes the points, of which `start` has none then; all devices are used for it.
-    Raises ClusterError where there is no cluster or it is gone, DevicesInUseError where another
-    sweep has the devices, NothingFitsError where no point fits, ResultsError where rows cannot be
+    Raises ClusterError where there is no cluster, where it is gone, and where no point fits,
+    DevicesInUseError where another sweep has the devices, ResultsError where rows cannot be
     written, and UsageError for an address that cannot be joined, or a search for batch sizes
     without a maximum on CPU workers.
     """
@@ -167,7 +167,7 @@ def _closing(cluster: Cluster, interrupts: Interrupts) -> Iterator[None]:
 
 
 def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
-    """Return how many workers to start. Raises NothingFitsError when no point of a new run fits."""
+    """Return how many workers to start. Raises ClusterError where no point of a new run fits."""
     plan = start.left
     if workers := workers_needed(plan, cluster.capacity, job.placement.isolation):
         return workers
@@ -175,7 +175,7 @@ def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
         # Other points of it were run: one that still does not fit is a skipped row, and no error.
         return 1
     smallest = min(point.world_size for point in plan.points)
-    raise NothingFitsError(
+    raise ClusterError(
         f"no point fits: the smallest needs {smallest} devices, the cluster has "
         f"{cluster.capacity}; set matrix.world_size with --set, or use a bigger cluster"
     )

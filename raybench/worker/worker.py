@@ -109,8 +109,7 @@ class Worker:
         try:
             self._enter_device()
             self._load_workload(task, rank_info)
-            self._check_code(task)
-            _check_environment(task)
+            self._check_process(task)
             self._state.begin()
             self._find_sustained_tflops(task)
             answer = self._measure(task, rank_info, group)
@@ -122,18 +121,26 @@ class Worker:
             answer = _explain_variables(_failure(error, rank_info), task.point)
         if self._group.is_broken(group):
             answer = _peer_failed(rank_info, worker_reusable=answer.worker_reusable)
-        if isinstance(answer, Failure) and not self._is_fit_after(answer):
+        if isinstance(answer, Failure) and not (
+            answer.worker_reusable and self._group.take_down(_TAKE_DOWN_TIMEOUT_S)
+        ):
             return replace(answer, worker_reusable=False)  # cleaning up may wait for lost peers
         try:
-            return _warn_of_leftovers(answer, self._clean_up())
+            left = self._clean_up()
         except Exception as error:
             return replace(_failure(error, rank_info), worker_reusable=False)
-
-    def _is_fit_after(self, failure: Failure) -> bool:
-        return failure.worker_reusable and self._group.is_taken_down(_TAKE_DOWN_TIMEOUT_S)
+        if not left:
+            return answer
+        warning = (
+            f"the workload left {' and '.join(left)} behind: the next point gets new processes; "
+            "end or undo it in close()"
+        )
+        if isinstance(answer, Measurement):
+            answer = replace(answer, warnings=(*answer.warnings, warning))
+        return replace(answer, worker_reusable=False)
 
     def _prepare(self) -> None:
-        """Do once, while all workers start, what every first point would have to do.
+        """Load and set up what the first point needs, while all workers start.
 
         The first tensor on a GPU makes its context.
         """
@@ -170,8 +177,11 @@ class Worker:
         # Read now: a file that changes later is not the one that this process runs.
         self._code[workload] = code_here(task.code) if task.code else None
 
-    def _check_code(self, task: Task) -> None:
-        """Raise UsageError where this process has loaded other code than the driver."""
+    def _check_process(self, task: Task) -> None:
+        """Raise UsageError where this process has other variables or code than the point needs."""
+        for name, value in task.worker_environment.items():
+            if os.environ.get(name) != value:
+                raise UsageError(f"env: this process was not started with {name}={value}")
         loaded = self._code[task.point.workload]
         if task.code and task.code.script:
             loaded = code_here(task.code)  # each of its processes reads it anew
@@ -328,13 +338,6 @@ class Worker:
         return self._state.restore()
 
 
-def _check_environment(task: Task) -> None:
-    """Raise UsageError in a process that was started without the variables of the point."""
-    for name, value in task.worker_environment.items():
-        if os.environ.get(name) != value:
-            raise UsageError(f"env: this process was not started with {name}={value}")
-
-
 def load() -> None:
     """Load what a Worker needs before it has a device; a second call costs nothing.
 
@@ -348,29 +351,16 @@ def load() -> None:
 
 
 def _freeze() -> None:
-    """Leave all objects of now out of garbage collections, which look at the workload's alone then.
-
-    One takes 0.1 ms instead of 130.
-    """
+    """Exclude all objects of now from garbage collections: one takes 0.1 ms then instead of 130."""
     gc.collect()
     gc.freeze()
 
 
-def _warn_of_leftovers(answer: Answer, left: tuple[str, ...]) -> Answer:
-    """Return the answer; where something was left behind it warns, and the worker is not reused."""
-    if not left:
-        return answer
-    if isinstance(answer, Failure):
-        return replace(answer, worker_reusable=False)
-    warning = (
-        f"the workload left {' and '.join(left)} behind: the next point gets new processes; "
-        "end or undo it in close()"
-    )
-    return replace(answer, warnings=(*answer.warnings, warning), worker_reusable=False)
-
-
 def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
-    """Return an exception as data: it may not survive pickling, and its frames hold memory."""
+    """Return the failure of this rank with the text of an exception.
+
+    Not the exception: it may not survive pickling, and its frames hold memory.
+    """
     # A module that cannot be imported has a reason of its own.
     cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
     return Failure(
@@ -379,7 +369,12 @@ def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
         error_type=failure_text.type_of(cause),
         message=failure_text.message_of(error),
         detail=failure_text.traceback_of(error),
-        worker_reusable=not _is_cuda_error(error),
+        # After an error of the device the CUDA context is broken, but not where torch's allocator
+        # ran out of memory.
+        worker_reusable=isinstance(error, torch.OutOfMemoryError)
+        or not (
+            isinstance(error, torch.AcceleratorError) or failure_text.mentions(error, "CUDA error")
+        ),
     )
 
 
@@ -415,13 +410,3 @@ def _is_out_of_memory(error: BaseException) -> bool:
     # The CPU allocator, cuBLAS and NCCL have no exception class of their own for it.
     phrases = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
     return isinstance(error, RuntimeError) and failure_text.mentions(error, *phrases)
-
-
-def _is_cuda_error(error: BaseException) -> bool:
-    """Return whether the CUDA context of the process is broken after this error.
-
-    It is after an error of the device, not where torch's allocator ran out of memory.
-    """
-    if isinstance(error, torch.OutOfMemoryError):
-        return False
-    return isinstance(error, torch.AcceleratorError) or failure_text.mentions(error, "CUDA error")

@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 
 from raybench.cli.health_results import load_health
-from raybench.cli.page import format_page
-from raybench.cli.results import load_summary
+from raybench.cli.results import format_page, load_summary
 from raybench.health.document import HealthDocument
 from raybench.health.page import format_page as format_health_page
 from raybench.health.page import health_figures

@@ -205,18 +205,31 @@ def answer_of(ref: Any, rank: int, device: Device) -> Answer:
     """
     try:
         answer: Answer = ray.get(ref)
-    except ray.exceptions.OutOfMemoryError as error:
-        return _out_of_host_memory(rank, device, str(error))
-    except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError) as error:
-        return _failure_of_dead(rank, device, click.unstyle(str(error)))
     except ray.exceptions.RayError as error:
+        told = click.unstyle(str(error))  # Ray colours its text for a terminal
+        is_dead = isinstance(error, ray.exceptions.RayActorError | ray.exceptions.NodeDiedError)
+        is_out_of_memory = isinstance(error, ray.exceptions.OutOfMemoryError) or (
+            is_dead and ("running low on memory" in told or "memory monitor" in told)
+        )
+        if is_dead and not is_out_of_memory and any(words in told for words in _NODE_DEATHS):
+            return node_lost(rank, device)
+        if is_dead or is_out_of_memory:
+            reason = f"the worker process {_how_it_died(told)}"
+            if is_out_of_memory:
+                host = device.host
+                reason = f"Ray's memory monitor killed the worker: {host} has run out of memory"
+            return Failure.of(
+                Cause.HOST_OUT_OF_MEMORY if is_out_of_memory else Cause.WORKER_DIED,
+                rank=rank,
+                message=reason,
+                detail=failure_text.shorten_start(told, failure_text.DETAIL_CHARACTERS),
+            )
         # The exception that the worker raised, if any: Ray's text begins with the actor's name.
         cause = getattr(error, "cause", None) or error
         return Failure(
             rank=rank,
             status=Status.ERROR,
             error_type=failure_text.type_of(cause),
-            # Ray colours its text for a terminal.
             message=click.unstyle(failure_text.message_of(cause)),
             detail=click.unstyle(failure_text.traceback_of(error)),
         )
@@ -251,14 +264,14 @@ def why_no_start(error: Exception) -> str:
     text = str(error).strip()
     node = re.search(r"\bip=([^,)]+)", text)
     if isinstance(error, ray.exceptions.RayTaskError):
-        cause = f"{type(error.cause).__name__}: {_first_line(error.cause)}"
+        cause = failure_text.brief(error.cause)
     elif "creation task" in text:
         # The exception of a constructor stands last, below Ray's own traceback.
         cause = text.splitlines()[-1].strip()
     elif was_killed(error):
         cause = f"its process {_how_it_died(text)}"
     else:
-        cause = _first_line(error)
+        cause = failure_text.message_of(error)
     hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
     return f"a worker could not start{f' on {node[1]}' if node else ''}: {cause}{hint}"
 
@@ -267,31 +280,3 @@ def was_killed(error: Exception) -> bool:
     """Return whether the process of a worker that was starting was killed from outside."""
     is_death = isinstance(error, ray.exceptions.RayActorError)
     return is_death and "creation task" not in str(error)
-
-
-def _failure_of_dead(rank: int, device: Device, told: str) -> Failure:
-    if "memory" in told and ("running low on memory" in told or "memory monitor" in told):
-        return _out_of_host_memory(rank, device, told)
-    if any(words in told for words in _NODE_DEATHS):
-        return node_lost(rank, device)
-    return Failure.of(
-        Cause.WORKER_DIED,
-        rank=rank,
-        message=f"the worker process {_how_it_died(told)}",
-        detail=failure_text.shorten_start(told, failure_text.DETAIL_CHARACTERS),
-    )
-
-
-def _out_of_host_memory(rank: int, device: Device, told: str) -> Failure:
-    return Failure.of(
-        Cause.HOST_OUT_OF_MEMORY,
-        rank=rank,
-        message=f"Ray's memory monitor killed the worker: {device.host} has run out of memory",
-        detail=failure_text.shorten_start(told, failure_text.DETAIL_CHARACTERS),
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its type where it has none."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

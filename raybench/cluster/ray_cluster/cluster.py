@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,6 @@ from raybench.cluster.ray_cluster.start import (
     HeadMonitor,
     StartGuard,
     end_process,
-    remove_private_folder,
 )
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError
@@ -126,8 +125,14 @@ class RayCluster:
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """Return one answer per rank. Raises ClusterError where the cluster is gone or closed."""
-        with self._point_counted():
+        with self._point_ended:
+            self._points += 1
+        try:
             return self._run(task, tuple(worker_ids))
+        finally:
+            with self._point_ended:
+                self._points -= 1
+                self._point_ended.notify_all()
 
     def _run(self, task: Task, worker_ids: tuple[int, ...]) -> tuple[Answer, ...]:
         workers = [self._pool[worker_id] for worker_id in worker_ids]
@@ -138,37 +143,37 @@ class RayCluster:
                 worker.environment = task.worker_environment
             self._replace(worker_ids)
         group = self._groups.join(worker_ids)
-        if any(worker.lost_because for worker in workers):
-            return _not_started(workers)
-        ranks = self._send(task, workers, group)
-        outcome = finish_point(ranks, task, self._timeouts)
-        if outcome.group_is_gone:
-            self._groups.forget(worker_ids)
-        answers = self._agents.with_clocks(outcome.answers, ranks.devices)
-        outputs = self._agents.new_outputs(ranks.devices)
-        if outcome.unfit:
-            self._replace([worker_ids[rank] for rank in sorted(outcome.unfit)])
-        return with_losses(
-            [replace(one, output=output) for one, output in zip(answers, outputs, strict=True)],
-            [worker.lost_because for worker in workers],
-        )
-
-    def _send(
-        self, task: Task, workers: Sequence[WorkerHandle], group: Group | None
-    ) -> _RunningActors:
-        """Send the point to its workers, which are in rank order."""
+        losses = [worker.lost_because for worker in workers]
+        if any(losses):
+            cause, message = Cause.PEER_FAILED, "another rank has no worker"
+            fine = [
+                Failure.of(cause, rank=rank, message=message, worker_reusable=True)
+                for rank in range(len(workers))
+            ]
+            return with_losses(fine, losses)
         devices = [worker.device for worker in workers]
         calls = []
         for worker, place in zip(workers, allocator.assign_ranks(devices), strict=True):
             worker.is_used, worker.user_class = True, task.user_class
             calls.append(worker.actor.run.remote(task, place, group))
-        return _RunningActors(
+        ranks = _RunningActors(
             calls,
             devices,
             self._agents,
             abort=lambda: self._groups.abort(group),
             check_open=self._check_open,
             look_every_s=self._timeouts.point_looks_at_nodes_every_s,
+        )
+        outcome = finish_point(ranks, task, self._timeouts)
+        if outcome.group_is_gone:
+            self._groups.forget(worker_ids)
+        answers = self._agents.with_clocks(outcome.answers, devices)
+        outputs = self._agents.new_outputs(devices)
+        if outcome.unfit:
+            self._replace([worker_ids[rank] for rank in sorted(outcome.unfit)])
+        return with_losses(
+            [replace(one, output=output) for one, output in zip(answers, outputs, strict=True)],
+            [worker.lost_because for worker in workers],
         )
 
     def _replace(self, worker_ids: Sequence[int]) -> None:
@@ -208,7 +213,8 @@ class RayCluster:
             self._point_ended.wait_for(lambda: not self._points, self._timeouts.close_s)
         ray.shutdown()
         if folder := self._connection.folder:
-            remove_private_folder(folder)
+            # What a process of Ray still writes meanwhile is left to the watcher.
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _let_go(self) -> bool:
         """Give everything back to Ray; return False where its head goes meanwhile.
@@ -237,17 +243,6 @@ class RayCluster:
         """Raise ClusterError when a point is to end because the cluster is closed."""
         if self._is_closing.is_set():
             raise ClusterError("the cluster is let go")
-
-    @contextmanager
-    def _point_counted(self) -> Iterator[None]:
-        with self._point_ended:
-            self._points += 1
-        try:
-            yield
-        finally:
-            with self._point_ended:
-                self._points -= 1
-                self._point_ended.notify_all()
 
 
 class _RunningActors(RunningRanks):
@@ -319,16 +314,6 @@ def _need_new_processes(task: Task, workers: Sequence[WorkerHandle]) -> bool:
     )
 
 
-def _not_started(workers: Sequence[WorkerHandle]) -> tuple[Answer, ...]:
-    """Return the answers to a point of which a worker was lost before it began."""
-    message = "another rank has no worker"
-    answers = [
-        Failure.of(Cause.PEER_FAILED, rank=rank, message=message, worker_reusable=True)
-        for rank in range(len(workers))
-    ]
-    return with_losses(answers, [worker.lost_because for worker in workers])
-
-
 class _Store:
     """The actor that holds the rendezvous store of all process groups, on the driver's node."""
 
@@ -362,7 +347,7 @@ class ProcessGroups:
         self._groups: dict[tuple[int, ...], Group] = {}
         self._store: Any = None
         self._epochs = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def start(self) -> None:
         """Start the store, which takes as long as a worker. Does not wait."""
@@ -378,7 +363,7 @@ class ProcessGroups:
             kept = self._groups.get(worker_ids)
             if kept and (kept.store_address, kept.store_port) == endpoint:
                 return kept
-            self._leave(worker_ids)
+            self.leave(worker_ids)
             if endpoint is None:
                 return None
             address, port = endpoint
@@ -387,9 +372,23 @@ class ProcessGroups:
             return self._groups[worker_ids]
 
     def leave(self, worker_ids: Sequence[int]) -> None:
-        """Take down all groups that one of these workers is in."""
+        """Have all members leave the groups of these workers, before one of them joins another.
+
+        They are idle: a point runs on all members of its group.
+        """
         with self._lock:
-            self._leave(worker_ids)
+            for members in self._with(worker_ids):
+                group = self._groups.pop(members)
+                if not self._pool.lost.isdisjoint(members):
+                    # Without all members it cannot be left; the others end it when they join the
+                    # next.
+                    self.abort(group)
+                    continue
+                calls = [self._pool[worker_id].actor.leave.remote() for worker_id in members]
+                try:
+                    ray.get(calls, timeout=self._timeouts.leave_group_s)
+                except ray.exceptions.RayError:  # also where one is late
+                    self._pool.replace(members)
 
     def forget(self, worker_ids: Sequence[int]) -> None:
         """Note that these workers' groups are gone, with their processes or without."""
@@ -412,24 +411,6 @@ class ProcessGroups:
     def _with(self, worker_ids: Sequence[int]) -> list[tuple[int, ...]]:
         return [members for members in self._groups if not set(members).isdisjoint(worker_ids)]
 
-    def _leave(self, worker_ids: Sequence[int]) -> None:
-        """Have all members leave the groups of these workers before one of them joins another.
-
-        They are idle: a point runs on all members of its group.
-        """
-        for members in self._with(worker_ids):
-            group = self._groups.pop(members)
-            if not self._pool.lost.isdisjoint(members):
-                # Without all members it cannot be left; the others end it when they join the next.
-                self.abort(group)
-                continue
-            calls = [self._pool[worker_id].actor.leave.remote() for worker_id in members]
-            done, late = ray.wait(
-                calls, num_returns=len(calls), timeout=self._timeouts.leave_group_s
-            )
-            if late or any(_has_failed(call) for call in done):
-                self._pool.replace(members)
-
     def _endpoint(self) -> tuple[str, int]:
         """Return address and port of the store; of a new one where that has died."""
         for _ in range(2):
@@ -451,11 +432,3 @@ class ProcessGroups:
             else:
                 return endpoint
         raise ClusterError("the rendezvous store died as soon as it was started")
-
-
-def _has_failed(call: Any) -> bool:
-    try:
-        ray.get(call)
-    except ray.exceptions.RayError:
-        return True
-    return False

@@ -8,8 +8,6 @@ agent does not answer is lost.
 from __future__ import annotations
 
 import os
-import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,20 +17,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import click
 import psutil
 import ray
 
 from raybench.cluster.device_reservation import DeviceLocks, Holder, LockResult, lock_name
 from raybench.cluster.other_processes import NodeUse, other_users, read_node_use
 from raybench.cluster.ray_cluster.actors import start_on_node
-from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes
+from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.records import Answer, Device, DeviceSample, Measurement, SpanNs
 from raybench.records.device_facts import DeviceFacts
 
 _TAIL_LINES = 60
 _OUTPUT_BYTES = 32 * 1024  # of each stream in a point
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # Lines that Ray writes between those of the worker.
 _RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
 _POLL_S = 0.1
@@ -164,7 +162,7 @@ def _printable(text: str) -> list[str]:
     lines = []
     for whole in text.split("\n"):
         # A progress bar writes the same line again and again.
-        last_written = _COLOURS.sub("", whole.rstrip("\r").rpartition("\r")[2])
+        last_written = click.unstyle(whole.rstrip("\r").rpartition("\r")[2])
         line = "".join(letter for letter in last_written if letter.isprintable() or letter == "\t")
         if line.strip() and not line.startswith(_RAYS_LINES):
             lines.append(line)
@@ -175,12 +173,12 @@ def _printable(text: str) -> list[str]:
 class _Node:
     """A node and the calls to its agent that have no answer yet.
 
-    raylet: its address and port. patience_s: the silence after which the node is given up.
+    raylet: its HOST:PORT. patience_s: the silence after which the node is given up.
     samples: the last call of `drain`, None where it was answered.
     """
 
     node_id: str
-    raylet: tuple[str, int]
+    raylet: str
     agent: Any
     ping: Any
     looked_s: float
@@ -224,10 +222,7 @@ class NodeAgents:
                 agent = start_on_node(NodeAgent, node_id)
                 node = self._nodes[node_id] = _Node(
                     node_id=node_id,
-                    raylet=(
-                        raylets[node_id]["NodeManagerAddress"],
-                        raylets[node_id]["NodeManagerPort"],
-                    ),
+                    raylet="{NodeManagerAddress}:{NodeManagerPort}".format(**raylets[node_id]),
                     agent=agent,
                     ping=agent.ping.remote(),
                     looked_s=time.monotonic(),
@@ -321,15 +316,12 @@ class NodeAgents:
         return node is not None and self._has_ended(node, asks_ray=True)
 
     def _has_ended(self, node: _Node, *, asks_ray: bool) -> bool:
-        try:
-            socket.create_connection(node.raylet, self._timeouts.node_connect_s).close()
-        except OSError as error:
-            # A host that does not answer, or not so fast, may live.
-            if isinstance(error, ConnectionRefusedError):
-                return True
-        # What Ray says comes late, but it comes for a host that is switched off, too.
-        return asks_ray and any(
-            one["NodeID"] == node.node_id and not one["Alive"] for one in ray_nodes()
+        # One that is frozen or cut off does not refuse. What Ray says comes late, but it comes for
+        # a host that is switched off, too.
+        refusal = why_not_listening(node.raylet, self._timeouts.node_connect_s)
+        return isinstance(refusal, ConnectionRefusedError) or (
+            asks_ray
+            and any(one["NodeID"] == node.node_id and not one["Alive"] for one in ray_nodes())
         )
 
     def lock(

@@ -6,6 +6,7 @@ and would be thrown into disorder by a lost node.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -29,7 +30,6 @@ from raybench.cluster.ray_cluster.actors import (
     why_no_start,
 )
 from raybench.cluster.ray_cluster.nodes import NodeAgents
-from raybench.cluster.ray_cluster.replacement import MOST_STARTS, Replacement
 from raybench.cluster.ray_cluster.start import Connection, ray_nodes
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError
@@ -40,6 +40,8 @@ from raybench.records.environment import package_versions
 _NODE_ID = "ray.io/node-id"
 _RACK = "rack"
 _RESOURCE = {"cuda": "GPU", "cpu": "CPU"}
+# A process that is killed while it starts is started again, so often in all.
+_MOST_STARTS = 3
 
 
 def free_devices(kind: DeviceKind) -> dict[str, int]:
@@ -84,20 +86,21 @@ def _racks() -> dict[str, str]:
     return {node: its[_RACK] for node, its in labels.items() if _RACK in its}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class _Start:
-    """A worker that has not said yet which device it has.
+    """A process that has not said yet which device it has.
 
-    identity: the call that returns the device. index: of a CPU worker on its node; Ray says which
-    GPU another has. starts: how many processes were started for it.
+    index: of the device on its node; None where Ray says which GPU it is. worker: whose process it
+    replaces; None for a new worker. call: returns the device. starts: processes started so far.
     """
 
     slot: Slot
-    actor: Any
-    identity: Any
     index: int | None
-    since_s: float
-    starts: int
+    worker: WorkerHandle | None = None
+    actor: Any = None
+    call: Any = None
+    since_s: float = 0.0
+    starts: int = 0
 
 
 class WorkerPool:
@@ -220,11 +223,45 @@ class WorkerPool:
             self.lose(self._agents.silent_nodes())
 
     def replace(self, worker_ids: Collection[int]) -> None:
-        """Start new processes on the same devices; a worker that cannot have one is lost."""
-        replacement = Replacement(
-            self._kind, self._agents, self.lose, self._lose_worker, self._timeouts
-        )
-        replacement.run([self._workers[worker_id] for worker_id in worker_ids])
+        """Start new processes on the same devices; a worker that cannot have one is lost.
+
+        Workers see all GPUs of their node, and Ray keeps the GPU of one that is gone for our
+        placement group, so that the new process gets the same one.
+        """
+        self.lose(self._agents.silent_nodes())
+        workers = [self._workers[worker_id] for worker_id in worker_ids]
+        workers = [worker for worker in workers if not worker.lost_because]
+        for worker in workers:
+            ray.kill(worker.actor, no_restart=True)
+        self._agents.kill([worker.device for worker in workers])  # those that hang, too
+        starting = [_Start(slot=one.slot, index=one.device.index, worker=one) for one in workers]
+        for start in starting:
+            self._begin(start)
+        limits = self._timeouts
+        while starting:
+            look_s, limit_s = limits.look_for_workers_every_s, limits.worker_start_s
+            for start, found in self._take_ended(starting, look_s, limit_s):
+                self._take_over(start, found)
+            self.lose(self._agents.silent_nodes())
+            starting = [one for one in starting if one.worker and not one.worker.lost_because]
+
+    def _take_over(self, start: _Start, found: Device | str | None) -> None:
+        """Give a worker its new process; it is lost where there is none, or on another GPU."""
+        worker, reason = start.worker, found
+        assert worker is not None
+        old = worker.device
+        if isinstance(found, Device):
+            if found.kind == "cpu" or found.uuid == old.uuid:
+                worker.device = replace(found, rack=old.rack)
+                return
+            # When a GPU has fallen off the bus, CUDA counts the others anew.
+            reason = f"cuda:{found.index} is {found.uuid} now"
+            ray.kill(start.actor, no_restart=True)
+        with self._lock:
+            if worker.lost_because:
+                return
+            worker.lost_because = f"{old.kind}:{old.index} on {old.host} is lost: {reason}"
+        self._log(worker.lost_because)
 
     def lose(self, node_ids: Collection[str]) -> None:
         """Give up all workers of these nodes."""
@@ -234,26 +271,20 @@ class WorkerPool:
             gone = [worker for worker in self._workers if worker.slot.node_id in node_ids]
             gone = [worker for worker in gone if not worker.lost_because]
             late = [start for start in self._starting if start.slot.node_id in node_ids]
-            self._starting = [s for s in self._starting if s.slot.node_id not in node_ids]
+            for start in late:
+                self._starting.remove(start)
             for worker in gone:
                 worker.lost_because = f"node {worker.device.host} does not answer"
             _let_go([*gone, *late])
         for reason, count in Counter(worker.lost_because for worker in gone).items():
             self._log(f"{reason}: {count} worker{'s are' if count > 1 else ' is'} lost")
 
-    def _lose_worker(self, worker: WorkerHandle, reason: str) -> None:
-        device = worker.device
-        with self._lock:
-            if worker.lost_because:
-                return
-            worker.lost_because = f"{device.kind}:{device.index} on {device.host} is lost: {reason}"
-        self._log(worker.lost_because)
-
     def close(self) -> None:
         """Let go of all workers and of their devices."""
         with self._lock:
             _let_go([*self._workers, *self._starting, *self._unlisted])
-            self._workers, self._starting, self._unlisted = [], [], []
+            self._workers, self._unlisted = [], []
+            self._starting.clear()
         if self._wait_s:
             self._ask_autoscaler(0)
 
@@ -291,22 +322,75 @@ class WorkerPool:
         # They load beside the agents, and touch no device before these have looked at it.
         actors = [start_worker(kind, slot) for slot in slots]
         self._agents.start(slot.node_id for slot in slots)
-        with self._lock:
-            for slot, actor in zip(slots, actors, strict=True):
-                index = self._started[slot.node_id] if kind == "cpu" else None
-                self._started[slot.node_id] += 1
-                self._starting.append(self._attach_device(slot, actor, index))
+        for slot, actor in zip(slots, actors, strict=True):
+            index = self._started[slot.node_id] if kind == "cpu" else None
+            self._started[slot.node_id] += 1
+            start = _Start(slot=slot, index=index)
+            self._begin(start, actor)
+            with self._lock:
+                self._starting.append(start)
 
-    def _attach_device(self, slot: Slot, actor: Any, index: int | None, starts: int = 1) -> _Start:
-        only = self._only and self._only.names
-        return _Start(
-            slot=slot,
-            actor=actor,
-            identity=actor.attach_device.remote(self._kind, index, only),
-            index=index,
-            since_s=time.monotonic(),
-            starts=starts,
-        )
+    def _begin(self, start: _Start, actor: Any = None) -> None:
+        """Have a process take its device. actor: runs already; None starts one."""
+        worker = start.worker
+        environment = worker.environment if worker else None
+        start.actor = actor or start_worker(self._kind, start.slot, environment)
+        if worker is not None:
+            worker.actor, worker.is_used = start.actor, False
+        only = self._only.names if self._only and worker is None else None
+        start.call = start.actor.attach_device.remote(self._kind, start.index, only)
+        start.since_s, start.starts = time.monotonic(), start.starts + 1
+
+    def _take_ended(
+        self, starting: list[_Start], wait_s: float, limit_s: float
+    ) -> list[tuple[_Start, Device | str | None]]:
+        """Take the starts out of the list that have ended; wait at most `wait_s` for one.
+
+        Return each with its device, None where that is not in the list of devices, or the reason
+        why it failed, as that it took longer than limit_s. A node whose Ray has ended is given up.
+        Raises ClusterError where the head of the cluster is gone, or this host's Ray.
+        """
+        calls = [start.call for start in starting]
+        done = ray.wait(calls, num_returns=1, timeout=wait_s)[0] if calls else []
+        if done:
+            done = ray.wait(calls, num_returns=len(calls), timeout=0)[0]
+        ended: list[tuple[_Start, Device | str | None]] = []
+        for start in list(starting):
+            found: Device | str | None = f"its process did not start within {limit_s:.0f} s"
+            if start.call in done:
+                try:
+                    found = ray.get(start.call)
+                except ray.exceptions.RayError as error:
+                    if self._begin_again(start, error):
+                        continue
+                    found = why_no_start(error)
+            elif time.monotonic() < start.since_s + limit_s:
+                continue
+            if isinstance(found, str) and self._agents.has_ended(start.slot.node_id):
+                self.lose({start.slot.node_id})
+            with self._lock:
+                if start not in starting:  # its node was lost
+                    continue
+                starting.remove(start)
+            if not isinstance(found, Device):
+                ray.kill(start.actor, no_restart=True)
+            ended.append((start, found))
+        return ended
+
+    def _begin_again(self, start: _Start, error: Exception) -> bool:
+        """Start a process again that was killed from outside, three times in all.
+
+        Return False where it was not, as what failed by itself would fail again.
+        """
+        if not was_killed(error) or start.starts >= _MOST_STARTS:
+            return False
+        self._agents.check_head(start.slot.node_id)  # it may have died with this host's Ray
+        if self._agents.has_ended(start.slot.node_id):
+            return False
+        ray.kill(start.actor, no_restart=True)
+        self._log(f"{why_no_start(error)} (tried once more)")
+        self._begin(start)
+        return True
 
     def _listed_of(self, free: Mapping[str, int], only: DeviceList) -> dict[str, int]:
         """Return how many CPU workers each node still needs, up to the last one in the list."""
@@ -329,19 +413,14 @@ class WorkerPool:
         deadline_s = time.monotonic() + self._start_limit_s
         came: list[WorkerHandle] = []
         while self._starting and time.monotonic() < deadline_s:
-            refs = [start.identity for start in self._starting]
             look_s = self._timeouts.look_for_workers_every_s
-            done = set(ray.wait(refs, num_returns=len(refs), timeout=look_s)[0])
-            for start in self._take_done(done):
-                try:
-                    if worker := self._worker_of(start):
-                        came.append(worker)
-                except ray.exceptions.RayError as error:
-                    if not self._try_again(start, error):
-                        raise ClusterError(why_no_start(error)) from None
-                else:
-                    slow_s = self._timeouts.slow_workers_s
-                    deadline_s = min(deadline_s, time.monotonic() + slow_s)
+            for start, found in self._take_ended(self._starting, look_s, math.inf):
+                if isinstance(found, str):
+                    raise ClusterError(found)
+                if worker := self._worker_of(start, found):
+                    came.append(worker)
+                slow_s = self._timeouts.slow_workers_s
+                deadline_s = min(deadline_s, time.monotonic() + slow_s)
             self.lose(self._agents.silent_nodes())
         if self._only and self._unlisted and not came:
             raise _not_there(self._only, self._names_left)
@@ -357,78 +436,42 @@ class WorkerPool:
         if self._missing and now_s > self._looked_s + self._timeouts.look_for_workers_every_s:
             self._looked_s = now_s
             self._start_missing()  # it may wait for a node, and points must not wait with it
-        with self._lock:
-            refs = [start.identity for start in self._starting]
-            done = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else [])
-            came = self._take_done(done)
-            # What never comes up must not be waited for till the end of the run.
-            limit_s = self._start_limit_s
-            late = [start for start in self._starting if now_s > start.since_s + limit_s]
-            self._starting = [start for start in self._starting if start not in late]
-            for start in late:
-                self._refuse(start, f"its process did not start within {limit_s:.0f} s")
-            return any([self._take_in(start) for start in came])
+        # What never comes up must not be waited for till the end of the run.
+        ended = self._take_ended(self._starting, 0.0, self._start_limit_s)
+        return any([self._take_in(start, found) for start, found in ended])
 
-    def _take_done(self, identities: Collection[Any]) -> list[_Start]:
-        """Remove those from the starting workers that have said which device they have."""
-        came = [start for start in self._starting if start.identity in identities]
-        self._starting = [start for start in self._starting if start.identity not in identities]
-        return came
-
-    def _worker_of(self, start: _Start) -> WorkerHandle | None:
+    def _worker_of(self, start: _Start, device: Device | None) -> WorkerHandle | None:
         """Return the worker that has come up; None where its device is not in the list.
 
-        The device stays held then, or it came again. Raises RayError where its process failed.
+        The device stays held then, or it came again.
         """
-        device = ray.get(start.identity)
         if device is None:
-            ray.kill(start.actor, no_restart=True)
-            with self._lock:
-                self._unlisted.append(start)
+            self._unlisted.append(start)
             return None
         device = replace(device, rack=_racks().get(device.node_id, ""))
         return WorkerHandle(slot=start.slot, actor=start.actor, device=device)
 
-    def _try_again(self, start: _Start, error: Exception) -> bool:
-        """Start it anew where its process was killed; what failed by itself would fail again.
-
-        Return whether it was started.
-        """
-        if start.starts >= MOST_STARTS or not was_killed(error):
-            return False
-        self._agents.check_head(start.slot.node_id)  # it may have died with this host's Ray
-        ray.kill(start.actor, no_restart=True)
-        actor = start_worker(self._kind, start.slot)
-        again = self._attach_device(start.slot, actor, start.index, start.starts + 1)
-        with self._lock:
-            self._starting.append(again)
-        self._log(f"{why_no_start(error)} (tried once more)")
-        return True
-
-    def _refuse(self, start: _Start, reason: str) -> None:
-        self._refused_nodes.add(start.slot.node_id)
-        ray.kill(start.actor, no_restart=True)
-        self._log(f"a worker that came late is left out: {reason}")
-
-    def _take_in(self, start: _Start) -> bool:
+    def _take_in(self, start: _Start, found: Device | str | None) -> bool:
         """Take in a worker that came late; one that cannot be used costs its node, not the run."""
-        try:
-            worker = self._worker_of(start)
+        worker, reason = None, found
+        if not isinstance(found, str):
+            worker = self._worker_of(start, found)
             if worker is None:
                 return False
             used = [one.device for one in self._workers if not one.lost_because]
-            _check_devices([*used, worker.device])
-            if reason := self._reservation.try_reserve([worker.device]):
-                raise ClusterError(reason)
-        except ray.exceptions.RayError as error:
-            if not self._try_again(start, error):
-                self._refuse(start, why_no_start(error))
-            return False
-        except ClusterError as error:
-            self._refuse(start, str(error))
+            try:
+                _check_devices([*used, worker.device])
+                reason = self._reservation.try_reserve([worker.device])
+            except ClusterError as error:
+                reason = str(error)
+        if worker is None or reason:
+            self._refused_nodes.add(start.slot.node_id)
+            ray.kill(start.actor, no_restart=True)
+            self._log(f"a worker that came late is left out: {reason}")
             return False
         self._agents.watch([worker.device])
-        self._workers.append(worker)
+        with self._lock:
+            self._workers.append(worker)
         now = len(self._workers) - len(self.lost)
         wanted = len(self._only.names) if self._only else self._count
         self._log(f"a worker came on {worker.device.host}: {now} of {wanted} are there")

@@ -45,7 +45,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 from raybench.cluster import DeviceKind, reaper
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError, UsageError
-from raybench.records.environment import usable_cores
+from raybench.records.environment import set_variables, usable_cores
 
 _QUIET: dict[str, Any] = {
     "log_to_driver": False,
@@ -112,13 +112,9 @@ def connect(
     *,
     oversubscribe: bool = False,
 ) -> Connection:
-    """Join the cluster at `address`, or start a private one.
+    """Join the cluster at `address`, or start a private one, as `raybench.cluster.connect.connect`.
 
-    address: `auto` (RAY_ADDRESS, else the cluster that `ray start` made on this host, else a
-    private one), `local` (private) or HOST:PORT. wanted: devices of the biggest point. wait_s: how
-    long missing devices may take to come. end: as of `StartGuard`. oversubscribe: whether CPU
-    workers of a private Ray may share cores. Raises ClusterError where there is no such cluster or
-    it cannot start, UsageError for an address that cannot be joined.
+    `auto` is RAY_ADDRESS, else the cluster that `ray start` made on this host, else a private one.
     """
     # Ray prints what its raylets report to the driver's stdout, whatever log_to_driver says, and
     # stdout is ours. The row of a point names its dead worker.
@@ -145,7 +141,7 @@ def connect(
     except ClusterError:
         ray.shutdown()
         if folder:
-            remove_private_folder(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     return Connection(
         where=where,
@@ -224,16 +220,10 @@ def _why_no_head(address: str, option: str) -> str | None:
     a token is asked for and there is none: so a process of its own asks first.
     Raises ClusterError when the head refuses our token.
     """
-    host, _, port = address.rpartition(":")
-    try:
-        there = host.strip("[]"), int(port)
-        socket.create_connection(there, DEFAULT_TIMEOUTS.find_head_s).close()
-    except (OSError, OverflowError) as error:
+    if error := why_not_listening(address, DEFAULT_TIMEOUTS.find_head_s):
         return str(error)
-    command, limit_s = (
-        [sys.executable, "-P", "-c", _ASK_HEAD, address],
-        DEFAULT_TIMEOUTS.head_is_ray_s,
-    )
+    command = [sys.executable, "-P", "-c", _ASK_HEAD, address]
+    limit_s = DEFAULT_TIMEOUTS.head_is_ray_s
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
@@ -297,9 +287,9 @@ def _capacity(device: str, *, may_grow: bool) -> tuple[DeviceKind, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundCluster:
-    """address: HOST:PORT of the head to join, or "".
+    """The cluster of this host. address: HOST:PORT of its head; "" where none is to be joined.
 
-    why_not: of an address that was found and is not to be joined, the reason in words.
+    why_not: why the address that was found is not to be joined; "" where there is none.
     """
 
     address: str = ""
@@ -389,13 +379,7 @@ def _start_private(
         "prestart_worker_first_driver": False,
     }
     try:
-        with (
-            reaper.reap_orphans_of_children(folder),
-            _environment(),
-            _on_loopback(),
-            _no_unused_programs(),
-            guard,
-        ):
+        with reaper.reap_orphans_of_children(folder), _private(), guard:
             ray.init(
                 address="local",
                 num_cpus=wanted if oversubscribe else min(wanted, cores),
@@ -410,11 +394,6 @@ def _start_private(
     except Exception as error:
         raise ClusterError(failed(" ".join(str(error).split()) or type(error).__name__)) from None
     return f"private Ray on this host{because and f' ({because})'}", folder
-
-
-def remove_private_folder(folder: Path) -> None:
-    """Remove all of it. What a process of Ray still writes meanwhile is left to the watcher."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_private_folder() -> Path:
@@ -451,12 +430,17 @@ def _ended_program() -> str:
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
-    """Set what Ray's processes are to have, and this process only while it starts them.
+def _private() -> Iterator[None]:
+    """Have `ray.init` start a Ray that only this process can talk to, with no unused program.
 
-    Whatever the user's own token is, this Ray does not ask for it.
+    Its processes have a token by their environment; whatever the user's own token is, they do not
+    ask for it. They listen on loopback only: whoever reaches their ports could try them. Ray does
+    so when 127.0.0.1 is its node's address, but takes that for this host's outside address while
+    it believes that other nodes may come, which it does on Linux.
+    It starts no dashboard, no autoscaler and no reader of logs. `ray.init` waits for the first,
+    whatever `include_dashboard` says, and has no option for the others.
     """
-    ours = {
+    variables = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         # While it waits for its head Ray holds Python's lock, so that no guard can run.
@@ -465,49 +449,20 @@ def _environment() -> Iterator[None]:
         "RAY_ROTATION_MAX_BYTES": str(_LOG_BYTES),
         "RAY_ROTATION_BACKUP_COUNT": str(_LOG_BACKUPS),
     }
-    usual = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
-    _reload_rays_settings()
-    try:
-        yield
-    finally:
-        for name, value in usual.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Have Ray listen on loopback only: whoever reaches its ports could try them.
-
-    It does so when that is its node's address, but takes 127.0.0.1 for this host's outside address
-    while it believes that other nodes may come, which it does on Linux.
-    """
-    constants = ray._private.ray_constants
-    others_may_come, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
-    try:
-        yield
-    finally:
-        constants.ENABLE_RAY_CLUSTER = others_may_come
-
-
-@contextmanager
-def _no_unused_programs() -> Iterator[None]:
-    """Have Ray start no dashboard, no autoscaler and no reader of logs.
-
-    A sweep uses none of them on a Ray of its own. `ray.init` waits for the first, whatever
-    `include_dashboard` says, and has no option for the others.
-    """
     node: Any = ray._private.node.Node
-    usual = {name: getattr(node, name) for name in _UNUSED if hasattr(node, name)}
-    for name in usual:
-        setattr(node, name, _drop)
+    constants: Any = ray._private.ray_constants
+    patches: list[tuple[Any, str, Any]] = [(constants, "ENABLE_RAY_CLUSTER", False)]
+    patches += [(node, name, _drop) for name in _UNUSED if hasattr(node, name)]
+    usual = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+    for owner, name, value in patches:
+        setattr(owner, name, value)
     try:
-        yield
+        with set_variables(variables):
+            _reload_rays_settings()
+            yield
     finally:
-        for name, start in usual.items():
-            setattr(node, name, start)
+        for owner, name, value in usual:
+            setattr(owner, name, value)
 
 
 # What a sweep cannot go on without: the head of the cluster, and Ray on the driver's host.
@@ -554,17 +509,20 @@ class HeadMonitor:
             raise ClusterError(gone)
 
     def _silent(self) -> str:
-        there = self._addresses.items()
-        return next((f"{name} at {at} is gone" for name, at in there if not self._listens(at)), "")
+        limit_s = self._timeouts.head_connect_s
+        silent = (at for at in self._addresses.items() if why_not_listening(at[1], limit_s))
+        name, address = next(silent, ("", ""))
+        return f"{name} at {address} is gone" if name else ""
 
-    def _listens(self, address: str) -> bool:
-        host, _, port = address.rpartition(":")
-        there = host.strip("[]"), int(port)
-        try:
-            socket.create_connection(there, self._timeouts.head_connect_s).close()
-        except OSError:
-            return False
-        return True
+
+def why_not_listening(address: str, timeout_s: float) -> Exception | None:
+    """Return why nothing can be connected to at HOST:PORT; None where something listens."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+    except (OSError, OverflowError) as error:
+        return error
+    return None
 
 
 def end_process(reason: str) -> None:

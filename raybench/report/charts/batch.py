@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from raybench.analysis.settings import setting, varying
 from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.charts.data import ChartData, LineFigure, Row, batch_title
@@ -12,10 +11,6 @@ from raybench.report.charts.grammar import Figure, Spec, axis
 from raybench.report.charts.registry import Chart
 
 _GIB = 2**30
-# The memory of a device is drawn where it ran out, or where it is at most so many times the peak.
-_NEAR = 2.5
-# Memory that grows by less over the batch sizes makes no picture.
-_FLAT = 1.05
 
 
 def throughput_figure(data: ChartData) -> Figure | None:
@@ -31,30 +26,20 @@ def throughput_figure(data: ChartData) -> Figure | None:
 
 
 def memory_figure(data: ChartData) -> Figure | None:
-    """Draw peak memory; None where it is not known, as on CPUs, or hardly depends on the batch."""
-    known = [row for row in data.measured if row.peak_mem_allocated_bytes]
-    names = varying(known, ("batch",))
-    peaks: dict[tuple[str, ...], list[int]] = {}
-    for row in known:
-        line = tuple(str(setting(row, name)) for name in names)
-        peaks.setdefault(line, []).append(row.peak_mem_allocated_bytes or 0)
+    """Draw peak memory, and the memory of a device; None where all batches fitted."""
     ran_out = any(row.status == Status.OOM for row in data.rows)
-    if not ran_out and all(max(some) < _FLAT * min(some) for some in peaks.values()):
+    if not (ran_out or data.summary.largest_batches):
         return None
     sizes = data.devices["memory_bytes"].dropna() if "memory_bytes" in data.devices else ()
-    size = min(sizes, default=0)
-    is_near = ran_out or size < _NEAR * max((max(some) for some in peaks.values()), default=0)
-    label = f"memory of a device, {size / _GIB:.1f} GiB"
+    size = min(sizes, default=0) / _GIB
     return _over_batch(
         data,
-        lambda row: (
-            None if row.peak_mem_allocated_bytes is None else row.peak_mem_allocated_bytes / _GIB
-        ),
+        lambda row: row.peak_mem_allocated_bytes and row.peak_mem_allocated_bytes / _GIB,
         anchor="memory",
         title="Memory over the batch size",
         note="Peak of the memory that is allocated on the device that needs most.",
         y=axis("GiB"),
-        level=(size / _GIB, label) if size and is_near else None,
+        level=(size, f"memory of a device, {size:.1f} GiB") if size else None,
     )
 
 

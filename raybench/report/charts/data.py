@@ -5,30 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
 from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import batch_column, setting, setting_order, varying
 from raybench.report import formatting, plain_text
+from raybench.report.blocks import Table
 from raybench.report.charts.grammar import (
     HEIGHT,
+    MOST_BARS,
     MOST_LINES,
     MOST_PANELS,
     Figure,
     Mark,
     Panel,
     Spec,
+    bar_panels,
     legend_height,
     line_chart,
 )
-from raybench.report.point_settings import distinguishing_settings
+from raybench.report.point_settings import distinguishing_settings, short_name
 from raybench.report.summary import Summary
 
 Row = ScaledRow
 
 # Up to so many lines can be told apart in one panel.
 _FEW_LINES = 4
+# Settings that are read along the bars of one panel.
+_ALONG = ("batch", "world_size", "size_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,58 @@ def batch_title(rows: Sequence[Row]) -> str:
     """Return what the batch of these rows counts, as the title of an axis."""
     found = {batch_column(row) for row in rows}
     return "global batch size" if found == {"global_batch_size"} else "batch size per device"
+
+
+def bar_figure(
+    data: ChartData,
+    rows: Sequence[Row],
+    marks: Callable[[Row, str], list[Mark]],
+    x: Spec,
+    *,
+    anchor: str,
+    title: str,
+    note: str,
+    table: Table | None = None,
+    **settings: Any,
+) -> Figure:
+    """Return a figure with a bar for each point, at most 72; its note says where there are more.
+
+    marks: return those of a point, whose settings and id are the second argument.
+    settings: of `grammar.bar_chart`.
+    """
+    shown, names = rows[:MOST_BARS], distinguishing_settings(rows)
+    bars = [
+        (panel, bar, marks(row, point_name(row, names, data.ranks)))
+        for row, (panel, bar) in zip(shown, _bar_names(shown, data.ranks), strict=True)
+    ]
+    return Figure(
+        anchor=anchor,
+        title=title,
+        note=note + drawn_of(len(shown), len(rows)),
+        panels=bar_panels(bars, x, **settings),
+        table=table,
+    )
+
+
+def _bar_names(rows: Sequence[Row], ranks: str) -> list[tuple[str, str]]:
+    """Return the title of the panel and the name of the bar of each point.
+
+    Batches, numbers of ranks and sizes are read along the bars of a panel, and all other settings
+    tell the panels; where that leaves fewer than two bars a panel, there is one panel for all.
+    """
+    names = distinguishing_settings(rows)
+    along = [name for name in names if name in _ALONG]
+    rest = [name for name in names if name not in along]
+    titles = [formatting.settings_words(row, rest, ranks) for row in rows]
+    if len(rows) < 2 * len(set(titles)):
+        return [("", short_name(row, names, ranks)) for row in rows]
+    bars = [formatting.settings_words(row, along, ranks) for row in rows]
+    return list(zip(titles, bars, strict=True))
+
+
+def drawn_of(drawn: int, count: int) -> str:
+    """Return the sentence that not all points are drawn, after a blank; empty where all are."""
+    return f" {drawn} of {count} points are drawn; the table has all." if drawn < count else ""
 
 
 @dataclass(frozen=True, kw_only=True)

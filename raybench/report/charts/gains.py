@@ -1,11 +1,11 @@
-"""Speed-up and memory of a setting over the baseline's, as of a precision over fp32."""
+"""Speed-up of a setting over the baseline's, as of a precision over fp32."""
 
 from __future__ import annotations
 
 from raybench.analysis.settings import setting, setting_order, varying
 from raybench.report import formatting
 from raybench.report.charts.data import ChartData, line_name, point_name, why_not_drawn
-from raybench.report.charts.grammar import MOST_LINES, Figure, Mark, Panel, axis, bar_panels
+from raybench.report.charts.grammar import MOST_LINES, Figure, Mark, axis, bar_panels
 from raybench.report.charts.registry import Chart
 from raybench.report.charts.scaling import speed_up_words
 
@@ -24,45 +24,26 @@ def gains_figure(data: ChartData) -> Figure | None:
     if not compared or "world_size" in baseline or data.summary.largest_batches:
         return None
     names, apart = list(baseline), varying(compared, tuple(baseline))
-    compared.sort(key=lambda row: [setting_order(setting(row, n)) for n in (*apart, *names)])
-    every_line = list(dict.fromkeys(line_name(row, apart, ranks) for row in compared))
-    lines, against = every_line[:MOST_LINES], formatting.baseline_name(baseline)
     compared.sort(key=lambda row: [setting_order(setting(row, n)) for n in (*names, *apart)])
-    groups: dict[str, tuple[list[Mark], list[Mark]]] = {}
+    lines = list(dict.fromkeys(line_name(row, apart, ranks) for row in compared))
+    drawn, against = lines[:MOST_LINES], formatting.baseline_name(baseline)
+    groups: dict[str, list[Mark]] = {}
     for row in compared:
         line, group = line_name(row, apart, ranks), formatting.settings_words(row, names, ranks)
-        if line not in lines:
-            continue
         memory = formatting.percent(row.memory_ratio)
         tip = f"{point_name(row, [*names, *apart], ranks)}\n{speed_up_words(row)} times the "
         tip += f"samples/s\n{memory} of the memory\n" if memory else "samples/s\n"
         tip += f"{formatting.step_time(row)}, {formatting.number(row.throughput)} samples/s"
-        speed_ups, memories = groups.setdefault(group, ([], []))
-        mark = {"line": line, "tip": tip}
         ends = {"low": row.speed_up_low, "high": row.speed_up_high}
-        text = formatting.ratio(row.speed_up)
-        speed_ups.append({**mark, **ends, "x": row.speed_up, "text": text})
-        if memory:
-            memories.append({**mark, "x": row.memory_ratio, "text": memory})
-    panels: list[Panel] = []
-    for place, (title, unit, form) in enumerate(
-        (
-            (f"Speed-up over {against}", "times the samples/s", "~g"),
-            (f"Memory, of {against}", "share", "~%"),
-        )
-    ):
-        panels += bar_panels(
-            [(title, group, both[place]) for group, both in groups.items() if both[place]],
-            axis(unit, format=form),
-            series=lines if len(lines) > 1 else (),
-            level=(1.0, against if len(against) <= _LONG_NAME else ""),
-        )
+        mark = {"x": row.speed_up, "text": formatting.ratio(row.speed_up), "tip": tip, **ends}
+        if line in drawn:
+            groups.setdefault(group, []).append({"line": line, **mark})
     note = (
-        f"Samples per second and peak memory in proportion to {against} with the same other "
-        "settings. Thin lines: 95 % intervals."
+        f"Samples per second in proportion to {against} with the same other settings. Thin lines: "
+        "95 % intervals."
     )
-    if len(lines) < len(every_line):
-        note += f" {len(lines)} of {len(every_line)} settings are drawn."
+    if len(drawn) < len(lines):
+        note += f" {len(drawn)} of {len(lines)} settings are drawn."
     lacking = [
         f"{formatting.settings_words(row, [*names, *apart], ranks)}: {why_not_drawn(row)}"
         for row in data.rows
@@ -70,6 +51,12 @@ def gains_figure(data: ChartData) -> Figure | None:
     ]
     if lacking:
         note += f" Not drawn: {'; '.join(lacking)}."
+    panels = bar_panels(
+        [("", group, marks) for group, marks in groups.items()],
+        axis("times the samples/s", format="~g"),
+        series=drawn if len(drawn) > 1 else (),
+        level=(1.0, against if len(against) <= _LONG_NAME else ""),
+    )
     title = f"What is gained over {against}"
     return Figure(anchor="gains", title=title, note=note, panels=panels)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from raybench.report.blocks import Table
 from raybench.report.plain_text import printable
 
 Spec = dict[str, Any]
@@ -35,8 +36,6 @@ _BARS_OF_A_PANEL, _BAR_PX, _AXIS_PX, _LEGEND_PX = 12, 19, 52, 17
 _ENTRY_PX, _LETTER_PX = 30, 6.2
 # Room for the name of a bar.
 _NAME_PX = 190
-# On a logarithmic axis an interval is drawn up to so many times its value; an arrow says so.
-_LONGEST_INTERVAL = 2.0
 # A number stands inside of a bar that is longer than this share of the longest, else beside it.
 _LONG = 0.5
 # Two numbers at the ends of lines nearer than this would lie on each other.
@@ -94,15 +93,6 @@ class Panel:
     layers: Sequence[Spec]
     missing: str = ""
     height: int = HEIGHT
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A table below a figure. texts: how many columns, from the first, hold no numbers."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    texts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,10 +201,9 @@ def line_chart(
     # The legend stands above the title of the axis.
     offset = 22 if y["title"] else 6
     color, shape = (by_series(lines, channel, offset=offset) for channel in ("color", "shape"))
-    along = {**at, "color": color}
-    if not has_points:
-        along["detail"] = {"field": "part", "type": "nominal"}
     drawn = [mark for mark in marks if mark["y"] is not None]
+    ranges = [mark for mark in drawn if mark.get("low") is not None]
+    ends = {"x": at["x"], "y": {"field": "low", **y}, "y2": {"field": "high"}}
     points = [{"x": at, "y": value, "text": "ideal"} for at, value in ideal]
     # Of crosses of several lines at one place, those below are larger.
     sizes = {line: 50 + 60 * place for place, line in enumerate(reversed(lines))}
@@ -226,8 +215,8 @@ def line_chart(
         _layer(points, {"type": "line", **_DASHED}, at),
         _text(points[-1:], at, align="right", dx=-4, dy=-6, color="var(--quiet)"),
         *_level_line(level, "y", at["y"]),
-        *_intervals(drawn, at, color),
-        _layer(drawn, {"type": "line", "strokeWidth": 2 if has_points else 1.5}, along),
+        _layer(ranges, {"type": "rule", "strokeWidth": 1.5}, ends, color=color),
+        _layer(drawn, {"type": "line", "strokeWidth": 2 if has_points else 1.5}, at, color=color),
         _layer(drawn if has_points else (), point, at, color=color, shape=shape),
         _text(_ends(drawn), at, align="left", dx=8, fontWeight=600, field="number"),
         _layer(crosses, {**point, **_CROSS}, on_axis, color=color),
@@ -494,26 +483,6 @@ def _level_line(level: tuple[float, str] | None, channel: str, axis: Spec) -> li
     side: Spec = {"align": "left", "dy": 9} if channel == "y" else {"align": "right", "dx": 4}
     line = _layer(values, {"type": "rule", **_DASHED}, at)
     return [line, _text(values, at | corner, color="var(--quiet)", **side)]
-
-
-def _intervals(marks: Sequence[Mark], at: Spec, color: Spec) -> list[Spec]:
-    """Return a thin bar from `low` to `high`, with an arrow where it is longer than is drawn."""
-    known, arrows = [], []
-    for mark in marks:
-        if mark.get("low") is not None:
-            low = max(mark["low"], mark["y"] / _LONGEST_INTERVAL)
-            high = min(mark["high"], mark["y"] * _LONGEST_INTERVAL)
-            known.append({"x": mark["x"], "line": mark["line"], "y": low, "high": high})
-            down, up = {**known[-1], "shape": "triangle-down"}, {**known[-1], "y": high}
-            arrows += [down] * (low > mark["low"]) + [{**up, "shape": "triangle-up"}] * (
-                high < mark["high"]
-            )
-    shape = {"field": "shape", "type": "nominal", "scale": None}
-    arrow = {"type": "point", "filled": True, "size": 40}
-    return [
-        _layer(known, {"type": "rule", "strokeWidth": 1.5}, at, y2={"field": "high"}, color=color),
-        _layer(arrows, arrow, at, shape=shape, color=color),
-    ]
 
 
 def _ends(marks: Sequence[Mark]) -> list[Mark]:

@@ -6,16 +6,16 @@ import math
 
 from raybench.analysis.settings import setting_order
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, Row, point_name
+from raybench.report.charts.data import ChartData, Row, drawn_of, point_name
 from raybench.report.charts.grammar import MOST_BARS, Figure, Mark, Panel, axis, bar_panels
 from raybench.report.charts.registry import Chart
 from raybench.report.point_settings import distinguishing_settings
 
 # As the formula of a product names its dimensions.
 _SHAPE = ("m", "n", "k")
+_SUSTAINED, _BURST = "sustained", "first 30 ms"
 # A burst that is faster by less is no other figure.
 _UNSURE = 1.01
-_SUSTAINED, _BURST = "sustained", "first 30 ms"
 
 
 def operations_figure(data: ChartData) -> Figure | None:
@@ -28,21 +28,23 @@ def operations_figure(data: ChartData) -> Figure | None:
     def size(row: Row) -> float:
         return math.prod(float(row.params[name]) for name in _SHAPE) if is_product else 0.0
 
-    known.sort(key=lambda row: (-size(row), -_reached(row)))
+    known.sort(key=lambda row: (-size(row), -(row.achieved_tflops_per_device or 0.0)))
     names, shown = distinguishing_settings(known), known[:MOST_BARS]
     rest = [name for name in names if name != "precision"]
-    has_burst = any((row.burst_tflops_per_device or 0) > _UNSURE * _reached(row) for row in shown)
-    peaks = {row.precision: peak for row in shown if (peak := peak_tflops(row))}
+    has_burst = any(
+        (row.burst_tflops_per_device or 0.0) > _UNSURE * (row.achieved_tflops_per_device or 0.0)
+        for row in shown
+    )
     panels: list[Panel] = []
     for precision in sorted({row.precision for row in shown}, key=setting_order):
-        bars = []
+        bars, peak = [], None
         for row in (row for row in shown if row.precision == precision):
             name = formatting.settings_words(row, rest, data.ranks) or row.workload
             if is_product:
                 name = " × ".join(str(row.params[one]) for one in _SHAPE)
-            marks = _marks(row, point_name(row, names, data.ranks), has_burst=has_burst)
+            marks = _marks(row, point_name(row, names, data.ranks))[: 1 + has_burst]
             bars.append((precision if "precision" in names else "", name, marks))
-        peak = peaks.get(precision)
+            peak = _peak_tflops(row) or peak
         panels += bar_panels(
             bars,
             axis("TFLOP/s"),
@@ -51,33 +53,34 @@ def operations_figure(data: ChartData) -> Figure | None:
             level=(peak, f"datasheet {peak:,.0f}") if peak else None,
         )
     note = "TFLOP/s of one device" + ("; products are m × n × k." if is_product else ".")
-    if not peaks:
+    has_peak = any(row.mfu_pct for row in shown)
+    if not has_peak:
         note += " The peak of this device is not known to raybench."
-    if len(shown) < len(known):
-        note += f" {len(shown)} of {len(known)} points are drawn; the table has all."
-    title = "TFLOP/s against the datasheet" if peaks else "TFLOP/s"
+    note += drawn_of(len(shown), len(known))
+    title = "TFLOP/s against the datasheet" if has_peak else "TFLOP/s"
     return Figure(anchor="tflops", title=title, note=note, panels=panels)
 
 
 CHARTS = (Chart(draw=operations_figure, place=45, answers=50),)
 
 
-def peak_tflops(row: Row) -> float | None:
+def _peak_tflops(row: Row) -> float | None:
     """Return the datasheet's peak, from the share of it that was reached; None where unknown."""
-    return _reached(row) / (row.mfu_pct / 100) if row.mfu_pct else None
+    reached = row.achieved_tflops_per_device or 0.0
+    return reached / (row.mfu_pct / 100) if row.mfu_pct else None
 
 
-def _reached(row: Row) -> float:
-    return row.achieved_tflops_per_device or 0.0
-
-
-def _marks(row: Row, name: str, *, has_burst: bool) -> list[Mark]:
-    reached, peak, burst = _reached(row), peak_tflops(row), row.burst_tflops_per_device
-    share = f", {reached / peak:.1%} of the datasheet's {peak:,.1f}" if peak else ""
-    tip = f"{name}\n{formatting.number(reached)} TFLOP/s{share}\n{formatting.step_time(row)}"
-    text = formatting.number(reached) + (f" · {reached / peak:.0%}" if peak else "")
+def _marks(row: Row, name: str) -> list[Mark]:
+    """Return the bar of the whole measurement and, where it is known, that of its first 30 ms."""
+    reached, burst = row.achieved_tflops_per_device or 0.0, row.burst_tflops_per_device
+    peak, text = _peak_tflops(row), formatting.number(reached)
+    tip = f"{name}\n{text} TFLOP/s"
+    if peak:
+        tip += f", {reached / peak:.1%} of the datasheet's {peak:,.1f}"
+        text += f" · {reached / peak:.0%}"
+    tip += f"\n{formatting.step_time(row)}"
     marks: list[Mark] = [{"x": reached, "line": _SUSTAINED, "text": text, "tip": tip}]
-    if has_burst and burst:
+    if burst:
         text = formatting.number(burst)
         tip = f"{name}\n{text} TFLOP/s in its first 30 ms"
         marks.append({"x": burst, "line": _BURST, "text": text, "tip": tip})

@@ -10,7 +10,7 @@ import pandas as pd
 from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.charts.data import ChartData, Row
-from raybench.report.charts.grammar import Figure, Panel, Table, axis, by_threshold, heat_map
+from raybench.report.charts.grammar import Figure, Panel, axis, by_threshold, heat_map
 from raybench.report.charts.registry import Chart
 from raybench.report.point_settings import distinguishing_settings
 
@@ -49,11 +49,6 @@ def rank_times_figure(data: ChartData) -> Figure | None:
         return None
     names = distinguishing_settings([one.row for one in mapped])
     titles = [formatting.settings_words(one.row, names, data.ranks) for one in mapped]
-    cells = [
-        [title, str(rank), *(formatting.number(float(value)) for value in _range(times))]
-        for title, one in zip(titles, mapped, strict=True)
-        for rank, times in zip(one.times_ms.index, one.times_ms.to_numpy(), strict=True)
-    ]
     return Figure(
         anchor="ranks",
         title="Ranks and iterations",
@@ -61,17 +56,10 @@ def rank_times_figure(data: ChartData) -> Figure | None:
         "with the most ranks that differ most. Where a column stands for several iterations, it "
         "shows the one farthest from the median. Rounds follow each other.",
         panels=[_map(title, one.times_ms) for title, one in zip(titles, mapped, strict=True)],
-        table=Table(
-            columns=["point", "rank", "least ms", "median ms", "most ms"], rows=cells, texts=1
-        ),
     )
 
 
 CHARTS = (Chart(draw=rank_times_figure, place=90),)
-
-
-def _range(times_ms: np.ndarray) -> tuple[float, float, float]:
-    return np.nanmin(times_ms), np.nanmedian(times_ms), np.nanmax(times_ms)
 
 
 def _map(title: str, times_ms: pd.DataFrame) -> Panel:

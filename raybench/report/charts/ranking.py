@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, Row, point_name
+from raybench.report.charts.data import ChartData, drawn_of, point_name
 from raybench.report.charts.grammar import Figure, Mark, axis, bar_panels
 from raybench.report.charts.registry import Chart
 from raybench.report.lead import amount, answer_metric, metric_noun
-from raybench.report.point_settings import distinguishing_settings, short_name
+from raybench.report.point_settings import distinguishing_settings
 
 _MOST = 12
-# Settings that are read along the bars of one panel.
-_ALONG = ("batch", "world_size", "size_bytes")
 
 
 def ranking_figure(data: ChartData) -> Figure | None:
@@ -34,8 +30,7 @@ def ranking_figure(data: ChartData) -> Figure | None:
             mark["low"], mark["high"] = one.low, one.high
         bars.append((case.name, one.name, [mark]))
     note = f"The best first, by {noun}. Thin lines: 95 % intervals, where they are known."
-    if len(every) > _MOST:
-        note += f" The first {_MOST} of {len(every)} points are drawn; the table has all."
+    note += drawn_of(len(bars), len(every))
     title = f"{noun[:1].upper()}{noun[1:]}, the best first"
     return Figure(
         anchor="ranking", title=title, note=note, panels=bar_panels(bars, axis(noun, format="~s"))
@@ -43,19 +38,3 @@ def ranking_figure(data: ChartData) -> Figure | None:
 
 
 CHARTS = (Chart(draw=ranking_figure, place=25, answers=60, is_only_first=True),)
-
-
-def bar_names(rows: Sequence[Row], data: ChartData) -> list[tuple[str, str]]:
-    """Return the title of the panel and the name of the bar of each point.
-
-    Batches, numbers of ranks and sizes are read along the bars of a panel, and all other settings
-    tell the panels; where that leaves fewer than two bars a panel, there is one panel for all.
-    """
-    names = distinguishing_settings(rows)
-    along = [name for name in names if name in _ALONG]
-    rest = [name for name in names if name not in along]
-    titles = [formatting.settings_words(row, rest, data.ranks) for row in rows]
-    if len(rows) < 2 * len(set(titles)):
-        return [("", short_name(row, names, data.ranks)) for row in rows]
-    bars = [formatting.settings_words(row, along, data.ranks) for row in rows]
-    return list(zip(titles, bars, strict=True))

@@ -1,50 +1,19 @@
-"""Bandwidth and time over the size of messages or arrays, and bars of the outermost messages."""
+"""Bandwidth and time over the size of messages or arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from raybench.analysis.settings import OPTIONAL, is_numeric, varying
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import formatting
 from raybench.report.answers import SIZE, size_of
-from raybench.report.charts.data import ChartData, LineFigure, Row, point_name
-from raybench.report.charts.grammar import SIZE_LABELS, Figure, Panel, Spec, axis, bar_panels
+from raybench.report.charts.data import ChartData, LineFigure, Row
+from raybench.report.charts.grammar import SIZE_LABELS, Figure, Spec, axis
 from raybench.report.charts.registry import Chart
 
 # Small messages are often replayed from a graph and large ones not: one line all the same.
 _OVER = (SIZE, *OPTIONAL)
-
-
-def messages_figure(data: ChartData) -> Figure | None:
-    """Draw bars of the largest and of the smallest message; None where no messages are sent."""
-    known = [row for row in data.measured if row.busbw_gb_s and size_of(row)]
-    sizes = sorted({size_of(row) for row in known})
-    if len(sizes) < 2:
-        return None
-
-    def panel(what: str, unit: str, size: int, value: Callable[[Row], float]) -> list[Panel]:
-        rows = [row for row in known if size_of(row) == size]
-        rows.sort(key=value, reverse=unit == "GB/s")
-        names = varying(rows, _OVER)
-        bars = []
-        for row in rows:
-            tip = f"{point_name(row, [*names, SIZE], data.ranks)}\n{_words(row)}"
-            mark = {"x": value(row), "text": formatting.number(value(row)), "tip": tip}
-            name = formatting.settings_words(row, names, data.ranks) or row.workload
-            bars.append((f"{what} with {formatting.size(size)}", name, [mark]))
-        return bar_panels(bars, axis(unit))
-
-    return Figure(
-        anchor="messages",
-        title="The largest and the smallest messages",
-        note="Bus bandwidth as nccl-tests counts it: comparable with the bandwidth of a link, "
-        "whatever the operation and the number of ranks.",
-        panels=[
-            *panel("Bus bandwidth", "GB/s", sizes[-1], lambda row: row.busbw_gb_s or 0.0),
-            *panel("Time", "µs", sizes[0], _time_us),
-        ],
-    )
 
 
 def bus_bandwidth_figure(data: ChartData) -> Figure | None:
@@ -54,7 +23,8 @@ def bus_bandwidth_figure(data: ChartData) -> Figure | None:
         lambda row: row.busbw_gb_s,
         anchor="busbw",
         title="Bus bandwidth over the size",
-        note="Bus bandwidth as nccl-tests counts it. Both axes are logarithmic.",
+        note="Bus bandwidth as nccl-tests counts it: comparable with the bandwidth of a link, "
+        "whatever the operation and the number of ranks. Both axes are logarithmic.",
         y=axis("GB/s", 10, format="~s"),
     )
 
@@ -62,7 +32,8 @@ def bus_bandwidth_figure(data: ChartData) -> Figure | None:
 def memory_bandwidth_figure(data: ChartData) -> Figure | None:
     """Draw the memory bandwidth over the size of the arrays; None where there is none."""
     known = [row for row in data.measured if row.memory_gb_s]
-    peak = datasheet_gb_s(known) if known else None
+    peaks = {memory_peak_gb_s(str(row.device_name)) for row in known}
+    peak = peaks.pop() if len(peaks) == 1 else None
     above = sorted({size_of(row) for row in known if peak and (row.memory_gb_s or 0) > peak})
     note = "Bytes read and written over the time of a step. Both axes are logarithmic."
     if above:
@@ -96,8 +67,7 @@ def time_figure(data: ChartData) -> Figure | None:
 
 
 CHARTS = (
-    Chart(draw=messages_figure, place=10, answers=20),
-    Chart(draw=bus_bandwidth_figure, place=11),
+    Chart(draw=bus_bandwidth_figure, place=11, answers=20),
     Chart(draw=memory_bandwidth_figure, place=12, answers=21),
     Chart(draw=time_figure, place=13),
 )
@@ -138,12 +108,3 @@ def _time_us(row: Row) -> float:
 def _words(row: Row) -> str:
     rates = {"busbw": row.busbw_gb_s, "algbw": row.algbw_gb_s, "memory": row.memory_gb_s}
     return ", ".join(f"{name} {formatting.number(one)} GB/s" for name, one in rates.items() if one)
-
-
-def datasheet_gb_s(rows: Sequence[Row]) -> float | None:
-    """Return the datasheet's memory bandwidth of the device that all points ran on, in GB/s.
-
-    None where they ran on several, or on one that is not known.
-    """
-    peaks = {memory_peak_gb_s(str(row.device_name)) for row in rows}
-    return peaks.pop() if len(peaks) == 1 else None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 
 import numpy as np
 import pandas as pd
 
 from raybench.report import formatting, plain_text
-from raybench.report.charts.data import ChartData, Row, point_name
+from raybench.report.charts.data import ChartData, point_name
 from raybench.report.charts.grammar import (
     HEIGHT,
     MOST_LINES,
@@ -17,7 +16,6 @@ from raybench.report.charts.grammar import (
     Mark,
     Panel,
     Spec,
-    Table,
     axis,
     legend_height,
     line_chart,
@@ -36,114 +34,51 @@ TELEMETRY_COLUMNS = ("node_id", "index", "time", *_SHOWN)
 _MOST_TIMES = 60
 # A run that stood still for longer, as until it was resumed, is drawn without that time.
 _LONGEST_GAP_S = 60.0
-# Of the points at one time, as many are named.
-_MOST_NAMED = 3
 
 
 def telemetry_figure(data: ChartData) -> Figure | None:
     """Draw what the devices did; None where nothing was sampled twice."""
-    start = data.summary.run.started_at
     if data.telemetry.empty:
         return None
     known = data.telemetry.dropna(subset=list(_SHOWN), how="all")
     if known["time"].nunique() < 2:
         return None
-    sampled = known.assign(device=_device_names(known), second=_seconds(known["time"], start))
-    bands = _bands(data.rows, start, data.ranks)
-    left_out_s = _leave_gaps_out(sampled, bands)
-    width_s = max(1e-9, float(np.ptp(sampled["second"])) / _MOST_TIMES)
-    sampled["second"] = (sampled["second"] / width_s).round() * width_s
-    by_time = sampled.groupby(["device", "part", "second"], sort=True)
-    means = by_time[list(_SHOWN)].mean().reset_index()
-    lines, drawn = _lines(means)
-    used = [name for name in _SHOWN if drawn[name].notna().any()]
+    index = "GPU " + known["index"].astype("Int64").astype(str)
+    if known["node_id"].nunique() > 1:
+        index = known["node_id"].map(lambda node: plain_text.plain(node)[:8]) + " " + index
+    start = pd.Timestamp(data.summary.run.started_at)
+    at_s = (pd.to_datetime(known["time"], utc=True) - start).dt.total_seconds()
+    # Sampled times, and the same without the long gaps before them; also from the start of the run.
+    times = np.unique(at_s)
+    gaps_s = np.diff(times, prepend=min(0.0, times[0]))
+    closed_s = np.cumsum(np.where(gaps_s > _LONGEST_GAP_S, gaps_s, 0.0))
+    drawn_at = times - closed_s
+    step_s = max(1e-9, float(np.ptp(drawn_at)) / _MOST_TIMES)
+    second = (np.interp(at_s, times, drawn_at) / step_s).round() * step_s
+    by_time = known.assign(device=index, second=second).groupby(["device", "second"], sort=True)
+    lines, means = _lines(by_time[list(_SHOWN)].mean().reset_index())
+    bands = _bands(data, times, drawn_at)
     note = "As NVML tells it, by one process on each node; seconds since the run began"
-    if left_out_s:
-        note += f", without {formatting.long_time(left_out_s)} in which nothing was sampled"
+    if closed_s[-1]:
+        note += f", without {formatting.long_time(closed_s[-1])} in which nothing was sampled"
     note += "." + (" Every second point is shaded." if bands else "")
     if any(band["is_throttled"] for band in bands):
         note += " Orange: a point that was throttled."
-    if len(lines) < means["device"].nunique():
+    if len(lines) < len(by_time.obj["device"].unique()):
         note += " There are too many devices to draw each."
-    titles = {name: f"{_SHOWN[name][0]}, {_SHOWN[name][1]}" for name in used}
-    spans = sampled.groupby("device")[used].agg(["min", "max"])
-    cells = [
-        [
-            str(device),
-            *(
-                plain_text.span(*map(formatting.number, spans.loc[device, name][["min", "max"]]))
-                for name in used
-            ),
-        ]
-        for device in spans.index
+    panels = [
+        Panel(
+            title=f"{title}, {unit}",
+            layers=_layers(means[means[name].notna()], lines, name, bands),
+            height=HEIGHT + legend_height(lines),
+        )
+        for name, (title, unit) in _SHOWN.items()
+        if means[name].notna().any()
     ]
-    return Figure(
-        anchor="telemetry",
-        title="Devices over time",
-        note=note,
-        panels=[
-            Panel(
-                title=titles[name],
-                layers=_layers(drawn, lines, name, bands),
-                height=HEIGHT + legend_height(lines),
-            )
-            for name in used
-        ],
-        table=Table(columns=["device", *titles.values()], rows=cells, texts=1),
-    )
+    return Figure(anchor="telemetry", title="Devices over time", note=note, panels=panels)
 
 
 CHARTS = (Chart(draw=telemetry_figure, place=100),)
-
-
-def _bands(rows: Sequence[Row], start: datetime, ranks: str) -> list[Mark]:
-    """Return when each point ran, in seconds since the run began, in order."""
-    timed = [row for row in rows if row.duration_s is not None]
-    timed.sort(key=lambda row: row.started_at)
-    names = distinguishing_settings(timed)
-    begins = [float(_seconds(pd.Series([row.started_at]), start).iloc[0]) for row in timed]
-    return [
-        {
-            "low": begin,
-            "high": begin + (row.duration_s or 0.0),
-            "is_throttled": formatting.is_set(row.throttled),
-            "is_even": place % 2 == 0,
-            "name": point_name(row, names, ranks).replace("\n", ", "),
-        }
-        for place, (begin, row) in enumerate(zip(begins, timed, strict=True))
-    ]
-
-
-def _device_names(telemetry: pd.DataFrame) -> pd.Series:
-    """Return `GPU 0`, and with the node where there are several."""
-    index = "GPU " + telemetry["index"].astype("Int64").astype(str)
-    if telemetry["node_id"].nunique() < 2:
-        return index
-    nodes = {node: plain_text.plain(node)[:8] for node in telemetry["node_id"].unique()}
-    return telemetry["node_id"].map(nodes) + " " + index
-
-
-def _seconds(times: pd.Series, start: datetime) -> pd.Series:
-    return (pd.to_datetime(times, utc=True) - pd.Timestamp(start)).dt.total_seconds()
-
-
-def _leave_gaps_out(sampled: pd.DataFrame, bands: Sequence[Mark]) -> float:
-    """Close the long gaps in `second`, and number the parts between them in `part`.
-
-    Changes `sampled` and the ends of `bands`; returns the seconds that are left out.
-    """
-    times = np.unique(sampled["second"])
-    # Also from the start of the run to its first sample.
-    gaps_s = np.diff(times, prepend=min(0.0, times[0]))
-    closed_s = np.where(gaps_s > _LONGEST_GAP_S, gaps_s, 0.0)
-    place = np.searchsorted(times, sampled["second"])
-    sampled["part"] = np.cumsum(closed_s > 0)[place]
-    sampled["second"] -= np.cumsum(closed_s)[place]
-    for band in bands:
-        for end in ("low", "high"):
-            after = min(int(np.searchsorted(times, band[end])), len(times) - 1)
-            band[end] -= float(np.cumsum(closed_s)[after])
-    return float(closed_s.sum())
 
 
 def _lines(means: pd.DataFrame) -> tuple[list[str], pd.DataFrame]:
@@ -151,75 +86,51 @@ def _lines(means: pd.DataFrame) -> tuple[list[str], pd.DataFrame]:
     devices = list(dict.fromkeys(means["device"]))
     if len(devices) <= MOST_LINES:
         return devices, means
-    by_time = means.drop(columns="device").groupby(["part", "second"])
+    by_time = means.drop(columns="device").groupby("second")
     words = {f"least of {len(devices)}": 0.0, "median": 0.5, f"most of {len(devices)}": 1.0}
-    parts = [by_time.quantile(q).reset_index().assign(device=word) for word, q in words.items()]
-    return list(words), pd.concat(parts)
+    found = [by_time.quantile(q).reset_index().assign(device=word) for word, q in words.items()]
+    return list(words), pd.concat(found)
+
+
+def _bands(data: ChartData, times: np.ndarray, drawn_at: np.ndarray) -> list[Mark]:
+    """Return from where to where each point is drawn, in order; those between samples are not."""
+    timed = sorted(
+        (row for row in data.rows if row.duration_s is not None), key=lambda row: row.started_at
+    )
+    names = distinguishing_settings(timed)
+    bands: list[Mark] = []
+    for place, row in enumerate(timed):
+        begin_s = (row.started_at - data.summary.run.started_at).total_seconds()
+        low, high = np.interp([begin_s, begin_s + (row.duration_s or 0.0)], times, drawn_at)
+        is_throttled = formatting.is_set(row.throttled)
+        fill = "var(--held)" if is_throttled else "var(--band)" if place % 2 == 0 else "transparent"
+        tip = point_name(row, names, data.ranks)
+        band = {"low": float(low), "high": float(high), "fill": fill, "tip": tip}
+        bands.append({**band, "is_throttled": is_throttled})
+    return [band for band in bands if band["low"] < band["high"]]
 
 
 def _layers(
-    drawn: pd.DataFrame, lines: Sequence[str], name: str, bands: Sequence[Mark]
+    means: pd.DataFrame, lines: Sequence[str], name: str, bands: Sequence[Mark]
 ) -> list[Spec]:
-    known = drawn[drawn[name].notna()]
     marks: list[Mark] = [
-        {"x": round(float(second), 2), "y": round(float(value), 1), "line": line, "part": int(part)}
-        for line, part, second, value in zip(
-            *(known[column] for column in ("device", "part", "second", name)), strict=True
-        )
+        {"x": round(float(second), 2), "y": round(float(value), 1), "line": line}
+        for line, second, value in zip(means["device"], means["second"], means[name], strict=True)
     ]
-    seconds = [mark["x"] for mark in marks]
-    # What came before the first sample and the first point would be empty.
-    first = min([min(seconds), *(band["low"] for band in bands if band["low"] >= 0)])
-    domain = [min(first, min(seconds)), max(seconds)]
-    scale = {"domain": domain, "nice": False, "zero": False}
+    domain = [min(mark["x"] for mark in marks), max(mark["x"] for mark in marks)]
+    scale = {"domain": domain, "nice": False, "zero": False, "clamp": True}
+    x = axis("seconds", format="~s", scale=scale)
     # Clocks differ by little, and from zero on their fall would not be seen.
     from_zero = {"zero": False} if name == "sm_clock_mhz" else {"domainMin": 0}
-    x = axis("seconds", format="~s", scale=scale)
     y = axis(None, scale={**from_zero, "padding": 6})
-    shaded = [
-        {
-            "low": max(band["low"], domain[0]),
-            "high": min(band["high"], domain[1]),
-            "fill": "var(--held)" if band["is_throttled"] else "var(--band)",
-        }
-        for band in bands
-        if (band["is_throttled"] or band["is_even"])
-        and band["high"] > domain[0]
-        and band["low"] < domain[1]
-    ]
-    return [
-        *([_strips(shaded, "low", "high")] if shaded else []),
-        *line_chart(marks, lines, x, y, has_points=False),
-        _tips(marks, _SHOWN[name][1], bands),
-    ]
-
-
-def _strips(values: Sequence[Mark], low: str, high: str) -> Spec:
-    """Return strips over the whole height of a chart, of the colour `fill` each."""
-    return {
-        "data": {"values": list(values)},
-        "mark": {"type": "rect", "stroke": None},
+    strips: Spec = {
+        "data": {"values": list(bands)},
+        "mark": {"type": "rect", "stroke": None, "aria": True},
         "encoding": {
-            "x": {"field": low, "type": "quantitative"},
-            "x2": {"field": high},
+            "x": {"field": "low", **x},
+            "x2": {"field": "high"},
             "fill": {"field": "fill", "type": "nominal", "scale": None},
+            "description": {"field": "tip", "type": "nominal"},
         },
     }
-
-
-def _tips(marks: Sequence[Mark], unit: str, bands: Sequence[Mark]) -> Spec:
-    """Return an unseen strip for each time that can be pointed at."""
-    times = sorted({mark["x"] for mark in marks})
-    half = float(np.diff(times).min()) / 2 if len(times) > 1 else 0.5
-    strips = []
-    for time in times:
-        phrases = [f"{one['line']}: {one['y']:g} {unit}" for one in marks if one["x"] == time]
-        now = [
-            one["name"] for one in bands if one["low"] <= time + half and one["high"] > time - half
-        ]
-        tip = "\n".join([f"{time:.1f} s", *phrases, *now[:_MOST_NAMED]])
-        strips.append({"low": time - half, "high": time + half, "fill": "transparent", "tip": tip})
-    spec = _strips(strips, "low", "high")
-    spec["mark"]["aria"] = True
-    spec["encoding"]["description"] = {"field": "tip", "type": "nominal"}
-    return spec
+    return [*([strips] if bands else []), *line_chart(marks, lines, x, y, has_points=False)]

@@ -1,11 +1,8 @@
-"""What to do with slow devices: each way to share the work over their speed, and the best one."""
+"""What to do with slow devices: each way to share the work, over their speed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from raybench.analysis.uneven import Fleet, gain_over
-from raybench.job.point import EQUAL
+from raybench.analysis.uneven import Fleet
 from raybench.report import formatting
 from raybench.report.charts.data import ChartData
 from raybench.report.charts.grammar import (
@@ -14,17 +11,14 @@ from raybench.report.charts.grammar import (
     Mark,
     Panel,
     axis,
-    by_series,
-    heat_map,
     legend_height,
     line_chart,
-    names_axis,
 )
 from raybench.report.charts.registry import Chart
 
 
 def uneven_figure(data: ChartData) -> Figure | None:
-    """Draw samples/s by the shares of work over the speed of the slow devices, and the best shares.
+    """Draw samples/s by the shares of work over the speed of the slow devices.
 
     None where no devices of different speed were compared.
     """
@@ -50,14 +44,11 @@ def uneven_figure(data: ChartData) -> Figure | None:
         )
         for group, some in groups.items()
     ]
-    if len(fleets) > 1:
-        panels.append(_map(fleets, list(groups), shares, data.ranks))
     return Figure(
         anchor="uneven-speeds",
         title="Ways to share the work, over the speed of the slow devices",
         note="Speeds are those that the probes found, as a share of a fast device's. Thin bars: "
-        "95 % intervals. The map names the fastest way, its gain over equal shares, and the ways "
-        "that may be as good.",
+        "95 % intervals.",
         panels=panels,
     )
 
@@ -80,28 +71,3 @@ def _marks(fleet: Fleet) -> list[Mark]:
         ends = {"low": value * (1 - half), "high": value * (1 + half)} if half else {}
         marks.append({"x": fleet.probe_ratio, "y": value, "line": name, "tip": tip, **ends})
     return marks
-
-
-def _map(fleets: Sequence[Fleet], groups: list[str], shares: list[str], ranks: str) -> Panel:
-    cells = []
-    for fleet in fleets:
-        best, text = fleet.best, fleet.best.shares
-        if EQUAL in fleet.scenarios and best.shares != EQUAL:
-            text += f" {gain_over(best, fleet.scenarios[EQUAL]).gain:+.0%}"
-        rivals = "".join(f" or {name}" for name in fleet.as_good())
-        speed, group = f"{fleet.probe_ratio:.0%}", _group(fleet, ranks)
-        tip = f"{group}, at {speed} of the speed\nbest: {text}{rivals}"
-        cell = {"x": group, "y": speed, "line": best.shares, "text": text + rivals, "tip": tip}
-        cells.append(cell)
-    speeds = sorted({cell["y"] for cell in cells}, key=lambda text: -float(text.rstrip("%")))
-    return Panel(
-        title="The best way",
-        layers=heat_map(
-            cells,
-            names_axis(groups, orient="top", labelAngle=0),
-            names_axis(speeds) | {"title": "speed"},
-            by_series(shares, "color", symbol="square"),
-            inverse="true",
-        ),
-        height=max(140, 34 * len(speeds) + 60) + legend_height(shares),
-    )

@@ -18,10 +18,10 @@ import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from raybench.report import blocks, formatting, plain_text
-from raybench.report.blocks import HOW_TO_ADD_ROUNDS
+from raybench.report import formatting, plain_text
+from raybench.report.blocks import HOW_TO_ADD_ROUNDS, Column, ColumnOf, Table, make_table
 from raybench.report.charts.data import ChartData
-from raybench.report.charts.grammar import Figure, Panel, Table, draw
+from raybench.report.charts.grammar import Figure, Panel, draw
 from raybench.report.charts.registry import main_figure, other_figures, why_no_figure
 from raybench.report.html.points import point_table
 from raybench.report.run_report import RunReport
@@ -84,10 +84,8 @@ def render(template: str, **values: Any) -> str:
     return page
 
 
-def _texts(table: blocks.Table | Table) -> int:
+def _texts(table: Table) -> int:
     """Count the columns of text that a table begins with, at most 9."""
-    if isinstance(table, Table):
-        return min(table.texts, 9)
     found = takewhile(lambda column: column.is_text, table.columns)
     return min(len(list(found)), 9)
 
@@ -159,17 +157,21 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "git commit", run.git_commit or ""
     yield "variables", formatting.settings(run.environment)
     yield "tags", formatting.settings(run.tags)
-    yield "in all points", formatting.settings(summary.shared)
+    shared = (summary.alike, formatting.settings(summary.shared))
+    yield "in all points", "; ".join(filter(None, shared))
     yield "job file's SHA-256", run.job_sha256
     yield "nodes lost", ", ".join(summary.lost_nodes)
 
 
 def device_table(devices: pd.DataFrame) -> Table:
     """List what is known of each device, a row each."""
-    used = [name for name in _HEADS if name in devices and devices[name].notna().any()]
+    used = [name for name in _HEADS if name in devices]
     ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
-    rows = [[_cell(name, row[name]) for name in used] for row in ordered[used].to_dict("records")]
-    return Table(columns=[_HEADS[name] for name in used], rows=rows, texts=len(used))
+
+    def column(name: str) -> ColumnOf[Any]:
+        return Column(title=_HEADS[name], is_text=True), lambda row: _cell(name, row[name])
+
+    return make_table(ordered[used].to_dict("records"), map(column, used))
 
 
 def _cell(name: str, value: object) -> str:

@@ -31,7 +31,7 @@ _EMPTY = Cell(text="")
 def point_table(rows: Sequence[Row], summary: Summary) -> Table:
     """Return a line per point, with hints and values to sort by."""
     own = in_order(rows)
-    names = varying(own) or ["precision"]
+    names = varying(own)
     metrics = tuple(dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(own))))
     columns: list[ColumnOf[Row]] = [
         (

@@ -1,20 +1,17 @@
 """The section of a module beside what it is a part of: points of one workload differ in `scope`.
 
 A parameter of that name says how much of the whole a step runs: a block, a forward pass, a loop.
-Their steps, cold and warm, and their speed-ups stand beside each other, and a sentence says what
-the whole loses that the module does not.
+Their steps, cold and warm, and their speed-ups stand beside each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from raybench.analysis.losses import CAUSES, LOSSES, has_causes
 from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import setting, varying
 from raybench.report import formatting
-from raybench.report.blocks import MARKS_TITLE, Column, ColumnOf, Listing, Table
+from raybench.report.blocks import MARKS_TITLE, Column, ColumnOf, Table
 from raybench.report.marks import marks
 from raybench.report.sections import Section
 from raybench.report.tables import table_of_points
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
 
 SCOPE = "scope"
 _TITLE = "Module beside end to end"
-# A cause that takes a smaller share of both steps is not worth a word.
-_MIN_SHARE = 0.01
 _NOTE = (
     "Cold: the first step after the workload was built, on the slowest rank; of several rounds the "
     "median. Warm: the step. Gains: how many times as fast as the baseline; cold only where the "
@@ -54,23 +49,14 @@ def _scopes(rows: Sequence[ScaledRow]) -> list[str]:
     return sorted(steps, key=lambda scope: min(steps[scope]))
 
 
-def _other_settings(rows: Sequence[ScaledRow]) -> list[str]:
-    """Return the settings besides scope and world_size in which the points differ."""
-    return varying(rows, (SCOPE, "world_size", "workload"))
-
-
-def _baselines(rows: Sequence[ScaledRow]) -> dict[int, ScaledRow]:
-    """Return the baseline point of each series."""
-    return {row.series: row for row in rows if row.is_baseline and row.status == "ok"}
-
-
 def _table(rows: Sequence[ScaledRow], report: Summary) -> Table:
+    """Return a line for each ok point of a workload, the scope with the shortest step first."""
     scopes = _scopes(rows)
     lines = sorted(
         ((row, row) for row in report.ordered if row in rows and row.status == "ok"),
         key=lambda line: scopes.index(line[0].params[SCOPE]),
     )
-    bases = _baselines(rows)
+    bases = {row.series: row for row in rows if row.is_baseline and row.status == "ok"}
     unit = formatting.MILLISECONDS
     columns: list[ColumnOf[ScaledRow]] = [
         (Column(title="cold"), lambda row: formatting.time_in(unit, row.first_step_ms)),
@@ -107,66 +93,10 @@ def _share_of_step(row: ScaledRow, name: str) -> str:
     return formatting.percent(part / step) if part is not None and step else ""
 
 
-def _lines(rows: Sequence[ScaledRow], ranks: str) -> Iterator[tuple[str, str]]:
-    """Yield (settings, gains of module and whole) for points on the most ranks."""
-    compared = [row.world_size for row in rows if row.speed_up is not None]
-    most = max(compared, default=1)
-    chosen = [row for row in rows if row.world_size == most and row.status == "ok"]
-    names, scopes, bases = _other_settings(chosen), _scopes(rows), _baselines(rows)
-    groups: dict[tuple[str, ...], dict[str, ScaledRow]] = {}
-    for row in chosen:
-        key = tuple(str(setting(row, name)) for name in names)
-        groups.setdefault(key, {})[row.params[SCOPE]] = row
-    for found in groups.values():
-        measured = [found[scope] for scope in scopes if scope in found]
-        known = [row for row in measured if row.speed_up is not None]
-        if most > 1 and len(known) > 1:
-            title = formatting.settings_words(known[0], [*names, "world_size"], ranks)
-            yield title, "; ".join(_phrases(known, bases))
-
-
-def _phrases(known: Sequence[ScaledRow], bases: Mapping[int, ScaledRow]) -> Iterator[str]:
-    """Yield the gains of all scopes, what module and whole lose, the cold gain and the memory."""
-    module, whole = known[0], known[-1]
-    names = [row.params[SCOPE] for row in (module, whole)]
-    yield ", ".join(f"{row.params[SCOPE]} {formatting.ratio(row.speed_up)}x" for row in known)
-    causes = [
-        f"{_percent(getattr(module, cause))} and {_percent(getattr(whole, cause))} to "
-        f"{'what is not explained' if cause == 'lost_unexplained' else CAUSES[cause]}"
-        for cause in LOSSES
-        if any(abs(getattr(row, cause) or 0.0) >= _MIN_SHARE for row in (module, whole))
-    ]
-    if causes and all(map(has_causes, (module, whole))):
-        yield f"of their steps {names[0]} and {names[1]} lose {', '.join(causes)}"
-    gain = _cold_gain(whole, bases)
-    if gain is not None and whole.first_step_ms and whole.step_ms_p50:
-        longer = formatting.ratio(whole.first_step_ms / whole.step_ms_p50)
-        yield (
-            f"cold, {names[1]} gains {formatting.ratio(gain)}x: its first step takes {longer} "
-            "times a later one"
-        )
-    base = bases.get(whole.series)
-    memory = [formatting.gib(row.peak_mem_allocated_bytes) for row in (whole, base) if row]
-    if len(memory) == 2 and all(memory):
-        yield f"{memory[0]} GiB a device, {memory[1]} at the baseline"
-
-
-def _percent(share: Any) -> str:
-    return formatting.percent(share) or "an unknown share"
-
-
-def _blocks(report: Summary) -> Iterator[Listing | Table]:
-    groups = _workloads(report.rows)
-    if lines := [line for group in groups for line in _lines(group, report.ranks)]:
-        baseline = formatting.settings(report.run.baseline)
-        yield Listing(title=f"{_TITLE}, gains over {baseline}", lines=lines)
-    yield from (_table(group, report) for group in groups)
-
-
 SECTION = Section(
     anchor="scopes",
     title=_TITLE,
     order=40,
     applies=lambda report: bool(_workloads(report.rows)),
-    blocks=_blocks,
+    blocks=lambda report: [_table(group, report) for group in _workloads(report.rows)],
 )

@@ -17,11 +17,11 @@ DEVICES = (make_device(0), make_device(1))
 
 
 def write(root, run_id, records, devices=DEVICES, **changes):
-    """Write a run of these records, a part each."""
+    """Write a run of these records."""
     stored = RunStore.create(root, make_stored_run(run_id, **changes), make_measure())
     stored.write_devices(devices)
-    for place, record in enumerate(records):
-        stored.write_records([(place, record)])
+    if records:
+        stored.write_records(list(enumerate(records)))
 
 
 def make_points(count):

@@ -1,4 +1,4 @@
-"""Scenarios of slow devices, set beside each other: idle shares, gains, verdicts, rules, map."""
+"""Scenarios of slow devices, set beside each other, and what each rank does in a step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from builders import (
     make_measurement,
     make_point,
     make_record,
+    make_row,
     scaling_rows,
 )
 
+from raybench.analysis.ranks import MOST_RANKS, ranks_of_step, telling_ranks
 from raybench.analysis.uneven import fleets, gain_over
 from raybench.records import Breakdown, RankShare
 from raybench.report.sections.uneven import fleet_name, lead_of, verdict
@@ -96,7 +98,6 @@ def test_ranks_without_a_share_are_no_part_of_the_step(one):
 def test_the_fast_ones_wait_for_the_slow_one_of_equal_shares(one):
     equal = one.scenarios["equal"]
     assert [rank.wait_ms for rank in equal.ranks] == [10.0, 10.0, 0.0]
-    assert equal.exchange_ms == pytest.approx(1.0)
     assert equal.idle_share_of_fast == pytest.approx(10 / 21)
     assert equal.prediction_error == pytest.approx(0.02)
     assert one.scenarios["by_speed"].idle_share_of_fast == 0
@@ -152,3 +153,50 @@ def test_devices_that_differ_by_themselves_are_found_by_their_probes():
     # 64 samples take 1 ms and 1 more, or 2 more.
     assert found.probe_ratio == pytest.approx(2 / 3)
     assert fleet_name(found, "GPUs") == "1 of 3 GPUs at 0.67 of the speed"
+
+
+def row(**changes):
+    """A step of 25 ms: rank 0 computes 9.5 ms, rank 1 19; 5 ms are exchanged."""
+    known = {
+        "step_ms_p50": 25.0,
+        "local_step_ms_by_rank": [10.0, 20.0],
+        "device_ms_by_rank": [9.5, 19.0],
+    }
+    return make_row(**known | changes)
+
+
+def test_a_fast_rank_computes_waits_and_exchanges_and_a_slow_one_does_not_wait():
+    fast, slow = ranks_of_step(row())
+    assert (fast.computes_ms, fast.idle_ms, fast.waits_ms, fast.exchange_ms) == (9.5, 0.5, 10, 5)
+    assert (slow.computes_ms, slow.idle_ms, slow.waits_ms, slow.exchange_ms) == (19, 1, 0, 5)
+
+
+@pytest.mark.parametrize("device", [[9.5, 19.0], [11.0, 19.0], None])
+def test_the_parts_add_up_to_the_step_on_each_rank(device):
+    for one in ranks_of_step(row(device_ms_by_rank=device)):
+        assert one.own_ms + one.waits_ms + one.exchange_ms == pytest.approx(25)
+
+
+def test_ranks_without_a_share_of_the_step_are_left_out_and_the_others_keep_their_numbers():
+    found = ranks_of_step(row(share_by_rank=[64, 0, 64]))
+    assert [one.rank for one in found] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"local_step_ms_by_rank": None},
+        {"local_step_ms_by_rank": [10.0], "device_ms_by_rank": [9.0]},
+        {"compute_ms": 90.0, "optimizer_ms": 9.0},
+    ],
+    ids=["not taken apart", "one rank", "parts that exceed the step"],
+)
+def test_nothing_is_said_of_ranks_that_nobody_can_tell_apart(changes):
+    assert ranks_of_step(row(**changes)) == ()
+
+
+def test_of_many_ranks_the_first_the_quickest_and_the_slowest_are_shown():
+    own = [10.0, *[11.0] * 20, 9.0, 20.0]
+    ranks = ranks_of_step(row(local_step_ms_by_rank=own, device_ms_by_rank=None))
+    assert [one.rank for one in telling_ranks(ranks)] == [0, 21, 22]
+    assert len(telling_ranks(ranks[:MOST_RANKS])) == MOST_RANKS

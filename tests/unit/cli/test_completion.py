@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from builders import START, make_measure, make_point, make_record, make_run
@@ -17,7 +16,6 @@ from raybench.results.writer import RunStore
 
 RUNS = ["gemm-3", "mlp-2", "mlp-1"]
 IDS = [make_point(world_size=world_size).point_id for world_size in (2, 1)]
-PROGRAM = str(Path(sys.executable).parent / "raybench")
 
 
 @pytest.fixture
@@ -31,19 +29,20 @@ def results(tmp_path):
     return tmp_path / "results"
 
 
-def offered(line, folder):
-    """What bash is told for a line whose last word is being written."""
-    words = line.split(" ")
-    variables = {
-        "_RAYBENCH_COMPLETE": "bash_complete",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(words) - 1),
-    }
-    done = subprocess.run(
-        [PROGRAM], env=os.environ | variables, cwd=folder, capture_output=True, text=True
-    )
-    assert done.stderr == ""
-    return [told.partition(",")[2] for told in done.stdout.split()]
+@pytest.fixture
+def offered(results, command, monkeypatch):
+    """What bash is told for a line whose last word is being written, beside the results."""
+    monkeypatch.chdir(results.parent)
+    monkeypatch.setenv("_RAYBENCH_COMPLETE", "bash_complete")
+
+    def told(line):
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+        done = command(results=None)
+        assert done.err == ""
+        return [told.partition(",")[2] for told in done.out.split()]
+
+    return told
 
 
 @pytest.mark.parametrize(
@@ -72,18 +71,18 @@ def offered(line, folder):
         ("workloads ", [*BUILTIN]),
     ],
 )
-def test_what_a_word_can_become_is_offered(results, line, wanted):
-    assert offered(f"raybench {line}", results.parent) == wanted
+def test_what_a_word_can_become_is_offered(offered, line, wanted):
+    assert offered(f"raybench {line}") == wanted
 
 
-def test_runs_of_a_results_folder_inside_are_offered_with_its_name(results):
+def test_runs_of_a_results_folder_inside_are_offered_with_its_name(results, offered):
     results.rename(results.parent / "examples")
     (results / "runs").mkdir(parents=True)
     (results.parent / "examples").rename(results / "examples")
     inside = [f"examples/{run_id}" for run_id in RUNS]
-    assert offered("raybench report ", results.parent) == [LATEST, *inside]
-    assert offered("raybench report examples/m", results.parent) == inside[1:]
-    assert offered("raybench show examples/gemm ", results.parent) == IDS
+    assert offered("raybench report ") == [LATEST, *inside]
+    assert offered("raybench report examples/m") == inside[1:]
+    assert offered("raybench show examples/gemm ") == IDS
 
 
 def test_completing_imports_none_of_the_slow_libraries(results):

@@ -1,4 +1,6 @@
-"""The commands without the packages of the extra `run`, as `pip install raybench` leaves them."""
+"""The commands without the packages of the extra `run`, and where stderr takes nothing."""
+
+from __future__ import annotations
 
 import subprocess
 import sys
@@ -16,41 +18,73 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 from raybench.cli import main
-main()
+for line in sys.argv[1:]:
+    sys.argv = ["raybench", *line.split()]
+    try:
+        main()
+    except SystemExit as end:
+        print("exit", end.code or 0, file=sys.stderr)
 """
-RUN = "ddp_scaling-20261122-142621-6209"
+RUN = "ddp_scaling-20261122-142621-6209 --results results/examples"
 
 
-def raybench(*words):
-    command = [sys.executable, "-c", WITHOUT, *words]
+def raybench(*lines):
+    """Run these commands in one process; return what it wrote."""
+    command = [sys.executable, "-c", WITHOUT, *lines]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("plan", "jobs/ddp_scaling.yaml"),
-        ("workloads", "mlp"),
-        ("report", RUN, "--results", "results/examples"),
-        ("compare", "ddp_scaling-20261121", RUN, "--results", "results/examples"),
-    ],
-    ids=lambda words: words[0],
-)
-def test_planning_and_reading_need_neither_ray_nor_torch(words):
-    done = raybench(*words)
-    assert done.returncode == 0, done.stderr
+def test_planning_and_reading_need_neither_ray_nor_torch():
+    lines = ["plan jobs/ddp_scaling.yaml", f"report {RUN}", f"compare ddp_scaling-20261121 {RUN}"]
+    done = raybench(*lines)
+    assert done.stderr.split() == ["exit", "0"] * 3
     assert done.stdout
 
 
-@pytest.mark.parametrize("words", [("sweep", "jobs/ddp_scaling.yaml"), ("doctor",), ("health",)])
-def test_measuring_without_them_says_in_one_line_what_to_install(words, tmp_path):
-    done = raybench(*words, *(("-o", str(tmp_path)) if words[0] == "sweep" else ()))
-    assert done.returncode == 2
+def test_measuring_without_them_says_in_one_line_what_to_install(tmp_path):
+    done = raybench(f"sweep jobs/ddp_scaling.yaml -o {tmp_path}", "doctor", "health")
     assert "Traceback" not in done.stderr
-    assert "pip install 'raybench[run]'" in done.stderr.splitlines()[-1]
+    assert done.stderr.count("exit 2\n") == done.stderr.count("pip install 'raybench[run]'") == 3
 
 
 def test_a_notebook_completes_the_public_names():
     import raybench
 
     assert {"load", "units", "Workload", "Answer"} <= set(dir(raybench)) == set(raybench.__all__)
+
+
+SAYS = f"""\
+exec {sys.executable} -c '
+import os, sys
+from raybench.cli.output import make_console, say
+from raybench.cli.output import keep_stderr_usable
+keep_stderr_usable()
+kept = open("kept", "w")
+assert kept.fileno() > 2, "what others write to stderr would be in it"
+console = make_console()
+for number in range(2000):
+    say(console, f"line {{number}} ü\\udce4")
+with console.status("waiting"):
+    print("beside", file=sys.stderr)
+kept.write("all")
+'"""
+
+
+@pytest.mark.parametrize(
+    "stderr", ["2>/dev/full", "2>&-", "<&- >&- 2>&-", "2>&1 >/dev/null | true", "2>log"]
+)
+def test_what_cannot_be_said_is_dropped_and_all_else_is_done(stderr, tmp_path):
+    command, *pipe = stderr.split(" | ")
+    text = f"{{ {SAYS} {command}; }}"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", " | ".join([text, *pipe])],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "kept").read_text() == "all"
+    if stderr == "2>log":
+        lines = (tmp_path / "log").read_text().splitlines()
+        assert len(lines) == 2001
+        assert lines[0].startswith("line 0 ü")

@@ -8,7 +8,7 @@ import pytest
 from builders import make_failed, make_measurement, make_point, make_record
 from rich.console import Console
 
-from raybench.cli.progress import LineProgress, LiveProgress, make_progress
+from raybench.cli.progress import PointProgress
 from raybench.job.plan import Plan
 from raybench.records import Status
 from raybench.sweep.loop import PointAdded, PointFinished, PointRetried, PointStarted
@@ -42,17 +42,18 @@ def show_all(progress):
             progress.show(PointFinished(index=index, record=record))
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"), [("pipe", LineProgress), ("dumb", LineProgress), ("tty", LiveProgress)]
-)
-def test_only_a_terminal_that_can_move_its_cursor_is_redrawn(kind, expected):
-    assert type(make_progress(PLAN, console_of(kind))) is expected
+@pytest.mark.parametrize(("kind", "is_redrawn"), [("pipe", False), ("dumb", False), ("tty", True)])
+def test_only_a_terminal_that_can_move_its_cursor_is_redrawn(kind, is_redrawn):
+    console = console_of(kind)
+    with PointProgress(PLAN, console) as progress:
+        progress.show(PointStarted(index=0, point=PLAN.points[0], devices=()))
+    assert ("0 of 40 points" in written(console)) is is_redrawn
 
 
 @pytest.mark.parametrize("kind", ["pipe", "tty"])
 def test_every_point_of_a_long_sweep_leaves_one_line(kind):
     console = console_of(kind)
-    show_all(make_progress(PLAN, console))
+    show_all(PointProgress(PLAN, console))
     lines = written(console).splitlines()
     for number in range(1, 41):
         [line] = [line for line in lines if f"[{number:>2}/40]" in line and "runs" not in line]
@@ -64,13 +65,13 @@ def test_every_point_of_a_long_sweep_leaves_one_line(kind):
 
 
 def drawn(progress, console):
-    lines = console.render_lines(progress._picture())
+    lines = console.render_lines(progress.picture())
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
 def test_what_is_redrawn_fits_on_the_screen_and_tells_of_the_rest():
     console = console_of("tty")
-    progress = LiveProgress(PLAN, console, len(PLAN.points))
+    progress = PointProgress(PLAN, console)
     for index, point in enumerate(PLAN.points):
         progress.show(PointStarted(index=index, point=point, devices=()))
     lines = drawn(progress, console)
@@ -81,7 +82,7 @@ def test_what_is_redrawn_fits_on_the_screen_and_tells_of_the_rest():
 
 def test_points_that_finish_or_are_tried_again_run_no_more():
     console = console_of("tty")
-    progress = LiveProgress(PLAN, console, len(PLAN.points))
+    progress = PointProgress(PLAN, console)
     first, second = PLAN.points[:2]
     for index, point in enumerate((first, second)):
         progress.show(PointStarted(index=index, point=point, devices=()))
@@ -94,7 +95,7 @@ def test_points_that_finish_or_are_tried_again_run_no_more():
 
 def test_a_point_that_is_added_counts():
     console = console_of("pipe")
-    progress = make_progress(Plan(points=PLAN.points[:9]), console)
+    progress = PointProgress(Plan(points=PLAN.points[:9]), console)
     added = make_point(batch_size=999)
     progress.show(PointAdded(index=9, point=added))
     progress.show(PointFinished(index=9, record=make_record(added)))
@@ -115,5 +116,5 @@ def test_a_finished_point_tells_its_step_time_and_what_it_comes_to(changes, told
     measurement = make_measurement(0, [[2_000_000] * 6], **items, **changes)
     console = console_of("pipe")
     record = make_record(PLAN.points[0], measurements=(measurement,))
-    make_progress(PLAN, console).show(PointFinished(index=0, record=record))
+    PointProgress(PLAN, console).show(PointFinished(index=0, record=record))
     assert told in written(console)

@@ -7,12 +7,13 @@ import pytest
 from builders import make_device
 from ray.exceptions import RayActorError
 
-from raybench.cluster.ray_cluster import replacement
-from raybench.cluster.ray_cluster.actors import Slot, WorkerHandle
-from raybench.cluster.ray_cluster.replacement import Replacement
+from raybench.cluster.ray_cluster import pool
+from raybench.cluster.ray_cluster.actors import Slot
+from raybench.cluster.ray_cluster.pool import WorkerPool
+from raybench.cluster.ray_cluster.start import Connection
 from raybench.cluster.timeouts import ClusterTimeouts
 
-GPU = make_device(1, node_id="n", process_id=10, cpu_count=8)
+GPU = make_device(1, node_id="n", process_id=10, cpu_count=8, versions={})
 SAME = replace(GPU, process_id=11)
 OTHER = replace(GPU, process_id=12, uuid="GPU-0")
 
@@ -29,9 +30,15 @@ class Actor:
         self.name, self._answer, self._calls = name, answer, calls
         self.attach_device = SimpleNamespace(remote=self._attach)
 
-    def _attach(self, kind, index):
+    def _attach(self, kind, index, only):
         self._calls.append(f"{self.name} takes {kind}:{index}")
         return Ref(self._answer)
+
+
+def get(ref):
+    if isinstance(ref.answer, Exception):
+        raise ref.answer
+    return ref.answer
 
 
 @pytest.fixture
@@ -40,37 +47,46 @@ def calls():
 
 
 @pytest.fixture
-def replaced(monkeypatch, calls):
-    """Replaces the process of one worker by one that answers `new`; gives the worker back."""
+def workers(monkeypatch, calls):
+    """A pool of one worker on a GPU."""
+    fake = SimpleNamespace(
+        kill=lambda actor, **_: calls.append(f"kill {actor.name}"),
+        wait=lambda refs, **_: ([ref for ref in refs if ref.answer is not None], []),
+        get=get,
+        exceptions=pool.ray.exceptions,
+    )
+    agents = SimpleNamespace(
+        silent_nodes=frozenset,
+        has_ended=lambda _: False,
+        check_head=lambda _: None,
+        start=list,
+        watch=list,
+        kill=lambda _: calls.append("sigkill"),
+    )
+    slot = Slot(node_id="n", placement=None, bundle=0)
+    monkeypatch.setattr(pool, "ray", fake)
+    monkeypatch.setattr(pool, "ray_nodes", list)
+    monkeypatch.setattr(pool, "free_devices", lambda _: {"n": 1})
+    monkeypatch.setattr(pool, "hold_devices", lambda *_: [slot])
+    monkeypatch.setattr(pool, "start_worker", lambda *_: Actor("old", GPU, calls))
+    reservation = SimpleNamespace(reserve=list)
+    connection = Connection(where="here", needed={}, kind="cuda", capacity=1)
+    limits = ClusterTimeouts(worker_start_s=0.05)
+    made = WorkerPool(connection, agents, reservation, calls.append, timeouts=limits)
+    made.start(1, "pack")
+    made[0].is_used = True
+    calls.clear()
+    return made
+
+
+@pytest.fixture
+def replaced(monkeypatch, calls, workers):
+    """Replaces the process of the worker by one that answers `new`; gives the worker back."""
 
     def run(new):
-        def get(ref):
-            if isinstance(ref.answer, Exception):
-                raise ref.answer
-            return ref.answer
-
-        fake = SimpleNamespace(
-            kill=lambda actor, **_: calls.append(f"kill {actor.name}"),
-            wait=lambda refs, **_: ([ref for ref in refs if ref.answer is not None], []),
-            get=get,
-            exceptions=replacement.ray.exceptions,
-        )
-        monkeypatch.setattr(replacement, "ray", fake)
-        monkeypatch.setattr(replacement, "start_worker", lambda *_: Actor("new", new, calls))
-        agents = SimpleNamespace(
-            silent_nodes=frozenset,
-            has_ended=lambda _: False,
-            kill=lambda _: calls.append("sigkill"),
-        )
-        slot = Slot(node_id="n", placement=None, bundle=0)
-        worker = WorkerHandle(slot=slot, actor=Actor("old", None, calls), device=GPU, is_used=True)
-
-        def lose_worker(worker, reason):
-            worker.lost_because = reason
-
-        limits = ClusterTimeouts(worker_start_s=0.05)
-        Replacement("cuda", agents, lambda _: None, lose_worker, limits).run([worker])
-        return worker
+        monkeypatch.setattr(pool, "start_worker", lambda *_: Actor("new", new, calls))
+        workers.replace([0])
+        return workers[0]
 
     return run
 
@@ -84,7 +100,8 @@ def test_a_new_process_takes_the_device_after_the_old_one_was_killed(replaced, c
 def test_a_new_worker_that_is_killed_while_it_starts_is_started_again_and_not_for_ever(
     replaced, calls
 ):
-    assert replaced(RayActorError()).lost_because.startswith("a worker could not start")
+    reason = f"cuda:1 on {GPU.host} is lost: a worker could not start"
+    assert replaced(RayActorError()).lost_because.startswith(reason)
     assert calls.count("new takes cuda:1") == 3
 
 
@@ -96,12 +113,13 @@ def test_a_new_worker_that_is_killed_while_it_starts_is_started_again_and_not_fo
             "a wo",
         ),
         (OTHER, "cuda:1 is GPU-0 now"),
-        (None, "no new process in 0 s"),
+        (None, "its process did not start within 0 s"),
     ],
     ids=["failed by itself", "another GPU", "does not come"],
 )
-def test_a_worker_without_a_usable_new_process_is_lost(replaced, calls, new, reason):
+def test_a_worker_without_a_usable_new_process_is_lost(replaced, workers, calls, new, reason):
     worker = replaced(new)
-    assert (worker.lost_because[: len(reason)], worker.device) == (reason, GPU)
-    assert calls[-2:] == ["new takes cuda:1", "kill new"]
+    assert worker.lost_because.startswith(f"cuda:1 on {GPU.host} is lost: {reason}")
+    assert (worker.device, workers.lost) == (GPU, {0})
+    assert calls[-3:] == ["new takes cuda:1", "kill new", worker.lost_because]
     assert calls.count("new takes cuda:1") == 1

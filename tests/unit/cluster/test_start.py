@@ -6,9 +6,11 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ruamel.yaml import YAML
 
 from raybench.cluster.ray_cluster.start import (
     FoundCluster,
@@ -142,3 +144,14 @@ def test_a_process_that_hangs_in_the_block_is_ended_with_the_exit_code_of_a_lost
         [sys.executable, "-c", hangs], capture_output=True, text=True, timeout=30, env=os.environ
     )
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "its head is gone\n")
+
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("file", ["cluster.yaml", "docs/launchers/aws.yaml"])
+def test_ray_accepts_the_cluster_file(file):
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = YAML(typ="safe").load((REPOSITORY / file).read_text())
+    validate_config(prepare_config(config))

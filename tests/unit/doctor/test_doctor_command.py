@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fakes import make_cluster, make_device
 
-from raybench.cli.doctor_results import format_json, format_text
+from raybench.cli.doctor import format_json, format_text
 from raybench.doctor import diagnosis
 from raybench.doctor.facts import Check, Diagnosis, Facts, Verdict
 from raybench.errors import ClusterError

@@ -26,6 +26,5 @@ def test_a_real_log_tells_the_way_of_its_bytes(name, ways):
     assert {describe(route, log) for route in log.routes} == ways
     assert {(route.sender, route.receiver) for route in log.routes} >= {(0, 1)}
     assert not any(route.gpu_direct for route in log.routes)
-    assert (log.version, log.has_nvls, log.adapters) == ("2.28.9+cuda13.0", False, ())
+    assert (log.has_nvls, log.adapters) == (False, ())
     assert log.interfaces == (("eth0", "192.0.2.2"),)
-    assert log.warnings == ()

@@ -81,9 +81,18 @@ def test_an_answer_that_no_run_could_give_is_refused_with_its_place(asked, line)
     assert found.endswith(line)
 
 
+def test_an_older_run_of_a_built_in_job_answers_what_the_job_asks_today():
+    text = "version: 1\nname: memory_of_a_step\nworkload: {kind: transformer}\n"
+    found = answer_of_run(text, (), ["precision"])
+    assert found.metric == "peak_mem_allocated_bytes"
+    assert found.question.startswith("What does the memory of a training step consist of")
+    other = answer_of_run(text.replace("transformer", "mlp"), (), ["precision"])
+    assert (other.metric, other.question) == ("speed_up", "")
+
+
 def test_the_metrics_that_can_be_asked_for_are_columns():
     # What `raybench.analysis.scaling` adds to the table `points`.
-    derived = {"speed_up", "efficiency", "samples_per_joule"}
+    derived = {"speed_up", "efficiency", "samples_per_joule", "wall_unsynced_share"}
     assert set(ANSWER_METRICS) - derived <= {column.name for column in TABLES["points"]}
 
 

@@ -1,14 +1,22 @@
-"""From the axes of a job to its points."""
+"""From the axes of a job to its points, their settings, and the memory that they need."""
 
 import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
-from builders import make_point
+from builders import make_measure, make_point, make_record
 
 from jobs import HEAD, MLP, plan, problems_of
+from raybench.job import registry
+from raybench.job.memory import estimate, explain_oom
 from raybench.job.plan import Plan, varying_settings
-from raybench.job.point import UNEVEN, Precision
+from raybench.job.point import EXECUTION, OPTIONAL, RUN_SETTINGS, UNEVEN, Point, Precision, SlowBy
 from raybench.job.sections import BatchSearch
+from raybench.results.point_row import point_row
+from raybench.results.tables import TABLES
+from raybench.workloads.base import Context
 
 
 def columns(plan: Plan, *names: str) -> list[tuple[object, ...]]:
@@ -252,3 +260,80 @@ def test_a_global_batch_size_beyond_64_bits_is_refused():
 def test_a_job_can_consist_of_included_points_alone():
     made = plan(MLP + "include: [{batch_size: 2, hidden: 8}, {batch_size: 4}]\n")
     assert columns(made, "batch_size", "hidden") == [(2, 8), (4, 1024)]
+
+
+# Values that are not the defaults.
+OTHER: dict[str, Any] = {
+    "precision": Precision.BF16,
+    "cuda_graph": True,
+    "shares": "by_speed",
+    "slow_ratio": 0.5,
+    "slow_count": 2,
+    "slow_by": SlowBy.SMS,
+    "devices": "H200",
+    "strategy": "rail",
+}
+
+
+def test_run_settings_are_checked_by_what_is_declared_at_the_fields_of_a_point():
+    settings = registry.settings(registry.load("mlp"))
+    assert list(RUN_SETTINGS) == list(settings)[: len(RUN_SETTINGS)]
+    for name, declared in RUN_SETTINGS.items():
+        assert settings[name].description == declared.about.text
+        assert settings[name].default == declared.default
+    assert settings["precision"].type == "'fp32' | 'tf32' | 'fp16' | 'bf16' | 'float8'"
+    assert settings["cuda_graph"].type == "boolean"
+    assert settings["batch_size"].type == "integer >= 1"
+
+
+@pytest.mark.parametrize("name", EXECUTION)
+def test_how_steps_are_executed_is_told_to_workloads_ids_filters_and_tables(name):
+    point = make_point(**{name: OTHER[name]})
+    assert name in {field.name for field in fields(Context)}
+    assert point.execution[name] == OTHER[name]
+    assert point.settings[name] == OTHER[name]
+    assert point.point_id != make_point().point_id
+    assert name in {column.name for column in TABLES["points"]}
+    row = point_row("run", make_record(point), make_measure())
+    assert getattr(row, name) == OTHER[name]
+
+
+def test_an_option_is_named_only_where_it_differs_from_its_default():
+    assert make_point().options == {}
+    for name in OPTIONAL:
+        assert make_point(**{name: OTHER[name]}).options == {name: OTHER[name]}
+
+
+GIB = 2**30
+
+
+def point_of(text: str, **settings: object) -> Point:
+    matrix = ", ".join(f"{name}: [{value}]" for name, value in settings.items())
+    (point,) = plan(f"{HEAD}workload: {text}\nmatrix: {{{matrix}}}").points
+    return point
+
+
+def test_the_largest_batch_that_fits_and_the_first_other_setting_are_named():
+    text = "{kind: transformer, preset: 350m, seq_len: 4096}"
+    point = point_of(text, batch_size=64, precision="bf16", world_size=1)
+    needed = estimate(point)
+    found = explain_oom(point, needed, 216 * GIB)
+    assert found.startswith("estimated 344 of 216 GiB; what fits by the estimate: batch_size 32 (")
+    assert " or activation_checkpointing full (" in found
+    tiny = explain_oom(point, needed, GIB)
+    assert tiny == "estimated 344 of 1 GiB; by the estimate no single setting makes it fit"
+    # Where the estimate said that it fits, something smaller is proposed.
+    assert "batch_size 32 (" in explain_oom(point, needed, 1000 * GIB)
+
+
+def test_a_workload_that_does_not_estimate_or_fails_to_has_none(tmp_path, monkeypatch):
+    assert estimate(point_of("{kind: gemm}", m=1024)) is None
+    monkeypatch.chdir(tmp_path)
+    Path("guessing.py").write_text(
+        "class Guess:\n"
+        "    def __init__(self, context, *, length: int = 1): ...\n"
+        "    def step(self): self.items_per_step = 1\n"
+        "    @classmethod\n"
+        "    def estimate_memory(cls, settings): return 1 / 0\n"
+    )
+    assert estimate(point_of('{kind: "guessing:Guess"}', batch_size=1)) is None

@@ -1,13 +1,16 @@
-"""What ranks answer is checked where the driver takes it in."""
+"""What ranks answer is checked where the driver takes it in; metrics, statuses and causes."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from fakes import make_measurement
 
-from raybench.records import Failure, Measurement, Status
+from raybench.errors import UsageError
+from raybench.records import FAILURES, NOT_RUN, Cause, Failure, Measurement, Status
 from raybench.records.checked_answers import check_answers, check_declared
+from raybench.records.metric import Metric, combine_ranks, relate_to_step
 
 
 def timed(step_ns, **changes) -> Measurement:
@@ -59,3 +62,63 @@ def test_ranks_that_ran_different_steps_have_not_measured_one_point():
     assert [answer.message for answer in told] == [
         "the ranks have not run the same steps: rank 0 timed 6, rank 1 timed 5"
     ] * 2
+
+
+def statuses(fact: str) -> set[str]:
+    return {status.value for status in Status if getattr(status, fact)}
+
+
+def test_the_facts_of_each_status_are_those_that_resume_rounds_and_reports_go_by():
+    assert statuses("is_failure") == {"oom", "error", "timeout", "lost"} == FAILURES
+    assert statuses("is_retried") == {"lost", "skipped", "cancelled"}
+    assert statuses("is_lasting") == {"oom", "error", "timeout", "skipped"}
+    assert statuses("is_failure").isdisjoint(NOT_RUN)
+    assert {"skipped", "cancelled"} == NOT_RUN
+    assert Status.OOM.label == "out of memory"
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_a_failure_has_the_status_of_its_cause_also_when_it_has_travelled(cause):
+    failure = Failure.of(cause, rank=3, message="so it was")
+    assert (failure.status, failure.error_type) == (cause.status, cause.value)
+    assert pickle.loads(pickle.dumps(failure)) == failure
+    assert not failure.worker_reusable
+
+
+def test_a_process_that_died_is_told_from_one_that_its_node_took_along():
+    assert {cause for cause in Cause if cause.is_death} == {"WorkerDied", "HostOutOfMemory"}
+
+
+@pytest.mark.parametrize(
+    ("how", "value"), [("max", 4), ("min", 1), ("mean", 2.5), ("median", 2.5), ("sum", 10)]
+)
+def test_the_values_of_ranks_become_one_as_the_metric_says(how, value):
+    assert combine_ranks(how, [1, 4, 2, 3]) == value
+
+
+def test_a_sum_needs_all_ranks_and_the_others_those_that_know_their_value():
+    assert combine_ranks("sum", [1.0, None]) is None
+    assert combine_ranks("max", [1.0, None]) == 1.0
+    assert combine_ranks("max", [None]) is None
+
+
+@pytest.mark.parametrize(
+    ("how", "value"), [(None, 8.0), ("ms_each", 5.0), ("per_second", 160.0), ("seconds", 0.4)]
+)
+def test_what_a_step_does_becomes_a_time_of_each_a_rate_or_the_time_of_so_many(how, value):
+    assert relate_to_step(how, 8.0, typical_ms=40.0, mean_ms=50.0) == value
+    assert relate_to_step(how, None, typical_ms=40.0, mean_ms=50.0) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "no name"},
+        {"name": "loss", "over_ranks": "largest"},
+        {"name": "loss", "over_step": "per_hour"},
+        {"name": 5},
+    ],
+)
+def test_a_metric_that_cannot_be_kept_is_refused_where_it_is_declared(wrong):
+    with pytest.raises(UsageError, match="Metric"):
+        Metric(description="d", **wrong)

@@ -1,9 +1,10 @@
-"""The charts of a run: which of them are drawn, what each shows, and what it leaves out."""
+"""The charts of a run and of a history: what each shows, and what it leaves out."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,18 @@ from builders import (
     make_failed,
     make_point,
     make_record,
+    make_row,
     make_run,
     make_summary,
     make_sweep,
 )
 
+from raybench.analysis.environment_changes import Change
+from raybench.analysis.history import history
 from raybench.analysis.step_times import rank_by_iteration
 from raybench.cli.results import load_summary
 from raybench.report.charts.data import ChartData
-from raybench.report.charts.parts import parts_figure
+from raybench.report.charts.history import history_figure
 from raybench.report.charts.rates import memory_bandwidth_figure
 from raybench.report.charts.registry import (
     draw_main_figure,
@@ -31,19 +35,21 @@ from raybench.report.charts.registry import (
     other_figures,
     why_no_figure,
 )
+from raybench.report.charts.steps import parts_figure
 from raybench.report.charts.telemetry import telemetry_figure
+from raybench.report.comparison import before_and_now
 from raybench.report.run_report import RunReport
 from raybench.results import reader
 
 RESULTS = Path(__file__).parents[3] / "results" / "examples"
 # Title of the first picture, and the large figures, of the newest run of a job.
 ANSWERS = {
-    "collectives": ("The largest and the smallest", ["353.7 GB/s", "325.7 GB/s"]),
+    "collectives": ("Bus bandwidth over the size", ["353.7 GB/s", "325.7 GB/s"]),
     "dit_sequence_parallel": ("Step time, the best first", ["82.27 ms", "84.36 ms"]),
     "gemm": ("TFLOP/s against the datasheet", ["793.8 TFLOP/s", "752.0 TFLOP/s"]),
     "largest_batch": ("Memory over the batch size", ["192", "139"]),
     "memory_bandwidth": ("Memory bandwidth over", ["4,372 GB/s", "4,371 GB/s"]),
-    "mixed_precision": ("What is gained over fp32", ["6.68×", "6.45×"]),
+    "mixed_precision": ("What is gained over fp32", ["4.08x to 6.68x", "3.54x to 6.45x"]),
     "uneven_gpus": ("Ways to share the work", ["7,107,922 rows/s", "5,325,126 rows/s"]),
 }
 
@@ -85,21 +91,13 @@ def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_j
     assert drawn == set(re.findall(r'\[fill="(#[0-9a-f]{6})"\]', rules))
 
 
-def test_intervals_are_drawn_and_cut_with_an_arrow_where_they_are_long():
+def test_intervals_over_rounds_are_drawn():
     records = [
         make_record(make_point(world_size=size), step_ms=ms + number, round=number, attempt=number)
         for number in (1, 2, 3)
         for size, ms in ((1, 8.0), (2, 9.0), (4, 9.5))
     ]
-    assert {mark["x"] for mark in marks(first(records), "high") if "tip" not in mark} == {2, 4}
-    noisy = [
-        make_record(make_point(world_size=size), step_ms=ms, round=number, attempt=number)
-        for number, ms in enumerate((8.0, 40.0, 9.0), 1)
-        for size in (1, 2)
-    ]
-    noisy += [make_record(make_point(world_size=4), step_ms=8.0 * 5**n, round=n) for n in (1, 2, 3)]
-    arrows = {mark["shape"] for mark in marks(first(noisy), "shape")}
-    assert arrows == {"triangle-down", "triangle-up"}
+    assert {mark["x"] for mark in marks(first(records), "high")} == {2, 4}
 
 
 def test_the_ideal_is_the_ratio_of_the_ranks_to_those_of_the_baseline():
@@ -190,8 +188,8 @@ def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothin
         "one rank slower: 2.000 ms",
     ]
     assert figure.table is not None
-    exposed = figure.table.columns.index("exposed communication ms")
-    assert "-0.2" in figure.table.rows[0][exposed]
+    exposed = figure.table.titles.index("exposed communication ms")
+    assert "-0.2" in figure.table.texts[0][exposed]
 
 
 def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said():
@@ -200,10 +198,10 @@ def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said():
     data.rows[0] = replace(data.rows[0], compute_ms=None, why_no_breakdown="no breakdown: ...")
     figure = parts_figure(data)
     assert figure is not None
-    assert "1 point is not drawn: their parts exceed the step by more than 10 %" in figure.note
+    assert "Not drawn: 1 point whose parts exceed the step by more than 10 %" in figure.note
     assert len({mark["tip"] for mark in marks(figure)}) == len(data.measured) - 1
     assert figure.table is not None
-    assert data.rows[0].point_id not in [line[0] for line in figure.table.rows]
+    assert data.rows[0].point_id not in [line[0] for line in figure.table.texts]
 
 
 def test_memory_faster_than_its_datasheet_is_told_to_be_the_cache():
@@ -255,10 +253,7 @@ def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry
     figure = telemetry_figure(ChartData(summary=summary, telemetry=pd.concat([before, after])))
     assert figure is not None
     assert "began, without 1 h 59 min 11 s in which nothing was sampled." in figure.note
-    drawn = marks(figure, "part")
-    assert max(mark["x"] for mark in drawn) < 100
-    # No line is drawn across the gap.
-    assert {mark["part"] for mark in drawn} == {0, 1}
+    assert max(mark["x"] for mark in marks(figure, "x")) < 100
 
 
 def test_what_is_drawn_of_a_big_run_is_bounded_and_that_is_said():
@@ -271,3 +266,45 @@ def test_what_is_drawn_of_a_big_run_is_bounded_and_that_is_said():
     figure = first(records)
     assert len(figure.panels) == 8
     assert "The first 8 of 20 charts and 7 of 9 lines are drawn; the table of" in figure.note
+
+
+def runs(points, count=6, apart=timedelta(days=1)):
+    """Step times of `points` points; the last one is slower from the fourth run on."""
+    rows = [
+        make_row(
+            run_id=f"run{run}",
+            point_id=f"p{point}",
+            started_at=START + run * apart,
+            params={"hidden": str(point)},
+            **{"workload": "mlp", "scaling": "weak", "precision": "bf16", "batch_size": 1},
+            **{"device_type": "cuda", "device_name": "H200", "node_count": 1},
+            step_ms_p50=8.0 * (1.1 if point == points - 1 and run >= 3 else 1.0),
+            **{"step_ms_ci_low": 7.99, "step_ms_ci_high": 8.01},
+        )
+        for run in range(count)
+        for point in range(points)
+    ]
+    return history(rows)
+
+
+def test_up_to_seven_points_share_a_panel_and_more_have_one_each():
+    few = history_figure(runs(7))
+    assert len(few.panels) == 1
+    many = history_figure(runs(12))
+    assert len(many.panels) == 12
+    assert many.panels[0].title == "hidden=11"
+
+
+@pytest.mark.parametrize(
+    ("base", "new"),
+    [
+        ("a" * 40, "a" * 40 + "+changes"),
+        ("GPU-4e6e0602-4757-def4", "GPU-4e6e0602-4757-abcd"),
+        ("x" * 100 + "1" + "y" * 50, "x" * 100 + "2" + "y" * 50),
+    ],
+)
+def test_values_are_shortened_so_that_their_difference_is_seen(base, new):
+    before, now = before_and_now(Change(name="fact", base=base, new=new), 20).split(" -> ")
+    assert before != now
+    assert max(len(before), len(now)) <= 20
+    assert before_and_now(Change(name="fact", base="580.1", new="590.2"), 20) == "580.1 -> 590.2"

@@ -1,4 +1,4 @@
-"""A module beside what it is a part of: blocks, a forward pass and a loop in one table."""
+"""Tables of scopes and of ranks: a module beside what it is a part of, and ranks that differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from builders import (
-    findings_of,
+    make_apart,
     make_failed,
     make_point,
     make_record,
@@ -18,7 +18,9 @@ from builders import (
     with_values,
 )
 
-from raybench.records import Breakdown
+from raybench.records import Breakdown, WallTimes
+from raybench.report.formatting import MILLISECONDS
+from raybench.report.sections.ranks import ranks_of_point
 from raybench.report.summary import Summary
 
 # Of a step on 1 and on 2 devices, in ms. The first step of all takes 50.
@@ -26,12 +28,6 @@ STEPS = {"block": (8.0, 4.4), "loop": (40.0, 32.0)}
 # Without communication, and what the device works of that.
 LOCAL = {"block": (8.0, 4.0), "loop": (40.0, 30.0)}
 DEVICE = {"block": (8.0, 4.0), "loop": (40.0, 20.0)}
-
-
-def gains(summary):
-    """Return what is said of module and whole."""
-    found = findings_of(summary).items()
-    return [line for title, lines in found if title.startswith("Module beside") for line in lines]
 
 
 def point(scope, world_size, *, is_new=True, **params):
@@ -79,15 +75,6 @@ def test_module_and_whole_are_read_beside_each_other_cold_and_warm():
     assert {row["GiB"] for row in cells} == {"1.00"}
 
 
-def test_a_sentence_says_what_is_gained_and_how_cold_the_whole_begins():
-    [(title, text)] = gains(make_summary(pipeline()))
-    assert title == "2 GPUs"
-    assert text == (
-        "block 1.82x, loop 1.25x; cold, loop gains 1.00x: its first step takes 1.56 times a later "
-        "one; 1.00 GiB a device, 1.00 at the baseline"
-    )
-
-
 @pytest.mark.parametrize("used", [1, 2])
 def test_a_first_step_in_used_processes_is_no_cold_one_to_be_compared(used):
     loop = [point("loop", ranks, is_new=ranks != used) for ranks in (1, 2)]
@@ -97,27 +84,17 @@ def test_a_first_step_in_used_processes_is_no_cold_one_to_be_compared(used):
     assert [row["cold"] for row in cells] == ["50.00"] * 4
     assert cells[-1]["cold gain"] == ""
     assert [row["cold gain"] for row in cells[:2]] == ["1.00", "1.00"]
-    [(_, text)] = gains(found)
-    assert "cold" not in text
 
 
-def test_what_the_whole_loses_and_the_module_does_not_is_said_by_cause():
+def test_what_the_whole_loses_and_the_module_does_not_has_a_column_for_each_cause():
     found = make_summary([take_apart(record) for record in pipeline()])
-    [(_, text)] = gains(found)
-    assert (
-        "; of their steps block and loop lose 9.1% and 6.3% to exposed communication, "
-        "0.0% and 31.2% to waiting for the host; cold"
-    ) in text
     [table] = tables_of(found, "scopes")
     cells = dict(zip(table.titles, table.texts[-1], strict=True))
     assert (cells["exposed comm"], cells["host gap"]) == ("6.3%", "31.2%")
 
 
-def test_settings_in_which_points_differ_have_a_sentence_each():
+def test_settings_in_which_points_differ_have_a_column_each():
     found = make_summary([*pipeline(compile=True), *pipeline(compile=False)])
-    assert sorted(title for title, _ in gains(found)) == [
-        "compile=false, 2 GPUs", "compile=true, 2 GPUs",
-    ]  # fmt: skip
     [table] = tables_of(found, "scopes")
     assert tuple(one.title for one in table.columns if one.is_setting) == (
         "GPUs",
@@ -135,7 +112,7 @@ def test_points_that_were_not_measured_have_no_line():
 
 def test_nothing_is_said_where_scopes_do_not_differ():
     found = make_summary([point("loop", 1), point("loop", 2)])
-    assert (tables_of(found, "scopes"), gains(found)) == ([], [])
+    assert tables_of(found, "scopes") == []
 
 
 def test_what_clocks_under_the_power_cap_are_of_a_speed_up_is_a_warning():
@@ -143,3 +120,36 @@ def test_what_clocks_under_the_power_cap_are_of_a_speed_up_is_a_warning():
     points = with_values(capped, sm_clock_mhz_p50=[1815.0, 1965.0])
     found = Summary(run=make_run("run-a"), devices=pd.DataFrame(), points=points)
     assert any("SM clocks are 1.08 times those" in one.text for one in found.warnings)
+
+
+def ran(*own_ms, wall=False, batch=64):
+    """A step of 25 ms of ranks that take so long for their own, of which the host loses 0.5 ms."""
+    clocks = WallTimes(unsynced_ms=2.5, synced_ms=30.0) if wall else None
+    point = make_point(world_size=len(own_ms), batch_size=batch)
+    return make_apart(own_ms, 25.0, idle_ms=0.5, point=point, wall=clocks)
+
+
+def test_a_point_with_a_slow_rank_shows_what_each_rank_does():
+    [table] = tables_of(make_summary([ran(10.0, 20.0)]), "ranks")
+    assert table.kind == "where ranks differ, ms of each"
+    assert table.titles[-5:] == ("rank", "computes", "idle", "waits", "exchange")
+    assert [row[-5:] for row in table.texts] == [
+        ("0*", "9.50", "0.500", "10.0", "5.00"),
+        ("1", "19.5", "0.500", "0", "5.00"),
+    ]
+
+
+def test_the_ranks_of_a_point_have_their_clocks_beside_their_parts():
+    [row] = make_rows([ran(10.0, 20.0, wall=True)])
+    table = ranks_of_point(row, MILLISECONDS)
+    assert table.titles[-2:] == ("not waited", "waited")
+    assert [line[-2:] for line in table.texts] == [("2.50", "30.0")] * 2
+    assert "Exchange:" in table.note
+    assert "time.time()" in table.note
+
+
+def test_a_single_rank_has_its_clock_alone():
+    [row] = make_rows([ran(20.0, wall=True)])
+    table = ranks_of_point(row, MILLISECONDS)
+    assert table.titles == ("rank", "not waited", "waited")
+    assert table.texts == (("0*", "2.50", "30.0"),)

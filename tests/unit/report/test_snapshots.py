@@ -78,10 +78,11 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_prints_what_its_snapshot_holds(name):
+def test_a_command_prints_what_its_snapshot_holds(name, monkeypatch):
     words, width, kept = COMMANDS[name]
+    monkeypatch.chdir(EXAMPLES.parents[1])
     done = CliRunner().invoke(
-        raybench, [*words, "--results", str(EXAMPLES)], env={"COLUMNS": str(width)}
+        raybench, [*words, "--results", "results/examples"], env={"COLUMNS": str(width)}
     )
     assert done.exit_code == 0, done.output
     path = Path(__file__).parent / "snapshots" / name

@@ -10,7 +10,7 @@ from builders import make_measurement, make_record, make_summary, unscaled_point
 
 from raybench.cli.results import load_summary
 from raybench.job.point import Precision
-from raybench.report.lead import key_figures
+from raybench.report.lead import insights
 from raybench.workloads.base import parameter_count
 from raybench.workloads.training.language_models import Decoder
 from raybench.workloads.training.language_training import make_model
@@ -47,7 +47,7 @@ def test_products_on_cpu_workers_are_told_as_those_of_workers():
     summary.__dict__["rows"] = [
         replace(row, world_size=1 + number % 2) for number, row in enumerate(summary.rows)
     ]
-    places = [one.where for one in key_figures(summary)]
+    places = [one.where for one in insights(summary)]
     assert any("worker" in where for where in places)
     assert not any("GPU" in where for where in places)
 

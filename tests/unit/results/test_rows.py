@@ -3,6 +3,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from builders import (
     make_device,
@@ -17,10 +18,10 @@ from builders import (
 )
 
 from raybench.records import Breakdown, PeakParts, Repetition, Status, Traffic
-from raybench.results.columns import from_row, to_row
+from raybench.results.columns import SCHEMA_VERSION, from_row, to_row
 from raybench.results.point_row import point_row
 from raybench.results.run import Run
-from raybench.results.tables import TABLES, sample_columns, storable
+from raybench.results.tables import TABLES, sample_columns, schema, storable, units
 
 MS = 1_000_000
 
@@ -378,3 +379,38 @@ def test_samples_keep_every_iteration_of_every_rank_and_its_part_times():
 def test_a_run_comes_back_from_its_row_but_for_the_types_of_its_baseline():
     run = make_run()
     assert from_row(Run, to_row(run)) == replace(run, baseline={"world_size": "1"})
+
+
+SUFFIXES = {
+    "_ms": "ms",
+    "_s": "s",
+    "_ns": "ns",
+    "_bytes": "bytes",
+    "_gb_s": "GB/s",
+    "_mhz": "MHz",
+    "_us": "us",
+    "_items_per_s": "items/s",
+    "gb_per_s": "GB/s",
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_field_carries_a_short_description_and_its_unit(table):
+    for column, field in zip(TABLES[table], schema(table), strict=True):
+        assert 0 < len(field.metadata[b"description"]) <= 60
+        assert field.metadata.get(b"unit", b"").decode() == column.unit == units(table)[field.name]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_unit_in_a_name_is_the_unit_of_the_column(table):
+    for name, unit in units(table).items():
+        told = [meant for suffix, meant in SUFFIXES.items() if name.endswith(suffix)]
+        assert not told or unit in told, name
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_schema_tells_its_table_and_version_and_has_no_inferred_type(table):
+    metadata = schema(table).metadata
+    assert metadata[b"table"].decode() == table
+    assert metadata[b"schema_version"].decode() == str(SCHEMA_VERSION)
+    assert not any(pa.types.is_null(field.type) for field in schema(table))

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from raybench import cli
 from raybench.cli.output import ConsoleListener
-from raybench.cli.progress import LineProgress
+from raybench.cli.progress import PointProgress
 from raybench.errors import ClusterError, ResultsError
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
@@ -157,7 +157,7 @@ def test_a_point_whose_row_is_written_counts_even_if_the_interrupt_comes_as_it_i
         if isinstance(event, PointFinished):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(LineProgress, "show", interrupt)
+    monkeypatch.setattr(PointProgress, "show", interrupt)
     run = sweeping(one_worker(measured))
     assert (run.status, run.points_ok, run.points_failed) == (RunStatus.INTERRUPTED, 1, 0)
     assert said().startswith(GO_ON + "interrupted: 1 finished point is kept; see: ")

@@ -1,18 +1,28 @@
-"""The diffusion transformer: its sizes, what its ranks compute together, what is refused."""
+"""The diffusion transformer: its sizes, its kernels of attention, what its ranks compute."""
 
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.compiler.config
 from builders import make_context
 from dit_ranks import DEGREES, cases, run_rank
 from forked import run_ranks
+from torch.nn import functional
 
 from jobs import HEAD, plan
 from raybench.errors import JobError, UsageError
 from raybench.measure.flops import step_flops
-from raybench.workloads.attention import attention_part, choose_kernel, merge
+from raybench.measure.profiling import attention_kernels
+from raybench.worker.state import settings
+from raybench.workloads.attention import (
+    KernelOrAuto,
+    attention_part,
+    choose_kernel,
+    merge,
+    use_kernel,
+)
 from raybench.workloads.base import WrongResultError, parameter_count
 from raybench.workloads.dit.model import Dit as Model
 from raybench.workloads.dit.model import SingleBlock, rotation
@@ -175,3 +185,44 @@ def plan_of(**given: Any) -> str:
 )
 def test_the_plan_refuses_what_cannot_be_divided(given, told):
     assert told in plan_of(**given)
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    before = [(setting, setting.read()) for setting in settings()]
+    yield
+    for setting, value in before:
+        setting.write(value)
+
+
+def test_code_compiled_for_one_kernel_has_another_key_than_that_for_others():
+    keys = set()
+    asked: tuple[KernelOrAuto, ...] = ("auto", "flash", "math")
+    for one in asked:
+        use_kernel(one, CPU)
+        keys.add(torch.compiler.config.cache_key_tag)
+    assert len(keys) == len(asked)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.jit")
+def test_a_compiled_step_runs_the_kernel_that_is_asked_for_and_not_that_of_the_cache(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    tokens = torch.ones(1, 2, 16, 8)
+    found = []
+    for asked in ("flash", "math", "flash"):
+        torch._dynamo.reset()
+        use_kernel(asked, CPU)
+        compiled = torch.compile(
+            lambda: functional.scaled_dot_product_attention(2 * tokens, tokens, tokens)
+        )
+        with torch.no_grad():
+            compiled()
+            found.append(attention_kernels(compiled))
+    # What Inductor makes of math are other operators.
+    assert found == [("flash",), (), ("flash",)]
