@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from raybench.analysis.rows import ScaledRow
 from raybench.records import Status
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, LineFigure, Row, batch_title
+from raybench.report.charts.data import ChartData, LineFigure, batch_title
 from raybench.report.charts.grammar import Figure, Spec, axis
 from raybench.report.charts.registry import Chart
 
@@ -57,7 +58,7 @@ CHARTS = (
 
 def _over_batch(
     data: ChartData,
-    value: Callable[[Row], float | None],
+    value: Callable[[ScaledRow], float | None],
     *,
     anchor: str,
     title: str,
@@ -65,7 +66,7 @@ def _over_batch(
     y: Spec,
     level: tuple[float, str] | None = None,
 ) -> Figure | None:
-    def tip(row: Row) -> str:
+    def tip(row: ScaledRow) -> str:
         if row.status != Status.OK:
             return formatting.STATUS_WORDS[row.status]
         peak = formatting.gib(row.peak_mem_allocated_bytes)

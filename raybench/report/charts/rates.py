@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import OPTIONAL, is_numeric, varying
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import formatting
 from raybench.report.answers import SIZE, size_of
-from raybench.report.charts.data import ChartData, LineFigure, Row
+from raybench.report.charts.data import ChartData, LineFigure
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Spec, axis
 from raybench.report.charts.registry import Chart
 
@@ -75,7 +76,7 @@ CHARTS = (
 
 def _over_size(
     data: ChartData,
-    value: Callable[[Row], float | None],
+    value: Callable[[ScaledRow], float | None],
     *,
     anchor: str,
     title: str,
@@ -101,10 +102,10 @@ def _over_size(
     ).draw(data)
 
 
-def _time_us(row: Row) -> float:
+def _time_us(row: ScaledRow) -> float:
     return (row.step_ms_p50 or 0.0) * 1000
 
 
-def _words(row: Row) -> str:
+def _words(row: ScaledRow) -> str:
     rates = {"busbw": row.busbw_gb_s, "algbw": row.algbw_gb_s, "memory": row.memory_gb_s}
     return ", ".join(f"{name} {formatting.number(one)} GB/s" for name, one in rates.items() if one)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from raybench.analysis.rows import ScaledRow
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, LineFigure, Row
+from raybench.report.charts.data import ChartData, LineFigure
 from raybench.report.charts.grammar import Figure, Mark, Spec, axis
 from raybench.report.charts.registry import Chart
 from raybench.report.lead import speed_up_half_width
@@ -54,7 +55,7 @@ CHARTS = (
 )
 
 
-def speed_up_words(row: Row) -> str:
+def speed_up_words(row: ScaledRow) -> str:
     """Return a speed-up and half of its 95 % interval, relative to it."""
     sure = speed_up_half_width(row)
     text = "" if sure is None or row.is_baseline else f" {formatting.half_width(sure)}"
@@ -74,13 +75,13 @@ def _over_ranks(
     note: str,
     y: Spec,
     ideal: Sequence[tuple[float, float]],
-    number: Callable[[Row], str],
+    number: Callable[[ScaledRow], str],
 ) -> Figure | None:
-    def value(row: Row) -> float | None:
+    def value(row: ScaledRow) -> float | None:
         known = formatting.has_value(getattr(row, name)) and getattr(row, name) > 0
         return float(getattr(row, name)) if known else None
 
-    def more(row: Row) -> Mark:
+    def more(row: ScaledRow) -> Mark:
         low, high = getattr(row, f"{name}_low"), getattr(row, f"{name}_high")
         ends = {"low": float(low), "high": float(high)} if formatting.has_value(low) else {}
         return {"number": number(row), **ends} if value(row) is not None else {}

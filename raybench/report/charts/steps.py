@@ -8,10 +8,10 @@ from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Table, make_table
 from raybench.report.charts.data import ChartData, bar_figure, in_order
 from raybench.report.charts.grammar import Figure, Mark, axis
+from raybench.report.charts.rates import time_figure
 from raybench.report.charts.registry import Chart
 from raybench.report.plain_text import counted
 from raybench.report.point_settings import distinguishing_settings
-from raybench.report.tables import STEP_MEANING
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 
 # What one slow rank takes longer than the others; it is no column, but a share of other parts.
@@ -60,7 +60,10 @@ def parts_figure(data: ChartData) -> Figure | None:
 
 
 def times_figure(data: ChartData) -> Figure | None:
-    """Draw the median of each point and the range of its steps; None where nothing was measured."""
+    """Draw the median of each point and the range of its steps; None where nothing was measured.
+
+    None too where steps are drawn over a size.
+    """
 
     def marks(row: ScaledRow, name: str) -> list[Mark]:
         median = row.step_ms_p50 or 0.0
@@ -71,9 +74,9 @@ def times_figure(data: ChartData) -> Figure | None:
         return [{"x": median, "low": low, "high": high, "tip": tip, "text": text}]
 
     known = in_order(data.measured, ("batch", "world_size"))
-    if not known:
+    if not known or time_figure(data):
         return None
-    note = f"{STEP_MEANING} Bars: medians; thin lines: from the least to the 95th percentile."
+    note = "Bars: the median of the steps; thin lines: from the least to the 95th percentile."
     return bar_figure(data, known, marks, axis("ms"), anchor="times", title="Step times", note=note)
 
 

@@ -32,7 +32,7 @@ _VERSIONS = {"torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driv
 
 
 def format_page(data: ChartData) -> str:
-    """Write the whole page of a run."""
+    """Return the page of a run as HTML."""
     summary = data.summary
     report = RunReport(summary=summary)
     points = point_table(data.rows, summary)
@@ -100,7 +100,7 @@ def _draw(panel: Panel, figure: Figure) -> Markup:
 
 
 def _finish(value: Any) -> Any:
-    """No character of the results turns the direction of writing."""
+    """Return a value for the page; no text in it turns the direction of writing."""
     return value if isinstance(value, Markup) else plain_text.one_line(str(value))
 
 
@@ -143,7 +143,7 @@ _HEADS = {
 
 
 def facts(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Names and what is known of each."""
+    """Yield the name and the text of each fact about a run; the text of an unknown one is empty."""
     run = summary.run
     yield "run", run.run_id
     yield "started", formatting.when(run.started_at)
