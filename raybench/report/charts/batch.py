@@ -15,7 +15,7 @@ _GIB = 2**30
 
 
 def throughput_figure(data: ChartData) -> Figure | None:
-    """Draw samples/s; None where no series has two batch sizes with a throughput."""
+    """Return the figure of samples/s; None where no line has two batch sizes with a throughput."""
     return _over_batch(
         data,
         lambda row: row.throughput,
@@ -27,7 +27,7 @@ def throughput_figure(data: ChartData) -> Figure | None:
 
 
 def memory_figure(data: ChartData) -> Figure | None:
-    """Draw peak memory, and the memory of a device; None where all batches fitted."""
+    """Return the figure of peak memory; None where all batches fitted and none was searched."""
     ran_out = any(row.status == Status.OOM for row in data.rows)
     if not (ran_out or data.summary.largest_batches):
         return None
@@ -45,7 +45,7 @@ def memory_figure(data: ChartData) -> Figure | None:
 
 
 def largest_batch_figure(data: ChartData) -> Figure | None:
-    """Draw peak memory where the run searched for the largest batch; else None."""
+    """Return the figure of peak memory where the largest batch was searched; else None."""
     return memory_figure(data) if data.summary.largest_batches else None
 
 

@@ -20,7 +20,7 @@ _UNSURE = 1.01
 
 
 def operations_figure(data: ChartData) -> Figure | None:
-    """Draw TFLOP/s, the largest products first; None where a step finishes samples instead."""
+    """Return bars of TFLOP/s, the largest products first; None where steps finish samples."""
     known = [row for row in data.measured if row.achieved_tflops_per_device]
     if not known or any(row.throughput is not None for row in data.rows):
         return None

@@ -18,7 +18,7 @@ _OVER = (SIZE, *OPTIONAL)
 
 
 def bus_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Draw the bus bandwidth over the size of the message; None where there is none."""
+    """Return the figure of bus bandwidth over the size of the message; None where none is known."""
     return _over_size(
         data,
         lambda row: row.busbw_gb_s,
@@ -31,7 +31,7 @@ def bus_bandwidth_figure(data: ChartData) -> Figure | None:
 
 
 def memory_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Draw the memory bandwidth over the size of the arrays; None where there is none."""
+    """Return the figure of memory bandwidth over the size of arrays; None where none is known."""
     known = [row for row in data.measured if row.memory_gb_s]
     peaks = {memory_peak_gb_s(str(row.device_name)) for row in known}
     peak = peaks.pop() if len(peaks) == 1 else None
@@ -56,7 +56,7 @@ def memory_bandwidth_figure(data: ChartData) -> Figure | None:
 
 
 def time_figure(data: ChartData) -> Figure | None:
-    """Draw the time of a step over the size; None where no bandwidth is known."""
+    """Return the figure of step times over the size; None where no bandwidth is known."""
     return _over_size(
         data,
         lambda row: _time_us(row) if row.busbw_gb_s or row.memory_gb_s else None,

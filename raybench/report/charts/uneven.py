@@ -18,7 +18,7 @@ from raybench.report.charts.registry import Chart
 
 
 def uneven_figure(data: ChartData) -> Figure | None:
-    """Draw samples/s by the shares of work over the speed of the slow devices.
+    """Return lines of samples/s over the speed of the slow devices, one for each way to share.
 
     None where slow devices of fewer than two speeds were compared.
     """

@@ -66,7 +66,7 @@ def format_page(data: ChartData) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill a template of a page, which has the style, the script and the policy beside `values`."""
+    """Return a page from its template, with `values` and the style, script and policy of all pages."""
     style, script = _asset("page.css"), _asset("page.js")
     page: str = (
         _environment()
@@ -85,7 +85,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def _texts(table: Table) -> int:
-    """Count the columns of text that a table begins with, at most 9."""
+    """Return with how many columns of text a table begins, at most 9."""
     found = takewhile(lambda column: column.is_text, table.columns)
     return min(len(list(found)), 9)
 
@@ -164,7 +164,7 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def device_table(devices: pd.DataFrame) -> Table:
-    """List what is known of each device, a row each."""
+    """Return the table of devices, a row each; columns that are empty for all are left out."""
     used = [name for name in _HEADS if name in devices]
     ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
 
