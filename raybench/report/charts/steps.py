@@ -29,7 +29,7 @@ _PARTS = {
 
 
 def parts_figure(data: ChartData) -> Figure | None:
-    """Return bars of the parts of each step; None where none is known or no samples are finished."""
+    """Return bars of the parts of each step; None where none is known or no step has samples."""
     known = in_order([row for row in data.rows if _shares(row)], ("batch", "world_size"))
     if not any(row.throughput is not None for row in known):
         return None

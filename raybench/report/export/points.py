@@ -68,7 +68,7 @@ class ExportedPoint:
 
     @property
     def is_failure(self) -> bool:
-        """Return whether the point failed; out of memory is none where a batch size was searched."""
+        """Return whether the point failed; a search for a batch size may run out of memory."""
         status = self.row["status"]
         return not self.search_ok if status == "oom" else status in FAILURES
 

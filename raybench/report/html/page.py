@@ -66,7 +66,7 @@ def format_page(data: ChartData) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page from its template, with `values` and the style, script and policy of all pages."""
+    """Return a page of a template, with `values` and the style, script and policy of all pages."""
     style, script = _asset("page.css"), _asset("page.js")
     page: str = (
         _environment()
