@@ -14,7 +14,7 @@ from raybench.records import Measurement, Record, Status
 from raybench.records.health import Subject
 from raybench.stats.summary import median_above_smallest
 from raybench.workloads.communication.collective import parse_groups
-from raybench.workloads.communication.pairs import pairs_of_turn, parse_pairs
+from raybench.workloads.communication.pairs import parse_pairs
 
 _GIB = 2**30
 _WRONG_ERROR = "WrongResultError"
@@ -195,13 +195,7 @@ def _participants(
     params, test = record.point.params, probe.test
     subjects = fleet.subjects
     if test.reads == "pairs":
-        partners = str(params.get("partners", ""))
-        pairs = (
-            parse_pairs(partners, fleet.size)
-            if partners
-            else pairs_of_turn(fleet.size, int(params["turn"]))
-        )
-        for pair in pairs:
+        for pair in parse_pairs(str(params["partners"]), fleet.size):
             is_backward = params["direction"] == "backward"
             start, end = (subjects[rank] for rank in (pair[::-1] if is_backward else pair))
             subject = Subject(
