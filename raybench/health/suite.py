@@ -367,7 +367,7 @@ class Fleet:
         return self.devices[pair[0]].node_id == self.devices[pair[1]].node_id
 
     def probe(self, test: HealthTest, **participants: Scalar) -> Probe:
-        """Make a point of a test over all devices.
+        """Return a point of a test over all devices.
 
         participants: parameters that say which devices do something; parameters that neither they
         nor the test name have the defaults of the workload.
@@ -436,8 +436,6 @@ def _participants(fleet: Fleet, run_on: RunOn, serial: bool) -> Iterator[Mapping
 
     Nothing where there are too few devices.
     """
-    everybody = tuple(range(fleet.size))
-    together: Sequence[tuple[int, ...]] = ()
     match run_on:
         case "each device":
             yield {}
@@ -448,40 +446,38 @@ def _participants(fleet: Fleet, run_on: RunOn, serial: bool) -> Iterator[Mapping
             # The only device of a node is alone anyhow.
             if max(map(len, fleet.nodes)) > 1:
                 yield {}
-        case "pairs on nodes":
-            yield from _pairs(fleet.nodes, serial)
-        case "all pairs" if fleet.size <= _MOST_IN_ALL_PAIRS:
-            yield from _pairs([everybody], serial)
-        case "all pairs":
-            yield from _pairs(fleet.nodes, serial)
-            rails = zip_longest(*fleet.nodes)
-            yield from _pairs([tuple(r for r in rail if r is not None) for rail in rails], serial)
-        case "groups by node":
-            together = fleet.nodes
-        case "one group":
-            together = [everybody]
-        case "one group over nodes":
-            together = [everybody] if len(fleet.nodes) > 1 else []
-    # All groups at the same time.
-    if groups := tuple(ranks for ranks in together if len(ranks) > 1):
-        yield {"groups": groups_text(groups)}
+        case "pairs on nodes" | "all pairs":
+            for pairs in _turns_of_pairs(fleet, are_on_nodes=run_on == "pairs on nodes"):
+                for at_once in [[pair] for pair in pairs] if serial else [pairs]:
+                    yield {"partners": pairs_text(at_once)}
+        case "groups by node" | "one group" | "one group over nodes":
+            together = fleet.nodes if run_on == "groups by node" else (tuple(range(fleet.size)),)
+            # All groups at the same time.
+            groups = tuple(ranks for ranks in together if len(ranks) > 1)
+            if groups and (run_on != "one group over nodes" or len(fleet.nodes) > 1):
+                yield {"groups": groups_text(groups)}
 
 
-def _pairs(groups: Sequence[Sequence[int]], serial: bool) -> Iterator[Mapping[str, Scalar]]:
-    """Yield turns of disjoint pairs until all pairs of each group were paired, all groups at once.
+def _turns_of_pairs(fleet: Fleet, *, are_on_nodes: bool) -> Iterator[list[Pair]]:
+    """Yield turns of disjoint pairs until all were paired: on each node, or of all devices.
 
-    serial: yield one pair at a time instead.
+    Of many devices, those of different nodes are paired only if they have the same local rank.
     """
-    for turn in range(max(turns(len(ranks)) for ranks in groups)):
-        pairs = [
-            (ranks[low], ranks[high])
-            for ranks in groups
-            if turn < turns(len(ranks)) and len(ranks) > 1
-            for low, high in pairs_of_turn(len(ranks), turn)
-        ]
-        for at_once in [[pair] for pair in pairs] if serial else [pairs]:
-            if at_once:
-                yield {"partners": pairs_text(at_once)}
+    together: list[Sequence[Sequence[int]]] = [fleet.nodes]
+    if not are_on_nodes and fleet.size <= _MOST_IN_ALL_PAIRS:
+        together = [[range(fleet.size)]]
+    elif not are_on_nodes:
+        rails = zip_longest(*fleet.nodes)
+        together.append([[rank for rank in rail if rank is not None] for rail in rails])
+    for groups in together:
+        groups = [ranks for ranks in groups if len(ranks) > 1]
+        for turn in range(max((turns(len(ranks)) for ranks in groups), default=0)):
+            yield [
+                (ranks[low], ranks[high])
+                for ranks in groups
+                if turn < turns(len(ranks))
+                for low, high in pairs_of_turn(len(ranks), turn)
+            ]
 
 
 # Parameters that are part of a point's title even at their default.
