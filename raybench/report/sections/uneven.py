@@ -106,32 +106,18 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
     ) -> ColumnOf[_Line]:
         return Column(title=title, drop=drop), lambda line: cell(line[0], line[1])
 
-    def of_row(name: str, write: Callable[[float], str]) -> Callable[[Scenario, Fleet], str]:
-        return lambda one, _: _cell(getattr(one.row, name), write)
-
     columns: list[ColumnOf[_Line]] = [
         *_fleet_columns(lambda line: line[1], lambda line: line[2]),
         (_setting("shares"), lambda line: line[0].shares),
-        column("used", lambda one, _: str(one.devices_used), 4),
         (
             Column(title="samples", is_text=True),
             lambda line: "/".join(str(rank.items) for rank in line[0].ranks),
         ),
-        column("step ms", lambda one, _: formatting.step_ms(one.row)),
+        column("step ms", lambda one, _: formatting.step_in(formatting.MILLISECONDS, one.row)),
         column("predicted", lambda one, _: _percent(one.prediction_error, signed=True), 8),
         column("samples/s", lambda one, _: formatting.number(one.throughput), 7),
         column("over equal", _over_equal),
-        column(
-            "in theory",
-            lambda one, fleet: _percent(fleet.gain_in_theory(one.shares), signed=True),
-            5,
-        ),
-        column("of own speeds", lambda one, _: _percent(one.efficiency), 6),
-        column("over best other", lambda one, fleet: _gain(_over_best_other(one, fleet)), 3),
         column("fast idle", lambda one, _: _percent(one.idle_share_of_fast)),
-        column("GiB", of_row("peak_mem_allocated_bytes", formatting.gib), 0),
-        column("samples/J", of_row("samples_per_joule", formatting.number), 1),
-        column("gradients", of_row("gradient_error", lambda value: f"{value:.0e}"), 2),
     ]
     return make_table(lines, columns, subject=_workload(fleets), kind="slow devices")
 
