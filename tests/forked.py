@@ -17,6 +17,8 @@ SERVER.set_forkserver_preload(
         "raybench.worker.state",
         "raybench.measure.breakdown",
         "raybench.workloads.training.mlp",
+        # With pandas and much of raybench, which the tests of each rank import.
+        "tests.unit.builders",
     ]
 )
 

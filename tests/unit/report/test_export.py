@@ -28,21 +28,11 @@ def stored(root, **changes):
     """A run with a point that is ok, one that failed with a hostile message, one not run."""
     store = RunStore.create(root, make_run(RUN_ID, **changes), make_measure())
     store.write_devices([make_device(index) for index in range(2)])
-    store.write_records([(0, make_record())])
-    store.write_records(
-        [
-            (
-                1,
-                make_failed(
-                    make_point(world_size=2),
-                    error_message=HOSTILE,
-                    error_detail=f"Traceback\n  {HOSTILE}",
-                ),
-            )
-        ]
-    )
-    skipped = make_point(world_size=4)
-    store.write_records([(2, make_failed(skipped, status=Status.SKIPPED, error_message="too few"))])
+    told = {"error_message": HOSTILE, "error_detail": f"Traceback\n  {HOSTILE}"}
+    failed = make_failed(make_point(world_size=2), **told)
+    not_run = {"status": Status.SKIPPED, "error_message": "too few"}
+    skipped = make_failed(make_point(world_size=4), **not_run)
+    store.write_records(list(enumerate([make_record(), failed, skipped])))
     return load_summary(root, RUN_ID)
 
 
@@ -112,33 +102,58 @@ def test_github_benchmark_of_nothing_is_refused(tmp_path):
         export(load_summary(tmp_path, "none"), "github-action-benchmark")
 
 
-def run_export(results, *arguments, **variables):
-    """`raybench export` as a process of its own: what it imports warns of many things."""
-    command = [sys.executable, "-m", "raybench", "export", *arguments, "--results", str(results)]
+# What it imports warns of many things, and takes seconds: one process for all of MLflow.
+TO_MLFLOW = """
+import io, json, os, sys
+from contextlib import redirect_stderr, redirect_stdout
+from raybench.cli import main
+
+def export(uri):
+    os.environ["MLFLOW_TRACKING_URI"] = uri
+    sys.argv = ["raybench", "export", "--to", "mlflow", "--results", sys.argv[-1]]
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            main()
+        except SystemExit as end:
+            return end.code or 0, out.getvalue(), err.getvalue()
+
+done = [export(uri) for uri in ("http://127.0.0.1:9", *["file:" + sys.argv[1]] * 2)]
+from mlflow import MlflowClient
+client = MlflowClient()
+experiment = client.get_experiment_by_name("ddp_scaling").experiment_id
+runs = [
+    [run.info.status, run.data.params, run.data.metrics, run.data.tags]
+    for run in client.search_runs([experiment])
+]
+print(json.dumps([done, runs]))
+"""
+
+
+def run_offline(*words, **variables):
+    command = [sys.executable, *map(str, words)]
     return subprocess.run(
         command, env=os.environ | variables, capture_output=True, text=True, timeout=120
     )
 
 
-def test_mlflow_gets_a_run_with_a_run_for_each_point(summary, tmp_path):
-    offline = {
-        "MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(),
-        "MLFLOW_ALLOW_FILE_STORE": "true",
-    }
-    done = run_export(tmp_path / "results", "--to", "mlflow", **offline)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "experiment ddp_scaling" in done.stdout
-    read = (
-        "import json; from mlflow import MlflowClient as C; c = C();"
-        "e = c.get_experiment_by_name('ddp_scaling').experiment_id;"
-        "print(json.dumps([[r.info.status, r.data.params, r.data.metrics, r.data.tags]"
-        " for r in c.search_runs([e])]))"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", read], env=os.environ | offline, capture_output=True, text=True
-    )
+def test_mlflow_gets_a_run_with_a_run_for_each_point_once_and_no_server_is_one_line(
+    summary, tmp_path
+):
+    variables = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    store, results = tmp_path / "mlruns", tmp_path / "results"
+    told = run_offline("-c", TO_MLFLOW, store, results, **variables)
+    [nowhere, first, again], found = json.loads(told.stdout)
+    for (code, out, err), message in (
+        (nowhere, "--to mlflow: "),
+        (again, "has run-of-three already"),
+    ):
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1
+    assert (first[0], first[2]) == (0, "")
+    assert "experiment ddp_scaling" in first[1]
     runs = {tags.get("status", "run"): (end, params, figures) for end, params, figures, tags in
-            json.loads(told.stdout)}  # fmt: skip
+            found}  # fmt: skip
     assert {name: end for name, (end, _, _) in runs.items()} == {
         "run": "FAILED",
         "ok": "FINISHED",
@@ -149,31 +164,19 @@ def test_mlflow_gets_a_run_with_a_run_for_each_point(summary, tmp_path):
     assert (params["hidden"], params["world_size"], params["precision"]) == ("4096", "1", "fp32")
     assert figures["step_ms_p50"] == summary.rows[0].step_ms_p50
     assert "speed_up" not in runs["oom"][2]
-    again = run_export(tmp_path / "results", "--to", "mlflow", **offline)
-    assert again.returncode == 2
-    assert "has run-of-three already" in again.stderr
-    assert again.stderr.count("\n") == 1
-
-
-def test_a_server_that_cannot_be_reached_is_one_line(summary, tmp_path):
-    nowhere = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-    done = run_export(tmp_path / "results", "--to", "mlflow", **nowhere)
-    assert done.returncode == 2
-    assert done.stderr.startswith("--to mlflow: ")
-    assert done.stderr.count("\n") == 1
 
 
 def test_wandb_gets_a_run_for_each_point_offline(summary, tmp_path):
     folders = ("WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
     offline = {"WANDB_MODE": "offline", **dict.fromkeys(folders, str(tmp_path))}
-    done = run_export(tmp_path / "results", "--to", "wandb", **offline)
+    words = ("export", "--to", "wandb", "--results", tmp_path / "results")
+    done = run_offline("-m", "raybench", *words, **offline)
     assert (done.returncode, done.stderr) == (0, "")
     assert "project ddp_scaling, group run-of-three: 3 runs" in done.stdout
     found = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert len(found) == 3
     point_id = summary.rows[0].point_id
-    mine = next(path for path in found if point_id in path.name)
-    written = mine.read_bytes()
+    written = next(path for path in found if point_id in path.name).read_bytes()
     for text in (b"step_ms_p50", b"run-of-three", b"NVIDIA H200", b"4096"):
         assert text in written
 
