@@ -20,7 +20,8 @@ def write(root, run_id, records, devices=DEVICES, **changes):
     """Write a run of these records."""
     stored = RunStore.create(root, make_stored_run(run_id, **changes), make_measure())
     stored.write_devices(devices)
-    stored.write_records(list(enumerate(records)))
+    if records:
+        stored.write_records(list(enumerate(records)))
 
 
 def make_points(count):
