@@ -15,7 +15,7 @@ from raybench.job.point import RUN_SETTINGS
 from raybench.results import reader
 from raybench.results.point_row import PointRow
 from raybench.results.run import Run
-from raybench.results.summary_row import SummaryRow
+from raybench.results.tables import SummaryRow
 from raybench.results.writer import RunStore
 
 # Columns that have another name in `points`.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from raybench.analysis.own_speeds import models_of, probe_speeds
+from raybench.analysis.own_speeds import probe_speeds
 from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import EXECUTION, batch_column, setting
 from raybench.records import Status
@@ -23,15 +23,12 @@ from raybench.stats.shares import fast_devices
 class RankOfStep:
     """One rank's part of an uneven step, in ms.
 
-    own_ms: its step without communication. wait_ms: for the last rank. None where not known.
+    wait_ms: for the rank whose own step is longest; None where not known.
     slow_ratio: measured speed of an emulated device, as a share of its own; None: not emulated.
-    model: of its device.
     """
 
     rank: int
-    model: str
     items: int
-    own_ms: float | None
     wait_ms: float | None
     slow_ratio: float | None
     is_fast: bool
@@ -77,13 +74,11 @@ class Scenario:
         working = [rank for rank, share in enumerate(items) if share]
         own = dict(zip(working, self.row.local_step_ms_by_rank or (), strict=False))
         last_ms = max(own.values(), default=None)
-        are_fast, models = self._are_fast, models_of(self.row)
+        are_fast = self._are_fast
         return tuple(
             RankOfStep(
                 rank=rank,
-                model=models[rank],
                 items=share,
-                own_ms=own.get(rank),
                 wait_ms=None if rank not in own or last_ms is None else last_ms - own[rank],
                 slow_ratio=ratios[rank],
                 is_fast=are_fast[rank],
@@ -104,10 +99,21 @@ class Scenario:
         return probe_speeds(self.row)
 
     @property
+<<<<<<< HEAD
     def exchange_ms(self) -> float | None:
         """What the step takes beyond the longest own step of a rank."""
         own = [rank.own_ms for rank in self.ranks if rank.own_ms is not None]
         return self.step_ms - max(own) if own else None
+=======
+    def efficiency(self) -> float | None:
+        """Samples/s over what all devices, idle ones included, do alone; None where not known."""
+        return self.throughput / sum(self.speeds) if self.speeds else None
+
+    @property
+    def devices_used(self) -> int:
+        """Those that have a share."""
+        return sum(rank.items > 0 for rank in self.ranks) or self.row.world_size
+>>>>>>> main
 
     @property
     def idle_share_of_fast(self) -> float | None:

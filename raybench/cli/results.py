@@ -211,7 +211,7 @@ def _rank_times(root: Path, run_id: str, rows: list[Row]) -> list[RankTimes]:
     columns = columns_of_a_map(rows)
     rounds = [[*trials.rounds(row).values()] for row in rows]
     attempts = [(one.point_id, one.attempt) for made in rounds for one in made]
-    read = reader.samples_of_each(root, run_id, attempts, SAMPLE_COLUMNS)
+    read = reader.rows_of_attempts(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
     return [
         RankTimes(row=row, times_ms=rank_by_iteration(join_rounds(samples), columns))
         for row, made in zip(rows, rounds, strict=True)
@@ -383,9 +383,8 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
 
     def read(table: str) -> list[pd.DataFrame]:
         """Read the rows of each round; those of rounds without any come last."""
-        found = (
-            reader.load_attempt(results, table, run_id, point_id, one.attempt) for one in measured
-        )
+        made = [(point_id, one.attempt) for one in measured]
+        found = reader.rows_of_attempts(results, table, run_id, made)
         return sorted(found, key=lambda frame: frame.empty)
 
     # The first round that was profiled, or taken apart, stands for all.

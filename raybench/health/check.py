@@ -10,7 +10,7 @@ from pathlib import Path
 from raybench.analysis.references import SHIPPED, References
 from raybench.cluster import Cluster
 from raybench.health.device_facts import facts_readings
-from raybench.health.expected import past_values
+from raybench.health.expected import read_findings
 from raybench.health.readings import (
     Reading,
     drift,
@@ -55,11 +55,10 @@ _BURN_IN_MEASURE = Measure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What a check has read and found. devices: those checked, by rank."""
+    """The result of a check. devices: those that were checked, by rank."""
 
     run: Run
     devices: tuple[Device, ...]
-    readings: tuple[Reading, ...]
     findings: tuple[Finding, ...]
 
     @property
@@ -109,7 +108,7 @@ def examine(
     start = start_run(
         job, Plan(points=()), argv=argv, tags={}, resume_command=lambda _: "raybench health"
     )
-    past = past_values(where.output)
+    past = read_findings(where.output)
     run = run_sweep(job, start, where, listener, examiner)
     readings = tuple(examiner.readings)
     if run.status is RunStatus.INTERRUPTED:
@@ -119,7 +118,6 @@ def examine(
     found = Examination(
         run=run,
         devices=examiner.devices,
-        readings=readings,
         findings=judge(readings, examiner.devices, past, references),
     )
     store = RunStore(root=where.output, run_id=run.run_id, measure=job.measure)

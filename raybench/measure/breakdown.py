@@ -194,7 +194,7 @@ def _time_regions(instrumented: _Instrumented) -> tuple[RegionTime, ...]:
         for _ in range(_WARMUP_STEPS):
             step()
         steps_ms = instrumented.time_block(loop_step(step, extent.inner), extent.steps)
-    timed = marks.spans()[-len(steps_ms) * extent.inner :]
+    timed = marks.take()[-len(steps_ms) * extent.inner :]
     return region_times(timed, statistics.median(steps_ms))
 
 
@@ -378,7 +378,8 @@ def _time_local_steps(
         with optimizer.watching():
             before = _time_until_known(instrumented, marked_loop, around)
             after = [instrumented.time_block(marked_loop, len(block), around) for block in before]
-    optimizer_ms = optimizer.median_ms()
+    stepped_ms = [ms for ms in optimizer.take() if ms is not None]
+    optimizer_ms = statistics.median(stepped_ms) if stepped_ms else None
     methods = {
         "local_step_ms": how,
         **_local_methods(context.device, is_queued=device_ms is not None),

@@ -2,7 +2,7 @@
 
 A moment is a CUDA event on the current stream, on a CPU the host's clock. Nothing waits for the
 device while a step runs. Each class collects moments step by step: its `end_step` is called after
-each step, and its times are read when the device is done.
+each step, and its times are read when the device is done with the steps.
 
 Without `from __future__ import annotations`: DDP compares a hook's annotations with its classes.
 """
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -57,6 +57,26 @@ def elapsed_ms(start: Mark, end: Mark) -> float:
     return between_ms
 
 
+T = TypeVar("T")
+
+
+class _StepMarks(Generic[T]):
+    """What is noted in each step; `_steps` has the ended steps and the one that goes on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._mark = make_marker(device)
+        self._steps: list[list[T]] = [[]]
+
+    def end_step(self) -> None:
+        """Count what is noted from now on to the next step."""
+        self._steps.append([])
+
+    def _take_ended(self) -> list[list[T]]:
+        """Return what was noted in each ended step, and forget these steps."""
+        steps, self._steps = self._steps[:-1], self._steps[-1:]
+        return steps
+
+
 # When a bucket of gradients was ready and when it was reduced, in ms since the first was ready.
 BucketTimes = tuple[float, float]
 
@@ -70,12 +90,8 @@ class _Bucket:
     reduced: Mark | None = None
 
 
-class BucketMarks:
+class BucketMarks(_StepMarks[_Bucket]):
     """A communication hook that averages gradients as DDP does by itself, and takes the time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._mark = make_marker(device)
-        self._steps: list[list[_Bucket]] = [[]]
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket; to be registered with DDP, which calls it once per bucket.
@@ -100,17 +116,12 @@ class BucketMarks:
         future: torch.futures.Future[torch.Tensor] = work.get_future().then(reduced)
         return future
 
-    def end_step(self) -> None:
-        """Count later buckets to the next step."""
-        self._steps.append([])
-
     def take(self) -> tuple[tuple[BucketTimes, ...], ...]:
-        """Return the buckets of each ended step, in the order of their collectives, and drop them.
+        """Return the buckets of each ended step, in the order of their collectives; forget them.
 
         A step in which DDP reduced nothing has none.
         """
-        steps, self._steps = self._steps[:-1], self._steps[-1:]
-        return tuple(tuple(_bucket_times(buckets)) for buckets in steps)
+        return tuple(tuple(_bucket_times(buckets)) for buckets in self._take_ended())
 
 
 def _bucket_times(buckets: Sequence[_Bucket]) -> Iterator[BucketTimes]:
@@ -144,20 +155,19 @@ def tail_ms(buckets: Sequence[BucketTimes]) -> float:
     return max(reduced for _, reduced in buckets) - max(ready for ready, _ in buckets)
 
 
-class OptimizerMarks:
+class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
     """Notes when `Optimizer.step` of any optimizer of torch.optim begins and ends."""
 
     def __init__(self, device: torch.device) -> None:
-        self._mark = make_marker(device)
+        super().__init__(device)
         self._started: list[Mark] = []
-        self._steps: list[list[tuple[Mark, Mark]]] = [[]]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Note the optimizers that step inside the `with` block."""
         handles = [
-            register_optimizer_step_pre_hook(lambda *_: self._started.append(self._mark())),
-            register_optimizer_step_post_hook(self._note),
+            register_optimizer_step_pre_hook(self.begin),
+            register_optimizer_step_post_hook(self.end),
         ]
         try:
             yield
@@ -165,20 +175,21 @@ class OptimizerMarks:
             for handle in handles:
                 handle.remove()
 
-    def _note(self, *_: object) -> None:
-        self._steps[-1].append((self._started.pop(), self._mark()))
+    def begin(self, *_: object) -> None:
+        """Note that the step of an optimizer begins."""
+        self._started.append(self._mark())
 
-    def end_step(self) -> None:
-        """Count later optimizers to the next step."""
-        self._steps.append([])
+    def end(self, *_: object) -> None:
+        """Note that the step of an optimizer has ended; nothing where its begin was not noted."""
+        if self._started:
+            self._steps[-1].append((self._started.pop(), self._mark()))
 
-    def median_ms(self) -> float | None:
-        """Return the median of the optimizers' time in a step; None where no step had any.
-
-        Steps in which no optimizer stepped do not count.
-        """
-        spent_ms = [sum(elapsed_ms(*span) for span in spans) for spans in self._steps if spans]
-        return statistics.median(spent_ms) if spent_ms else None
+    def take(self) -> list[float | None]:
+        """Return the ms of all optimizers in each ended step, None without any; forget them."""
+        return [
+            sum(elapsed_ms(*span) for span in spans) if spans else None
+            for spans in self._take_ended()
+        ]
 
 
 # Name of a region -> how long each of its blocks took in a step, in ms.
@@ -192,12 +203,8 @@ class _RegionSpan:
     end: Mark | None = None
 
 
-class RegionMarks:
+class RegionMarks(_StepMarks[_RegionSpan]):
     """Notes when each region of a step begins and ends."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._mark = make_marker(device)
-        self._steps: list[list[_RegionSpan]] = [[]]
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:
@@ -207,14 +214,10 @@ class RegionMarks:
         yield
         span.end = self._mark()
 
-    def end_step(self) -> None:
-        """Count later regions to the next step."""
-        self._steps.append([])
-
-    def spans(self) -> list[RegionSpans]:
-        """Return the regions of each ended step."""
+    def take(self) -> list[RegionSpans]:
+        """Return the regions of each ended step, and forget them."""
         found: list[RegionSpans] = []
-        for step in self._steps[:-1]:
+        for step in self._take_ended():
             by_name: dict[str, list[float]] = defaultdict(list)
             for span in step:
                 assert span.end is not None, "a step returned inside of a region"
@@ -253,13 +256,12 @@ class ScriptMarks:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._buckets = BucketMarks(device)
-        self._mark = make_marker(device)
+        self._buckets, self._optimizers = BucketMarks(device), OptimizerMarks(device)
         self._models: list[DistributedDataParallel] = []
         self._is_reduced = True
-        self._started: list[Mark] = []
-        self._spans: list[list[tuple[Mark, Mark]]] = [[]]
-        register_optimizer_step_pre_hook(lambda *_: self._started.append(self._mark()))
+        register_optimizer_step_pre_hook(self._optimizers.begin)
+        # Not by a hook: the script is held in one that was registered before.
+        self.end_optimizer = self._optimizers.end
 
     def hook_gradients(self) -> str:
         """Look for models of DDP; return "", or why their gradients cannot be hooked.
@@ -285,25 +287,19 @@ class ScriptMarks:
         """Have gradients reduced no more: each rank keeps its own."""
         self._is_reduced = False
 
-    def end_optimizer(self) -> None:
-        """Note that the step of an optimizer has returned."""
-        if self._started:
-            self._spans[-1].append((self._started.pop(), self._mark()))
-
     def end_step(self) -> None:
         """Count later buckets and optimizers to the next step."""
         self._buckets.end_step()
-        self._spans.append([])
+        self._optimizers.end_step()
 
     def take(self, steps: int) -> dict[str, Any]:
-        """Return times of the last `steps` ended steps in ms, and drop all steps.
+        """Return times of the last `steps` ended steps in ms, and forget all steps.
 
         optimizer_ms has an entry per step, comm_ms and tail_ms one per step that reduced gradients.
         """
-        spans, self._spans = self._spans[:-1][-steps:], self._spans[-1:]
         buckets = self._buckets.take()[-steps:]
         return {
-            "optimizer_ms": [sum(elapsed_ms(*span) for span in each) for each in spans],
+            "optimizer_ms": [ms or 0.0 for ms in self._optimizers.take()[-steps:]],
             "comm_ms": [comm_ms(each) for each in buckets if each],
             "tail_ms": [tail_ms(each) for each in buckets if each],
         }

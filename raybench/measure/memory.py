@@ -8,9 +8,8 @@ optimizers.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ _NO_MODEL = "unknown: neither an optimizer of torch.optim nor a module was found
 
 
 class AllocatorCalls:
-    """Counts what torch's allocator had to do in the timed blocks; both are None on a CPU.
+    """Counts what torch's allocator had to do in the timed blocks; both counts are None on a CPU.
 
     retries: allocations that failed until cached memory was given back. device_allocs: calls of
     cudaMalloc. Both stop the device, and a step in a steady state needs neither.
@@ -33,9 +32,7 @@ class AllocatorCalls:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        is_counted = device.type == "cuda"
-        self.retries: int | None = 0 if is_counted else None
-        self.device_allocs: int | None = 0 if is_counted else None
+        self.retries = self.device_allocs = 0 if device.type == "cuda" else None
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -43,15 +40,15 @@ class AllocatorCalls:
         before = self._read()
         yield
         after = self._read()
-        if before is not None and after is not None:
-            self.retries = (self.retries or 0) + after[0] - before[0]
-            self.device_allocs = (self.device_allocs or 0) + after[1] - before[1]
+        if self.retries is not None and self.device_allocs is not None:
+            self.retries += after["num_alloc_retries"] - before["num_alloc_retries"]
+            self.device_allocs += after["num_device_alloc"] - before["num_device_alloc"]
 
-    def _read(self) -> tuple[int, int] | None:
+    def _read(self) -> Mapping[str, int]:
         if self._device.type != "cuda":
-            return None
-        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
-        return stats["num_alloc_retries"], stats["num_device_alloc"]
+            return {}
+        stats: Mapping[str, int] = torch.cuda.memory_stats_as_nested_dict(self._device)
+        return stats
 
 
 class PeakMemory:
@@ -61,7 +58,7 @@ class PeakMemory:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device, self._is_counted = device, device.type == "cuda"
         self.allocated_bytes: int | None = None
         self.reserved_bytes: int | None = None
         self._reset()
@@ -83,62 +80,33 @@ class PeakMemory:
         Memory that is still allocated at its end counts from then on.
         """
         self._read_reserved()
-        if self._device.type == "cuda":
+        if self._is_counted:
             allocated = torch.cuda.max_memory_allocated(self._device)
             self.allocated_bytes = max(allocated, self.allocated_bytes or 0)
         yield
         self._reset()
 
     def _read_reserved(self) -> None:
-        if self._device.type == "cuda":
+        if self._is_counted:
             reserved = torch.cuda.max_memory_reserved(self._device)
             self.reserved_bytes = max(reserved, self.reserved_bytes or 0)
 
     def _reset(self) -> None:
-        if self._device.type == "cuda":
+        if self._is_counted:
             torch.cuda.reset_peak_memory_stats(self._device)
-
-
-class Allocator(Protocol):
-    """Counts the memory of a device, in bytes."""
-
-    def allocated(self) -> int:
-        """Return what is allocated now."""
-
-    def peak(self) -> int:
-        """Return the most that was allocated since `reset_peak`."""
-
-    def reset_peak(self) -> None:
-        """Begin a new peak at what is allocated now."""
-
-
-class _CudaAllocator:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def allocated(self) -> int:
-        return torch.cuda.memory_allocated(self._device)
-
-    def peak(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device)
-
-    def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self._device)
 
 
 def peak_parts(workload: Workload, context: Context) -> PeakParts | str:
     """Run two steps, and return what the peak of the second is made of.
 
-    A sentence that says why it is not known: on a CPU, for a CUDA graph, without a model.
+    Where that is not known, a sentence that says why: on a CPU, and without a model.
     """
     if context.device.type != "cuda":
         return _ON_CPU
-    if context.cuda_graph:
-        return FROM_GRAPH
-    return watch_peak(workload, context.device, _CudaAllocator(context.device)) or _NO_MODEL
+    return watch_peak(workload, context.device) or _NO_MODEL
 
 
-def watch_peak(workload: Workload, device: torch.device, allocator: Allocator) -> PeakParts | None:
+def watch_peak(workload: Workload, device: torch.device) -> PeakParts | None:
     """Run two steps, and return what the peak of the second is made of.
 
     None where the device has neither a module nor a tensor that an optimizer steps. All modules of
@@ -152,12 +120,13 @@ def watch_peak(workload: Workload, device: torch.device, allocator: Allocator) -
     weights = [tensor for tensor in held if tensor.device == device]
     if not weights:
         return None
-    allocator.reset_peak()
-    begin, gradients = allocator.allocated(), _GradientsAtPeak(weights, device, allocator)
+    torch.cuda.reset_peak_memory_stats(device)
+    begin, gradients = torch.cuda.memory_allocated(device), _GradientsAtPeak(weights, device)
     gradients_before = gradients.now_bytes
     with gradients.watching():
         workload.step()
     gradients.look()
+    at_peak = gradients.peak_bytes
     parameters = _storage_bytes(weights, device)
     states = _storage_bytes(
         (
@@ -169,13 +138,12 @@ def watch_peak(workload: Workload, device: torch.device, allocator: Allocator) -
         ),
         device,
     )
+    added = torch.cuda.max_memory_allocated(device) - begin
     return PeakParts(
         parameters_bytes=parameters,
-        gradients_bytes=gradients.peak_bytes,
+        gradients_bytes=at_peak,
         optimizer_bytes=states,
-        activations_bytes=max(
-            0, allocator.peak() - begin - (gradients.peak_bytes - gradients_before)
-        ),
+        activations_bytes=max(0, added - (at_peak - gradients_before)),
         other_bytes=max(0, begin - parameters - states - gradients_before),
     )
 
@@ -187,14 +155,15 @@ class _GradientsAtPeak:
     last look was reached with the gradients of the last look.
     """
 
-    def __init__(self, weights: Iterable[Tensor], device: torch.device, allocator: Allocator):
-        self._device, self._allocator = device, allocator
+    def __init__(self, weights: Iterable[Tensor], device: torch.device):
+        self._device = device
         self._trained = [tensor for tensor in weights if tensor.requires_grad]
         self._largest = 0
         self.now_bytes = self.peak_bytes = self._count()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
+        """Look at these moments inside the `with` block."""
         with ExitStack() as hooks:
             for parameter in self._trained:
                 handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -206,7 +175,7 @@ class _GradientsAtPeak:
 
     def look(self) -> None:
         """Where there is a new peak, take the gradients of the last look as those of the peak."""
-        largest = self._allocator.peak()
+        largest = torch.cuda.max_memory_allocated(self._device)
         if largest > self._largest:
             self._largest, self.peak_bytes = largest, self.now_bytes
         self.now_bytes = self._count()

@@ -92,13 +92,16 @@ def measurements(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterato
         is_sound = row.status is Status.OK and row.device_type == "cuda"
         if not is_sound or row.quick or row.neighbours or not model or ", " in model:
             continue
+        of = defining_settings(row)
+        if row.world_size > 1:
+            of["node_count"] = str(row.node_count)
         joint = {len(uuids): "+", 1: "/"}.get(row.world_size)
         main = next((name for name in _FIGURES if getattr(row, name)), None)
         for name in filter(None, (main, _BURST)):
             if value := getattr(row, name):
                 yield Measurement(
                     model=model,
-                    of=_quantity(row),
+                    of=of,
                     metric=name,
                     unit=units("points")[name],
                     fabric="; ".join(row.transports or ()) if row.world_size > 1 else "",
@@ -108,15 +111,13 @@ def measurements(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterato
                 )
 
 
-def _quantity(row: PointRow) -> dict[str, str]:
-    """Return the settings that make a point the same in every run."""
+def defining_settings(row: PointRow) -> dict[str, str]:
+    """Return the settings that make a point the same in every run, without options at defaults."""
     values: dict[str, Any] = {"workload": row.workload, **row.params}
     for name in OPTIONAL:
         if (value := setting(row, name)) != RUN_SETTINGS[name].default:
             values[name] = value
     for name in filter(None, ("precision", batch_column(row), "world_size")):
         values[name] = getattr(row, name)
-    if row.world_size > 1:
-        values["node_count"] = row.node_count
     known = {name: setting_text(value) for name, value in values.items() if value is not None}
     return {plain(name): plain(text) for name, text in known.items()}

@@ -47,8 +47,6 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
     """
     folder, name = _separate(Path(root), text)
     ids = _origins(folder)
-    if name != LATEST and (elsewhere := _elsewhere(folder, name, ids)):
-        raise ResultsError(elsewhere)
     if not ids:
         raise ResultsError(no_runs(folder))
     if name == LATEST:
@@ -128,28 +126,21 @@ def no_runs(root: Path) -> str:
 
 
 def _separate(root: Path, text: str) -> tuple[Path, str]:
-    """Find the results folder, and what is asked of it."""
-    if os.sep not in text:
-        return root, text
-    path = Path(text).resolve()
-    # Path's own would raise for a name that no folder can have.
-    if os.path.isdir(path) and path.parent.name in TABLE_NAMES:  # noqa: PTH112
-        return path.parents[1], path.name
+    """Return the results folder, and what is asked of it."""
     head, name = os.path.split(text)
+    if not head:
+        return root, text
+    # The path of a run in a table, as results/runs/RUN, or of a part in it.
+    for path in (Path(text), Path(head)):
+        # Path's own would raise for a name that is too long.
+        if path.parent.name in TABLE_NAMES and os.path.isdir(path):  # noqa: PTH112
+            return path.parents[1], path.name
     for folder in (root / head, Path(head)):
         if os.path.isdir(folder / "runs"):  # noqa: PTH112
             return folder, name
-    return root, _run_of_path(root, text)
-
-
-def _run_of_path(root: Path, text: str) -> str:
-    path = Path(text).resolve()
-    inside = path.relative_to(root.resolve()).parts if path.is_relative_to(root.resolve()) else ()
-    if len(inside) < 2 or inside[0] not in TABLE_NAMES:
-        raise ResultsError(
-            f"{text}: not a run of {root}; give {root}/runs/RUN_ID, or the folder with --results"
-        )
-    return inside[1]
+    raise ResultsError(
+        f"{text}: not a run of {root}; give {root}/runs/RUN_ID, or the folder with --results"
+    )
 
 
 def _resolve(root: Path, name: str, ids: Mapping[str, _Origin]) -> str:
@@ -165,19 +156,6 @@ def _resolve(root: Path, name: str, ids: Mapping[str, _Origin]) -> str:
 def _newest_readable(root: Path, ids: Sequence[str]) -> str:
     """Find the newest of these runs whose row can be read; where there is none, the newest."""
     return next((run_id for run_id in reversed(ids) if _origin_in_row(root, run_id)), ids[-1])
-
-
-def _elsewhere(root: Path, name: str, ids: Mapping[str, _Origin]) -> str:
-    """Where a run is that `root` has not, but a results folder inside it; empty where it is not."""
-    if not name or any(i.startswith(name) or origin.job == name for i, origin in ids.items()):
-        return ""
-    inside = [
-        folder
-        for folder in results_folders(root)
-        if any(known.startswith(name) for known in run_folders(root / folder / "runs"))
-    ]
-    text = ", ".join(f"{root / folder} has: give {folder}/{name}" for folder in inside)
-    return f"{root}: no run {name!r}; {text}" if inside else ""
 
 
 def _origins(root: Path) -> dict[str, _Origin]:

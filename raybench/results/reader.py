@@ -31,7 +31,6 @@ from raybench.results.folder import (
 from raybench.results.lock import LOGS, has_driver
 from raybench.results.parts import (
     UnreadablePartsError,
-    attempts_in,
     plain_rows,
     read_parts,
 )
@@ -47,12 +46,11 @@ __all__ = [
     "find_run",
     "latest",
     "load",
-    "load_attempt",
     "pick",
     "read_run",
     "read_runs",
     "read_table",
-    "samples_of_each",
+    "rows_of_attempts",
     "traces",
 ]
 
@@ -89,67 +87,44 @@ def read_table(
     return _read_undamaged(Path(root) / table, parts, table, wanted)
 
 
-def load_attempt(root: Path, table: str, run_id: str, point_id: str, attempt: int) -> pd.DataFrame:
-    """As `load`, the rows of one attempt at one point: of a table that has these columns."""
-    home = _homes(root, table, run_id, [(point_id, attempt)]).get((point_id, attempt))
-    paths = _parts(root, table, run_id) if home is None else [home]
-    from raybench.results.tables import schema
-
-    read = read_parts(paths, table, schema(table))
-    frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict")
-    return frame[(frame["point_id"] == point_id) & (frame["attempt"] == attempt)]
-
-
-def samples_of_each(
+def rows_of_attempts(
     root: Path,
+    table: str,
     run_id: str,
     attempts: Iterable[tuple[str, int]],
-    columns: Sequence[str],
+    columns: Sequence[str] | None = None,
 ) -> Iterator[pd.DataFrame]:
-    """Read the samples of each of these attempts (point_id, attempt), in turn; of some columns.
+    """Yield the rows of each of these attempts (point_id, attempt), in turn; of some columns.
 
-    One part at a time is in memory, but for attempts that somebody has put elsewhere.
+    table: one that has these two columns. The whole table may not fit into memory: a part that is
+    named after an attempt is read when its turn comes, the others together.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     from raybench.results.tables import schema
 
-    whole = schema("samples")
+    whole = schema(table)
+    columns = whole.names if columns is None else list(columns)
     wanted = pa.schema([whole.field(name) for name in dict.fromkeys((*_ATTEMPT, *columns))])
-    attempts = list(attempts)
-    homes = _homes(root, "samples", run_id, attempts)
+    paths = _parts(root, table, run_id)
+    named = {path: _ONE_ATTEMPT.match(path.name) for path in paths}
+    own = {(name[1], int(name[2])): (path,) for path, name in named.items() if name}
+    others = tuple(path for path, name in named.items() if not name)
 
     @lru_cache(maxsize=1)
-    def rows_of(home: Path | None) -> pa.Table:
-        paths = _parts(root, "samples", run_id) if home is None else [home]
-        return read_parts(paths, "samples", wanted)
+    def read(paths: tuple[Path, ...]) -> pa.Table:
+        return read_parts(paths, table, wanted)
 
     for point_id, attempt in attempts:
-        found = rows_of(homes.get((point_id, attempt)))
-        is_mine = pc.and_(
+        found = read(own.get((point_id, attempt), others))
+        is_wanted = pc.and_(
             pc.equal(found["point_id"], point_id), pc.equal(found["attempt"], attempt)
         )
-        frame: pd.DataFrame = found.filter(is_mine).select(list(columns)).to_pandas()
+        frame: pd.DataFrame = (
+            found.filter(is_wanted).select(columns).to_pandas(maps_as_pydicts="strict")
+        )
         yield frame
-
-
-def _homes(
-    root: Path, table: str, run_id: str, attempts: Sequence[tuple[str, int]]
-) -> dict[tuple[str, int], Path]:
-    """Return the part of each attempt, as far as file names tell: rows may have been moved.
-
-    A part of one attempt is named after it, one of several as that of their rows in `points`.
-    """
-    paths = {path.name: path for path in _parts(root, table, run_id)}
-    named = {name: _ONE_ATTEMPT.match(name) for name in paths}
-    homes = {(one[1], int(one[2])): paths[name] for name, one in named.items() if one}
-    if not homes.keys() >= set(attempts):
-        for points in _parts(root, "points", run_id):
-            if points.name in paths and not named[points.name]:
-                together = attempts_in([points], "points")
-                homes.update(dict.fromkeys(together, paths[points.name]))
-    return homes
 
 
 def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:

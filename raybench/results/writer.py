@@ -26,9 +26,9 @@ from raybench.results.lock import LOGS, check_run_id, one_line
 from raybench.results.parts import attempts_in
 from raybench.results.point_row import make_unwritten, point_row
 from raybench.results.run import Run
-from raybench.results.summary_row import SummaryRow
 from raybench.results.tables import (
     TABLES,
+    SummaryRow,
     arrow_table,
     module_rows,
     region_rows,
@@ -93,78 +93,58 @@ class RunStore:
         batch: each with the point's position in the plan; parts sort in this order.
         Return them as they were kept: one of which no row can be made is an error in its row.
         """
-        part = _part_name(batch)
-        kept = [self._tables(record) for _, record in batch]
-        self._write_each("samples", part, [each.samples for each in kept])
-        whole = [(index, each.record) for (index, _), each in zip(batch, kept, strict=True)]
-        self._write_traces(whole)
-        self._write_logs(whole)
-        self._write_each("modules", part, [each.modules for each in kept])
-        self._write_each("regions", part, [each.regions for each in kept])
-        self._write_each("points", part, [each.point for each in kept])
-        return [each.record for each in kept]
+        import pyarrow as pa
+
+        made = [(index, *self._make_tables(record)) for index, record in batch]
+        for index, record, _ in made:
+            name = _part_name([(index, record)])
+            for measurement in record.measurements:
+                if profile := measurement.profile:
+                    trace = self.traces / f"{name}-rank{measurement.rank}.json.gz"
+                    self._write_file(trace, profile.trace)
+            for rank, output in enumerate(record.outputs):
+                if output:
+                    log = self._folder(LOGS) / f"{name}-rank{rank}.txt"
+                    self._write_file(log, f"{output}\n".encode("utf-8", "replace"))
+        # The row of a point last: it says that all else is there.
+        for table in ("samples", "modules", "regions", "points"):
+            if found := [whole for *_, tables in made if (whole := tables[table]) is not None]:
+                self._write(table, _part_name(batch), pa.concat_tables(found))
+        return [record for _, record, _ in made]
 
     @property
     def traces(self) -> Path:
         """The folder of the traces of profiled points, which is made with the first."""
         return self._folder("traces")
 
-    def _tables(self, record: Record) -> _Tables:
-        """Before anything is written: samples without a row would be of no use."""
-        try:
-            return self._tables_of(record)
-        except Exception as error:  # whatever it is, it may not cost the other points
-            return self._tables_of(make_unwritten(record, error))
+    def _make_tables(self, record: Record) -> tuple[Record, dict[str, pa.Table | None]]:
+        """Return the record as it is kept, and its rows by table; None where a table has none.
 
-    def _tables_of(self, record: Record) -> _Tables:
+        They are made before anything is written: samples without a row would be of no use.
+        """
+        try:
+            return record, self._rows_by_table(record)
+        except Exception as error:  # whatever it is, it may not cost the other points
+            unwritten = make_unwritten(record, error)
+            return unwritten, self._rows_by_table(unwritten)
+
+    def _rows_by_table(self, record: Record) -> dict[str, pa.Table | None]:
         import pyarrow as pa
 
         columns = sample_columns(self.run_id, record)
-        point = point_row(self.run_id, record, self.measure, self.code)
-        return _Tables(
-            record=record,
-            samples=pa.table(columns, schema("samples")) if columns else None,
-            modules=_table("modules", list(map(to_row, module_rows(self.run_id, record)))),
-            regions=_table("regions", list(map(to_row, region_rows(self.run_id, record)))),
-            point=_table("points", [to_row(point)]),
-        )
+        rows: dict[str, Sequence[Any]] = {
+            "modules": module_rows(self.run_id, record),
+            "regions": region_rows(self.run_id, record),
+            "points": [point_row(self.run_id, record, self.measure, self.code)],
+        }
+        return {
+            "samples": pa.table(columns, schema("samples")) if columns else None,
+            **{table: _table(table, list(map(to_row, found))) for table, found in rows.items()},
+        }
 
     def _of_run(self, record: Any) -> dict[str, Any]:
         """Return a row of what a run has, as a device."""
         return {"run_id": self.run_id, **to_row(record)}
-
-    def _write_each(self, table: str, part: str, contents: Sequence[pa.Table | None]) -> None:
-        import pyarrow as pa
-
-        if there_are := [content for content in contents if content is not None]:
-            self._write(table, part, pa.concat_tables(there_are))
-
-    def _write_traces(self, batch: Sequence[tuple[int, Record]]) -> None:
-        """Write a trace per profiled rank, for Perfetto."""
-        profiles = [
-            (_part_name([(index, record)]), measurement.rank, measurement.profile)
-            for index, record in batch
-            for measurement in record.measurements
-            if measurement.profile
-        ]
-        if profiles:
-            with one_line(self.traces):
-                self.traces.mkdir(parents=True, exist_ok=True)
-        for name, rank, profile in profiles:
-            path = self.traces / f"{name}-rank{rank}.json.gz"
-            with one_line(path):
-                path.write_bytes(profile.trace)
-
-    def _write_logs(self, batch: Sequence[tuple[int, Record]]) -> None:
-        """Write what each rank wrote, if it wrote anything, as text."""
-        for index, record in batch:
-            name = _part_name([(index, record)])
-            for rank, output in enumerate(record.outputs):
-                path = self._folder(LOGS) / f"{name}-rank{rank}.txt"
-                with one_line(path):
-                    if output:
-                        path.parent.mkdir(parents=True, exist_ok=True)
-                        path.write_text(f"{output}\n", encoding="utf-8", errors="replace")
 
     def write_telemetry(
         self, batch: Sequence[tuple[int, Record]], samples: Sequence[DeviceSample]
@@ -207,8 +187,9 @@ class RunStore:
             self._write(table, part, whole)
 
     def _write(self, table: str, part: str, whole: pa.Table) -> None:
-        path = self._part(table, part)
-        content = _as_parquet(whole, table)
+        self._write_file(self._part(table, part), _as_parquet(whole, table))
+
+    def _write_file(self, path: Path, content: pa.Buffer | bytes) -> None:
         if not self._folder("runs").is_dir():
             raise ResultsError(
                 f"{self.root}: the folders of run {self.run_id} are gone: they were removed or "
@@ -217,17 +198,6 @@ class RunStore:
         with one_line(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _write_aside(content, path)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tables:
-    """The rows of one attempt by table; None where a table has none."""
-
-    record: Record
-    samples: pa.Table | None
-    modules: pa.Table | None
-    regions: pa.Table | None
-    point: pa.Table | None
 
 
 def _table(table: str, content: list[dict[str, Any]]) -> pa.Table | None:
@@ -248,7 +218,7 @@ def name_together(first: str, count: int) -> str:
     return first if count == 1 else f"{first}-and-{count - 1}-more"
 
 
-def _write_aside(content: pa.Buffer, path: Path) -> None:
+def _write_aside(content: pa.Buffer | bytes, path: Path) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         aside.unlink(missing_ok=True)  # a link there would lead elsewhere

@@ -1,9 +1,7 @@
 """Shares of a global batch for devices of different speed: how much each gets, and how fast it is.
 
 A step of `items` takes a device alone fixed_s + items / items_per_s, or what was measured of it.
-Devices that are to finish together get what each of them does until a moment tau: a closed formula,
-with nothing for a device whose fixed seconds are longer, and no more than its memory holds (water
-filling). Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -11,16 +9,14 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import itemgetter
 
 import numpy as np
 
-# A step that was measured to be no longer than one of fewer items counts as longer by this share.
-_LONGER = 1e-9
 # Shares are corrected until the devices' own steps differ by a smaller share, or so many times.
 _NEAR, _CORRECTIONS = 0.01, 3
 # Devices whose speeds differ by a smaller share are alike: none of them is left out.
@@ -67,43 +63,27 @@ class DeviceSpeed:
         """Return the seconds of a step of so many items; 0 for no items."""
         if not items:
             return 0.0
-        place = bisect_right(self.knots, items, key=itemgetter(1)) - 1
-        (begin_s, done), rate = self.knots[place], self.rates[place]
-        return begin_s + (items - done) / rate
-
-    def items_by(self, moment_s: float) -> float:
-        """Return how many items are done this many seconds after the begin of a step."""
-        place = bisect_right(self.knots, moment_s, key=itemgetter(0)) - 1
-        if place < 0:
-            return 0.0
-        begin_s, done = self.knots[place]
-        return done + (moment_s - begin_s) * self.rates[place]
+        knots = self._knots
+        place = bisect_right(knots, items, key=itemgetter(0)) - 1
+        done, begin_s = knots[place]
+        if place + 1 == len(knots):
+            return begin_s + (items - done) / self.items_per_s
+        until, end_s = knots[place + 1]
+        return begin_s + (items - done) / (until - done) * (end_s - begin_s)
 
     def with_step(self, items: int, seconds: float) -> DeviceSpeed:
         """Return the speed with one more measured step, in place of one with as many items."""
         return replace(self, steps=tuple(sorted({**dict(self.steps), items: seconds}.items())))
 
     @cached_property
-    def knots(self) -> Sequence[tuple[float, int]]:
-        """The (seconds, items) at which the rate changes, both rising; the first has no items.
+    def _knots(self) -> Sequence[tuple[int, float]]:
+        """The (items, seconds) between which times are interpolated; the first has no items.
 
         A step that was measured to be shorter than one of fewer items counts as long as that one.
         """
-        if not self.steps:
-            return ((self.fixed_s, 0),)
-        knots = [(min(self.fixed_s, *(seconds for _, seconds in self.steps)), 0)]
-        for items, seconds in self.steps:
-            knots.append((max(seconds, knots[-1][0] * (1 + _LONGER) + _LONGER), items))
-        return knots
-
-    @cached_property
-    def rates(self) -> Sequence[float]:
-        """Items a second from each knot on."""
-        between = [
-            (items - done) / (end_s - begin_s)
-            for (begin_s, done), (end_s, items) in pairwise(self.knots)
-        ]
-        return (*between, self.items_per_s)
+        items, seconds = zip((0, self.fixed_s), *self.steps, strict=True)
+        rising = accumulate(seconds[1:], max, initial=min(seconds))
+        return list(zip(items, rising, strict=True))
 
 
 def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
@@ -139,20 +119,23 @@ def fast_shares(are_fast: Sequence[bool], batch: int, unit: int = 1) -> Shares:
 def shares_by_speed(speeds: Sequence[DeviceSpeed], batch: int, unit: int = 1) -> Shares:
     """Share out the batch so that the last device finishes as early as possible.
 
-    Each gets the whole units that it does until all would be done together; each unit that remains
-    goes to the device that finishes it first, which is optimal.
+    Unit after unit goes to the device that finishes it first. That is optimal, because a step never
+    gets shorter with more items; a device whose memory is full gets no more.
     Raises ValueError where the batch is not a multiple of the unit, or the devices' memory cannot
     hold it.
     """
-    units, rooms = _units(batch, unit), [_room(speed, unit) for speed in speeds]
+    rooms = [math.inf if speed.most is None else speed.most // unit for speed in speeds]
+    units = _units(batch, unit)
     if sum(rooms) < units:
         raise ValueError(f"the devices hold {unit * sum(rooms):.0f} items together, not {batch}")
-    tau_s = _finish_s(speeds, [unit * room for room in rooms], batch)
-    shares = [
-        int(min(room, _whole_units(speed, tau_s, unit)))
-        for speed, room in zip(speeds, rooms, strict=True)
-    ]
-    _settle(shares, speeds, rooms, units, unit)
+    shares = [0] * len(speeds)
+    queue = [(speed.step_s(unit), at) for at, speed in enumerate(speeds) if rooms[at]]
+    heapq.heapify(queue)
+    for _ in range(units):
+        _, at = heapq.heappop(queue)
+        shares[at] += 1
+        if shares[at] < rooms[at]:
+            heapq.heappush(queue, (speeds[at].step_s(unit * (shares[at] + 1)), at))
     return tuple(unit * share for share in shares)
 
 
@@ -221,72 +204,3 @@ def _units(batch: int, unit: int) -> int:
     if batch % unit:
         raise ValueError(f"a batch of {batch} is not made up of units of {unit}")
     return batch // unit
-
-
-def _room(speed: DeviceSpeed, unit: int) -> float:
-    return math.inf if speed.most is None else speed.most // unit
-
-
-def _whole_units(speed: DeviceSpeed, tau_s: float, unit: int) -> int:
-    return max(0, math.floor(speed.items_by(tau_s) / unit))
-
-
-def _finish_s(speeds: Sequence[DeviceSpeed], rooms: Sequence[float], batch: int) -> float:
-    """Return the seconds after which the devices together have done the batch.
-
-    Each begins after its fixed seconds and stops when its memory is full (rooms, in items). The
-    items done grow linearly between the moments at which the rate of a device changes.
-    """
-    turns = [
-        turn for speed, room in zip(speeds, rooms, strict=True) for turn in _turns(speed, room)
-    ]
-    turns.sort()
-    at_s, done, rate = turns[0][0], 0.0, 0.0
-    for turn_s, change in turns:
-        if done + rate * (turn_s - at_s) >= batch:
-            break
-        done += rate * (turn_s - at_s)
-        at_s, rate = turn_s, rate + change
-    return at_s + (batch - done) / rate if rate > 0 else at_s
-
-
-def _turns(speed: DeviceSpeed, room: float) -> Iterator[tuple[float, float]]:
-    """Yield (seconds, change of the rate in items per second) of a device until it is full."""
-    before = 0.0
-    for (begin_s, done), rate in zip(speed.knots, speed.rates, strict=True):
-        if done >= room:
-            break
-        yield begin_s, rate - before
-        before = rate
-    if room < math.inf:
-        yield (speed.step_s(int(room)) if room else speed.knots[0][0]), -before
-
-
-def _settle(
-    shares: list[int],
-    speeds: Sequence[DeviceSpeed],
-    rooms: Sequence[float],
-    units: int,
-    unit: int,
-) -> None:
-    """Change `shares`, in units, until they add up to `units`.
-
-    Units too many, by rounding errors, are taken from the slowest device; each unit that remains
-    goes to the device that finishes it first.
-    """
-
-    def with_one_more_s(place: int) -> float:
-        return speeds[place].step_s(unit * (shares[place] + 1))
-
-    while sum(shares) > units:
-        last = max(range(len(shares)), key=lambda p: speeds[p].step_s(unit * shares[p]))
-        shares[last] -= 1
-    queue = [(with_one_more_s(p), p) for p, share in enumerate(shares) if share < rooms[p]]
-    heapq.heapify(queue)
-    for _ in range(units - sum(shares)):
-        _, place = queue[0]
-        shares[place] += 1
-        if shares[place] < rooms[place]:
-            heapq.heapreplace(queue, (with_one_more_s(place), place))
-        else:
-            heapq.heappop(queue)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 
 from raybench.analysis.history import HistoryRow
 from raybench.report import formatting, plain_text
@@ -23,18 +23,20 @@ from raybench.report.point_settings import point_names
 _LABEL_CHARS = 60
 # More points than can be told apart by colour get a panel each; the first ones have the steps.
 _MOST_PANELS, _PANEL_HEIGHT = 40, 150
-_DAY_S = 86_400
 
 
 def history_figure(rows: Sequence[HistoryRow]) -> Figure:
     """Draw a line for each point and machine, its levels dashed, a rule at each step.
 
-    Few of them are drawn in one panel, many in one each, those with steps first.
+    Few of them are drawn in one panel, many in one each, those with steps first. Points of one run
+    alone are left out, unless all are.
     rows: as `raybench.analysis.history.history` gives them.
     """
     several = len({row.machine for row in rows}) > 1
     marks = [_mark(row, name, several) for row, name in zip(rows, point_names(rows), strict=True)]
-    lines = list(dict.fromkeys(mark["line"] for mark in marks))
+    counts = Counter(mark["line"] for mark in marks)
+    # A single run is no history.
+    lines = [line for line, count in counts.items() if count > 1] or list(counts)
     stepped = {mark["line"] for mark in marks if mark["is_step"]}
     shown = sorted(lines, key=lambda line: line not in stepped)[:_MOST_PANELS]
     groups = [lines] if len(lines) <= MOST_LINES else [[line] for line in shown]
@@ -68,7 +70,13 @@ def _mark(row: HistoryRow, name: str, several: bool) -> Mark:
 
 
 def _layers(marks: Sequence[Mark], lines: Sequence[str], ticks: int) -> list[Spec]:
-    x, color = _times(marks, ticks), by_series(lines, "color")
+    x: Spec = {
+        "type": "temporal",
+        "title": "UTC",
+        "axis": {"labelOverlap": True, "tickCount": ticks, "format": "%m-%d %H:%M"},
+        "scale": {"type": "utc", "padding": 12},
+    }
+    color = by_series(lines, "color")
     y: Spec = {
         "type": "quantitative",
         "title": "step time, ms",
@@ -91,22 +99,3 @@ def _layers(marks: Sequence[Mark], lines: Sequence[str], ticks: int) -> list[Spe
         # Between the runs only levels are lines.
         *(one for one in line_chart(marks, lines, x, y) if one["mark"]["type"] != "line"),
     ]
-
-
-def _times(marks: Sequence[Mark], ticks: int) -> Spec:
-    """Return the axis of time, with days, or with hours where all runs are of few days."""
-    known = [datetime.fromisoformat(mark["x"]) for mark in marks]
-    first, last = min(known), max(known)
-    days = (last - first).total_seconds() / _DAY_S
-    form, title = "%Y-%m-%d", None
-    if days < 1:
-        form, title = "%H:%M", f"{first:%Y-%m-%d}, UTC"
-    elif days < ticks:
-        form, title = "%m-%d %H:%M", "UTC"
-    axis = {"format": form, "labelOverlap": True, "tickCount": ticks}
-    return {
-        "type": "temporal",
-        "title": title,
-        "axis": axis,
-        "scale": {"type": "utc", "padding": 12},
-    }

@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import Any
 
 from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import EXECUTION, OPTIONAL, batch_column, setting
-from raybench.job.point import RUN_SETTINGS
+from raybench.analysis.settings import EXECUTION
 from raybench.records import FAILURES, NOT_RUN
 from raybench.report import formatting
 from raybench.report.json_text import plain_rows
 from raybench.report.plain_text import plain
+from raybench.report.references import defining_settings
 from raybench.report.summary import Summary
 
 # Numbers that say which point it is, not what was measured.
@@ -46,16 +46,7 @@ class ExportedPoint:
     @cached_property
     def settings(self) -> dict[str, str]:
         """Return all settings that define the point, the same in every run that has it."""
-        point = self.point
-        names = ["precision", *filter(None, [batch_column(point)]), "world_size"]
-        options = {
-            name: formatting.setting(name, value)
-            for name in OPTIONAL
-            if (value := setting(point, name)) != RUN_SETTINGS[name].default
-        }
-        fixed = {name: getattr(point, name) for name in names}
-        given = {"workload": point.workload, **point.params, **options, **fixed}
-        return {plain(name): plain(value) for name, value in given.items()}
+        return defining_settings(self.point)
 
     @property
     def name(self) -> str:

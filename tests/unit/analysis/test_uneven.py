@@ -97,7 +97,6 @@ def test_ranks_without_a_share_are_no_part_of_the_step(one):
 def test_the_fast_ones_wait_for_the_slow_one_of_equal_shares(one):
     equal = one.scenarios["equal"]
     assert [rank.wait_ms for rank in equal.ranks] == [10.0, 10.0, 0.0]
-    assert equal.exchange_ms == pytest.approx(1.0)
     assert equal.idle_share_of_fast == pytest.approx(10 / 21)
     assert equal.prediction_error == pytest.approx(0.02)
     assert one.scenarios["by_speed"].idle_share_of_fast == 0

@@ -201,9 +201,6 @@ def test_a_run_of_a_results_folder_inside_is_found_by_the_folder_s_name(clone, c
         done = command("show", run, results=Path("mine"))
         assert (done.code, done.err) == (0, "")
         assert make_point().point_id in done.out
-    done = command("report", "run-old", results=Path("mine"))
-    assert done.code == 2
-    assert done.err == "mine: no run 'run-old'; mine/examples has: give examples/run-old\n"
     # The runs of others are not mine.
     done = command("list", "--json", results=Path("mine"))
     assert [run["run_id"] for run in json.loads(done.out)["runs"]] == ["mine-1"]

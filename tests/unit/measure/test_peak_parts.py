@@ -16,18 +16,21 @@ STATE = 2 * PARAMETERS + 4
 
 
 class Allocator:
+    """What torch's functions say: allocated now, and the most since the last reset."""
+
     def __init__(self) -> None:
-        self.now = BEGIN
         self.most = BEGIN
 
-    def allocated(self) -> int:
-        return self.now
 
-    def peak(self) -> int:
-        return self.most
-
-    def reset_peak(self) -> None:
-        self.most = self.now
+@pytest.fixture
+def allocator(monkeypatch) -> Allocator:
+    allocator = Allocator()
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: BEGIN)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: allocator.most)
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda _: setattr(allocator, "most", BEGIN)
+    )
+    return allocator
 
 
 class Trains(Workload):
@@ -52,10 +55,9 @@ class Trains(Workload):
 
 
 @pytest.mark.parametrize(("where", "gradients"), [("forward", 0), ("optimizer", PARAMETERS)])
-def test_gradients_are_those_that_are_there_when_memory_is_largest(where, gradients):
-    allocator = Allocator()
+def test_gradients_are_those_that_are_there_when_memory_is_largest(allocator, where, gradients):
     trains = Trains(allocator, where)
-    found = watch_peak(trains, CPU, allocator)
+    found = watch_peak(trains, CPU)
     assert found.optimizer_bytes == STATE
     assert found.gradients_bytes == gradients
     assert found.activations_bytes == PEAK - BEGIN - gradients
@@ -69,10 +71,11 @@ class Bare(Workload):
 
 
 def parameter_bytes(workload: Workload) -> int:
-    found = watch_peak(workload, CPU, Allocator())
+    found = watch_peak(workload, CPU)
     return found.parameters_bytes if found else 0
 
 
+@pytest.mark.usefixtures("allocator")
 def test_a_model_is_found_wherever_a_workload_holds_it():
     class Infers(Bare):
         def __init__(self) -> None:

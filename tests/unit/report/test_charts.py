@@ -296,19 +296,6 @@ def test_up_to_seven_points_share_a_panel_and_more_have_one_each():
 
 
 @pytest.mark.parametrize(
-    ("apart", "form"),
-    [
-        (timedelta(minutes=5), "%H:%M"),
-        (timedelta(hours=12), "%m-%d %H:%M"),
-        (timedelta(days=9), "%Y-%m-%d"),
-    ],
-)
-def test_ticks_tell_the_hours_where_days_would_be_the_same(apart, form):
-    layers = history_figure(runs(2, apart=apart)).panels[0].layers
-    assert {layer["encoding"]["x"]["axis"]["format"] for layer in layers} == {form}
-
-
-@pytest.mark.parametrize(
     ("base", "new"),
     [
         ("a" * 40, "a" * 40 + "+changes"),

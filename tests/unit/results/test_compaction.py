@@ -84,9 +84,9 @@ def test_a_second_time_there_is_nothing_to_do(store):
 
 def test_the_samples_of_an_attempt_are_found(store):
     last = make_point(world_size=4).point_id
-    before = reader.load_attempt(store.root, "samples", RUN, last, 1)
+    [before] = reader.rows_of_attempts(store.root, "samples", RUN, [(last, 1)])
     compact_run(store.root, RUN)
-    after = reader.load_attempt(store.root, "samples", RUN, last, 1)
+    [after] = reader.rows_of_attempts(store.root, "samples", RUN, [(last, 1)])
     assert len(after) == len(before) > 0
     assert [path.name for path in parts(store, "samples")] == [parts(store, "points")[0].name]
 

@@ -32,7 +32,7 @@ from raybench.records import ModuleTime, Profile, Status
 from raybench.results import reader
 from raybench.results.lock import hold_run
 from raybench.results.point_row import point_metrics
-from raybench.results.reader import find_run, load, load_attempt, read_runs, read_table
+from raybench.results.reader import find_run, load, read_runs, read_table
 from raybench.results.run import RunStatus
 from raybench.results.tables import TABLES, schema
 from raybench.results.writer import RunStore, check_writable
@@ -159,11 +159,10 @@ def test_attempts_that_ended_together_share_their_parts_and_are_found_there(resu
         part = pq.read_table(results / table / "run-old" / name)
         assert len(set(part["point_id"].to_pylist())) == attempts
     asked = [(record.point.point_id, 1) for record in reversed(records)]
-    each = list(reader.samples_of_each(results, "run-old", asked, ["rank", "point_id"]))
-    for (point_id, attempt), size, found in zip(asked, reversed(sizes), each, strict=True):
+    each = reader.rows_of_attempts(results, "samples", "run-old", asked, ["rank", "point_id"])
+    for (point_id, _), size, found in zip(asked, reversed(sizes), each, strict=True):
         assert set(found["point_id"]) == {point_id}
         assert sorted(found["rank"].unique()) == list(range(size))
-        assert len(load_attempt(results, "samples", "run-old", point_id, attempt)) == len(found)
 
 
 def test_a_full_disk_leaves_no_half_part_and_is_one_line(results):

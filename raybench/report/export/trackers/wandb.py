@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from raybench.errors import UsageError
-from raybench.report.export.points import ExportedPoint, exported_points
+from raybench.report.export.points import ExportedPoint, exported_points, facts_of_run
 from raybench.report.plain_text import plain
 from raybench.report.summary import Summary
 
@@ -51,15 +51,8 @@ def upload(summary: Summary) -> str:
 
 def _write_point(wandb: Any, project: str, point: ExportedPoint, summary: Summary) -> None:
     run, row = summary.run, point.row
-    facts = {
-        "run_id": run.run_id,
-        "job_name": run.job_name,
-        "started_at": run.started_at.isoformat(),
-        "git_commit": run.git_commit,
-        "machine": summary.machine,
-        "versions": dict(summary.versions),
-        "tags": dict(run.tags),
-    }
+    named = {"run_id": run.run_id, "job_name": run.job_name}
+    facts = {**named, "started_at": run.started_at.isoformat(), **facts_of_run(summary)}
     written = wandb.init(
         project=project,
         group=run.run_id,
