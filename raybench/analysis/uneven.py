@@ -99,23 +99,6 @@ class Scenario:
         return probe_speeds(self.row)
 
     @property
-<<<<<<< HEAD
-    def exchange_ms(self) -> float | None:
-        """What the step takes beyond the longest own step of a rank."""
-        own = [rank.own_ms for rank in self.ranks if rank.own_ms is not None]
-        return self.step_ms - max(own) if own else None
-=======
-    def efficiency(self) -> float | None:
-        """Samples/s over what all devices, idle ones included, do alone; None where not known."""
-        return self.throughput / sum(self.speeds) if self.speeds else None
-
-    @property
-    def devices_used(self) -> int:
-        """Those that have a share."""
-        return sum(rank.items > 0 for rank in self.ranks) or self.row.world_size
->>>>>>> main
-
-    @property
     def idle_share_of_fast(self) -> float | None:
         """Share of the step for which the fast devices in use wait for the last one."""
         waits = [r.wait_ms for r in self.ranks if r.is_fast and r.wait_ms is not None]

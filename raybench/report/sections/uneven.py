@@ -105,11 +105,6 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
     ) -> ColumnOf[_Line]:
         return Column(title=title, drop=drop), lambda line: cell(line[0], line[1])
 
-<<<<<<< HEAD
-    columns: list[ColumnOf[_Line]] = [
-        *_fleet_columns(lambda line: line[1], lambda line: line[2]),
-        (_setting("shares"), lambda line: line[0].shares),
-=======
     columns = [
         setting("speed", lambda ln: f"{ln[1].probe_ratio:.2f}" if ln[2] else "", is_text=False),
         setting(
@@ -118,8 +113,6 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
             is_text=True,
         ),
         setting("shares", lambda ln: ln[0].shares, is_text=True),
-        column("used", lambda one, _: str(one.devices_used), 4),
->>>>>>> main
         (
             Column(title="samples", is_text=True),
             lambda ln: "/".join(str(rank.items) for rank in ln[0].ranks),
@@ -129,20 +122,9 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
         column("samples/s", lambda one, _: formatting.number(one.throughput), 7),
         column("over equal", _over_equal),
         column("fast idle", lambda one, _: _percent(one.idle_share_of_fast)),
-<<<<<<< HEAD
-=======
-        column("GiB", lambda one, _: formatting.gib(one.row.peak_mem_allocated_bytes), 0),
-        column("samples/J", lambda one, _: formatting.number(one.row.samples_per_joule), 1),
-        column("gradients", lambda one, _: _gradient_error(one), 2),
->>>>>>> main
     ]
     subject = str(fleets[0].first.workload)
     return make_table(lines, columns, subject=subject, kind="slow devices")
-
-
-def _gradient_error(scenario: Scenario) -> str:
-    error = scenario.row.gradient_error
-    return "" if error is None else f"{error:.0e}"
 
 
 def _over_equal(scenario: Scenario, fleet: Fleet) -> str:
