@@ -360,7 +360,6 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     from raybench.analysis.rounds import Trials, mean_of_rounds
     from raybench.analysis.rows import typed_rows
     from raybench.analysis.step_times import (
-        device_states,
         join_rounds,
         rank_steps,
         slowest_modules,
@@ -391,7 +390,6 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     # The first round that was profiled, or taken apart, stands for all.
     modules, regions = read("modules")[0], read("regions")[0]
     samples = join_rounds(read("samples"))
-    telemetry = reader.load(results, "telemetry", run_id)
     return PointDetails(
         row=row,
         rounds=len(measured),
@@ -399,7 +397,6 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
         regions=slowest_regions(typed_rows(regions, RegionRow)),
-        states=device_states(telemetry, row.started_at, row.duration_s),
         wrote_logs=bool(reader.logs(results, run_id, point_id)),
         traces=[
             str(path)
