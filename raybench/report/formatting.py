@@ -178,11 +178,6 @@ def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
     return _FORMATS[shown.format](value)
 
 
-def metric_heading(shown: Metric, unit: Unit) -> str:
-    """Write the head of a metric's column; a time has its unit there, parts in their title."""
-    return f"{shown.title} {unit.name}" if shown.format == "time" else shown.title
-
-
 def rate(shown: Metric, value: float) -> str:
     """Write a rate as `    750.0 GB/s busbw`, so that those of some lines are aligned."""
     noun = shown.title.removesuffix(shown.unit)
