@@ -206,7 +206,7 @@ def make_table(
     kind: str = "",
     note: str = "",
 ) -> Table:
-    """Make a table: one row for each of `rows`, a column for each (column, function of the cell).
+    """Return a table: one row for each of `rows`, a column for each (column, function of the cell).
 
     Columns whose cells are all empty are left out, except those that are settings.
     """
