@@ -28,23 +28,13 @@ def in_device_order(devices: Sequence[Device]) -> list[int]:
     return sorted(range(len(devices)), key=key)
 
 
-def choose_workers(
-    devices: Sequence[Device], world_size: int, strategy: Strategy
-) -> tuple[int, ...]:
-    """Return the positions in `devices` of the workers of a point, in ascending order.
+def _in_order_of_choice(devices: Sequence[Device], strategy: Strategy) -> list[int]:
+    """Return the positions of all devices; a point of n devices gets the first n.
 
     pack fills one node after the other, rack by rack; spread takes from all racks, and in these
     from all nodes, in turn. rail takes devices of the same index on all nodes of a rack, then of
-    the next index, then the next rack. All give ranks by node, then by device, as torchrun does.
-    Raises ValueError when there are too few devices.
+    the next index, then the next rack.
     """
-    if world_size > len(devices):
-        raise ValueError(f"{world_size} devices asked, {len(devices)} there")
-    return tuple(sorted(_in_order_of_choice(devices, strategy)[:world_size]))
-
-
-def _in_order_of_choice(devices: Sequence[Device], strategy: Strategy) -> list[int]:
-    """Return the positions of all devices; a point of n devices gets the first n."""
     racks: dict[str, dict[str, list[_Place]]] = {}
     for worker_id, device in enumerate(devices):
         node = racks.setdefault(device.rack, {}).setdefault(device.node_id, [])
@@ -57,7 +47,7 @@ def shares(
 ) -> dict[str, int]:
     """Return by node id how many of `count` devices each node gives; fewer where fewer are free.
 
-    Like `choose_workers`, where only the number of free devices of each node is known. racks: by
+    Like `DeviceAllocator`, where only the number of free devices of each node is known. racks: by
     node id, of the nodes that have one.
     """
     there: dict[str, dict[str, list[_Place]]] = {}

@@ -138,7 +138,7 @@ def trace_figures(
 
 
 def _key(finding: Finding) -> object:
-    """Return what findings of the same test and subject have in common in all checks."""
+    """Return a key that the findings of one test and subject have in all checks."""
     return finding.test, finding.subject.kind, finding.subject.uuids or finding.subject.name
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from raybench.cluster.allocator import (
     DeviceAllocator,
     assign_ranks,
-    choose_workers,
     devices_shared,
     in_device_order,
     shares,
 )
+from tests.local_cluster import choose_workers
 
 
 def test_workers_are_ordered_by_node_then_device_whatever_order_they_came_in():
