@@ -120,7 +120,7 @@ class Comparison(Document):
         return bool(counts) and max(counts) < LEAST_RUNS
 
     def is_blind(self, change: float) -> bool:
-        """Return whether a point of BASE may be slower by more than `change`, or was not measured."""
+        """Return whether a point of BASE may be slower by over `change`, or was not measured."""
         ends = [(row.ratio_high, row.rate_ratio_low) for row in self.rows if row.base_runs]
         return any(
             high is None or low is None or max(high, 1 / low) - 1 > change for high, low in ends
