@@ -182,7 +182,7 @@ class PeakParts:
 
     @property
     def total_bytes(self) -> int:
-        """Of all parts."""
+        """The bytes of all parts together."""
         fixed = self.parameters_bytes + self.optimizer_bytes + self.other_bytes
         return fixed + self.gradients_bytes + self.activations_bytes
 
