@@ -34,8 +34,8 @@ class UnreadablePartsError(ResultsError):
 class _Batch:
     """What was read of some files.
 
-    unreadable: why a file could not be read, by its path. merged: parts whose rows `raybench compact`
-    has put into these files.
+    unreadable: why a file could not be read, by its path. merged: parts whose rows
+    `raybench compact` has put into these files.
     """
 
     rows: pa.Table
