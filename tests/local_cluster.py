@@ -18,6 +18,16 @@ from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
 from raybench.records.device_facts import DeviceFacts
 
 
+def choose_workers(
+    devices: Sequence[Device], world_size: int, strategy: Strategy
+) -> tuple[int, ...]:
+    """The workers of a point on an idle cluster, in rank order."""
+    alone = allocator.DeviceAllocator(devices, (), strategy, "cluster")
+    worker_ids = alone.choose(world_size)
+    assert worker_ids is not None, f"{world_size} devices asked, {len(devices)} there"
+    return worker_ids
+
+
 class InProcessWorker(Protocol):
     def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer: ...
 
@@ -82,7 +92,7 @@ class LocalCluster:
         pass
 
     def start(self, count: int, strategy: Strategy) -> None:
-        worker_ids = allocator.choose_workers(self._offered, count, strategy)
+        worker_ids = choose_workers(self._offered, count, strategy)
         self._devices = tuple(self._offered[worker_id] for worker_id in worker_ids)
         self.restart()
 

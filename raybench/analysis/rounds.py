@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ def _as_one(name: str, values: Sequence[Any]) -> Any:
     if kind == "double":
         return _one_number(name, known)
     if kind == "int64":
-        return max(known) if name.endswith("_bytes") else round(float(np.median(known)))
+        return max(known) if name.endswith("_bytes") else round(median(known))
     return known[-1]
 
 
@@ -117,10 +118,9 @@ def _one_number(name: str, known: Sequence[float]) -> float:
     if name in _ENDS_OF_ALL:
         return _ENDS_OF_ALL[name](known)
     if name in _MEDIANS:
-        return float(np.median(known))
+        return median(known)
     # Geometric, so that a rate is still what a step does over its time.
-    is_positive = min(known) > 0
-    return float(np.exp(np.mean(np.log(known)))) if is_positive else float(np.mean(known))
+    return math.exp(fmean(map(math.log, known))) if min(known) > 0 else fmean(known)
 
 
 def _with_interval(merged: PointRow, rows: Sequence[PointRow]) -> PointRow:
@@ -146,7 +146,7 @@ def _mean_by_rank(known: Sequence[Any]) -> tuple[float | None, ...]:
 
 def _mean_by_name(known: Sequence[Any]) -> dict[str, float]:
     names = dict.fromkeys(name for value in known for name in value)
-    return {n: float(np.mean([value[n] for value in known if n in value])) for n in names}
+    return {name: fmean(value[name] for value in known if name in value) for name in names}
 
 
 def _union(known: Sequence[Any]) -> tuple[Any, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 
 import numpy as np
 import pandas as pd
@@ -74,45 +73,6 @@ def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
             "data_ms": timed.groupby("rank")["data_ns"].median().astype("float64") / _NS_PER_MS,
         }
     ).reset_index()
-
-
-_RANGES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c", "gpu_utilization_pct")
-
-
-def device_states(
-    telemetry: pd.DataFrame, start: datetime, duration_s: float | None
-) -> pd.DataFrame:
-    """Find the least and the most of what was sampled of each device from `start` on.
-
-    telemetry: rows of the table of one run. Columns: node_id, index, samples, *_min and *_max of
-    clocks, power, temperature and utilisation, and throttle_reasons (a list of all that occurred).
-    Devices that did not work on the point are among them: the table does not tell which did.
-    """
-    during = _meanwhile(telemetry, start, duration_s)
-    return pd.DataFrame(
-        [
-            {
-                "node_id": node_id,
-                "index": index,
-                "samples": len(mine),
-                **{f"{name}_min": mine[name].min() for name in _RANGES},
-                **{f"{name}_max": mine[name].max() for name in _RANGES},
-                "throttle_reasons": _reasons(mine["throttle_reasons"]),
-            }
-            for (node_id, index), mine in during.groupby(["node_id", "index"])
-        ]
-    )
-
-
-def _meanwhile(telemetry: pd.DataFrame, start: datetime, duration_s: float | None) -> pd.DataFrame:
-    # Nobody knows how long: then nothing was sampled meanwhile.
-    until = start if duration_s is None else start + timedelta(seconds=duration_s)
-    return telemetry[(telemetry["time"] >= start) & (telemetry["time"] <= until)]
-
-
-def _reasons(column: pd.Series) -> list[str]:
-    found = [reason for reasons in column if reasons is not None for reason in reasons]
-    return list(dict.fromkeys(found))
 
 
 def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,6 @@ from typing import Any
 from raybench.analysis.own_speeds import probe_speeds
 from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import EXECUTION, batch_column, setting
-from raybench.job.point import BY_SPEED, FAST
 from raybench.records import Status
 from raybench.stats.shares import fast_devices
 
@@ -100,16 +99,6 @@ class Scenario:
         return probe_speeds(self.row)
 
     @property
-    def efficiency(self) -> float | None:
-        """Samples/s over what all devices, idle ones included, do alone; None where not known."""
-        return self.throughput / sum(self.speeds) if self.speeds else None
-
-    @property
-    def devices_used(self) -> int:
-        """Those that have a share."""
-        return sum(rank.items > 0 for rank in self.ranks) or self.row.world_size
-
-    @property
     def idle_share_of_fast(self) -> float | None:
         """Share of the step for which the fast devices in use wait for the last one."""
         waits = [r.wait_ms for r in self.ranks if r.is_fast and r.wait_ms is not None]
@@ -180,17 +169,6 @@ class Fleet:
     @property
     def _ranks(self) -> Sequence[RankOfStep]:
         return next((s.ranks for s in self.scenarios.values() if s.ranks), ())
-
-    def gain_in_theory(self, shares: str) -> float | None:
-        """Return samples/s over those of equal shares, less 1, by the devices' speeds alone.
-
-        As if a step had no fixed costs, and the exchange cost nothing. For the shares FAST and
-        BY_SPEED; None for any others.
-        """
-        devices = self.first.world_size
-        fast, ratio = devices - self.slow_count, self.probe_ratio
-        work = {FAST: fast, BY_SPEED: fast + self.slow_count * ratio}.get(shares)
-        return None if work is None else work / (devices * ratio) - 1
 
     @cached_property
     def best(self) -> Scenario:

@@ -35,7 +35,7 @@ _IS_REGRESSION, _IS_UNCLEAR = 1, 5  # exit codes
 
 
 def share(_: click.Context, option: click.Parameter, text: str) -> float:
-    """Read the value of an option such as 5% or 0.05, as a share."""
+    """Return the share that the text of an option means, 0.05 for "5%". Raises UsageError."""
     if _NUMBER.fullmatch(text.strip()):
         value = float(text.rstrip("% ")) / (100 if "%" in text else 1)
         if value < _MOST:
@@ -144,7 +144,7 @@ def _gate(comparison: Comparison, fail_on: str, blind: float) -> int:
 
 
 def find_sides(results: Path, base: str, new: str) -> tuple[Side, Side]:
-    """Find the runs of both sides. Raises ResultsError where one is missing or on both sides."""
+    """Return the runs of both sides. Raises ResultsError for a missing run, or one on both."""
     sides = find_side(results, base), find_side(results, new)
     ids = [{(run.root.resolve(), run.run_id) for run in side.runs} for side in sides]
     if both := ids[0] & ids[1]:
@@ -161,7 +161,7 @@ def load_comparison(results: Path, base: str, new: str, threshold: float) -> Com
 
 
 def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
-    """Read both sides and compare them. Raises ResultsError where one cannot be read."""
+    """Return the comparison of two sides. Raises ResultsError where a run cannot be read."""
     from raybench.analysis.compare import POINT_COLUMNS, compare
     from raybench.analysis.environment_changes import changes
     from raybench.analysis.implausible import impossible_among
@@ -193,7 +193,7 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
 
 
 def _runs_left_out(side: Side) -> Iterator[LeftOut]:
-    """List the runs that have the tag of a side and differ from it by more than their start."""
+    """Yield the runs that have the tag of a side and differ from it by more than their start."""
     from raybench.analysis.environment_changes import lasting_changes
     from raybench.report.comparison import LeftOut
 

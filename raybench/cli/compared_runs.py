@@ -1,4 +1,4 @@
-"""Which runs the two sides of a comparison are made of: those that the user names."""
+"""The runs of the two sides of a comparison, as the user names them."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ _MOST_TAGGED = 300
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what was read
 class Found:
-    """A run in a results folder, of which what is asked for is read once."""
+    """A run in a results folder; its row and its facts are read once, when they are needed."""
 
     root: Path
     run_id: str
 
     @cached_property
     def run(self) -> Run:
-        """The row of the run in the table `runs`. Raises ResultsError where it cannot be read."""
+        """Return the row of the run in `runs`. Raises ResultsError where it cannot be read."""
         from raybench.results import reader
 
         return reader.read_run(self.root, self.run_id)
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """The facts that may change a measurement: versions, variables and devices, by name."""
+        """Return the facts that may change a measurement by name: versions, variables, devices."""
         from raybench.analysis.environment_changes import facts
         from raybench.results import reader
 
         return facts(self.run, reader.load(self.root, "devices", self.run_id))
 
     def has_tag(self, name: str, value: str) -> bool:
-        """Look at its tags; a run that cannot be read has none and hides itself alone."""
+        """Return whether the run has this tag; False for a run that cannot be read."""
         try:
             return self.run.tags.get(name) == value
         except ResultsError:
             return False
 
     def is_alike(self, other: Found) -> bool:
-        """Whether the tables tell no difference but the start and the devices of one model."""
+        """Return whether the runs differ only by their start and by devices of one model."""
         from raybench.analysis.environment_changes import lasting_changes
 
         is_job = self.run.job_sha256 == other.run.job_sha256
@@ -71,12 +71,12 @@ class Side:
 
     @property
     def runs(self) -> Sequence[Found]:
-        """All of them, the newest last."""
+        """Return all runs of the side, the newest last."""
         return (*self.others, self.own)
 
 
 def find_side(results: Path, text: str) -> Side:
-    """Find the runs that `text` means.
+    """Return the side that `text` means.
 
     text: as RUN of `report`; several of these with commas; or NAME=VALUE, the newest run with that
     tag and those with the tag that differ from it by nothing but their start. Raises ResultsError
@@ -121,7 +121,7 @@ def _runs_with_tag(results: Path, text: str) -> Side:
 
 
 def _tags(results: Path) -> str:
-    """Say what tags there are."""
+    """Return a few words with the first five tags of the results, for an error message."""
     from raybench.results import reader
 
     tags = reader.read_table(results, "runs", None, ("tags",)).to_pylist(maps_as_pydicts="strict")

@@ -96,9 +96,8 @@ def load_health_history(results: Path, threshold: float) -> HealthHistory:
     from raybench.results import reader
 
     by_run: dict[str, list[Finding]] = {}
-    if (results / "health").is_dir():
-        for run_id, finding in read_findings(results):
-            by_run.setdefault(run_id, []).append(finding)
+    for run_id, finding in read_findings(results):
+        by_run.setdefault(run_id, []).append(finding)
     # In order of their starts.
     run_ids = [run.run_id for run in reader.read_runs(results) if run.run_id in by_run]
     if not run_ids:

@@ -199,7 +199,7 @@ def format_page(root: Path, summary: Summary) -> str:
 
 
 def _rank_times(root: Path, run_id: str, rows: list[Row]) -> list[RankTimes]:
-    """Read the samples of these points one after the other: a run's may not fit into memory."""
+    """Return the step times of these points, read one by one: all may not fit into memory."""
     from raybench.analysis.rounds import Trials
     from raybench.analysis.rows import point_rows
     from raybench.analysis.step_times import SAMPLE_COLUMNS, join_rounds, rank_by_iteration
@@ -264,7 +264,7 @@ def _leads(results: Path, runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _machine(results: Path, run: Run) -> str:
-    """Tell what a run was measured on, read without pandas."""
+    """Return the devices of a run in words, read without pandas."""
     from raybench.results import reader
 
     try:
@@ -276,7 +276,7 @@ def _machine(results: Path, run: Run) -> str:
 
 
 def _lead(results: Path, run_id: str) -> str:
-    """Tell what a run found, or why that cannot be told where its tables are damaged."""
+    """Return the result of a run in a sentence, or the error where its tables are damaged."""
     from raybench.report.run_report import RunReport
 
     try:
@@ -360,7 +360,6 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     from raybench.analysis.rounds import Trials, mean_of_rounds
     from raybench.analysis.rows import typed_rows
     from raybench.analysis.step_times import (
-        device_states,
         join_rounds,
         rank_steps,
         slowest_modules,
@@ -383,7 +382,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     measured = list(Trials(attempts).rounds(row).values()) or [row]
 
     def read(table: str) -> list[pd.DataFrame]:
-        """Read the rows of each round; those of rounds without any come last."""
+        """Return the rows of each round; rounds without rows come last."""
         made = [(point_id, one.attempt) for one in measured]
         found = reader.rows_of_attempts(results, table, run_id, made)
         return sorted(found, key=lambda frame: frame.empty)
@@ -391,7 +390,6 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     # The first round that was profiled, or taken apart, stands for all.
     modules, regions = read("modules")[0], read("regions")[0]
     samples = join_rounds(read("samples"))
-    telemetry = reader.load(results, "telemetry", run_id)
     return PointDetails(
         row=row,
         rounds=len(measured),
@@ -399,7 +397,6 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
         regions=slowest_regions(typed_rows(regions, RegionRow)),
-        states=device_states(telemetry, row.started_at, row.duration_s),
         wrote_logs=bool(reader.logs(results, run_id, point_id)),
         traces=[
             str(path)

@@ -28,23 +28,13 @@ def in_device_order(devices: Sequence[Device]) -> list[int]:
     return sorted(range(len(devices)), key=key)
 
 
-def choose_workers(
-    devices: Sequence[Device], world_size: int, strategy: Strategy
-) -> tuple[int, ...]:
-    """Return the positions in `devices` of the workers of a point, in ascending order.
+def _in_order_of_choice(devices: Sequence[Device], strategy: Strategy) -> list[int]:
+    """Return the positions of all devices; a point of n devices gets the first n.
 
     pack fills one node after the other, rack by rack; spread takes from all racks, and in these
     from all nodes, in turn. rail takes devices of the same index on all nodes of a rack, then of
-    the next index, then the next rack. All give ranks by node, then by device, as torchrun does.
-    Raises ValueError when there are too few devices.
+    the next index, then the next rack.
     """
-    if world_size > len(devices):
-        raise ValueError(f"{world_size} devices asked, {len(devices)} there")
-    return tuple(sorted(_in_order_of_choice(devices, strategy)[:world_size]))
-
-
-def _in_order_of_choice(devices: Sequence[Device], strategy: Strategy) -> list[int]:
-    """Return the positions of all devices; a point of n devices gets the first n."""
     racks: dict[str, dict[str, list[_Place]]] = {}
     for worker_id, device in enumerate(devices):
         node = racks.setdefault(device.rack, {}).setdefault(device.node_id, [])
@@ -57,7 +47,7 @@ def shares(
 ) -> dict[str, int]:
     """Return by node id how many of `count` devices each node gives; fewer where fewer are free.
 
-    Like `choose_workers`, where only the number of free devices of each node is known. racks: by
+    Like `DeviceAllocator`, where only the number of free devices of each node is known. racks: by
     node id, of the nodes that have one.
     """
     there: dict[str, dict[str, list[_Place]]] = {}
@@ -133,7 +123,7 @@ _Shape = Counter[tuple[int, str]]
 
 
 class DeviceAllocator:
-    """The alive workers of a cluster, which of them are taken, and the place for one more point.
+    """The alive workers of a cluster, and the place for one more point beside those that run.
 
     A point gets as many devices of as many nodes of the same models as it would get on the idle
     cluster: points beside it change which ones, never how many it has on one node, or how many
@@ -166,44 +156,36 @@ class DeviceAllocator:
         for worker_id, device in zip(self._worker_ids, usable, strict=True):
             self._of_node.setdefault(device.node_id, []).append(worker_id)
             self._kind.setdefault(device.node_id, (device.rack, device.name))
-        self._taken: set[int] = set()
 
     @property
     def alive(self) -> int:
         """Number of workers that points may have, taken or not."""
         return len(self._worker_ids)
 
-    def choose(self, world_size: int) -> tuple[int, ...] | None:
+    def choose(self, world_size: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:
         """Return the workers for one more point, in rank order; None where it has to wait.
 
-        They are not taken yet.
+        taken: workers of the points that run; lost ones are ignored.
         """
-        if world_size > self.alive:
+        if world_size > self.alive or (self._isolation == "cluster" and taken):
             return None
-        if self._isolation == "cluster":
-            return None if self._taken else self._on_idle_cluster(world_size)
-        worker_ids = self._find(world_size, self._idle_by_node())
+        busy = self._alive.intersection(taken)
+        if not busy and (self._isolation == "cluster" or self._strategy == "rail"):
+            return self._on_idle_cluster(world_size)
+        worker_ids = self._find(world_size, self._idle_by_node(busy))
         return worker_ids and tuple(sorted(worker_ids, key=self._order.__getitem__))
-
-    def take(self, worker_ids: Sequence[int]) -> None:
-        """Mark these workers as taken by a point; lost ones are ignored."""
-        self._taken.update(self._alive.intersection(worker_ids))
-
-    def free(self, worker_ids: Sequence[int]) -> None:
-        """Mark these workers as idle again; those that were lost meanwhile are ignored."""
-        self._taken.difference_update(worker_ids)
 
     def _on_idle_cluster(self, world_size: int) -> tuple[int, ...]:
         chosen = self._order_of_choice[:world_size]
         return tuple(sorted(chosen, key=self._order.__getitem__))
 
-    def _idle_by_node(self) -> dict[str, list[int]]:
+    def _idle_by_node(self, busy: Collection[int]) -> dict[str, list[int]]:
         """Return by node the workers that a point can have now; nodes without any are left out."""
         used: set[str] = set()
         if self._isolation == "node":
-            used = {self._devices[worker_id].node_id for worker_id in self._taken}
+            used = {self._devices[worker_id].node_id for worker_id in busy}
         idle = {
-            node: [worker_id for worker_id in worker_ids if worker_id not in self._taken]
+            node: [worker_id for worker_id in worker_ids if worker_id not in busy]
             for node, worker_ids in self._of_node.items()
             if node not in used
         }
@@ -215,8 +197,6 @@ class DeviceAllocator:
         None where there are none.
         """
         alone, on_rails = self._on_idle_cluster(world_size), self._strategy == "rail"
-        if on_rails and not self._taken:
-            return alone
         shapes: dict[str, _Shape] = {}
         nodes = Counter(self._devices[worker_id].node_id for worker_id in alone)
         for node, count in nodes.items():

@@ -14,7 +14,6 @@ A `DeviceReservation` takes the locks on all nodes of a sweep, by the agents of 
 from __future__ import annotations
 
 import fcntl
-import getpass
 import json
 import os
 import re
@@ -97,14 +96,10 @@ class LockResult:
 
 def this_process(what: str) -> Holder:
     """Return this process as a holder, with a new random `sweep`. what: for example `run ID`."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())  # without an entry in passwd
     return Holder(
         sweep=os.urandom(16).hex(),
         what=what,
-        user=user,
+        user=psutil.Process().username(),
         host=socket.gethostname(),
         process_id=os.getpid(),
         since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
@@ -124,7 +119,7 @@ class DeviceLocks:
         Without `shared` none is locked where another sweep uses one. devices: as by `lock_name`.
         """
         try:
-            with _exclusive_turn(self._folder):
+            with _exclusive(self._folder):
                 others = self._find_others(devices, holder.sweep, remove_stale=True)
                 if shared or not others:
                     for device in set(devices) - self._held.keys():
@@ -152,13 +147,13 @@ class DeviceLocks:
     ) -> dict[str, tuple[Holder, ...]]:
         """Return the other sweeps that use each device; devices without any are left out.
 
-        remove_stale: remove the files of sweeps that were killed. Only for who has the turn.
+        remove_stale: remove the files of sweeps that were killed; the folder must be locked.
         """
         others: dict[str, tuple[Holder, ...]] = {}
         for device in devices:
             users: dict[Holder, None] = {}
             for path in sorted(self._folder.glob(f"{_file_name(device)}.*")):
-                user = _read_user(path)
+                user = _read_holder(path)
                 if user is not None and user.sweep != sweep:
                     users[user] = None
                 elif user is None and remove_stale:
@@ -183,15 +178,15 @@ class DeviceLocks:
 
 
 @contextmanager
-def _exclusive_turn(folder: Path) -> Iterator[None]:
-    """Let one process of the host lock devices at a time. Raises OSError after 5 s of waiting."""
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Let one process of the host use the folder at a time. Raises OSError after 5 s of waiting."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         folder.chmod(0o1777)  # whatever the umask
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
     until_s = time.monotonic() + _TURN_S
     try:
-        while not _is_free(place, fcntl.LOCK_EX):
+        while not _try_lock(place, fcntl.LOCK_EX):
             if time.monotonic() > until_s:
                 raise OSError("another process holds the folder's lock")
             time.sleep(_PAUSE_S)
@@ -200,10 +195,10 @@ def _exclusive_turn(folder: Path) -> Iterator[None]:
         os.close(place)
 
 
-def _is_free(file: int, lock: int) -> bool:
-    """Take a lock of this kind, and return True; False where another process has one."""
+def _try_lock(file: int, kind: int) -> bool:
+    """Lock the file if no other process has; return whether it is locked. kind: as of `flock`."""
     try:
-        fcntl.flock(file, lock | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -213,7 +208,7 @@ def _file_name(device: str) -> str:
     return re.sub(r"[^A-Za-z0-9-]", "_", device)
 
 
-def _read_user(path: Path) -> Holder | None:
+def _read_holder(path: Path) -> Holder | None:
     """Return who holds the lock of a file, with "unknown" for each fact that it does not tell.
 
     None where nobody does, and for links, folders and pipes.
@@ -225,7 +220,7 @@ def _read_user(path: Path) -> Holder | None:
     try:
         facts = os.fstat(file)
         is_file = stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
-        if not is_file or _is_free(file, fcntl.LOCK_SH):
+        if not is_file or _try_lock(file, fcntl.LOCK_SH):
             return None
         found = json.loads(os.pread(file, _MOST_BYTES, 0))
     except (ValueError, RecursionError):

@@ -59,21 +59,19 @@ def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[No
 
     folder: of these processes. It is removed then, unless there is a file KEPT in it.
     """
+    # Not at the top: the watcher runs this file alone.
     import psutil
 
+    from raybench.records.environment import set_variables
+
     mark = new_mark()
-    before = {name: os.environ.get(name) for name in (MARK, _DRIVERS_MARK)}
     ids, send_ids = os.pipe()
     _start_watcher(mark, ids=ids, folder=os.fspath(folder))
     os.close(ids)
-    os.environ |= dict.fromkeys(before, mark)
     try:
-        yield
+        with set_variables(dict.fromkeys((MARK, _DRIVERS_MARK), mark)):
+            yield
     finally:
-        for name, value in before.items():
-            del os.environ[name]
-            if value is not None:
-                os.environ[name] = value
         started = psutil.Process().children(recursive=True)
         # Where there is no watcher nobody reads, which shows when the file is closed.
         with suppress(BrokenPipeError), os.fdopen(send_ids, "w", encoding="ascii") as file:
@@ -133,20 +131,16 @@ def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> 
 
 def _find_orphans(known: set[psutil.Process], mark: str, group: int | None) -> set[psutil.Process]:
     """Return the living processes that are known, marked or of the group, with descendants."""
-    living = _living()
-    found = {one for one in living if one in known or _belongs(one, mark, group)}
+    living, found = _living(), set()
+    for one in living:
+        marks = one.info["environ"] or {}
+        is_ours = one in known or mark in (marks.get(MARK), marks.get(_DRIVERS_MARK))
+        with suppress(ProcessLookupError):
+            if is_ours or (group is not None and os.getpgid(one.pid) == group):
+                found.add(one)
     while children := {one for one in living if one.info["ppid"] in {f.pid for f in found}} - found:
         found |= children
     return found
-
-
-def _belongs(process: psutil.Process, mark: str, group: int | None) -> bool:
-    marks = process.info["environ"] or {}
-    if mark in (marks.get(MARK), marks.get(_DRIVERS_MARK)):
-        return True
-    with suppress(ProcessLookupError):
-        return group is not None and os.getpgid(process.pid) == group
-    return False
 
 
 def _living() -> list[psutil.Process]:

@@ -11,9 +11,8 @@ import platform
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pynvml
 import torch
@@ -83,16 +82,8 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
         "ecc_errors": nvml.ecc_errors(handle),
         "persistence_mode": nvml.flag(nvml.ask(pynvml.nvmlDeviceGetPersistenceMode, handle)),
         "mig_mode": nvml.flag(mig_modes and mig_modes[0]),
-        "pcie_link": _pcie_link(
-            handle,
-            pynvml.nvmlDeviceGetCurrPcieLinkGeneration,
-            pynvml.nvmlDeviceGetCurrPcieLinkWidth,
-        ),
-        "pcie_link_max": _pcie_link(
-            handle,
-            pynvml.nvmlDeviceGetMaxPcieLinkGeneration,
-            pynvml.nvmlDeviceGetMaxPcieLinkWidth,
-        ),
+        "pcie_link": _pcie_link(handle, "Curr"),
+        "pcie_link_max": _pcie_link(handle, "Max"),
         "numa_node": nvml.numa_node(handle),
         # Unknown where the list lacks this process, which has a context there: then it is not that
         # of the whole host.
@@ -101,11 +92,10 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
     return {name: answer for name, answer in answers.items() if answer is not None}
 
 
-def _pcie_link(
-    handle: Any, generation: Callable[[Any], int], width: Callable[[Any], int]
-) -> str | None:
+def _pcie_link(handle: Any, which: Literal["Curr", "Max"]) -> str | None:
     """Return for example "gen5 x16"; None if unknown. An idle link may have stepped down."""
-    answers = nvml.ask(generation, handle), nvml.ask(width, handle)
+    questions = (f"nvmlDeviceGet{which}PcieLink{what}" for what in ("Generation", "Width"))
+    answers = [nvml.ask(getattr(pynvml, question), handle) for question in questions]
     return None if None in answers else "gen{} x{}".format(*answers)
 
 

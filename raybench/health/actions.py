@@ -1,4 +1,4 @@
-"""What to do about a subject that is not healthy, and what to type for it. Pure."""
+"""The action for a subject that is not healthy, and the commands to type for it. Pure."""
 
 from __future__ import annotations
 
@@ -13,54 +13,43 @@ from raybench.records.health import Action, Finding, Verdict
 # Variables that make all devices or links slow: in tests that use NCCL, and in those that launch
 # kernels. NCCL_NVLS_ENABLE=0 does not: the expected figures are without it.
 _SLOWING_NCCL = (
-    "NCCL_P2P_DISABLE",
-    "NCCL_P2P_LEVEL",
-    "NCCL_SHM_DISABLE",
-    "NCCL_IB_DISABLE",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_MAX_CTAS",
+    *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"),
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"),
 )
 _SLOWING_KERNELS = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE")
 _STAGES_OF_NCCL = ("pairs", "together", "smoke", "straggler", "burn-in")
 _OFF = ("", "0")
-_Advice = tuple[Action, Sequence[str]]
 
 
-def advise(finding: Finding, known: Mapping[str, Device]) -> _Advice:
+def advise(finding: Finding, known: Mapping[str, Device]) -> tuple[Action, Sequence[str]]:
     """Return the action for a finding that is not healthy, and the commands, a line each.
 
     known: the devices by the identity that subjects have of them.
     """
     devices = [known[uuid] for uuid in finding.subject.uuids if uuid in known]
-    kind = finding.subject.kind
-    if finding.stage == "facts":
+    kind, stage = finding.subject.kind, finding.stage
+    action = Action.WATCH
+    if stage == "facts":
         action = ACTIONS.get(finding.test, Action.WATCH)
-        return action, _commands(action, devices)
-    if finding.verdict is Verdict.UNTESTED or finding.test == WAIT_TEST:
-        return Action.WATCH, _status(devices)
-    if kind in ("node", "cluster") and (names := _slowing_variables(finding, devices)):
+    elif finding.verdict is Verdict.UNTESTED or finding.test == WAIT_TEST or not devices:
+        action = Action.WATCH
+    elif kind in ("node", "cluster") and (names := _slowing_variables(finding, devices)):
         return Action.SETTING, [f"unset {' '.join(names)}"]
-    if kind == "cluster" and finding.stage == "host-links" and devices:
+    elif kind == "cluster":
         # What all devices share.
-        return Action.WATCH, [
-            f"nvidia-smi topo -m; numactl --hardware; lscpu  # on {devices[0].host}"
-        ]
-    if kind == "cluster":
-        return Action.WATCH, ["raybench doctor"]
-    if kind in ("pair", "node"):
-        return Action.WATCH, _look_at_path(devices)
-    if finding.ratio is None and finding.value is not None:
-        if finding.verdict is Verdict.SUSPECT:
-            # Some passes failed.
-            return Action.WATCH, _status(devices)
-        # Wrong results.
-        return Action.REPLACE, _drain(devices)
-    return _about_slow(finding, devices[0]) if devices else (Action.WATCH, ())
+        topology = f"nvidia-smi topo -m; numactl --hardware; lscpu  # on {devices[0].host}"
+        return action, [topology if stage == "host-links" else "raybench doctor"]
+    elif kind in ("pair", "node"):
+        return action, [_look_at_path(devices)]
+    elif finding.ratio is not None or finding.value is None:
+        return _about_slow(finding, devices[0])
+    elif finding.verdict is not Verdict.SUSPECT:
+        # Wrong results; suspect is a device of which some passes failed.
+        action = Action.REPLACE
+    return action, _commands(action, devices)
 
 
-def _about_slow(finding: Finding, device: Device) -> _Advice:
+def _about_slow(finding: Finding, device: Device) -> tuple[Action, Sequence[str]]:
     """Return the advice for a slow device: other programs, a power limit, or the device itself."""
     if device.kind == "cpu":
         return Action.WATCH, [f"ps -eo pcpu,psr,pid,comm --sort=-pcpu | head  # on {device.host}"]
@@ -78,25 +67,14 @@ def _about_slow(finding: Finding, device: Device) -> _Advice:
     return Action.RESET, _commands(Action.RESET, [device])
 
 
-def _commands(action: Action, devices: Sequence[Device]) -> Sequence[str]:
+def _commands(action: Action, devices: Iterable[Device]) -> Sequence[str]:
+    """Return what resets the devices, keeps jobs off their nodes, or shows the first of them."""
     if action is Action.RESET:
         return [f"nvidia-smi --gpu-reset -i {one.index}  # on {one.host}" for one in devices]
     if action is Action.REPLACE:
-        return _drain(devices)
-    return _status(devices)
-
-
-def _drain(devices: Iterable[Device]) -> Sequence[str]:
-    """Return the commands that keep jobs off the nodes, in Slurm and in Kubernetes."""
-    found = []
-    for host in dict.fromkeys(device.host for device in devices):
-        name = shlex.quote(host)
-        found.append(f"scontrol update nodename={name} state=drain reason='raybench health'")
-        found.append(f"kubectl cordon {name}")
-    return found
-
-
-def _status(devices: Iterable[Device]) -> Sequence[str]:
+        hosts = [shlex.quote(host) for host in dict.fromkeys(device.host for device in devices)]
+        slurm = "scontrol update nodename={} state=drain reason='raybench health'"
+        return [line.format(host) for host in hosts for line in (slurm, "kubectl cordon {}")]
     return [
         f"nvidia-smi -q -i {device.index}  # on {device.host}"
         if device.kind == "cuda"
@@ -105,12 +83,11 @@ def _status(devices: Iterable[Device]) -> Sequence[str]:
     ][:1]
 
 
-def _look_at_path(devices: Sequence[Device]) -> Sequence[str]:
+def _look_at_path(devices: Sequence[Device]) -> str:
     hosts = dict.fromkeys(device.host for device in devices)
-    nodes = {device.node_id for device in devices}
-    if len(nodes) == 1 and devices[0].kind == "cuda":
-        return [f"nvidia-smi topo -m; nvidia-smi nvlink --status  # on {devices[0].host}"]
-    return [f"ip -s link; tc qdisc show  # on {' and on '.join(hosts)}"] if hosts else []
+    if len({device.node_id for device in devices}) == 1 and devices[0].kind == "cuda":
+        return f"nvidia-smi topo -m; nvidia-smi nvlink --status  # on {devices[0].host}"
+    return f"ip -s link; tc qdisc show  # on {' and on '.join(hosts)}"
 
 
 def _slowing_variables(finding: Finding, devices: Sequence[Device]) -> list[str]:

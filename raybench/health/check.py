@@ -10,7 +10,7 @@ from pathlib import Path
 from raybench.analysis.references import SHIPPED, References
 from raybench.cluster import Cluster
 from raybench.health.device_facts import facts_readings
-from raybench.health.expected import past_values
+from raybench.health.expected import read_findings
 from raybench.health.readings import (
     Reading,
     drift,
@@ -55,11 +55,10 @@ _BURN_IN_MEASURE = Measure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What a check has read and found. devices: those checked, by rank."""
+    """The result of a check. devices: those that were checked, by rank."""
 
     run: Run
     devices: tuple[Device, ...]
-    readings: tuple[Reading, ...]
     findings: tuple[Finding, ...]
 
     @property
@@ -94,8 +93,8 @@ def examine(
 ) -> Examination:
     """Run the stages on all devices of a cluster, and write readings and findings to the tables.
 
-    serial: one pair at a time. burn_in_s: how long the devices are burnt in, at least; 0: not.
-    make_probes: what is run instead of the suite.
+    serial: one pair at a time. burn_in_s: how long the burn-in lasts at least; 0: none.
+    make_probes: returns the probes of each pass; None: those of the suite.
     Raises ClusterError where the cluster cannot be used, ResultsError where nothing can be written.
     """
     job = health_job()
@@ -109,7 +108,7 @@ def examine(
     start = start_run(
         job, Plan(points=()), argv=argv, tags={}, resume_command=lambda _: "raybench health"
     )
-    past = past_values(where.output)
+    past = read_findings(where.output)
     run = run_sweep(job, start, where, listener, examiner)
     readings = tuple(examiner.readings)
     if run.status is RunStatus.INTERRUPTED:
@@ -119,7 +118,6 @@ def examine(
     found = Examination(
         run=run,
         devices=examiner.devices,
-        readings=readings,
         findings=judge(readings, examiner.devices, past, references),
     )
     store = RunStore(root=where.output, run_id=run.run_id, measure=job.measure)
@@ -134,10 +132,10 @@ def health_job() -> Job:
 
 @dataclass(slots=True)
 class Examiner:
-    """A PointSource: makes the points of a check once its devices are known, and reads records.
+    """Makes the points of a check once its devices are known, and reads records: a PointSource.
 
-    make_probes: makes what is run in each pass. stages: those that are run. measure: of the job.
-    burn_in_s: how long the devices are burnt in.
+    make_probes: returns the probes of each pass. stages: the stages that are run.
+    measure: of the job. burn_in_s: how long the burn-in lasts; 0: none.
     """
 
     make_probes: MakeProbes
@@ -173,7 +171,7 @@ class Examiner:
         )
 
     def _use_devices(self, places: Sequence[int]) -> None:
-        """Make the probes of the devices at these positions that they have memory for."""
+        """Plan the probes that fit into the memory of the devices at these positions."""
         assert self._cluster is not None
         self._places = tuple(places)
         self._fleet = Fleet(devices=tuple(self._cluster.devices[place] for place in places))

@@ -7,7 +7,7 @@ day to day. A figure is slower only beyond the limit that its test has for earli
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import median
 from typing import Any
@@ -43,12 +43,9 @@ _NOT_FIGURES = (WAIT_TEST, COMM_TEST, OTHER_PROGRAMS_TEST)
 _ORDER = (SLOWER, FASTER, SAME)
 _TONES: Mapping[str, Tone] = {SLOWER: "alarm", FASTER: "good"}
 _MOST_SAME, _MOST_IN_HISTORY = 20, 40
-# From this limit on it is written as a multiple, not as a percentage.
-_LEAST_MULTIPLE = 2.0
 _LEGEND = (
-    "change: of the figure. slower from: the change of its time that is called slower, as against "
-    "a device's own earlier checks: days differ by less. The passes of a check "
-    "share their workers, so they do not tell how days differ."
+    "change: of the figure. slower from: the change of its time that is called slower; healthy "
+    "devices differ by less from day to day."
 )
 
 
@@ -56,17 +53,24 @@ _LEGEND = (
 class FigureChange:
     """The values of one test of one subject in two checks or more.
 
-    values: of all checks, the oldest first. base: the finding of the last check but one, with the
-    median of all earlier values. new: the finding of the last check.
-    ratio: the time of `new` over that of `base`, above 1 is slower. limit: the largest ratio that
-    healthy devices reach from one day to another.
+    values: of all checks, the oldest first. new: the finding of the last check.
+    limit: how many times its earlier time a healthy subject takes at most on another day.
     """
 
     values: tuple[float, ...]
-    base: Finding
     new: Finding
-    ratio: float
     limit: float
+
+    @property
+    def base(self) -> float:
+        """Return the median of all values but the last one."""
+        return median(self.values[:-1])
+
+    @property
+    def ratio(self) -> float:
+        """Return the last time over that of the base; above 1 is slower."""
+        last = self.values[-1]
+        return last / self.base if is_time(self.new.unit) else self.base / last
 
     @property
     def verdict(self) -> str:
@@ -77,15 +81,30 @@ class FigureChange:
 
     @property
     def relative_change(self) -> float:
-        """Return the change of the value as a share of the earlier one, for rates and for times."""
-        return (self.new.value or 0.0) / (self.base.value or 1.0) - 1
+        """Return the change of the value as a share of the base, for rates and for times."""
+        return self.values[-1] / self.base - 1
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """Return the members of its JSON object; ratio and limit are of times."""
+        return {
+            "test": self.new.test,
+            "stage": self.new.stage,
+            "subject": asdict(self.new.subject),
+            "unit": self.new.unit,
+            "values": self.values,
+            "ratio": self.ratio,
+            "limit": self.limit,
+            "verdict": self.verdict,
+        }
 
 
 def trace_figures(
     checks: Iterable[Iterable[Finding]], kinds: Iterable[str], least: float
-) -> tuple[FigureChange, ...]:
-    """Return the figures that at least two of the checks have, in the order of their tests.
+) -> list[FigureChange]:
+    """Return the figures that at least two of the checks have: slower, faster, same.
 
+    Of each verdict the largest change first.
     checks: their findings, the oldest check first. kinds: of the devices, "cuda" or "cpu".
     least: the smallest limit, as a ratio.
     """
@@ -104,50 +123,35 @@ def trace_figures(
             is_figure = one.unit and one.value and one.stage != "facts"
             if is_figure and one.test not in _NOT_FIGURES:
                 series.setdefault(_key(one), []).append(one)
-    changes = []
-    for *earlier, new in series.values():
-        if not earlier:
-            continue
-        *values, now = (one.value or 0.0 for one in (*earlier, new))
-        before = median(values)
-        time, time_before = (now, before) if is_time(new.unit) else (before, now)
-        changes.append(
-            FigureChange(
-                values=(*values, now),
-                base=replace(earlier[-1], value=before),
-                new=new,
-                ratio=time / time_before,
-                limit=max(least, limits.get(new.test, _USUAL_LIMIT)),
-            )
+    changes = [
+        FigureChange(
+            values=tuple(one.value or 0.0 for one in found),
+            new=found[-1],
+            limit=max(least, limits.get(found[-1].test, _USUAL_LIMIT)),
         )
-    return tuple(changes)
+        for found in series.values()
+        if len(found) > 1
+    ]
+    return sorted(
+        changes, key=lambda one: (_ORDER.index(one.verdict), -max(one.ratio, 1 / one.ratio))
+    )
 
 
 def _key(finding: Finding) -> object:
-    """Return what findings of the same test and subject have in common in all checks."""
+    """Return a key that the findings of one test and subject have in all checks."""
     return finding.test, finding.subject.kind, finding.subject.uuids or finding.subject.name
 
 
-def _urgency(change: FigureChange) -> tuple[int, float]:
-    """Return a sort key: slower, faster, same; the largest change of each first."""
-    return _ORDER.index(change.verdict), -max(change.ratio, 1 / change.ratio)
-
-
-def _figure_table(
-    changes: Sequence[FigureChange], columns: Iterable[ColumnOf[FigureChange]]
-) -> Table:
+def _figure_table(changes: Sequence[FigureChange], *columns: ColumnOf[FigureChange]) -> Table:
     """Return a row per figure: test, subject and unit, then the columns, then the verdict."""
+    test, subject = (
+        Column(title=title, is_text=True, min_chars=SETTING_CHARS) for title in ("test", "of")
+    )
     return make_table(
         changes,
         [
-            (
-                Column(title="test", is_text=True, min_chars=SETTING_CHARS),
-                lambda change: change.new.test,
-            ),
-            (
-                Column(title="of", is_text=True, min_chars=SETTING_CHARS),
-                lambda change: change.new.subject.name,
-            ),
+            (test, lambda change: change.new.test),
+            (subject, lambda change: change.new.subject.name),
             (Column(title="unit", is_text=True, drop=1), lambda change: change.new.unit),
             *columns,
             (
@@ -162,7 +166,8 @@ def _figure_table(
 class HealthComparison(Document):
     """The document of two health checks.
 
-    figures: those that both have. changes: of the environment, from `base` to `new`.
+    figures: those that both have, as of `trace_figures`. changes: of the environment, from `base`
+    to `new`.
     """
 
     base: HealthReport
@@ -211,26 +216,17 @@ class HealthComparison(Document):
                 lines=[(one.subject.name, reason_with_value(one)) for one in self.new_cases],
             )
         yield changes_listing("What changed around them", self.changes)
-        # Sorted by verdict, those that are the same come last.
         changed = sum(one.verdict != SAME for one in self.figures)
-        shown = sorted(self.figures, key=_urgency)[: changed + _MOST_SAME]
-        if not shown:
+        if not self.figures:
             return
-        columns: list[ColumnOf[FigureChange]] = [
-            (Column(title="base"), lambda change: figure(change.base.value or 0.0)),
-            (Column(title="new"), lambda change: figure(change.new.value or 0.0)),
+        yield _figure_table(
+            self.figures[: changed + _MOST_SAME],
+            (Column(title="base"), lambda change: figure(change.base)),
+            (Column(title="new"), lambda change: figure(change.values[-1])),
             (Column(title="change"), lambda change: percent(change.relative_change)),
-            (
-                Column(title="slower from", drop=0),
-                lambda change: (
-                    f"{change.limit:.0f}x"
-                    if change.limit >= _LEAST_MULTIPLE
-                    else f"+{change.limit - 1:.0%}"
-                ),
-            ),
-        ]
-        yield _figure_table(shown, columns)
-        if hidden := len(self.figures) - len(shown):
+            (Column(title="slower from", drop=0), lambda change: f"{change.limit - 1:+.0%}"),
+        )
+        if (hidden := len(self.figures) - changed - _MOST_SAME) > 0:
             yield hidden_line(hidden)
         yield Line(text=_LEGEND, tone="aside", is_apart=True)
 
@@ -238,7 +234,7 @@ class HealthComparison(Document):
         """Return the members of the JSON object.
 
         base, new (runs), headline, headline_base, headline_new, is_regression, changes (of the
-        environment), figures (base and new in `unit`, ratio and limit of times).
+        environment), figures.
         """
         return {
             "base": asdict(self.base.run),
@@ -248,28 +244,16 @@ class HealthComparison(Document):
             "headline_new": self.new.headline,
             "is_regression": self.is_regression,
             "changes": [asdict(one) for one in self.changes],
-            "figures": [
-                {
-                    "test": one.new.test,
-                    "stage": one.new.stage,
-                    "subject": asdict(one.new.subject),
-                    "unit": one.new.unit,
-                    "base": one.base.value,
-                    "new": one.new.value,
-                    "ratio": one.ratio,
-                    "limit": one.limit,
-                    "verdict": one.verdict,
-                    "verdict_base": one.base.verdict,
-                    "verdict_new": one.new.verdict,
-                }
-                for one in self.figures
-            ],
+            "figures": [one.members for one in self.figures],
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthHistory(Document):
-    """The document of the figures of all health checks. run_ids: of the checks, oldest first."""
+    """The document of the figures of all health checks, as of `trace_figures`.
+
+    run_ids: of the checks, the oldest first.
+    """
 
     figures: Sequence[FigureChange]
     run_ids: Sequence[str]
@@ -283,37 +267,23 @@ class HealthHistory(Document):
         )
         if not self.figures:
             verdict = "nothing to compare; it takes two checks of the same devices."
-        return (
-            f"{counted(len(self.figures), 'figure')} over {counted(len(self.run_ids), 'check')}: "
-            f"{verdict}"
-        )
+        checks = counted(len(self.run_ids), "check")
+        return f"{counted(len(self.figures), 'figure')} over {checks}: {verdict}"
 
     def blocks(self) -> Iterator[Block]:
         """Yield the table of the first 40 figures, the slower ones first."""
-        columns: list[ColumnOf[FigureChange]] = [
-            (Column(title="checks"), lambda change: str(len(change.values))),
-            (Column(title="last"), lambda change: figure(change.values[-1])),
-            (Column(title="change"), lambda change: percent(change.relative_change)),
-            (Column(title="by check", is_text=True), lambda change: sparkline(change.values)),
-        ]
         if self.figures:
-            shown = sorted(self.figures, key=_urgency)[:_MOST_IN_HISTORY]
-            yield _figure_table(shown, columns)
+            yield _figure_table(
+                self.figures[:_MOST_IN_HISTORY],
+                (Column(title="checks"), lambda change: str(len(change.values))),
+                (Column(title="last"), lambda change: figure(change.values[-1])),
+                (Column(title="change"), lambda change: percent(change.relative_change)),
+                (Column(title="by check", is_text=True), lambda change: sparkline(change.values)),
+            )
         if (hidden := len(self.figures) - _MOST_IN_HISTORY) > 0:
             yield Line(text=f"{hidden} more have a history; --json has all", is_apart=True)
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object: checks (run ids) and figures."""
-        figures = [
-            {
-                "test": one.new.test,
-                "subject": asdict(one.new.subject),
-                "unit": one.new.unit,
-                "values": one.values,
-                "ratio": one.ratio,
-                "limit": one.limit,
-                "verdict": one.verdict,
-            }
-            for one in self.figures
-        ]
+        figures = [one.members for one in self.figures]
         return {"checks": list(self.run_ids), "figures": figures}

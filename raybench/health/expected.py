@@ -1,12 +1,13 @@
-"""What a test reaches elsewhere: by the references of its model, and in earlier checks.
+"""Values that a test has elsewhere: in the references of the model, and in earlier checks.
 
 Earlier checks are read from the table `health`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -31,13 +32,18 @@ _ALMOST_ZERO = 1e-300
 
 
 def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Finding]]:
-    """Return (run_id, finding) of one run, or of all. Raises ResultsError if one cannot be read."""
+    """Return (run_id, finding) of one check, or of all; none where a folder has no check.
+
+    Raises ResultsError where they cannot be read.
+    """
+    if not (root / "health").is_dir():
+        return []
     found = reader.read_table(root, "health", run_id).to_pylist()
     return [(row["run_id"], from_row(Finding, row)) for row in found]
 
 
 def limit_elsewhere(test: HealthTest) -> float:
-    """Return how many times the time of another day or machine is too long."""
+    """Return the ratio from which a time is too long, over the time of another day or machine."""
     if test.floor >= _SHARED_FLOOR:
         return _SHARED_RATIO
     if test.stage == "host-links":
@@ -46,36 +52,15 @@ def limit_elsewhere(test: HealthTest) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastValue:
-    """The value of a test that an earlier check found healthy. Fields as those of `Finding`."""
-
-    run_id: str
-    test: str
-    subject: Subject
-    value: float
-
-
-def past_values(root: Path) -> Sequence[PastValue]:
-    """Return the values of healthy subjects in all checks of a folder; none without a check."""
-    if not (root / "health").is_dir():
-        return ()
-    return tuple(
-        PastValue(run_id=of_run, test=finding.test, subject=finding.subject, value=finding.value)
-        for of_run, finding in read_findings(root)
-        if finding.verdict is Verdict.HEALTHY and finding.value is not None
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ValueRange:
-    """The range of a figure elsewhere, and how it is known."""
+    """The range of a figure on other days or machines. source: how it is known, for people."""
 
     low: float
     high: float
     source: str
 
     def excess(self, value: float, test: HealthTest) -> float | None:
-        """Return a value's time over the worst time of the range; None where that is usual."""
+        """Return the time of a value over the worst time of the range; None: within the limit."""
         ratio = value / self.high if test.is_time else self.low / max(value, _ALMOST_ZERO)
         return ratio if ratio > limit_elsewhere(test) else None
 
@@ -86,40 +71,51 @@ class ValueRange:
 
 
 class Elsewhere:
-    """Values of subjects in earlier checks, and of models by references or earlier checks."""
+    """Values of subjects in earlier checks, and of models by references or earlier checks.
 
-    def __init__(self, past: Iterable[PastValue], references: References) -> None:
+    past: findings of earlier checks with the ids of their runs; only healthy ones count.
+    """
+
+    def __init__(self, past: Iterable[tuple[str, Finding]], references: References) -> None:
         self._references = references
-        self._subjects: dict[tuple[str, tuple[str, ...]], list[PastValue]] = {}
-        self._models: dict[tuple[str, str, str, int], list[PastValue]] = {}
-        for one in past:
+        # The values by run, of each test of a subject, and of a kind of subject of a model.
+        self._past: dict[object, dict[str, list[float]]] = {}
+        for run_id, one in past:
             subject = one.subject
-            self._subjects.setdefault((one.test, subject.uuids), []).append(one)
-            key = (one.test, subject.kind, subject.model, len(subject.uuids))
-            self._models.setdefault(key, []).append(one)
+            if one.verdict is Verdict.HEALTHY and one.value is not None:
+                for key in (_subject_key(subject, one.test), _model_key(subject, one.test)):
+                    self._past.setdefault(key, {}).setdefault(run_id, []).append(one.value)
 
     def of_subject(self, subject: Subject, test: HealthTest) -> ValueRange | None:
-        """Return the range of a subject in earlier checks; None of fewer than three."""
-        past = self._subjects.get((test.name, subject.uuids), ())
-        return _past_range(past, "its earlier checks")
+        """Return the median of a subject in earlier checks; None of fewer than three."""
+        return self._past_range(_subject_key(subject, test.name), "its earlier checks")
 
     def of_model(self, group: Group) -> ValueRange | None:
-        """Return what starts of the model reached elsewhere, else in three earlier checks."""
+        """Return the range of references, else the median of three earlier checks; None: neither.
+
+        group: one whose model, test and placement are meant.
+        """
         of = {"test": group.test.name, "where": str(group.placement)}
         quantity = Quantity(of=of, metric=METRIC, unit=group.test.unit, fabric=group.topology)
         found = self._references.find(group.model, quantity)
         if found is not None:
             low, high = found.observed
             return ValueRange(low=low, high=high, source=found.provenance)
-        first = group.subjects[0]
-        key = (group.test.name, first.kind, group.model, len(first.uuids))
-        return _past_range(self._models.get(key, ()), "earlier checks of this model")
+        key = _model_key(group.subjects[0], group.test.name)
+        return self._past_range(key, "earlier checks of this model")
+
+    def _past_range(self, key: object, source: str) -> ValueRange | None:
+        """Return the median, because an earlier check may have had a bad day."""
+        by_run = self._past.get(key, {})
+        if len(by_run) < _LEAST_PAST_CHECKS:
+            return None
+        middle = median(chain(*by_run.values()))
+        return ValueRange(low=middle, high=middle, source=f"{source}, {len(by_run)} of them")
 
 
-def _past_range(past: Sequence[PastValue], source: str) -> ValueRange | None:
-    """Return the median, because an earlier check may have had a bad day."""
-    checks = len({one.run_id for one in past})
-    if checks < _LEAST_PAST_CHECKS:
-        return None
-    middle = median(one.value for one in past)
-    return ValueRange(low=middle, high=middle, source=f"{source}, {checks} of them")
+def _subject_key(subject: Subject, test: str) -> object:
+    return test, subject.uuids
+
+
+def _model_key(subject: Subject, test: str) -> object:
+    return test, subject.kind, subject.model, len(subject.uuids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from raybench.stats.fleet import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """How many devices of a subject work together, and where; only the same are compared.
+    """How many devices a subject has, and on how many nodes; only equal placements are compared.
 
     level: for a pair on a node how the driver names its connection, as "NV18" or "PHB".
     """
@@ -36,7 +37,7 @@ class Placement:
         return f"{self.devices} on {'a node' if self.nodes < 2 else f'{self.nodes} nodes'}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
 class Group:
     """The readings of one test of subjects of one model and placement.
 
@@ -54,6 +55,14 @@ class Group:
     problems: Mapping[int, Sequence[Problem]]
     failed_passes: Mapping[int, int]
     pass_count: int
+
+    @cached_property
+    def typical(self) -> Floats:
+        """Return the median over the passes of each subject; NaN where none has a value."""
+        known = ~np.isnan(self.values).all(axis=0)
+        found = np.full(self.values.shape[1], np.nan)
+        found[known] = np.nanmedian(self.values[:, known], axis=0)
+        return found
 
     @property
     def model(self) -> str:

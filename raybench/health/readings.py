@@ -1,10 +1,10 @@
-"""From the records of a health check to what was read of each subject. Pure."""
+"""The readings of each subject of a health check, made from its records. Pure."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
@@ -14,7 +14,7 @@ from raybench.records import Measurement, Record, Status
 from raybench.records.health import Subject
 from raybench.stats.summary import median_above_smallest
 from raybench.workloads.communication.collective import parse_groups
-from raybench.workloads.communication.pairs import Pair, pairs_of_turn, parse_pairs
+from raybench.workloads.communication.pairs import parse_pairs
 
 _GIB = 2**30
 _WRONG_ERROR = "WrongResultError"
@@ -26,7 +26,7 @@ _PARTS_OF_BURN_IN = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is wrong with a subject in one pass, whatever its value.
+    """A fault or failure of a subject in one pass, whatever its value.
 
     kind: "fault": wrong bits, a wrong result, grown errors. "failed": the pass gave no result by
     the subject's own doing, which happens to good devices too. "not read": because of another
@@ -39,7 +39,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What one pass of one test read of one subject.
+    """The value of one subject in one pass of one test.
 
     pass_number: counts from 1. value: None where the test gave none.
     other_programs: who else used the devices meanwhile, in words.
@@ -60,14 +60,30 @@ def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ..
 
     Where the point failed, all of them have a problem and no value.
     """
-    if record.status is Status.OK:
-        found = _READERS[probe.test.reads](record, probe, fleet)
-    else:
-        found = (
+    if record.status is not Status.OK:
+        return tuple(
             _reading(record, test, subject, None, _why_unread(record, ranks, fleet))
             for test, subject, ranks in _participants(record, probe, fleet)
         )
-    return tuple(found)
+    if probe.test.reads == "parts":
+        return tuple(_read_parts(record, probe, fleet))
+    problems = {}
+    if probe.test.reads == "bits":
+        metrics = [
+            {metric.name: value for metric, value in measured.workload_metrics.items()}
+            for measured in record.measurements
+        ]
+        problems = wrong_bits(metrics, fleet.subjects)
+    return tuple(
+        _reading(
+            record,
+            test,
+            subject,
+            _value(test, [record.measurements[rank] for rank in ranks]),
+            Problem(text=problems[ranks[0]]) if ranks[0] in problems else None,
+        )
+        for test, subject, ranks in _participants(record, probe, fleet)
+    )
 
 
 def _reading(
@@ -88,37 +104,24 @@ def _reading(
     )
 
 
-# The figure of a rank in the unit of its test, from its median step.
-_FIGURES: Mapping[str, Callable[[Measurement, float], float]] = {
-    "TFLOP/s": lambda measured, step_ns: (measured.flops_per_step or 0.0) / step_ns / 1e3,
-    "GB/s": lambda measured, step_ns: (measured.memory_bytes or 0) / step_ns,
-    "µs": lambda _, step_ns: step_ns / 1e3,
-    "ms": lambda _, step_ns: step_ns / 1e6,
-}
+def _value(test: HealthTest, measured: Sequence[Measurement]) -> float:
+    """Return the figure of a test in its unit, by the median step of the slowest rank.
 
-
-def _read_ranks(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
-    """Yield the figure of each rank that took part."""
-    figure_of = _FIGURES[probe.test.unit]
-    for subject, measured in zip(fleet.subjects, record.measurements, strict=True):
-        if probe.test.stage != "host-links" or measured.memory_bytes:
-            value = figure_of(measured, _median_step_ns(measured))
-            yield _reading(record, probe.test, subject, value)
-
-
-def _median_step_ns(measured: Measurement) -> float:
-    return statistics.median(measured.step_ns)
-
-
-def _read_bits(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
-    """Yield the figure of each rank, and what is wrong with the bits of its product."""
-    found = [
-        {metric.name: value for metric, value in measured.workload_metrics.items()}
-        for measured in record.measurements
-    ]
-    problems = wrong_bits(found, fleet.subjects)
-    for rank, reading in enumerate(_read_ranks(record, probe, fleet)):
-        yield replace(reading, problem=Problem(text=problems[rank]) if rank in problems else None)
+    measured: of the ranks of one subject.
+    """
+    first = measured[0]
+    step_ns = max(statistics.median(one.step_ns) for one in measured)
+    if test.unit == "TFLOP/s":
+        return (first.flops_per_step or 0.0) / step_ns / 1e3
+    if test.unit == "GB/s":
+        if test.reads == "ranks":
+            return (first.memory_bytes or 0) / step_ns
+        factor = first.busbw_factor or 0.0 if test.reads == "groups" else 1.0
+        return (first.message_bytes or 0) * factor / step_ns
+    if test.unit == "ms":
+        return step_ns / 1e6
+    # A latency is half of a round trip.
+    return step_ns / 1e3 / (2 if test.reads == "pairs" else 1)
 
 
 def wrong_bits(
@@ -162,52 +165,6 @@ def _differing(
     return dict.fromkeys(ranks, text)
 
 
-def _read_pairs(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
-    """Yield the figure of each pair, by the slower of its two ranks."""
-    is_round_trip = record.point.params["direction"] == "round_trip"
-    for test, subject, pair in _participants(record, probe, fleet):
-        measured = [record.measurements[rank] for rank in pair]
-        step_ns = max(map(_median_step_ns, measured))
-        size_bytes = measured[0].message_bytes or 0
-        value = step_ns / 2 / 1e3 if is_round_trip else size_bytes / step_ns
-        yield _reading(record, test, subject, value)
-
-
-def _pair_subject(record: Record, pair: Pair, fleet: Fleet) -> Subject:
-    """Return the subject of a pair; its first device is the one that sends."""
-    is_backward = record.point.params["direction"] == "backward"
-    start, end = (fleet.subjects[rank] for rank in (pair[::-1] if is_backward else pair))
-    return Subject(
-        kind="pair",
-        uuids=(*start.uuids, *end.uuids),
-        name=f"{start.name} to {end.name}",
-        model=start.model if start.model == end.model else f"{start.model} to {end.model}",
-    )
-
-
-def _read_groups(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
-    """Yield the figure of each group, by its slowest rank."""
-    for test, subject, ranks in _participants(record, probe, fleet):
-        measured = [record.measurements[rank] for rank in ranks]
-        step_ns = max(map(_median_step_ns, measured))
-        bus_bytes = (measured[0].message_bytes or 0) * (measured[0].busbw_factor or 0.0)
-        yield _reading(
-            record, test, subject, step_ns / 1e3 if test.is_time else bus_bytes / step_ns
-        )
-
-
-def _group_subject(ranks: Sequence[int], test: HealthTest, fleet: Fleet) -> Subject:
-    """Return the subject of devices that work together: their node, or the cluster."""
-    models = dict.fromkeys(fleet.subjects[rank].model for rank in ranks)
-    is_node = test.subjects == "node"
-    return Subject(
-        kind=test.subjects,
-        uuids=tuple(fleet.subjects[rank].uuids[0] for rank in ranks),
-        name=fleet.devices[ranks[0]].host if is_node else f"all {len(ranks)} devices",
-        model=" and ".join(models),
-    )
-
-
 def _read_parts(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
     """Yield how long each rank computes in a step; if all ranks tell it, waits and communicates."""
     broken_down = [one.breakdown for one in record.measurements if one.breakdown]
@@ -228,38 +185,41 @@ def _read_parts(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]
         yield _reading(record, communication, subject, shared_ms)
 
 
-_READERS: Mapping[str, Callable[[Record, Probe, Fleet], Iterator[Reading]]] = {
-    "ranks": _read_ranks,
-    "bits": _read_bits,
-    "pairs": _read_pairs,
-    "groups": _read_groups,
-    "parts": _read_parts,
-}
-
-
 def _participants(
     record: Record, probe: Probe, fleet: Fleet
 ) -> Iterator[tuple[HealthTest, Subject, Sequence[int]]]:
-    """Yield the test, the subject and its ranks for each subject that took part in a point."""
-    params = record.point.params
-    if probe.test.reads == "pairs":
-        partners = str(params.get("partners", ""))
-        pairs = (
-            parse_pairs(partners, fleet.size)
-            if partners
-            else pairs_of_turn(fleet.size, int(params["turn"]))
-        )
-        for pair in pairs:
-            test = probe.test if fleet.on_one_node(pair) else probe.test.between_nodes
-            yield test, _pair_subject(record, pair, fleet), pair
-    elif probe.test.reads == "groups":
+    """Yield the test, the subject and its ranks for each subject that took part in a point.
+
+    A pair is named from where the bytes come. A group of ranks is a node, or the cluster.
+    """
+    params, test = record.point.params, probe.test
+    subjects = fleet.subjects
+    if test.reads == "pairs":
+        for pair in parse_pairs(str(params["partners"]), fleet.size):
+            is_backward = params["direction"] == "backward"
+            start, end = (subjects[rank] for rank in (pair[::-1] if is_backward else pair))
+            subject = Subject(
+                kind="pair",
+                uuids=(*start.uuids, *end.uuids),
+                name=f"{start.name} to {end.name}",
+                model=start.model if start.model == end.model else f"{start.model} to {end.model}",
+            )
+            yield test if fleet.on_one_node(pair) else test.between_nodes, subject, pair
+    elif test.reads == "groups":
         for ranks in parse_groups(str(params["groups"]), fleet.size):
-            yield probe.test, _group_subject(ranks, probe.test, fleet), ranks
+            is_node = test.subjects == "node"
+            subject = Subject(
+                kind=test.subjects,
+                uuids=tuple(subjects[rank].uuids[0] for rank in ranks),
+                name=fleet.devices[ranks[0]].host if is_node else f"all {len(ranks)} devices",
+                model=" and ".join(dict.fromkeys(subjects[rank].model for rank in ranks)),
+            )
+            yield test, subject, ranks
     else:
         local_ranks = {rank: place for ranks in fleet.nodes for place, rank in enumerate(ranks)}
-        for rank, subject in enumerate(fleet.subjects):
+        for rank, subject in enumerate(subjects):
             if params.get("local_rank") in (None, local_ranks[rank]):
-                yield probe.test, subject, (rank,)
+                yield test, subject, (rank,)
 
 
 def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> Problem:

@@ -17,9 +17,9 @@ import numpy as np
 from raybench.analysis.references import SHIPPED, References, peak_of
 from raybench.health.actions import advise
 from raybench.health.device_facts import ACTIONS
-from raybench.health.expected import Elsewhere, PastValue, ValueRange
+from raybench.health.expected import Elsewhere, ValueRange
 from raybench.health.groups import Group, devices_by_uuid, group_readings
-from raybench.health.readings import Problem, Reading
+from raybench.health.readings import Reading
 from raybench.health.root_cause import find_root_causes
 from raybench.health.suite import device_subjects
 from raybench.records import Device
@@ -43,23 +43,27 @@ _MOST_PROGRAMS = 2
 def judge(
     readings: Iterable[Reading],
     devices: Sequence[Device],
-    past: Sequence[PastValue] = (),
+    past: Sequence[tuple[str, Finding]] = (),
     references: References = SHIPPED,
 ) -> tuple[Finding, ...]:
     """Return a finding for each subject in each test, with its root cause and what to do about it.
 
-    devices: those that were checked. past: values of healthy subjects in earlier checks.
+    devices: those that were checked. past: findings of
+    earlier checks, each with the id of its run; only healthy ones with a value count.
     """
     readings = list(readings)
     known = devices_by_uuid(devices)
     groups = group_readings(readings, known)
     elsewhere = Elsewhere(past, references)
-    compared = _compare([group for group in groups if group.test.is_compared])
+    comparisons = _compare([group for group in groups if group.test.is_compared])
+    compared = iter(comparisons)
     findings: list[Finding] = []
     for group in groups:
-        one = compared.get(id(group))
-        findings += _compared_findings(one, elsewhere) if one else _fact_findings(group)
-    findings += _unknown_models(compared.values(), elsewhere)
+        if group.test.is_compared:
+            findings += _compared_findings(next(compared), elsewhere)
+        else:
+            findings += _fact_findings(group)
+    findings += _unknown_models(comparisons, elsewhere)
     findings += _other_programs(readings, devices)
     findings = find_root_causes(findings, groups, known)
     return tuple(_with_action(finding, known) for finding in findings)
@@ -67,66 +71,52 @@ def judge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Comparison:
-    """A group beside its peers; an entry a subject.
+    """A group beside its peers.
 
-    typical: the median of its passes. ratios: its time over that of similar ones.
+    ratios, is_slow: of each subject, its time over that of similar ones, and whether that is slow.
     peers: None where fewer than four subjects have values.
     """
 
     group: Group
-    typical: Floats
     ratios: Floats
     is_slow: Bools
     peers: Peers | None
 
 
-def _compare(groups: Sequence[Group]) -> dict[int, _Comparison]:
-    """Compare the subjects of each group, by the id of the group; chance counts over all tests."""
-    many: dict[int, Peers] = {}
-    for group in groups:
-        if (~np.isnan(group.values)).any(axis=0).sum() >= LEAST_ALIKE:
-            test = group.test
-            many[id(group)] = compare_peers(group.values, is_time=test.is_time, floor=test.floor)
-    slow = dict(zip(many, find_slow(list(many.values())), strict=True))
-    found = {}
-    for group in groups:
-        test, peers = group.test, many.get(id(group))
-        if peers:
-            ratios, is_slow = peers.ratios, slow[id(group)]
-        else:
-            ratios, is_slow = compare_few(
+def _compare(groups: Sequence[Group]) -> list[_Comparison]:
+    """Compare the subjects of each group; chance counts over all tests together."""
+    peers = [
+        compare_peers(group.values, is_time=group.test.is_time, floor=group.test.floor)
+        if (~np.isnan(group.typical)).sum() >= LEAST_ALIKE
+        else None
+        for group in groups
+    ]
+    slow = iter(find_slow([one for one in peers if one]))
+    found = []
+    for group, one in zip(groups, peers, strict=True):
+        test = group.test
+        ratios, is_slow = (
+            (one.ratios, next(slow))
+            if one
+            else compare_few(
                 group.values, is_time=test.is_time, floor=test.floor, bad_ratio=test.bad_ratio
             )
-        found[id(group)] = _Comparison(
-            group=group,
-            typical=_medians(group.values),
-            ratios=ratios,
-            is_slow=is_slow,
-            peers=peers,
         )
+        found.append(_Comparison(group=group, ratios=ratios, is_slow=is_slow, peers=one))
     return found
 
 
-def _medians(values: Floats) -> Floats:
-    known = ~np.isnan(values).all(axis=0)
-    found = np.full(values.shape[1], np.nan)
-    found[known] = np.nanmedian(values[:, known], axis=0)
-    return found
-
-
-def _healthy(group: Group, typical: Floats) -> Iterator[Finding]:
+def _healthy(group: Group) -> Iterator[Finding]:
     """Yield the findings of the subjects of a group as if nothing was wrong with them."""
     passes = (~np.isnan(group.values)).sum(axis=0).tolist()
-    for subject, count, value in zip(group.subjects, passes, typical.tolist(), strict=True):
+    for subject, count, value in zip(group.subjects, passes, group.typical.tolist(), strict=True):
         yield Finding(
             test=group.test.name,
             stage=group.test.stage,
             subject=subject,
             passes=count,
-            value=None if value != value else value,
+            value=value if count else None,
             unit=group.test.unit,
-            expected="",
-            ratio=None,
             verdict=Verdict.HEALTHY,
         )
 
@@ -137,7 +127,7 @@ def _compared_findings(one: _Comparison, elsewhere: Elsewhere) -> Iterator[Findi
     ratios = one.ratios.tolist()
     expected = _expected_words(one)
     alike = _all_slow(one, elsewhere)
-    for column, finding in enumerate(_healthy(group, one.typical)):
+    for column, finding in enumerate(_healthy(group)):
         is_compared = len(group.subjects) > 1 and finding.value is not None
         ratio = ratios[column] if is_compared else None
         finding = replace(finding, expected=expected, ratio=ratio)
@@ -155,7 +145,7 @@ def _compared_findings(one: _Comparison, elsewhere: Elsewhere) -> Iterator[Findi
 
 def _expected_words(one: _Comparison) -> str:
     """Return what the subjects of a group are compared with; empty where there is one."""
-    unit, typical = one.group.test.unit, one.typical
+    unit, typical = one.group.test.unit, one.group.typical
     count = int((~np.isnan(typical)).sum())
     if count < 2:
         return ""
@@ -195,7 +185,9 @@ def _with_problem(group: Group, column: int, value: float | None) -> dict[str, A
         # It ran in the other passes: that happens to good devices too.
         count = f"{group.failed_passes[column]} of {group.pass_count} passes"
         return {"verdict": Verdict.SUSPECT, "reason": f"{reason} (in {count})"}
-    culprits = sum(_has_own(found) for found in group.problems.values())
+    culprits = sum(
+        any(one.kind != "not read" for one in found) for found in group.problems.values()
+    )
     if own and (value is not None or culprits < len(group.subjects)):
         return {"verdict": Verdict.BAD, "reason": reason}
     if value is not None and not own:
@@ -204,13 +196,9 @@ def _with_problem(group: Group, column: int, value: float | None) -> dict[str, A
     return {"verdict": Verdict.UNTESTED, "reason": reason}
 
 
-def _has_own(problems: Iterable[Problem]) -> bool:
-    return any(one.kind != "not read" for one in problems)
-
-
 def _fact_findings(group: Group) -> Iterator[Finding]:
     """Yield the findings of a test without comparison: wrong is what has a problem."""
-    for column, finding in enumerate(_healthy(group, _medians(group.values))):
+    for column, finding in enumerate(_healthy(group)):
         if column in group.problems:
             changes = _with_problem(group, column, finding.value)
             if ACTIONS.get(group.test.name) in (Action.WATCH, Action.SETTING):
@@ -254,7 +242,7 @@ def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
     None where they are not, or where nothing is known of the model.
     """
     group = one.group
-    sound = one.typical[~np.isnan(one.typical) & ~one.is_slow]
+    sound = group.typical[~np.isnan(group.typical) & ~one.is_slow]
     found = elsewhere.of_model(group)
     if len(group.subjects) < 2 or found is None or not len(sound):
         return None
@@ -278,7 +266,6 @@ def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
         value=middle,
         unit=group.test.unit,
         expected=found.words(group.test.unit),
-        ratio=None,
         verdict=Verdict.SUSPECT,
         reason=f"all are slow alike: {_times(ratio)} as long as this model takes elsewhere",
         evidence="none stands out, so what they share is likelier than a fault of each",
@@ -298,10 +285,6 @@ def _unknown_models(compared: Iterable[_Comparison], elsewhere: Elsewhere) -> It
             stage=own[0].test.stage,
             subject=Subject(kind="cluster", uuids=(), name=f"all {model}", model=model),
             passes=0,
-            value=None,
-            unit="",
-            expected="",
-            ratio=None,
             verdict=Verdict.UNKNOWN,
             reason=f"no figures of {model} are known here: that all are slow would not be seen",
         )
@@ -319,6 +302,10 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
     programs = list(dict.fromkeys(text for one in disturbed for text in one.other_programs))
     noun = "GPU" if devices[0].kind == "cuda" else "CPU worker"
     count = len(devices)
+    command = "ps -eo pcpu,psr,pid,user,comm --sort=-pcpu | head"
+    if devices[0].kind == "cuda":
+        command = "nvidia-smi -q -d PIDS"
+    hosts = " and on ".join(dict.fromkeys(device.host for device in devices))
     yield Finding(
         test=OTHER_PROGRAMS_TEST,
         stage=disturbed[0].test.stage,
@@ -331,21 +318,12 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
         passes=max(one.pass_number for one in disturbed),
         value=100 * len(disturbed) / len(points),
         unit="% of points",
-        expected="",
-        ratio=None,
         verdict=Verdict.SUSPECT,
         reason=f"used by other programs in {len(disturbed)} of {len(points)} points",
         evidence="; ".join(programs[:_MOST_PROGRAMS]),
         action=Action.SETTING,
-        command=_programs_command(devices),
+        command=f"{command}  # on {hosts}",
     )
-
-
-def _programs_command(devices: Sequence[Device]) -> str:
-    hosts = " and on ".join(dict.fromkeys(device.host for device in devices))
-    if devices[0].kind == "cuda":
-        return f"nvidia-smi -q -d PIDS  # on {hosts}"
-    return f"ps -eo pcpu,psr,pid,user,comm --sort=-pcpu | head  # on {hosts}"
 
 
 def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:

@@ -182,7 +182,7 @@ class PeakParts:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of all parts together."""
+        """The sum of all parts."""
         fixed = self.parameters_bytes + self.optimizer_bytes + self.other_bytes
         return fixed + self.gradients_bytes + self.activations_bytes
 
@@ -467,7 +467,7 @@ class Device:
 
     @property
     def lasting_name(self) -> str:
-        """What it is called in the next run too: a CPU worker by its host and its number there."""
+        """Its name in every run: the UUID of a GPU, HOST:INDEX of a CPU worker."""
         return self.uuid if self.kind == "cuda" else f"{self.host}:{self.index}"
 
 
@@ -535,7 +535,7 @@ def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
 
 
 def _worst_first(status: str) -> int:
-    """Sort key. A status of a later version is taken for a failure."""
+    """Return a sort key of a status, failures first; one of a later version counts as a failure."""
     fine = [one for one in Status if not one.is_failure]
     return fine.index(Status(status)) if status in fine else -1
 

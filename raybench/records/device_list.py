@@ -29,7 +29,7 @@ class DeviceList:
     source: str
 
     def cpu_workers(self) -> Mapping[str, int]:
-        """Count the CPU workers that each host must have for the last one named to be there."""
+        """Return how many CPU workers each host must have for its highest number in the list."""
         counts: Counter[str] = Counter()
         for name in self.names:
             if found := _WORKER.fullmatch(name):
@@ -38,7 +38,10 @@ class DeviceList:
 
 
 def read_device_list(path: Path) -> DeviceList:
-    """Read the names, without comments and repeats. Raises UsageError where one is none."""
+    """Return the devices named in a file, without comments and repeats.
+
+    Raises UsageError where the file cannot be read, names no device, or a line is no name.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -60,7 +63,10 @@ def read_device_list(path: Path) -> DeviceList:
 
 
 def write_device_list(path: Path, devices: Iterable[Device], comment: str) -> None:
-    """Write the names of these devices, each with its host and index. Raises UsageError."""
+    """Write the names of these devices, each with its host and index.
+
+    comment: above them. Raises UsageError where the file cannot be written.
+    """
     lines = [f"# {line}" for line in comment.splitlines()]
     lines += [
         f"{device.lasting_name}  # {device.host} {device.kind}:{device.index}" for device in devices

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import metadata
@@ -58,6 +59,20 @@ def warn_of_torch(versions: Mapping[str, str]) -> str | None:
 def variables_that_matter() -> dict[str, str]:
     """Return the environment variables that are known to change what is measured, by name."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)}
+
+
+@contextmanager
+def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process in the block; afterwards they are as before."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
 
 
 def git_commit(folder: Path) -> str | None:
@@ -123,7 +138,7 @@ class Code:
 
     @property
     def workload_sha256(self) -> str | None:
-        """Of all files of the workload; None where none could be found, as in an archive."""
+        """The SHA-256 of all files of the workload; None where none was found, as in an archive."""
         return _digest(self.workload) if self.workload else None
 
 

@@ -69,10 +69,14 @@ class Finding:
     stage: Annotated[Stage, Column("", "tests that it is one of")]
     subject: Subject
     passes: Annotated[int, Column("", "in which it was read")]
-    value: Annotated[float | None, Column("", "median of the passes, in `unit`; null: did not run")]
-    unit: Annotated[str, Column("", "of value")]
-    expected: Annotated[str, Column("", "what it was held against")]
-    ratio: Annotated[float | None, Column("", "its time to that of those alike; null: none are")]
+    value: Annotated[
+        float | None, Column("", "median of the passes, in `unit`; null: did not run")
+    ] = None
+    unit: Annotated[str, Column("", "of value")] = ""
+    expected: Annotated[str, Column("", "what it was compared with")] = ""
+    ratio: Annotated[
+        float | None, Column("", "its time over that of similar subjects; null: there are none")
+    ] = None
     verdict: Annotated[Verdict, Column("", "bad, untested, suspect, unknown or healthy")]
     reason: Annotated[str, Column("", "why it is not healthy")] = ""
     evidence: Annotated[str, Column("", "with whom it was tried, and what held")] = ""

@@ -88,7 +88,7 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """The head of its column."""
+        """The heading of its column: `heading`, else its name in words and the unit."""
         words = self.name.removesuffix(f"_{self.unit}").replace("_", " ")
         return self.heading or f"{words} {self.unit}".rstrip()
 
@@ -96,7 +96,11 @@ class Metric:
 def relate_to_step(
     how: OverStep | None, value: float | None, *, typical_ms: float, mean_ms: float
 ) -> float | None:
-    """Make a metric of what one step does, by its typical or mean time. None is not known."""
+    """Return a metric from the value of one step, as `how` relates it to the step time.
+
+    typical_ms, mean_ms: of the step. The value itself where `how` is None; None where it is unknown
+    or would be divided by zero.
+    """
     if how is None or value is None:
         return value
     if how == "seconds":
@@ -106,9 +110,9 @@ def relate_to_step(
 
 
 def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | None:
-    """Make the value of a point from those of its ranks; None is not known. Integers stay so.
+    """Return the value of a point from those of its ranks, of which None are unknown.
 
-    A sum needs all of them, the others are of those that are known.
+    None where all are unknown, for a sum also where one is. Integers stay integers.
     """
     known = [value for value in values if value is not None]
     if not known or (how == "sum" and len(known) < len(values)):

@@ -45,6 +45,10 @@ _NAMES = (*EXECUTION, "world_size")
 # A variable may hold a long list; JSON has all of it.
 _MOST_CHARS = 60
 _MOST_ROWS = 60
+_MOST_LEFT_OUT = 3
+# Runs a side with which a regression of 5 % is found on most machines:
+# docs/explanation/statistics.md.
+_ENOUGH_RUNS = 3
 # Where a slow-down of so much could have been missed, that is said first.
 BLIND = 0.1
 # What changed around the points, where nothing did.
@@ -136,35 +140,170 @@ class Comparison(Document):
     @property
     def title(self) -> str:
         """Return the answer in a sentence."""
-        return headline(self)
+        rows, verdicts = self.compared, self.verdicts
+        broken = f"; {len(self.broken)} fail now" if self.broken else ""
+        if not rows:
+            return f"No point was measured on both sides{broken}."
+        middle = percent(float(np.median([row.ratio for row in rows])) - 1)
+        median = f"; the median change of the step is {middle}" if len(rows) > 1 else ""
+        if self.has_one_run:
+            side = "base" if len(self.base) < LEAST_RUNS else "new"
+            where = "a side" if len(self.base) == len(self.new) else f"of {side}"
+            words = Counter(verdict_words(row, self.threshold) for row in rows)
+            likely = [
+                f"{words[word]} {word}" for word in (f"{SLOWER}?", f"{FASTER}?") if words[word]
+            ]
+            found = f"; of {counted(len(rows), 'point')}: {', '.join(likely)}" if likely else ""
+            return f"1 run {where}: no verdict{found}{broken}{median}."
+        slower = [max(_slowdowns(row)) for row in rows if row.verdict == SLOWER]
+        lead = f"{len(slower)} of {counted(len(rows), 'point')} slower"
+        lead += f", the worst by {max(slower):.1%}" if slower else ""
+        others = [f"{verdicts[name]} {name}" for name in (FASTER, SAME, UNCLEAR) if verdicts[name]]
+        tail = f"; {', '.join(others)}" if others else ""
+        return f"{self._blindness()}{lead}{tail}{broken}{median}."
+
+    def _blindness(self) -> str:
+        """Return `Blind below 50%: ` where a point not called slower may be so by over 10 %."""
+        most = max(
+            (
+                max(row.ratio_high, 1 / row.rate_ratio_low) - 1
+                for row in self.compared
+                if row.verdict != SLOWER and row.ratio_high and row.rate_ratio_low
+            ),
+            default=0.0,
+        )
+        return f"Blind below {most:.0%}: " if most > BLIND else ""
 
     def blocks(self) -> Iterator[Block]:
         """Yield the runs, what changed around the points, and the table of points."""
-        for text in (sensitivity(self), one_sided(self)):
-            yield from [Line(text=text)] if text else []
-        yield from (Line(text=text, tone="advice") for text in advice(self))
+        yield from (Line(text=text) for text in (self._sensitivity(), self._one_sided()) if text)
+        yield from (Line(text=text, tone="advice") for text in self._advice())
         for why in self.obstacles:
             text = f"NOT COMPARABLE: {why}. The changes below tell of that, not of the software."
             yield Line(text=text, tone="alarm")
-        yield Listing(
-            lines=[("base", _runs_words(self.base)), ("new", _runs_words(self.new))], is_quoted=True
-        )
+        sides = [("base", _runs_words(self.base)), ("new", _runs_words(self.new))]
+        yield Listing(lines=sides, is_quoted=True)
         if self.impossible:
             yield Listing(title="Cannot be", lines=self.impossible, is_quoted=True)
         yield changes_listing("What changed around the points", self.changes)
         if self.compared:
-            yield table(self)
-            if hidden := len(self.compared) - len(shown(self)):
+            table = self._table()
+            yield table
+            if hidden := len(self.compared) - len(table.rows):
                 yield hidden_line(hidden)
         for title, lines in (
-            ("What changed beside, or is missing for a verdict", beside(self)),
-            ("Failed in one of the runs", unpaired(self)),
+            ("What changed beside, or is missing for a verdict", self._beside()),
+            ("Failed in one of the runs", self._unpaired()),
         ):
             yield from [Listing(title=title, lines=lines, is_quoted=True)] if lines else []
         if self.compared:
-            yield Line(
-                text=_EXPLANATION.format(f"{100 * self.threshold:g}%"), tone="aside", is_apart=True
+            text = _EXPLANATION.format(f"{100 * self.threshold:g}%")
+            yield Line(text=text, tone="aside", is_apart=True)
+
+    def _sensitivity(self) -> str:
+        """Return the least change that could have been seen, and by how many runs."""
+        rows = [row for row in self.compared if row.least_seen is not None]
+        if not rows:
+            return ""
+        sides = []
+        for side in ("base", "new"):
+            runs = sorted({int(getattr(row, f"{side}_runs")) for row in rows})
+            noun = "run" if runs == [1] else "runs"
+            sides.append(f"{span(str(runs[0]), str(runs[-1]))} {noun} of {side}")
+        least = sorted(row.least_seen or 0.0 for row in rows)
+        seen = span(f"{least[0]:.1%}", f"{least[-1]:.1%}")
+        return (
+            f"By {' and '.join(sides)}, a point that alone is slower by {seen} or more would be "
+            "called."
+        )
+
+    def _one_sided(self) -> str:
+        """Return how many points only one of the sides has, and in what all of them differ."""
+        lone = {side: [r for r in self.rows if _absent(r) == side] for side in ("new", "base")}
+        text = ", ".join(
+            f"{counted(len(rows), 'point')} in {side} only"
+            for side, rows in (("BASE", lone["new"]), ("NEW", lone["base"]))
+            if rows
+        )
+        apart = [
+            formatting.heading(name)
+            for name in varying([*lone["new"], *lone["base"]], params_first=True)
+            if all(lone.values())
+            and set.isdisjoint(*({str(setting(r, name)) for r in rows} for rows in lone.values()))
+        ]
+        told = f"; they differ in {', '.join(apart)}" if apart else ""
+        return f"{text}{told}." if text else ""
+
+    def _advice(self) -> Iterator[str]:
+        """Yield what would decide points that are unclear, and which runs are left out."""
+        if self.verdicts[UNCLEAR] and not self.obstacles:
+            runs = max(_ENOUGH_RUNS, min(len(self.base), len(self.new)) + 2)
+            base, new = self.words
+            if "=" in base and "=" in new:
+                how = f"with --tag {base} and --tag {new}, then `raybench compare {base} {new}`"
+            else:
+                how = f"then name them all: `raybench compare {base},RUN,… {new},RUN,…`"
+            yield (
+                f"To decide: sweep the job {self.new[-1].job_name} on both sides in turns "
+                f"(`raybench sweep`) until each side has {runs} runs, {how}."
             )
+        for one in self.left_out[:_MOST_LEFT_OUT]:
+            yield f"{one.run_id} is left out, as it differs in {', '.join(one.differs_in)}."
+        if (more := len(self.left_out) - _MOST_LEFT_OUT) > 0:
+            yield f"{more} more runs are left out likewise."
+
+    def _table(self) -> Table:
+        """Return the table of the points that changed, and of others up to 60 in all."""
+        changed = sum(row.verdict != SAME for row in self.compared)
+        rows = self.compared[: max(changed, _MOST_ROWS)]
+        unit = formatting.unit_of_times(row.base_ms for row in rows)
+        rate = "samples/s" if any(row.rate_unit == "samples/s" for row in rows) else "steps/s"
+
+        def verdict(row: ComparedPoint) -> Cell:
+            words = verdict_words(row, self.threshold)
+            return Cell(text=words, tone=_TONES.get(words, "plain"))
+
+        columns: list[ColumnOf[ComparedPoint]] = [
+            *setting_columns(self.compared),
+            (Column(title=f"base {unit.name}"), lambda row: formatting.time_in(unit, row.base_ms)),
+            (
+                Column(title=f"new {unit.name}", drop=1),
+                lambda row: formatting.time_in(unit, row.new_ms),
+            ),
+            (Column(title="step"), lambda row: _change(row, "ratio")),
+            (Column(title=rate), lambda row: _change(row, "rate_ratio")),
+            (Column(title="seen from", drop=0), lambda row: formatting.percent(row.least_seen)),
+            (Column(title="verdict", is_text=True), verdict),
+        ]
+        counts = [len(side) for side in (self.base, self.new)]
+        kind = "base: mean of {} runs, new: mean of {}".format(*counts) if max(counts) > 1 else ""
+        return make_table(rows, columns, kind=kind)
+
+    def _beside(self) -> list[tuple[str, str]]:
+        """Return (point, what its verdict lacks and what else changed there), unless the same."""
+        found = []
+        for row, name in zip(self.compared, point_names(self.compared), strict=True):
+            phrases = [] if self.has_one_run or row.why is None else [row.why]
+            phrases += map(_point_change, self.beside.get(row.point_id, ()))
+            if row.verdict != SAME and phrases:
+                found.append((name, "; ".join(phrases)))
+        return found
+
+    def _unpaired(self) -> list[tuple[str, str]]:
+        """Return (point, how it ended on each side) of the points that failed on one side alone."""
+
+        def words(status: Status | None) -> str:
+            return "not there" if status is None else status.label
+
+        rows = [
+            row
+            for row in self.rows
+            if row in self.broken or (row.verdict is None and not _absent(row))
+        ]
+        return [
+            (name, f"base: {words(row.status_base)}; new: {words(row.status_new)}")
+            for row, name in zip(rows, point_names(rows), strict=True)
+        ]
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
@@ -233,41 +372,7 @@ def percent(relative: float | None) -> str:
     return f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
 
 
-def shown(comparison: Comparison) -> list[ComparedPoint]:
-    """Return the points with step times on both sides, all that changed and at least 60."""
-    rows = comparison.compared
-    changed = sum(row.verdict != SAME for row in rows)
-    return rows[: max(changed, _MOST_ROWS)]
-
-
 _TONES: dict[str, Tone] = {SLOWER: "alarm", FASTER: "good", UNCLEAR: "advice"}
-
-
-def table(comparison: Comparison) -> Table:
-    """Return the table of the points in `shown`; the verdicts are its last column."""
-    rows = shown(comparison)
-    unit = formatting.unit_of_times(row.base_ms for row in rows)
-    rate = "samples/s" if any(row.rate_unit == "samples/s" for row in rows) else "steps/s"
-
-    def verdict(row: ComparedPoint) -> Cell:
-        words = verdict_words(row, comparison.threshold)
-        return Cell(text=words, tone=_TONES.get(words, "plain"))
-
-    columns: list[ColumnOf[ComparedPoint]] = [
-        *setting_columns(comparison.compared),
-        (Column(title=f"base {unit.name}"), lambda row: formatting.time_in(unit, row.base_ms)),
-        (
-            Column(title=f"new {unit.name}", drop=1),
-            lambda row: formatting.time_in(unit, row.new_ms),
-        ),
-        (Column(title="step"), lambda row: _change(row, "ratio")),
-        (Column(title=rate), lambda row: _change(row, "rate_ratio")),
-        (Column(title="seen from", drop=0), lambda row: formatting.percent(row.least_seen)),
-        (Column(title="verdict", is_text=True), verdict),
-    ]
-    counts = [len(side) for side in (comparison.base, comparison.new)]
-    kind = "base: mean of {} runs, new: mean of {}".format(*counts) if max(counts) > 1 else ""
-    return make_table(rows, columns, kind=kind)
 
 
 def verdict_words(row: ComparedPoint, threshold: float) -> str:
@@ -296,20 +401,6 @@ def _change(row: ComparedPoint, name: str) -> str:
     return ("" if getattr(row, name) is None else percent(getattr(row, name) - 1)) + half
 
 
-def beside(comparison: Comparison) -> list[tuple[str, str]]:
-    """(point, what its verdict lacks and what else changed there), where it is not the same."""
-    rows = comparison.compared
-    found = []
-    for row, name in zip(rows, point_names(rows), strict=True):
-        is_told = comparison.has_one_run or row.why is None
-        phrases = [] if is_told else [str(row.why)]
-        if row.verdict != SAME:
-            phrases += [_point_change(one) for one in comparison.beside.get(row.point_id, ())]
-            if phrases:
-                found.append((name, "; ".join(phrases)))
-    return found
-
-
 def _point_change(one: PointChange) -> str:
     if isinstance(one.base, bool):
         return f"{one.name} {'now' if one.new else 'before'}, not {'before' if one.new else 'now'}"
@@ -317,26 +408,8 @@ def _point_change(one: PointChange) -> str:
     return f"{one.name} {before} -> {now} {one.unit}"
 
 
-def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
-    """Return (point, how it ended on each side) of the points that failed on one side alone."""
-
-    def words(status: Status | None) -> str:
-        return "not there" if status is None else status.label
-
-    broken = {row.point_id for row in comparison.broken}
-    rows = [
-        row
-        for row in comparison.rows
-        if row.point_id in broken or (row.verdict is None and not absent(row))
-    ]
-    return [
-        (name, f"base: {words(row.status_base)}; new: {words(row.status_new)}")
-        for row, name in zip(rows, point_names(rows), strict=True)
-    ]
-
-
-def absent(row: ComparedPoint) -> str:
-    """Name the run that has no row of the point; empty where both have."""
+def _absent(row: ComparedPoint) -> str:
+    """Return the side, `base` or `new`, that has no row of the point; empty where both have."""
     for side in ("base", "new"):
         if getattr(row, f"status_{side}") is None:
             return side
@@ -352,133 +425,6 @@ def before_and_now(change: Change, most: int) -> str:
         alike = next((place for place, (a, b) in pairs if a != b), min(map(len, values)))
         short = [shorten(f"…{value[max(0, alike - most // 3) :]}", most) for value in values]
     return f"{short[0]} -> {short[1]}"
-
-
-_MOST_LEFT_OUT = 3
-# Runs a side with which a regression of 5 % is found on most machines:
-# docs/explanation/statistics.md.
-_ENOUGH_RUNS = 3
-
-
-def headline(comparison: Comparison) -> str:
-    """Give the answer in a sentence."""
-    rows, verdicts = comparison.compared, comparison.verdicts
-    broken = f"; {len(comparison.broken)} fail now" if comparison.broken else ""
-    if not rows:
-        return f"No point was measured on both sides{broken}."
-    middle = percent(float(np.median([row.ratio for row in rows])) - 1)
-    median = f"; the median change of the step is {middle}" if len(rows) > 1 else ""
-    if comparison.has_one_run:
-        side = "base" if len(comparison.base) < LEAST_RUNS else "new"
-        where = "a side" if len(comparison.base) == len(comparison.new) else f"of {side}"
-        words = Counter(verdict_words(row, comparison.threshold) for row in rows)
-        phrases = [f"{words[word]} {word}" for word in (f"{SLOWER}?", f"{FASTER}?") if words[word]]
-        found = f"; of {counted(len(rows), 'point')}: {', '.join(phrases)}"
-        return f"1 run {where}: no verdict{found if phrases else ''}{broken}{median}."
-    slower = [max(_slowdowns(row)) for row in rows if row.verdict == SLOWER]
-    lead = f"{len(slower)} of {counted(len(rows), 'point')} slower"
-    if slower:
-        lead += f", the worst by {max(slower):.1%}"
-    others = [f"{verdicts[name]} {name}" for name in (FASTER, SAME, UNCLEAR) if verdicts[name]]
-    tail = f"; {', '.join(others)}" if others else ""
-    return f"{_blindness(comparison)}{lead}{tail}{broken}{median}."
-
-
-def _blindness(comparison: Comparison) -> str:
-    """Return `Blind below 50%: ` where a point that is not called slower may be so by over 10 %."""
-    most = max(
-        (
-            max(row.ratio_high, 1 / row.rate_ratio_low) - 1
-            for row in comparison.compared
-            if row.verdict != SLOWER and row.ratio_high and row.rate_ratio_low
-        ),
-        default=0.0,
-    )
-    return f"Blind below {most:.0%}: " if most > BLIND else ""
-
-
-def sensitivity(comparison: Comparison) -> str:
-    """Say the least change that could have been seen, and by how many runs."""
-    least = [row.least_seen for row in comparison.compared if row.least_seen is not None]
-    if not least:
-        return ""
-    runs = " and ".join(f"{_runs(comparison, side)} of {side}" for side in ("base", "new"))
-    return f"By {runs}, a point that alone is slower by {_between(least)} or more would be called."
-
-
-def _runs(comparison: Comparison, side: str) -> str:
-    rows = [row for row in comparison.compared if row.least_seen is not None]
-    counts = {int(getattr(row, f"{side}_runs")) for row in rows}
-    text = _between(sorted(counts), "d")
-    return f"{text} run" if counts == {1} else f"{text} runs"
-
-
-def _between(values: Sequence[float], form: str = ".1%") -> str:
-    return span(f"{min(values):{form}}", f"{max(values):{form}}")
-
-
-def advice(comparison: Comparison) -> list[str]:
-    """Say what would decide points that are unclear, and which runs are left out."""
-    more = len(comparison.left_out) - _MOST_LEFT_OUT
-    return [
-        *_unclear(comparison),
-        *(
-            f"{one.run_id} is left out, as it differs in {', '.join(one.differs_in)}."
-            for one in comparison.left_out[:_MOST_LEFT_OUT]
-        ),
-        *([f"{more} more runs are left out likewise."] if more > 0 else []),
-    ]
-
-
-def _unclear(comparison: Comparison) -> list[str]:
-    """Name the command that would decide the points that are unclear."""
-    if comparison.obstacles or not comparison.verdicts[UNCLEAR]:
-        return []
-    runs = max(_ENOUGH_RUNS, min(len(comparison.base), len(comparison.new)) + 2)
-    job = comparison.new[-1].job_name
-    base, new = comparison.words
-    if "=" in base and "=" in new:
-        how = f"with --tag {base} and --tag {new}, then `raybench compare {base} {new}`"
-    else:
-        how = f"then name them all: `raybench compare {base},RUN,… {new},RUN,…`"
-    return [
-        f"To decide: sweep the job {job} on both sides in turns (`raybench sweep`) until each side "
-        f"has {runs} runs, {how}."
-    ]
-
-
-def one_sided(comparison: Comparison) -> str:
-    """How many points only one of the runs has, and by what they differ; empty for none."""
-    of_base, of_new = (
-        [row for row in comparison.rows if absent(row) == other] for other in ("new", "base")
-    )
-    text = ", ".join(
-        f"{counted(len(rows), 'point')} in {run} only"
-        for run, rows in (("BASE", of_base), ("NEW", of_new))
-        if rows
-    )
-    if not text:
-        return ""
-    both = [row for row in comparison.rows if not absent(row)]
-    sides = (of_base, of_new) if of_base and of_new else (of_base or of_new, both)
-    names = ", ".join(_settings_apart(*sides))
-    return f"{text}; they differ in {names}." if names else f"{text}."
-
-
-def _settings_apart(one: Sequence[ComparedPoint], other: Sequence[ComparedPoint]) -> list[str]:
-    """Return the settings of which the two have no value in common; else those that differ.
-
-    Points of different workloads differ in that: their parameters are not the same ones.
-    """
-    values = {
-        name: [{str(setting(row, name)) for row in rows} for rows in (one, other)]
-        for name in varying([*one, *other], params_first=True)
-    }
-    disjoint = [name for name, (here, there) in values.items() if here.isdisjoint(there)]
-    if "workload" in disjoint:
-        return ["workload"]
-    found = disjoint or [name for name, (here, there) in values.items() if here != there]
-    return [formatting.heading(name) for name in found]
 
 
 def hidden_line(hidden: int) -> Line:

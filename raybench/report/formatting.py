@@ -63,11 +63,6 @@ def failure(status: str, error_type: str | None, message: str) -> str:
     return f"{start}{error_type}: {text[len(start) :]}".removesuffix(": ")
 
 
-def is_set(value: Any) -> bool:
-    """Whether a cell of truth values says yes: null says nothing."""
-    return has_value(value) and bool(value)
-
-
 def number(value: float | None, digits: int = 4) -> str:
     """Significant digits, thousands apart: 1,234 12.34 0.001234 3.11e-08."""
     if not has_value(value):
@@ -78,11 +73,6 @@ def number(value: float | None, digits: int = 4) -> str:
         return f"{value:.2e}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(decimals, 6)}f}"
-
-
-def step_ms(row: PointRow) -> str:
-    """Step time in milliseconds and half its interval, relative."""
-    return step_in(MILLISECONDS, row)
 
 
 def step_time(row: PointRow) -> str:

@@ -126,9 +126,9 @@ class PointDetails(Document):
 
     row: of `points`, its rounds as one row (`mean_of_rounds`). rounds: how many that are.
     step_ms_interval: the 95 % interval of the step over the rounds; None where it is not known.
-    attempts: all of them, in order. ranks, modules, regions, states: as the functions of
-    `raybench.analysis.step_times` give them; empty where modules were not profiled, the step names
-    no regions or devices were not sampled.
+    attempts: all of them, in order. ranks, modules, regions: as the functions of
+    `raybench.analysis.step_times` give them; empty where modules were not profiled or the step
+    names no regions.
     traces: paths. wrote_logs: whether there is text of its ranks. units: of all columns.
     standings: figures of the point beside their references.
     """
@@ -138,7 +138,6 @@ class PointDetails(Document):
     step_ms_interval: tuple[float | None, float | None] = (None, None)
     ranks: pd.DataFrame
     modules: pd.DataFrame
-    states: pd.DataFrame
     traces: Sequence[str]
     wrote_logs: bool = False
     attempts: Sequence[PointRow] = ()
@@ -154,14 +153,13 @@ class PointDetails(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        point, ranks, modules, regions, devices (their states), traces, attempts, references.
+        point, ranks, modules, regions, traces, attempts, references.
         """
         return {
             "point": vars(self.row),
             "ranks": json_records(self.ranks),
             "modules": json_records(self.modules),
             "regions": list(map(vars, self.regions)),
-            "devices": json_records(self.states),
             "traces": list(self.traces),
             "attempts": list(map(vars, self.attempts)),
             "references": [one.members for one in self.standings],
@@ -190,7 +188,6 @@ class PointDetails(Document):
             _ranks(self.ranks),
             ranks_of_point(self.row, formatting.unit_of([self.row])),
             _regions(self.regions),
-            _states(self.states),
             _modules(self.modules),
         )
         for table in tables:
@@ -308,45 +305,6 @@ def _regions(regions: Sequence[SlowestRegion]) -> Table | None:
     ]
     kind = "Regions of the step, after the timed steps"
     return make_table(regions, columns, kind=kind)
-
-
-def _states(states: pd.DataFrame) -> Table | None:
-    """Return what was sampled of the devices, from the least to the most."""
-    if states.empty:
-        return None
-    heads = {
-        "sm_clock_mhz": "SM MHz",
-        "memory_clock_mhz": "memory MHz",
-        "power_w": "W",
-        "temperature_c": "degC",
-        "gpu_utilization_pct": "busy %",
-    }
-    columns: list[ColumnOf[Mapping[Any, Any]]] = [
-        (
-            Column(title="device", is_text=True),
-            lambda row: f"{row['node_id'][:8]}:{row['index']}",
-        ),
-        *(
-            (
-                Column(title=head),
-                lambda row, name=name: _span(row[f"{name}_min"], row[f"{name}_max"]),
-            )
-            for name, head in heads.items()
-        ),
-        (
-            Column(title="throttled by", is_text=True, min_chars=SETTING_CHARS),
-            lambda row: ", ".join(row["throttle_reasons"]),
-        ),
-    ]
-    kind = f"All devices of the run meanwhile, {states['samples'].max()} samples each"
-    return make_table(states.to_dict("records"), columns, kind=kind)
-
-
-def _span(least: float, most: float) -> str:
-    if not formatting.has_value(least) or not formatting.has_value(most):
-        return ""
-    low, high = f"{least:.0f}", f"{most:.0f}"
-    return low if low == high else f"{low}-{high}"
 
 
 def _modules(modules: pd.DataFrame) -> Table | None:

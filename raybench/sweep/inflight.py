@@ -30,20 +30,19 @@ _LINE_CHARACTERS = 500
 
 @dataclass(slots=True, kw_only=True)
 class RunningAttempt:
-    """An attempt that runs now. neighbours: point_ids beside it; a dict keeps their order."""
+    """An attempt that runs now, or has just ended.
+
+    neighbours: point_ids beside it; a dict keeps their order. outcome: the answers of its ranks, or
+    what `Cluster.run` raised. others: who used the devices besides, other than points of this run.
+    """
 
     attempt: Attempt
     devices: tuple[Device, ...]
     started_at: datetime
     neighbours: dict[str, None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Finished:
-    index: int
-    outcome: tuple[Answer, ...] | BaseException
-    duration_s: float
-    others: tuple[str, ...]
+    outcome: tuple[Answer, ...] | BaseException = ()
+    duration_s: float = 0.0
+    others: tuple[str, ...] = ()
 
 
 class InFlight:
@@ -53,7 +52,7 @@ class InFlight:
         self._cluster = cluster
         self._running: dict[int, RunningAttempt] = {}
         self._by_node: defaultdict[str, dict[int, None]] = defaultdict(dict)
-        self._finished: SimpleQueue[_Finished] = SimpleQueue()
+        self._finished: SimpleQueue[RunningAttempt] = SimpleQueue()
 
     @property
     def is_empty(self) -> bool:
@@ -80,7 +79,7 @@ class InFlight:
         # A daemon: a cluster that is stuck must not keep the process from ending.
         threading.Thread(
             target=self._run,
-            args=(attempt.index, task, worker_ids),
+            args=(running, task, worker_ids),
             name=f"point {attempt.point.point_id}",
             daemon=True,
         ).start()
@@ -94,36 +93,28 @@ class InFlight:
         ended: list[tuple[Attempt, Record]] = []
         with suppress(Empty):
             while len(ended) < _MOST_AT_ONCE:
-                finished = self._finished.get(block=not ended, timeout=timeout_s)
-                if isinstance(finished.outcome, BaseException):
+                running = self._finished.get(block=not ended, timeout=timeout_s)
+                if isinstance(running.outcome, BaseException):
                     if not ended:
-                        raise finished.outcome
-                    self._finished.put(finished)  # what has ended well comes first
+                        raise running.outcome
+                    self._finished.put(running)  # what has ended well comes first
                     break
-                running = self._running.pop(finished.index)
+                del self._running[running.attempt.index]
                 for device in running.devices:
-                    self._by_node[device.node_id].pop(finished.index, None)
-                record = make_record_of(
-                    running, finished.outcome, finished.duration_s, finished.others
-                )
-                ended.append((running.attempt, record))
+                    self._by_node[device.node_id].pop(running.attempt.index, None)
+                ended.append((running.attempt, make_record_of(running, running.outcome)))
         return ended
 
-    def _run(self, index: int, task: Task, worker_ids: Sequence[int]) -> None:
+    def _run(self, running: RunningAttempt, task: Task, worker_ids: Sequence[int]) -> None:
         started_s = time.perf_counter()
-        outcome: tuple[Answer, ...] | BaseException
-        others: tuple[str, ...] = ()
         try:
             seen = self._cluster.watch_other_users(worker_ids)
-            outcome = self._cluster.run(task, worker_ids)
-            duration_s = time.perf_counter() - started_s
-            others = seen()
+            running.outcome = self._cluster.run(task, worker_ids)
+            running.duration_s = time.perf_counter() - started_s
+            running.others = seen()
         except BaseException as error:
-            # It is raised again on the thread that waits.
-            outcome, duration_s = error, time.perf_counter() - started_s
-        self._finished.put(
-            _Finished(index=index, outcome=outcome, duration_s=duration_s, others=others)
-        )
+            running.outcome = error  # it is raised again on the thread that waits
+        self._finished.put(running)
 
 
 def make_unmeasured(
@@ -149,16 +140,11 @@ def make_unmeasured(
     )
 
 
-def make_record_of(
-    running: RunningAttempt,
-    answers: Sequence[Answer],
-    duration_s: float,
-    others: tuple[str, ...] = (),
-) -> Record:
+def make_record_of(running: RunningAttempt, answers: Sequence[Answer]) -> Record:
     """Return the record of an attempt from the answers of its ranks.
 
     It has the measurements of all ranks, or none: a rank whose peer failed may have measured
-    garbage. others: who used the devices besides, other than points of this run.
+    garbage.
     """
     attempt, devices = running.attempt, running.devices
     outputs = tuple(answer.output for answer in answers)
@@ -173,10 +159,10 @@ def make_record_of(
         control_of=attempt.control_of,
         status=Status.OK,
         started_at=running.started_at,
-        duration_s=duration_s,
+        duration_s=running.duration_s,
         devices=devices,
         outputs=outputs if any(outputs) else (),
-        neighbours=(*running.neighbours, *others),
+        neighbours=(*running.neighbours, *running.others),
         mem_estimate_bytes=estimate_bytes,
     )
     if failure := cause_of(answers):
@@ -191,7 +177,7 @@ def make_record_of(
         )
     measurements = tuple(answer for answer in answers if isinstance(answer, Measurement))
     warnings = [warning for measurement in measurements for warning in measurement.warnings]
-    warnings += [f"not alone: {other}" for other in others]
+    warnings += [f"not alone: {other}" for other in running.others]
     warnings += crowding(devices)
     return replace(record, measurements=measurements, warnings=tuple(dict.fromkeys(warnings)))
 

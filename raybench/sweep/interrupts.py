@@ -53,7 +53,7 @@ class Interrupts:
 
     @property
     def stopping(self) -> bool:
-        """No further point may start."""
+        """Whether Ctrl-C or SIGTERM came, after which no further point may start."""
         return self._asked > 0
 
     def __enter__(self) -> Self:
@@ -95,10 +95,10 @@ class Interrupts:
 
     @contextmanager
     def held_back(self, most_s: float = _NOTICE_S) -> Iterator[None]:
-        """Raise after the block what is due in it; a second one that is due goes through at once.
+        """Let the block finish before an interrupt raises; a second interrupt raises at once.
 
-        most_s: the process may be ended when the block has not come to its end by then. With inf
-        a second one waits too, and the process is ended soon after it.
+        most_s: the process may be ended where the block takes longer after an interrupt. With inf
+        nothing is raised in the block, and the process is ended soon after a second interrupt.
         """
         self._holds_s.append(most_s)
         try:
@@ -108,7 +108,7 @@ class Interrupts:
             self._raise_if_due()
 
     def say_farewell(self) -> None:
-        """Say what is to be known before an interrupt ends the process at once."""
+        """Tell the user how to go on, before an interrupt ends the process at once."""
         if self.farewell:
             self.farewell("ended at once")
         else:
@@ -137,25 +137,23 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _take(self) -> None:
-        """Take note of the signals that came. Not only in the handler, which can come late."""
+        """Count the signals that came since the last call; the handler alone may be called late."""
         with self._lock:
             try:
                 numbers = self._reader.recv(64)
             except BlockingIOError:
                 return
             for number in numbers:
-                if number in (signal.SIGINT, signal.SIGTERM):
-                    self._note(number)
-
-    def _note(self, number: int) -> None:
-        is_first, self._asked = self._asked == 0, self._asked + 1
-        if is_first and self._points_run and number == signal.SIGINT:
-            return
-        self._due += 1
-        patience_s = _LAST_S if self._raised else _NOTICE_S
-        if self._due == 1:
-            patience_s = max([patience_s, *self._holds_s])
-        self._deadline_s = min(self._deadline_s, time.monotonic() + patience_s)
+                if number not in (signal.SIGINT, signal.SIGTERM):
+                    continue
+                is_first, self._asked = self._asked == 0, self._asked + 1
+                if is_first and self._points_run and number == signal.SIGINT:
+                    continue
+                self._due += 1
+                patience_s = _LAST_S if self._raised else _NOTICE_S
+                if self._due == 1:
+                    patience_s = max([patience_s, *self._holds_s])
+                self._deadline_s = min(self._deadline_s, time.monotonic() + patience_s)
 
     def _watch(self) -> None:
         told = False
@@ -164,14 +162,11 @@ class Interrupts:
             self._take()
             if self.stopping and not self._due and not told:
                 told = True
-                self._tell_stopping()
+                what = "the point" if self.in_flight < 2 else f"the {self.in_flight} points"
+                text = f"finishing {what} in flight, then stopping; Ctrl-C again stops now"
+                self._listener.tell(text)
             if time.monotonic() > self._deadline_s:
                 # A spinner or a progress bar has hidden it.
                 self._listener.show_cursor()
                 self.say_farewell()
                 os._exit(_INTERRUPTED)
-
-    def _tell_stopping(self) -> None:
-        what = "the point" if self.in_flight < 2 else f"the {self.in_flight} points"
-        text = f"finishing {what} in flight, then stopping; Ctrl-C again stops now"
-        self._listener.tell(text)

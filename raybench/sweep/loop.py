@@ -184,12 +184,8 @@ class _Loop:
         earlier: EarlierSweeps,
         callbacks: LoopCallbacks,
     ) -> None:
-        self._rounds = rounds
-        self._settings = settings
-        self._cluster = cluster
-        self._write = write
-        self._earlier = earlier
-        self._callbacks = callbacks
+        self._rounds, self._settings, self._cluster = rounds, settings, cluster
+        self._write, self._earlier, self._callbacks = write, earlier, callbacks
         self._round = 0
         self._statuses = dict(earlier.kept)
         self._attempts = Counter(earlier.attempts)
@@ -202,7 +198,6 @@ class _Loop:
         self._running = InFlight(cluster)
         self._next_index = len(rounds.plan.points)
         self._has_ended = False
-        self._is_search = rounds.plan.batch_search is not None
 
     def events(self) -> Iterator[Event]:
         stopping = self._callbacks.stopping
@@ -284,8 +279,7 @@ class _Loop:
             if isinstance(decision, Skip):
                 now = datetime.now(UTC)
                 skipped = make_unmeasured(attempt, decision.cause, decision.reason, started_at=now)
-                self._write([(attempt.index, skipped)])
-                yield from self._after_record(attempt, skipped)
+                yield from self._end([(attempt, skipped)])
             else:
                 yield from self._start(attempt, decision.worker_ids)
 
@@ -322,7 +316,7 @@ class _Loop:
         if record.status is Status.OOM:
             self._schedule.note_oom(attempt.point)
         # A batch that does not fit is what a search looks for.
-        is_searched = self._is_search and record.status is Status.OOM
+        is_searched = self._rounds.plan.batch_search and record.status is Status.OOM
         if self._settings.stop_on_error and record.status.is_failure and not is_searched:
             self._schedule.stop(attempt.point.point_id)
         yield PointFinished(index=attempt.index, record=record)

@@ -31,8 +31,9 @@ _MOST_DIFFERENCES = 5
 
 
 def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
-    """Return the results folder and the run that `text` names, as `raybench report` does.
+    """Return the results folder and the run that `text` names: an id, its beginning, or `latest`.
 
+    output: the folder in which it is looked for.
     Raises ResultsError when there is no such run, UsageError when `job` is not the job of the run.
     """
     root, run_id = reader.find_run(output, text)
@@ -159,7 +160,7 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
 
 
 def _difference(run: Run, job: Job) -> str:
-    """Return in words which settings differ, where the job of the run can be loaded."""
+    """Return in words which settings differ from those of the run."""
     before = job_of_run(run)
     if before is None:
         return "its --set overrides, or what this version of raybench takes as defaults, differ"
@@ -179,7 +180,7 @@ def _few(differences: Sequence[str]) -> str:
 
 
 def job_of_run(run: Run) -> Job | None:
-    """Return the job of a run, from its text and command; None where these give another one."""
+    """Return the job of a run from its text and command; None where it is another now."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.yaml"
         path.write_text(run.job_text, encoding="utf-8")

@@ -68,11 +68,15 @@ class Rounds:
         if self.count == 1:
             return tuple(smaller_batches_first(attempts))
         control = self._control(points, number)
-        return tuple(
-            attempt
-            for place, block in enumerate(self._in_order(number, attempts))
-            for attempt in (*block, *_controls(control, block, first + len(indices) + place))
-        )
+        ordered = []
+        for place, block in enumerate(self._in_order(number, attempts), first + len(indices)):
+            ordered += block
+            if control is not None:
+                of = block[0].point.world_size
+                ordered.append(
+                    Attempt(index=place, point=control, number=1, round=number, control_of=of)
+                )
+        return tuple(ordered)
 
     def _points(self, number: int, ended: Mapping[TrialKey, Status]) -> Sequence[Point]:
         points: Sequence[Point] = self.plan.points
@@ -119,11 +123,3 @@ class Rounds:
 
 def _blocks(points: Sequence[Point]) -> list[int]:
     return list(dict.fromkeys(point.world_size for point in points))
-
-
-def _controls(control: Point | None, block: Sequence[Attempt], index: int) -> list[Attempt]:
-    """Return the control at the end of a block, as a list of one or none."""
-    if control is None:
-        return []
-    of, number = block[0].point.world_size, block[0].round
-    return [Attempt(index=index, point=control, number=1, round=number, control_of=of)]

@@ -57,7 +57,7 @@ class PointSource(Protocol):
         """Return how a point is measured; None as the job says."""
 
     def note(self, record: Record) -> None:
-        """Take in a record; after one that was lost another of the same trial follows."""
+        """Take in the record of an attempt; a trial that was lost may have several."""
 
     def further_round(self, number: int) -> Sequence[Point]:
         """Return the points of one more round, of this number; none ends the run."""

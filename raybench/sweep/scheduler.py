@@ -1,7 +1,4 @@
-"""Which point runs next, and on which workers. Decisions over the plan: no clock, no cluster.
-
-`makespan_s` plays the same decisions with durations that are given.
-"""
+"""Which point runs next, and on which workers. Decisions over the plan: no clock, no cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy, in_device_order
 from raybench.job.plan import Plan
@@ -79,10 +77,10 @@ def is_kept(status: Status, *, retry_failed: bool) -> bool:
 
 
 def is_tried_again(record: Record, tries: int) -> bool:
-    """Return whether the sweep tries a trial again, after this record of its last try.
+    """Return whether the sweep tries a trial once more, after this record of its last try.
 
-    A lost one is tried once more: the machine is to blame more often than the point. Not where
-    there were no devices to run it on.
+    It does where the trial was lost on devices: the machine is to blame more often than the point.
+    tries: so far, by this sweep.
     """
     return record.status is Status.LOST and bool(record.devices) and tries == 1
 
@@ -128,7 +126,7 @@ class Schedule:
         self._capacity = 0
         self._lost: frozenset[int] = frozenset()
         self.pending = 0
-        # By the devices that points ask for, and the strategy; all know which workers are taken.
+        # By the devices that points ask for, and the strategy.
         self._allocators: dict[tuple[str, Strategy], DeviceAllocator] = {}
         self._running: dict[int, tuple[int, ...]] = {}
 
@@ -145,7 +143,7 @@ class Schedule:
     def see(
         self, devices: Sequence[Device], capacity: int, lost: frozenset[int], pending: int
     ) -> None:
-        """Take in the state of the cluster, see `Cluster`."""
+        """Take in the state of the cluster; the parameters are properties of a `Cluster`."""
         self._capacity, self.pending = capacity, pending
         # The tuples are made anew at each look, and comparing them costs no more than comparing the
         # ids of their items.
@@ -174,9 +172,7 @@ class Schedule:
 
     def free(self, attempt: Attempt) -> None:
         """Note that the workers of this attempt are idle again."""
-        worker_ids = self._running.pop(attempt.index)
-        for allocator in self._allocators.values():
-            allocator.free(worker_ids)
+        self._running.pop(attempt.index, None)  # one that was skipped has none
 
     def note_oom(self, point: Point) -> None:
         """Skip bigger batches of the series of this point, which ran out of device memory."""
@@ -201,11 +197,10 @@ class Schedule:
     def _decide(self, attempt: Attempt) -> Decision | None:
         if why_not := self._why_not(attempt):
             return why_not
-        worker_ids = self._allocator(attempt.point).choose(attempt.point.world_size)
+        taken = set(chain.from_iterable(self._running.values()))
+        worker_ids = self._allocator(attempt.point).choose(attempt.point.world_size, taken)
         if worker_ids is None:
             return None
-        for allocator in self._allocators.values():
-            allocator.take(worker_ids)
         self._running[attempt.index] = worker_ids
         return Assign(attempt=attempt, worker_ids=worker_ids)
 
@@ -213,15 +208,13 @@ class Schedule:
         """Return the allocator of the devices that the point may use."""
         asked = point.devices, point.strategy
         if asked not in self._allocators:
-            made = self._allocators[asked] = DeviceAllocator(
+            self._allocators[asked] = DeviceAllocator(
                 self._devices,
                 self._lost,
                 point.strategy,
                 self._isolation,
                 None if point.devices == ANY else self._choose_devices(point.devices),
             )
-            for worker_ids in self._running.values():
-                made.take(worker_ids)
         return self._allocators[asked]
 
     def _choose_devices(self, choice: str) -> set[int]:
@@ -283,7 +276,7 @@ def _was(count: int) -> str:
 
 
 def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort each series by batch size, within the places that its attempts have."""
+    """Return the attempts with each series sorted by batch size, in the places that it has."""
     places: defaultdict[_Series, list[int]] = defaultdict(list)
     for place, attempt in enumerate(attempts):
         places[_series(attempt.point)].append(place)

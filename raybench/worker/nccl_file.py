@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from raybench.hardware.nccl_log import choices, describe, parse
+from raybench.records.environment import set_variables
 
 _SWITCH = "NCCL_DEBUG"
 # A communicator of a thousand ranks may write so much; more is not read.
@@ -48,7 +49,7 @@ class NcclFile:
             return
         # In memory: nothing is left behind, however the process ends.
         self._file = os.memfd_create("raybench-nccl")
-        with _variables(self._file, _CONNECTIONS):
+        with set_variables(_variables(self._file, _CONNECTIONS)):
             yield
 
     def routes(self) -> tuple[str, ...]:
@@ -72,12 +73,12 @@ class NcclFile:
         self._known, self._begin = frozenset(self.routes()), 0
         file = os.memfd_create("raybench-nccl-choices")
         try:
-            with _variables(file, _CHOICES):
+            with set_variables(_variables(file, _CHOICES)):
                 read_again()
             try:
                 step()
             finally:
-                with _variables(self._file, _CONNECTIONS):
+                with set_variables(_variables(self._file, _CONNECTIONS)):
                     read_again()
             return tuple(dict.fromkeys(choices(_read(file, 0))))
         finally:
@@ -89,22 +90,12 @@ def _read(file: int, begin: int) -> list[str]:
     return os.pread(file, min(size, _MOST_BYTES), begin).decode(errors="replace").splitlines()
 
 
-@contextmanager
-def _variables(file: int, subsystems: str) -> Iterator[None]:
-    """Set the variables of NCCL's log in the block."""
-    variables = {
+def _variables(file: int, subsystems: str) -> dict[str, str]:
+    return {
         _SWITCH: "INFO",
         "NCCL_DEBUG_SUBSYS": subsystems,
         "NCCL_DEBUG_FILE": f"/proc/self/fd/{file}",
     }
-    users = {name: os.environ.get(name) for name in variables}
-    os.environ |= variables
-    try:
-        yield
-    finally:
-        for name, value in users.items():
-            os.environ.pop(name)
-            os.environ |= {} if value is None else {name: value}
 
 
 def _find_read_again() -> Callable[[], object] | None:

@@ -60,7 +60,7 @@ class ProcessGroup:
         self._device = device
         self._group: Group | None = None
         self._ours: dist.ProcessGroup | None = None
-        self._signal: _AbortSignal | None = None
+        self._store: TCPStore | None = None
         self._ended: Group | None = None
         self._broken: Group | None = None
         self._lock = threading.Lock()
@@ -110,8 +110,8 @@ class ProcessGroup:
     def _form(self, group: Group, task: Task, rank_info: RankInfo) -> None:
         timeout = timedelta(seconds=task.settings.timeout_s + _TIMEOUT_MARGIN_S)
         store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
-        self._group, self._signal = group, _AbortSignal(group, store)
-        self._signal.wait(lambda: self._end_broken(group))
+        self._group, self._store = group, store
+        _call_when_broken(group, lambda: self._end_broken(group))
         self._meet(store, group, rank_info)
         # No device_id: torch then splits communicators, which crashes after a second init
         # (pytorch#192109).
@@ -147,13 +147,13 @@ class ProcessGroup:
     def leave(self) -> None:
         """Leave the process group. All its members must be alive and idle, and leave it too."""
         with self._lock:
-            if self._signal is not None:
+            if self._store is not None:
                 dist.destroy_process_group()
-                self._signal.send(_LEFT)
+                self._tell_others(_LEFT)
                 self._forget()
 
-    def is_taken_down(self, timeout_s: float) -> bool:
-        """End the group on all ranks; return False when that, or work on the device, hangs here.
+    def take_down(self, timeout_s: float) -> bool:
+        """End the group on all ranks; return whether that, and the device's work, ended in time.
 
         NCCL's collectives then return, without an error and with garbage. gloo's connections
         close as soon as no workload holds the group, and the peers' collectives raise.
@@ -215,9 +215,9 @@ class ProcessGroup:
     def _take_down(self, group: Group) -> None:
         """End the group on this rank, from any thread, and have the others end it."""
         with self._lock:
-            if self._signal is None or self._group != group:
+            if self._store is None or self._group != group:
                 return
-            self._signal.send(_BROKEN)  # first: the other ranks need as long as this one
+            self._tell_others(_BROKEN)  # first: the other ranks need as long as this one
             self._end()
             self._forget()
 
@@ -227,35 +227,29 @@ class ProcessGroup:
             end()
 
     def _forget(self) -> None:
-        self._ended, self._group, self._ours, self._signal = self._group, None, None, None
+        self._ended, self._group, self._ours, self._store = self._group, None, None, None
+
+    def _tell_others(self, end: str) -> None:
+        if self._store is not None and self._group is not None:
+            with suppress(dist.DistError):  # the store is gone, and the waits have ended with it
+                self._store.set(_abort_key(self._group), end)
 
 
-class _AbortSignal:
-    """The key of the store that ends a group, for all its members at once."""
+def _call_when_broken(group: Group, then: Callable[[], None]) -> None:
+    """Start a thread that waits until the group is left or broken; broken, it calls `then`."""
+    # A client of its own, because one that waits can do nothing else.
+    store = TCPStore(group.store_address, group.store_port, is_master=False)
 
-    def __init__(self, group: Group, store: TCPStore) -> None:
-        self._group, self._store = group, store
+    def wait() -> None:
+        try:
+            store.wait([_abort_key(group)], _LONG)
+            is_broken = store.get(_abort_key(group)) == _BROKEN.encode()
+        except dist.DistError:
+            return  # the store is gone, and with it all signals
+        if is_broken:
+            then()
 
-    def wait(self, then: Callable[[], None]) -> None:
-        """Start a thread that waits until the group is left or broken; broken, it calls `then`."""
-        # A client of its own, because one that waits can do nothing else.
-        store = TCPStore(self._group.store_address, self._group.store_port, is_master=False)
-        key = _abort_key(self._group)
-
-        def wait() -> None:
-            try:
-                store.wait([key], _LONG)
-                is_broken = store.get(key) == _BROKEN.encode()
-            except dist.DistError:
-                return  # the store is gone, and with it all signals
-            if is_broken:
-                then()
-
-        threading.Thread(target=wait, name="raybench-abort", daemon=True).start()
-
-    def send(self, end: str) -> None:
-        with suppress(dist.DistError):  # the store is gone, and the waits have ended with it
-            self._store.set(_abort_key(self._group), end)
+    threading.Thread(target=wait, name="raybench-abort", daemon=True).start()
 
 
 def _abort_key(group: Group) -> str:

@@ -55,33 +55,34 @@ class Setting(NamedTuple):
 
 
 def settings() -> Iterator[Setting]:
-    """List the settings that are put back after each point."""
-    yield Setting("environment", lambda: dict(os.environ), _set_environment)
-    yield Setting("working directory", _working_directory, os.chdir)
-    yield Setting("default device", torch.get_default_device, _set_default_device)
-    yield Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype)
-    yield Setting("number of threads", torch.get_num_threads, torch.set_num_threads)
-    yield Setting(
-        "deterministic algorithms",
-        torch.get_deterministic_debug_mode,
-        torch.set_deterministic_debug_mode,
+    """Yield the settings that are put back after each point."""
+    cuda, has_cache = backends.cuda, torch.is_autocast_cache_enabled
+    deterministic = torch.get_deterministic_debug_mode
+    yield from (
+        Setting("environment", lambda: dict(os.environ), _set_environment),
+        Setting("working directory", _working_directory, os.chdir),
+        Setting("default device", torch.get_default_device, _set_default_device),
+        Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        Setting("number of threads", torch.get_num_threads, torch.set_num_threads),
+        Setting("deterministic algorithms", deterministic, torch.set_deterministic_debug_mode),
+        Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        Setting("autocast cache", has_cache, torch.set_autocast_cache_enabled),
+        Setting("autocast nesting", _autocast_nesting, _set_autocast_nesting),
+        Setting("flash attention", cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+        Setting("math attention", cuda.math_sdp_enabled, cuda.enable_math_sdp),
+        Setting("cuDNN attention", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+        Setting(
+            "memory-efficient attention",
+            cuda.mem_efficient_sdp_enabled,
+            cuda.enable_mem_efficient_sdp,
+        ),
     )
-    yield Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled)
     for kind in ("cpu", "cuda"):
-        yield Setting(
-            f"autocast on {kind}",
-            partial(torch.is_autocast_enabled, kind),
-            partial(torch.set_autocast_enabled, kind),
-        )
-        yield Setting(
-            f"autocast dtype on {kind}",
-            partial(torch.get_autocast_dtype, kind),
-            partial(torch.set_autocast_dtype, kind),
-        )
-    yield Setting(
-        "autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
-    )
-    yield Setting("autocast nesting", _autocast_nesting, _set_autocast_nesting)
+        for name, get, put in (
+            ("autocast", torch.is_autocast_enabled, torch.set_autocast_enabled),
+            ("autocast dtype", torch.get_autocast_dtype, torch.set_autocast_dtype),
+        ):
+            yield Setting(f"{name} on {kind}", partial(get, kind), partial(put, kind))
     for name in ("enabled", "benchmark", "deterministic"):
         yield _attribute(f"cuDNN {name}", backends.cudnn, name)
     for name in (
@@ -90,13 +91,6 @@ def settings() -> Iterator[Setting]:
         "allow_fp16_accumulation",
     ):
         yield _attribute(f"cuBLAS {name}", backends.cuda.matmul, name)
-    cuda = backends.cuda
-    yield Setting("flash attention", cuda.flash_sdp_enabled, cuda.enable_flash_sdp)
-    yield Setting(
-        "memory-efficient attention", cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp
-    )
-    yield Setting("math attention", cuda.math_sdp_enabled, cuda.enable_math_sdp)
-    yield Setting("cuDNN attention", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp)
     for name in _COMPILER_CONFIGS:
         config: Any = sys.modules[name]
         yield Setting(name, config.get_config_copy, partial(_set_config, config))
@@ -174,7 +168,11 @@ class ProcessState:
         # First: a context manager that the collector ends puts its own settings back.
         gc.collect()
         return tuple(
-            [f"a changed {setting.name}" for setting, to in self._before if not _put(setting, to)]
+            [
+                f"a changed {setting.name}"
+                for setting, to in self._before
+                if not _put_back(setting, to)
+            ]
             + self._leaked()
             + self._held_memory()
         )
@@ -186,8 +184,8 @@ class ProcessState:
     def _leaked(self) -> list[str]:
         """Name the threads and children that were started since `begin` and do not end soon."""
         _end_progress_monitor()
-        threads = _those_that_stay(lambda: set(_threads()) - self._threads)
-        children = _those_that_stay(lambda: _children() - self._children)
+        threads = _wait_for_end(lambda: set(_threads()) - self._threads)
+        children = _wait_for_end(lambda: _children() - self._children)
         return [
             *_count(sorted(thread.name for thread in threads), "running thread", "running threads"),
             *_count(sorted(map(_command, children)), "child process", "child processes"),
@@ -209,7 +207,7 @@ class ProcessState:
         return torch.cuda.memory_reserved(self._device)
 
 
-def _put(setting: Setting, before: object) -> bool:
+def _put_back(setting: Setting, before: object) -> bool:
     """Put one setting back if it has changed; return False where that fails."""
     if setting.read() == before:  # writing some of them costs time, or warns
         return True
@@ -257,8 +255,8 @@ def _count(names: Sequence[str], one: str, many: str) -> list[str]:
     return [f"{len(names)} {one if len(names) == 1 else many} ({shown})"]
 
 
-def _those_that_stay(remaining: Callable[[], set[Any]]) -> set[Any]:
-    """Wait a moment for what has been told to end; return what is still there."""
+def _wait_for_end(remaining: Callable[[], set[Any]]) -> set[Any]:
+    """Wait until nothing remains, 0.5 s at most; return what still does."""
     deadline_s = time.monotonic() + _GRACE_S
     while (left := remaining()) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)

@@ -122,7 +122,7 @@ class Worker:
         if self._group.is_broken(group):
             answer = _peer_failed(rank_info, worker_reusable=answer.worker_reusable)
         if isinstance(answer, Failure) and not (
-            answer.worker_reusable and self._group.is_taken_down(_TAKE_DOWN_TIMEOUT_S)
+            answer.worker_reusable and self._group.take_down(_TAKE_DOWN_TIMEOUT_S)
         ):
             return replace(answer, worker_reusable=False)  # cleaning up may wait for lost peers
         try:
@@ -140,7 +140,7 @@ class Worker:
         return replace(answer, worker_reusable=False)
 
     def _prepare(self) -> None:
-        """Do once, while all workers start, what every first point would have to do.
+        """Load and set up what the first point needs, while all workers start.
 
         The first tensor on a GPU makes its context.
         """
@@ -351,16 +351,16 @@ def load() -> None:
 
 
 def _freeze() -> None:
-    """Leave all objects of now out of garbage collections, which look at the workload's alone then.
-
-    One takes 0.1 ms instead of 130.
-    """
+    """Exclude all objects of now from garbage collections: one takes 0.1 ms then instead of 130."""
     gc.collect()
     gc.freeze()
 
 
 def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
-    """Return an exception as data: it may not survive pickling, and its frames hold memory."""
+    """Return the failure of this rank with the text of an exception.
+
+    Not the exception: it may not survive pickling, and its frames hold memory.
+    """
     # A module that cannot be imported has a reason of its own.
     cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
     return Failure(

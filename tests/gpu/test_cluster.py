@@ -6,12 +6,12 @@ import time
 import pynvml
 import pytest
 
-from raybench.cluster.allocator import choose_workers
 from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.records import Failure, Measurement, Status, Task
 from tests.cluster_contract import failures
 from tests.gpu.gpus import TWO_GPUS, cluster_of
+from tests.local_cluster import choose_workers
 from tests.unit.fakes import make_point
 
 pytestmark = TWO_GPUS

@@ -87,20 +87,6 @@ def slow_link(host: Host, rate: str) -> None:
     _enter(host, f"tc qdisc replace dev net0 root tbf rate {rate} burst 64kb latency 50ms")
 
 
-def lossy_link(host: Host) -> None:
-    """Let a switch port of short queues be this host's: it drops what comes at once.
-
-    Not every kernel has netem, which would drop a share of the packets.
-    """
-    _enter(host, "tc qdisc replace dev net0 root tbf rate 8gbit burst 64kb limit 64kb")
-
-
-def dropped_packets(host: Host) -> int:
-    """Of all that this host has sent since its link is lossy."""
-    told = host.run(["tc", "-s", "qdisc", "show", "dev", "net0"]).stdout
-    return int(told.partition("(dropped ")[2].partition(",")[0])
-
-
 def pull_cable(switch: Host, host: Host) -> None:
     """Cut the host off, without a word to it. switch: the first host, which has the bridge."""
     _ip(switch, f"link set port-{host.name} down")

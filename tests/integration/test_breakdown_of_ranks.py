@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from raybench.analysis.own_speeds import OwnSpeeds, probe_speeds
 from raybench.job.model import Measure
 from raybench.records import Failure, Task
 from raybench.results.metrics.parts import is_slowed_by_one_rank
@@ -102,25 +101,6 @@ def shared_out(cluster, **settings):
     point = replace(UNEVEN, **settings)
     measure = Measure(warmup=3, iterations=15)
     return measure_row(cluster, Task(point=point, settings=measure))
-
-
-@pytest.mark.long
-@pytest.mark.alone
-@pytest.mark.parametrize("shares", ["by_speed", "by_speed_accumulation"])
-def test_all_samples_of_a_step_are_done_with_the_gradients_of_one_process(three_workers, shares):
-    row = shared_out(three_workers, shares=shares)
-    assert sum(row.share_by_rank) == 96
-    assert row.gradient_error < 1e-5
-    step_s = row.step_ms_mean / 1000
-    assert row.throughput * step_s == pytest.approx(96)
-    # Held against itself without emulation: here ranks share cores, and differ by what else runs.
-    *fast_ratios, slow_ratio = row.slow_ratio_by_rank
-    assert fast_ratios == [None, None]
-    assert slow_ratio < 0.8
-    assert [text for text in row.warnings if text.startswith("rank 2 emulates a slower")]
-    # Efficiency is held against the sum of what each does alone.
-    assert len(set(row.models_by_rank)) == 1
-    assert OwnSpeeds([row]).together(row) == pytest.approx(sum(probe_speeds(row)))
 
 
 @pytest.mark.long

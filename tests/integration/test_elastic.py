@@ -15,7 +15,7 @@ import pytest
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.start import connect
 from tests.cluster_contract import failures, run
-from tests.integration.sweeps import raybench, sweep_command, table, wait_for, write_text
+from tests.integration.sweeps import wait_for
 
 PATIENCE_S = 280
 COMMANDS = (
@@ -100,13 +100,6 @@ def can_connect(port):
     return True
 
 
-JOB = """\
-workload: {kind: mlp, hidden: 32, layers: 1}
-matrix: {world_size: [1, 4], batch_size: 4}
-measure: {warmup: 2, iterations: 5, breakdown: false}
-"""
-
-
 def test_nodes_come_for_the_biggest_point(address, monkeypatch):
     import ray
 
@@ -126,14 +119,3 @@ def test_nodes_come_for_the_biggest_point(address, monkeypatch):
         assert failures(run(cluster, 0, 1, 2)) == []
     finally:
         cluster.close()
-
-
-def test_a_point_whose_nodes_never_come_is_skipped_and_says_why(address, tmp_path):
-    write_text(tmp_path, JOB)
-    command = sweep_command(tmp_path, "--device", "cpu", "--wait", "20", address=address)
-    done = raybench(*command[3:], timeout_s=PATIENCE_S, env={**os.environ, **NO_TOKEN})
-    assert done.returncode == 0, done.stderr
-    points = table(tmp_path).set_index("world_size")
-    assert points["status"].to_dict() == {1: "ok", 4: "skipped"}
-    assert points.loc[4, "error_message"].startswith("needs 4 devices, ")
-    assert "of 4 workers are there after --wait 20: no more are waited for" in done.stderr

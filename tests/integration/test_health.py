@@ -4,10 +4,7 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
-from threading import Event, Thread
+from contextlib import contextmanager
 
 import pytest
 
@@ -92,79 +89,6 @@ def test_all_stages_are_judged(checked):
     found, _ = checked
     assert {one["stage"] for one in found["findings"]} == set(ALL)
     assert not [one for one in found["findings"] if one["verdict"] == "untested"]
-
-
-@contextmanager
-def busy(core, count):
-    """Keep one core busy with so many processes, each of a session of its own."""
-    spin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-    with ExitStack() as stack:
-        for _ in range(count):
-            process = stack.enter_context(
-                subprocess.Popen([sys.executable, "-c", spin], start_new_session=True)
-            )
-            stack.callback(process.kill)
-            stack.enter_context(ahead_of_others(process.pid))
-        yield
-
-
-@contextmanager
-def ahead_of_others(process_id):
-    """Put the session of a process ahead of whatever else this host does, where that is allowed.
-
-    Processes that keep one core busy push all others to the next one, where a worker would wait for
-    those. Linux weighs sessions (sched_autogroup), and niceness counts only within one.
-    """
-    # Of its leader, which is there to the end.
-    weight = Path(f"/proc/{os.getsid(process_id)}/autogroup")
-    with suppress(OSError):
-        weight.write_text("-10")
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            weight.write_text("0")
-
-
-@contextmanager
-def pinned(cores):
-    """Keep processes on one core each. Again and again: a point's end puts back what it found."""
-
-    def pin(process_id, core):
-        with suppress(OSError):
-            for thread in Path(f"/proc/{process_id}/task").iterdir():
-                os.sched_setaffinity(int(thread.name), {core})
-
-    def keep():
-        while not is_over.wait(0.05):
-            for process_id, core in cores.items():
-                pin(process_id, core)
-
-    is_over = Event()
-    keeper = Thread(target=keep)
-    keeper.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        keeper.join()
-
-
-@pytest.mark.long
-@pytest.mark.alone
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each worker")
-def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path):
-    output = tmp_path / "results"
-    first, second, *_ = sorted(os.sched_getaffinity(0))
-    with check_of(output, ["alone"]) as check:
-        workers = workers_of(tmp_path, check)
-        on_cores = pinned({workers[0]: first, workers[1]: second})
-        with ahead_of_others(workers[0]), on_cores, busy(second, 4):
-            found = end_of(check)
-    named = ill(found)
-    [slow] = [name for name in named if name.endswith("worker 1")]
-    assert any(one["test"].startswith("gemm") and one["ratio"] > 1.5 for one in named[slow])
-    assert 1 not in found["healthy"]
 
 
 @pytest.mark.long

@@ -11,8 +11,6 @@ from tests.integration.fault_injection import harmed_sweep
 from tests.integration.fault_runs import rows, write_job
 from tests.integration.health_runs import BETWEEN, CHECK, ill
 from tests.integration.namespaces import (
-    dropped_packets,
-    lossy_link,
     needs_hosts,
     needs_tc,
     plug_cable,
@@ -99,12 +97,3 @@ def test_a_slow_link_of_a_host_slows_the_sweep_and_the_health_check_names_that_h
     found = ill(json.loads(done.stdout))
     assert found
     assert all(victim.name in name for name in found), found
-
-
-def test_a_lossy_link_of_a_host_ends_no_point_and_is_seen_by_its_packets(three, tmp_path):
-    head, _, victim = three
-    lossy_link(victim)
-    assert all_reduces(head, tmp_path / "lossy") > 0
-    assert dropped_packets(victim) > 0
-    points = raybench.load(tmp_path / "lossy" / "results", "points")
-    assert list(points["status"]) == ["ok"]

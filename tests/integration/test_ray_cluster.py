@@ -8,7 +8,6 @@ import time
 import pytest
 import ray
 
-from raybench.cluster.allocator import choose_workers
 from raybench.cluster.ray_cluster.actors import start_worker
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.pool import free_devices, hold_devices
@@ -20,6 +19,7 @@ from raybench.records import Task
 from tests.cluster_contract import failures
 from tests.integration.clusters import start_cluster
 from tests.integration.sweeps import descendants
+from tests.local_cluster import choose_workers
 from tests.unit import fakes
 
 PROBE = "tests.integration.probe_workloads:Probe"

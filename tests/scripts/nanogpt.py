@@ -32,37 +32,19 @@ master_process = int(os.environ.get("RANK", "0")) == 0
 torch.manual_seed(1337)
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(n_embd), nn.LayerNorm(n_embd)
-        self.qkv, self.proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
-        self.mlp = nn.Sequential(
-            nn.Linear(n_embd, 4 * n_embd), nn.GELU(), nn.Linear(4 * n_embd, n_embd)
-        )
-
-    def forward(self, x):
-        b, t, c = x.shape
-        q, k, v = (
-            part.view(b, t, n_head, c // n_head).transpose(1, 2)
-            for part in self.qkv(self.norm_1(x)).split(n_embd, dim=2)
-        )
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).reshape(b, t, c))
-        return x + self.mlp(self.norm_2(x))
-
-
 class GPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, n_embd)
         self.positions = nn.Embedding(block_size, n_embd)
-        self.blocks = nn.Sequential(*(Block() for _ in range(n_layer)))
+        layer = nn.TransformerEncoderLayer(n_embd, n_head, 4 * n_embd, 0.0, batch_first=True)
+        self.blocks = nn.TransformerEncoder(layer, n_layer)
         self.head = nn.Linear(n_embd, vocab_size, bias=False)
 
     def forward(self, idx, targets):
         at = torch.arange(idx.shape[1], device=idx.device)
-        logits = self.head(self.blocks(self.tokens(idx) + self.positions(at)))
+        mask = nn.Transformer.generate_square_subsequent_mask(len(at), device=idx.device)
+        logits = self.head(self.blocks(self.tokens(idx) + self.positions(at), mask))
         return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
@@ -73,10 +55,8 @@ np.random.default_rng(0).integers(vocab_size, size=10_000, dtype=np.uint16).tofi
 def get_batch():
     data = np.memmap(path, dtype=np.uint16, mode="r")
     at = torch.randint(len(data) - block_size - 1, (batch_size,))
-    x = torch.stack([torch.from_numpy(data[i : i + block_size].astype(np.int64)) for i in at])
-    y = torch.stack(
-        [torch.from_numpy(data[i + 1 : i + 1 + block_size].astype(np.int64)) for i in at]
-    )
+    rows = np.stack([data[i : i + block_size + 1] for i in at]).astype(np.int64)
+    x, y = torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, 1:])
     if device_type == "cuda":
         return (t.pin_memory().to(device, non_blocking=True) for t in (x, y))
     return x.to(device), y.to(device)

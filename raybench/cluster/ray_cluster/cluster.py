@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,7 +31,6 @@ from raybench.cluster.ray_cluster.start import (
     HeadMonitor,
     StartGuard,
     end_process,
-    remove_private_folder,
 )
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError
@@ -213,7 +213,8 @@ class RayCluster:
             self._point_ended.wait_for(lambda: not self._points, self._timeouts.close_s)
         ray.shutdown()
         if folder := self._connection.folder:
-            remove_private_folder(folder)
+            # What a process of Ray still writes meanwhile is left to the watcher.
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _let_go(self) -> bool:
         """Give everything back to Ray; return False where its head goes meanwhile.
@@ -346,7 +347,7 @@ class ProcessGroups:
         self._groups: dict[tuple[int, ...], Group] = {}
         self._store: Any = None
         self._epochs = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def start(self) -> None:
         """Start the store, which takes as long as a worker. Does not wait."""
@@ -362,7 +363,7 @@ class ProcessGroups:
             kept = self._groups.get(worker_ids)
             if kept and (kept.store_address, kept.store_port) == endpoint:
                 return kept
-            self._leave(worker_ids)
+            self.leave(worker_ids)
             if endpoint is None:
                 return None
             address, port = endpoint
@@ -371,9 +372,23 @@ class ProcessGroups:
             return self._groups[worker_ids]
 
     def leave(self, worker_ids: Sequence[int]) -> None:
-        """Take down all groups that one of these workers is in."""
+        """Have all members leave the groups of these workers, before one of them joins another.
+
+        They are idle: a point runs on all members of its group.
+        """
         with self._lock:
-            self._leave(worker_ids)
+            for members in self._with(worker_ids):
+                group = self._groups.pop(members)
+                if not self._pool.lost.isdisjoint(members):
+                    # Without all members it cannot be left; the others end it when they join the
+                    # next.
+                    self.abort(group)
+                    continue
+                calls = [self._pool[worker_id].actor.leave.remote() for worker_id in members]
+                try:
+                    ray.get(calls, timeout=self._timeouts.leave_group_s)
+                except ray.exceptions.RayError:  # also where one is late
+                    self._pool.replace(members)
 
     def forget(self, worker_ids: Sequence[int]) -> None:
         """Note that these workers' groups are gone, with their processes or without."""
@@ -396,24 +411,6 @@ class ProcessGroups:
     def _with(self, worker_ids: Sequence[int]) -> list[tuple[int, ...]]:
         return [members for members in self._groups if not set(members).isdisjoint(worker_ids)]
 
-    def _leave(self, worker_ids: Sequence[int]) -> None:
-        """Have all members leave the groups of these workers before one of them joins another.
-
-        They are idle: a point runs on all members of its group.
-        """
-        for members in self._with(worker_ids):
-            group = self._groups.pop(members)
-            if not self._pool.lost.isdisjoint(members):
-                # Without all members it cannot be left; the others end it when they join the next.
-                self.abort(group)
-                continue
-            calls = [self._pool[worker_id].actor.leave.remote() for worker_id in members]
-            done, late = ray.wait(
-                calls, num_returns=len(calls), timeout=self._timeouts.leave_group_s
-            )
-            if late or any(_has_failed(call) for call in done):
-                self._pool.replace(members)
-
     def _endpoint(self) -> tuple[str, int]:
         """Return address and port of the store; of a new one where that has died."""
         for _ in range(2):
@@ -435,11 +432,3 @@ class ProcessGroups:
             else:
                 return endpoint
         raise ClusterError("the rendezvous store died as soon as it was started")
-
-
-def _has_failed(call: Any) -> bool:
-    try:
-        ray.get(call)
-    except ray.exceptions.RayError:
-        return True
-    return False

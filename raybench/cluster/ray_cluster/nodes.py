@@ -8,7 +8,6 @@ agent does not answer is lost.
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import click
 import psutil
 import ray
 
@@ -31,7 +31,6 @@ from raybench.records.device_facts import DeviceFacts
 
 _TAIL_LINES = 60
 _OUTPUT_BYTES = 32 * 1024  # of each stream in a point
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # Lines that Ray writes between those of the worker.
 _RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
 _POLL_S = 0.1
@@ -163,7 +162,7 @@ def _printable(text: str) -> list[str]:
     lines = []
     for whole in text.split("\n"):
         # A progress bar writes the same line again and again.
-        last_written = _COLOURS.sub("", whole.rstrip("\r").rpartition("\r")[2])
+        last_written = click.unstyle(whole.rstrip("\r").rpartition("\r")[2])
         line = "".join(letter for letter in last_written if letter.isprintable() or letter == "\t")
         if line.strip() and not line.startswith(_RAYS_LINES):
             lines.append(line)

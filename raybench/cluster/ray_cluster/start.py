@@ -45,7 +45,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 from raybench.cluster import DeviceKind, reaper
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError, UsageError
-from raybench.records.environment import usable_cores
+from raybench.records.environment import set_variables, usable_cores
 
 _QUIET: dict[str, Any] = {
     "log_to_driver": False,
@@ -112,13 +112,9 @@ def connect(
     *,
     oversubscribe: bool = False,
 ) -> Connection:
-    """Join the cluster at `address`, or start a private one.
+    """Join the cluster at `address`, or start a private one, as `raybench.cluster.connect.connect`.
 
-    address: `auto` (RAY_ADDRESS, else the cluster that `ray start` made on this host, else a
-    private one), `local` (private) or HOST:PORT. wanted: devices of the biggest point. wait_s: how
-    long missing devices may take to come. end: as of `StartGuard`. oversubscribe: whether CPU
-    workers of a private Ray may share cores. Raises ClusterError where there is no such cluster or
-    it cannot start, UsageError for an address that cannot be joined.
+    `auto` is RAY_ADDRESS, else the cluster that `ray start` made on this host, else a private one.
     """
     # Ray prints what its raylets report to the driver's stdout, whatever log_to_driver says, and
     # stdout is ours. The row of a point names its dead worker.
@@ -145,7 +141,7 @@ def connect(
     except ClusterError:
         ray.shutdown()
         if folder:
-            remove_private_folder(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     return Connection(
         where=where,
@@ -400,11 +396,6 @@ def _start_private(
     return f"private Ray on this host{because and f' ({because})'}", folder
 
 
-def remove_private_folder(folder: Path) -> None:
-    """Remove all of it. What a process of Ray still writes meanwhile is left to the watcher."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def make_private_folder() -> Path:
     """Make a folder that only this user can enter. Raises ClusterError where there is no place."""
     given = [Path(path).resolve() for n in ("RAY_TMPDIR", "TMPDIR") if (path := os.environ.get(n))]
@@ -463,19 +454,15 @@ def _private() -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [(constants, "ENABLE_RAY_CLUSTER", False)]
     patches += [(node, name, _drop) for name in _UNUSED if hasattr(node, name)]
     usual = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
-    usual_variables = {name: os.environ.get(name) for name in variables}
     for owner, name, value in patches:
         setattr(owner, name, value)
-    os.environ.update(variables)
-    _reload_rays_settings()
     try:
-        yield
+        with set_variables(variables):
+            _reload_rays_settings()
+            yield
     finally:
         for owner, name, value in usual:
             setattr(owner, name, value)
-        for name, given in usual_variables.items():
-            os.environ.pop(name, None)
-            os.environ |= {} if given is None else {name: given}
 
 
 # What a sweep cannot go on without: the head of the cluster, and Ray on the driver's host.

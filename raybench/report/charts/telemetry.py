@@ -102,7 +102,7 @@ def _bands(data: ChartData, times: np.ndarray, drawn_at: np.ndarray) -> list[Mar
     for place, row in enumerate(timed):
         begin_s = (row.started_at - data.summary.run.started_at).total_seconds()
         low, high = np.interp([begin_s, begin_s + (row.duration_s or 0.0)], times, drawn_at)
-        is_throttled = formatting.is_set(row.throttled)
+        is_throttled = bool(row.throttled)
         fill = "var(--held)" if is_throttled else "var(--band)" if place % 2 == 0 else "transparent"
         tip = point_name(row, names, data.ranks)
         band = {"low": float(low), "high": float(high), "fill": fill, "tip": tip}

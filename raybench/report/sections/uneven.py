@@ -113,34 +113,18 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
             is_text=True,
         ),
         setting("shares", lambda ln: ln[0].shares, is_text=True),
-        column("used", lambda one, _: str(one.devices_used), 4),
         (
             Column(title="samples", is_text=True),
             lambda ln: "/".join(str(rank.items) for rank in ln[0].ranks),
         ),
-        column("step ms", lambda one, _: formatting.step_ms(one.row)),
+        column("step ms", lambda one, _: formatting.step_in(formatting.MILLISECONDS, one.row)),
         column("predicted", lambda one, _: _percent(one.prediction_error, signed=True), 8),
         column("samples/s", lambda one, _: formatting.number(one.throughput), 7),
         column("over equal", _over_equal),
-        column(
-            "in theory",
-            lambda one, fleet: _percent(fleet.gain_in_theory(one.shares), signed=True),
-            5,
-        ),
-        column("of own speeds", lambda one, _: _percent(one.efficiency), 6),
-        column("over best other", lambda one, fleet: _gain(_over_best_other(one, fleet)), 3),
         column("fast idle", lambda one, _: _percent(one.idle_share_of_fast)),
-        column("GiB", lambda one, _: formatting.gib(one.row.peak_mem_allocated_bytes), 0),
-        column("samples/J", lambda one, _: formatting.number(one.row.samples_per_joule), 1),
-        column("gradients", lambda one, _: _gradient_error(one), 2),
     ]
     subject = str(fleets[0].first.workload)
     return make_table(lines, columns, subject=subject, kind="slow devices")
-
-
-def _gradient_error(scenario: Scenario) -> str:
-    error = scenario.row.gradient_error
-    return "" if error is None else f"{error:.0e}"
 
 
 def _over_equal(scenario: Scenario, fleet: Fleet) -> str:

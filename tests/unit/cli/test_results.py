@@ -22,7 +22,7 @@ from builders import (
     make_run,
 )
 
-from raybench.records import Breakdown, DeviceSample, ModuleTime, Profile
+from raybench.records import Breakdown, ModuleTime, Profile
 from raybench.results.writer import RunStore
 
 
@@ -298,30 +298,15 @@ def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(raybenc
     written = RunStore(root=results, run_id="run-new", measure=make_measure())
     record = replace(record, attempt=2, measurements=(profiled,))
     written.write_records([(0, record)])
-    device = {"node_id": "node-a", "index": 0, "uuid": "GPU-0"}
-    samples = [
-        DeviceSample(
-            **device,
-            time=START + timedelta(seconds=second),
-            sm_clock_mhz=1980 - 10 * second,
-            throttle_reasons=("sw_power_cap",) * (second == 1),
-        )
-        for second in (0, 1, 60)
-    ]
-    written.write_telemetry([(0, record)], samples)
     text = raybench("show", "latest", record.point.point_id).out
     assert "wait_ms  tail less the shortest" in text
     assert text.index("second  Linear") < text.index("first   Linear")
-    assert "1970-1980" in text
-    assert "sw_power_cap" in text
     content = json.loads(raybench("show", "latest", record.point.point_id, "--json").out)
     [trace] = content["traces"]
     # Not folded, however long it is.
     assert trace in text.splitlines()
     assert trace.endswith("-2-rank0.json.gz")
     assert [module["module"] for module in content["modules"]] == ["second", "first"]
-    assert content["devices"][0]["sm_clock_mhz_min"] == 1970
-    assert content["devices"][0]["power_w_max"] is None
     assert content["point"]["methods"] == {"wait_ms": "tail less the shortest"}
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from raybench.cluster.allocator import (
     DeviceAllocator,
     assign_ranks,
-    choose_workers,
     devices_shared,
     in_device_order,
     shares,
 )
+from tests.local_cluster import choose_workers
 
 
 def test_workers_are_ordered_by_node_then_device_whatever_order_they_came_in():
@@ -53,8 +53,19 @@ def test_a_device_with_two_owners_is_found():
     assert devices_shared(make_devices(a=2, b=2)) == []
 
 
+class Beside:
+    """An allocator and the workers that are taken."""
+
+    def __init__(self, *settings):
+        self.allocator, self.taken = DeviceAllocator(*settings), set()
+        self.take, self.free = self.taken.update, self.taken.difference_update
+
+    def choose(self, world_size):
+        return self.allocator.choose(world_size, self.taken)
+
+
 def allocator_of(isolation="device", strategy="pack", lost=(), **nodes):
-    return DeviceAllocator(make_devices(**nodes), lost, strategy, isolation)
+    return Beside(make_devices(**nodes), lost, strategy, isolation)
 
 
 def taken(allocator, *sizes):
@@ -91,7 +102,7 @@ def test_a_node_that_is_partly_taken_has_nothing_to_offer_with_isolation_node():
 def test_a_point_stays_on_the_models_that_it_would_have_on_the_idle_cluster():
     devices = [make_device(*place) for place in (("a", 0), ("a", 1), ("b", 0))]
     devices[2] = replace(devices[2], name="old")
-    allocator = DeviceAllocator(devices, (), "pack", "device")
+    allocator = Beside(devices, (), "pack", "device")
     assert taken(allocator, 1, 1, 1) == [(0,), (1,), None]
 
 
@@ -114,7 +125,7 @@ def test_neighbours_are_preferred_and_pairs_begin_at_even_devices():
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
 def test_lost_workers_are_given_to_nobody(isolation):
     allocator = allocator_of(isolation, lost={0, 1}, a=2, b=2)
-    assert allocator.alive == 2
+    assert allocator.allocator.alive == 2
     assert allocator.choose(2) == (2, 3)
     assert allocator.choose(3) is None
     allocator.free((0, 1))
@@ -131,7 +142,7 @@ def test_whatever_comes_and_goes_places_are_disjoint_and_of_the_same_shape(
     sizes, isolation, strategy, data
 ):
     devices = make_devices(**sizes)
-    allocator, running = DeviceAllocator(devices, (), strategy, isolation), []
+    allocator, running = Beside(devices, (), strategy, isolation), []
     for _ in range(20):
         world_size = data.draw(st.integers(1, len(devices)))
         if running and data.draw(st.booleans()):
@@ -206,7 +217,7 @@ def test_workers_are_started_where_a_point_would_have_them(strategy):
 
 
 def test_beside_others_a_point_of_a_rack_stays_in_one_rack():
-    allocator = DeviceAllocator(TWO_RACKS, (), "pack", "device")
+    allocator = Beside(TWO_RACKS, (), "pack", "device")
     allocator.take((1,))
     assert allocator.choose(4) == (4, 5, 6, 7)
     allocator.take((4,))
@@ -214,7 +225,7 @@ def test_beside_others_a_point_of_a_rack_stays_in_one_rack():
 
 
 def test_beside_others_a_rail_is_of_one_index_or_waits():
-    allocator = DeviceAllocator(TWO_RACKS, (), "rail", "device")
+    allocator = Beside(TWO_RACKS, (), "rail", "device")
     allocator.take((0,))
     # Index 0 of node a is taken: both have index 1.
     assert allocator.choose(2) == (1, 3)

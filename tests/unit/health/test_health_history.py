@@ -56,4 +56,4 @@ def test_facts_waits_and_what_one_check_alone_has_are_no_figures():
         make_finding(make_subject(2), value=0.0),
     ]
     second = [*first[:2], make_finding(make_subject(1)), make_finding(make_subject(2))]
-    assert trace_figures([first, second], ["cuda"], 1.0) == ()
+    assert trace_figures([first, second], ["cuda"], 1.0) == []

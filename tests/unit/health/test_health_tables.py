@@ -9,7 +9,7 @@ from builders import (
 )
 
 import raybench
-from raybench.health.expected import past_values, read_findings
+from raybench.health.expected import read_findings
 from raybench.records.health import Action, Verdict
 from raybench.results.writer import RunStore
 
@@ -28,7 +28,7 @@ HEALTHY = make_finding(make_subject(1))
 
 
 def test_findings_come_back_as_they_were_written(tmp_path):
-    assert past_values(tmp_path) == ()
+    assert read_findings(tmp_path) == []
     store = RunStore.create(tmp_path, make_run("health-1"), make_measure())
     store.write_health([BAD, UNTESTED, HEALTHY])
     found = [finding for _, finding in read_findings(tmp_path, "health-1")]
@@ -37,6 +37,3 @@ def test_findings_come_back_as_they_were_written(tmp_path):
     health = raybench.load(tmp_path, "health")
     assert list(health["verdict"]) == ["bad", "untested", "healthy"]
     assert list(health["uuids"].iloc[0]) == ["GPU-3"]
-    # Only what was healthy is held against later checks.
-    past = [(one.test, one.value) for one in past_values(tmp_path)]
-    assert past == [("gemm bf16 8192", 750.0)]

@@ -6,9 +6,8 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from builders import make_device, make_pair, make_readings, make_subject, make_test
+from builders import make_device, make_finding, make_pair, make_readings, make_subject, make_test
 
-from raybench.health.expected import PastValue
 from raybench.health.readings import Problem, Reading
 from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, HealthTest, device_subjects
 from raybench.health.verdicts import EXPECTED_TEST, judge
@@ -193,10 +192,13 @@ def test_a_lone_device_that_nothing_is_known_of_is_said_to_be_unknown():
 def test_a_device_is_compared_with_earlier_checks(before, now, floor, named, expected):
     test = make_test(**UNKNOWN_MODEL, floor=floor)
     past = [
-        PastValue(run_id=f"run-{check}", test=test.name, subject=make_subject(rank), value=value)
+        (f"run-{check}", make_finding(make_subject(rank), test=test.name, value=value))
         for rank, values in enumerate(before)
         for check, value in enumerate(values)
     ]
+    # Values of devices that were bad do not count.
+    bad = make_finding(test=test.name, value=1.0, verdict=Verdict.BAD)
+    past += [(f"bad-{check}", bad) for check in range(3)]
     found = unhealthy(judge(make_readings(now, test), devices(len(now)), past))
     assert list(found) == ([named] if named else [])
     assert all(expected in one.expected for one in found.values())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -12,6 +12,7 @@ from builders import (
     make_apart,
     make_failed,
     make_point,
+    make_row,
     make_rows,
     make_run,
     make_steady,
@@ -23,11 +24,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raybench.analysis.losses import LOSSES
+from raybench.analysis.rows import value_of
+from raybench.analysis.settings import setting
 from raybench.job.point import Precision
+from raybench.records import Status
+from raybench.report.answers import settings_of_cases
 from raybench.report.lead import amount, answer_metric, lead
+from raybench.report.point_settings import distinguishing_settings, short_name
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
 from raybench.results.metrics.parts import BREAKDOWN
+from raybench.results.point_row import PointRow
 
 ON_ONE = {"world_size": 1}
 OVER_FP32 = {"precision": "fp32"}
@@ -115,67 +122,139 @@ def test_samples_per_joule_are_those_of_all_timed_steps():
     assert column(found, "samples_per_joule") == pytest.approx([32.0, 32.0])
 
 
+# Workload -> the column of its rate, settings with their values, and baselines that jobs have.
+TRAINED = {"world_size": (1, 2, 4), "precision": ("fp32", "tf32", "bf16"), "batch_size": (64, 256)}
+BASELINES = ({}, ON_ONE, OVER_FP32, ON_ONE | OVER_FP32)
+RUNS = {
+    "mlp": ("throughput", TRAINED, BASELINES),
+    "linear": ("throughput", TRAINED | {"data": ("device", "dataloader")}, BASELINES),
+    "resnet50": ("throughput", TRAINED | {"mode": ("train", "inference")}, BASELINES),
+    "uneven": (
+        "throughput",
+        {"shares": ("equal", "fast", "by_speed"), "slow_ratio": (0.5, 0.9), "world_size": (2,)},
+        ({"shares": "equal"},),
+    ),
+    "transformer": (
+        "throughput",
+        {"dp_shard": ("1", "2"), "tp": ("1", "2"), "world_size": (1, 2), "batch_size": (8,)},
+        ({"world_size": 1, "dp_shard": "1", "tp": "1"}, ON_ONE),
+    ),
+    "script": ("throughput", {"world_size": (1, 2), "batch_size": (64,)}, (ON_ONE,)),
+    "dit": (
+        "throughput",
+        {"ulysses": ("1", "2"), "ring": ("1", "2"), "compile": ("false", "true")},
+        (ON_ONE, {}),
+    ),
+    "latency": (None, {"phase": ("decode", "prefill"), "cuda_graph": (True, False)}, ({},)),
+    "gemm": (
+        "achieved_tflops_per_device",
+        {"precision": ("fp32", "bf16"), "m": ("8", "64")},
+        ({},),
+    ),
+    "memory": ("memory_gb_s", {"operation": ("triad", "copy"), "size_bytes": ("8", "1024")}, ({},)),
+    "collective": (
+        "busbw_gb_s",
+        {
+            "operation": ("all_reduce", "broadcast"),
+            "size_bytes": ("8", "1024"),
+            "world_size": (2, 4),
+        },
+        ({},),
+    ),
+    "pairs": ("busbw_gb_s", {"turn": ("1", "2"), "both_ways": ("false", "true")}, ({},)),
+    "launch": (None, {"world_size": (1, 2)}, ({},)),
+}
+
+
 @st.composite
-def results(draw):
-    """A run of points in up to four rounds: some fail, some are equal, noisy or doubtful."""
-    records = []
-    rounds = draw(st.integers(1, 4))
-    sizes = draw(st.sampled_from([(1,), (1, 2), (1, 2, 4)]))
-    precisions = draw(st.sampled_from([("fp32",), ("fp32", "bf16"), ("fp32", "tf32", "bf16")]))
-    batches = draw(st.sampled_from([(64,), (64, 256, 1024)]))
-    for world_size in sizes:
-        for precision in precisions:
-            for batch in batches:
-                point = make_point(
-                    world_size=world_size, precision=Precision(precision), batch_size=batch
+def runs(draw):
+    """A run of a workload in up to three rounds, of which points fail, tie, are noisy or doubtful.
+
+    Its job asks nothing, so that the workload says what is answered, or for one of a few metrics.
+    """
+    kind = draw(st.sampled_from(sorted(RUNS)))
+    rate, axes, baselines = RUNS[kind]
+    workload = {"uneven": "mlp", "latency": "transformer"}.get(kind, kind)
+    rounds = draw(st.integers(1, 3))
+    columns = PointRow.__dataclass_fields__
+    rows = []
+    for place, values in enumerate(itertools.product(*axes.values())):
+        chosen = dict(zip(axes, values, strict=True))
+        known = {name: value for name, value in chosen.items() if name in columns}
+        params = {name: value for name, value in chosen.items() if name not in columns}
+        if "batch_size" in known or kind == "uneven":
+            batch, ranks = known.get("batch_size", 64), known.get("world_size", 1)
+            known |= {"scaling": "weak", "batch_size": batch, "global_batch_size": batch * ranks}
+        step_ms = draw(st.sampled_from([1.0, 4.0, 4.0, 4.02, 9.0, 30.0]))
+        noise = draw(st.sampled_from([0.0, 0.001, 0.3]))
+        ended = draw(st.sampled_from([Status.OK] * 5 + [Status.OOM]))
+        doubt = draw(st.sampled_from([{}, {}, {"stable": False}, {"quick": True}]))
+        for number in range(1, rounds + 1):
+            at_ms = step_ms * (1 + noise * (number - 1))
+            value = 1000 * known.get("batch_size", 64) * known.get("world_size", 1) / at_ms
+            measured = {
+                "step_ms_p50": at_ms,
+                "step_ms_mean": at_ms,
+                **({rate: value} if rate else {}),
+            }
+            rows.append(
+                make_row(
+                    point_id=f"p{place}", round=number, attempt=number, workload=workload,
+                    params=params, status=ended, **known, **doubt,
+                    **(measured if ended is Status.OK else {}),
                 )
-                step_ms = draw(st.sampled_from([1.0, 4.0, 4.0, 4.02, 9.0, 30.0]))
-                noise = draw(st.sampled_from([0.0, 0.001, 0.3]))
-                if draw(st.integers(0, 5)) == 0:
-                    records.append(make_failed(point))
-                    continue
-                for number in range(1, rounds + 1):
-                    at_ms = step_ms * (1 + noise * (number - 1))
-                    one = make_steady(
-                        world_size, at_ms, precision=Precision(precision), batch_size=batch
-                    )
-                    records.append(replace(one, round=number, attempt=number))
-    stable = [draw(st.booleans()) for _ in records]
-    baseline = draw(
-        st.sampled_from([{}, ON_ONE, OVER_FP32, {"world_size": 1, "precision": "fp32"}])
+            )  # fmt: skip
+    metric = draw(st.sampled_from([None, None, "speed_up", "throughput", "step_ms_p50"]))
+    answer = f"answer: {{metric: {metric}}}\n" if metric else ""
+    job = f"version: 1\n{answer}workload: {{kind: {workload}}}\n"
+    return Summary(
+        run=make_run("run-a", baseline=draw(st.sampled_from(baselines)), job_text=job),
+        devices=pd.DataFrame(),
+        points=rows,
     )
-    metric = draw(st.sampled_from(["speed_up", "throughput", "step_ms_p50"]))
-    over = draw(st.sampled_from(["precision", "precision, batch_size", "world_size"]))
-    return records, stable, baseline, ASKED % (metric, over)
 
 
-@settings(max_examples=80, deadline=None)
-@given(results())
-def test_no_lead_contradicts_the_table(given_results):
-    records, stable, baseline, job = given_results
-    rows = with_values(make_rows(records), stable=stable)
-    summary = Summary(
-        run=make_run("run-a", baseline=baseline, job_text=job), devices=pd.DataFrame(), points=rows
-    )
-    told, ok = lead(summary), [row for row in summary.rows if row.status == "ok"]
+def groups(summary):
+    """The values of the points of each case, with their names: what a reader sees in the table."""
+    metric, found = answer_metric(summary), {}
+    cases = settings_of_cases(summary.rows, summary.ranked_by)
+    compared = [n for n in distinguishing_settings(summary.rows) if n not in cases]
+    for row in summary.rows:
+        if row.status == "ok" and value_of(row, metric) is not None:
+            key = tuple(str(setting(row, name)) for name in cases)
+            name = short_name(row, compared, summary.ranks)
+            found.setdefault(key, []).append((value_of(row, metric), name))
+    return list(found.values())
+
+
+CLAIM = re.compile(
+    r"(?:^|; |: )((?!which)[^:;]+?) has the (most|least) [^:;]*?"
+    r"(?: in (\d+) of (\d+) cases)?: ([^;]*)"
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(runs())
+def test_no_lead_contradicts_the_table(summary):
+    told, ok = RunReport(summary=summary).lead, [r for r in summary.rows if r.status == "ok"]
     assert bool(told) == bool(ok)
-    # A value stands in it, and its own interval where it names one point of several rounds.
     assert not ok or re.search(r"\d", told)
-    for case in summary.cases:
-        values = [one.value for one in case.ranked]
-        is_most = summary.ranked_by.best == "max"
-        assert case.best.value == (max if is_most else min)(values)
-    if claimed := re.search(r"(?:^|; |: )((?!which)[^;:]*) has the (?:most|least) ", told):
-        # Whoever is said to be the best is beaten by nobody in the case that is named.
-        metric = answer_metric(summary)
-        bests = [one.best for one in summary.cases if not one.rivals]
-        said_of = [one for one in bests if one.name == claimed[1]]
-        assert any(amount(summary, metric, one.value) in told for one in said_of)
-    counts = {row.world_size for row in ok}
-    if len(counts) < 2:
+    for name, word, won, count, value in CLAIM.findall(told):
+        best = max if word == "most" else min
+        contested = [group for group in groups(summary) if len(group) > 1]
+        # Nobody is said to be the best where another one is as good.
+        alone = [group for group in contested if [v for v, _ in group].count(best(group)[0]) == 1]
+        ahead = [best(group) for group in alone if best(group)[1] == name]
+        assert any(value.startswith(amount(summary, answer_metric(summary), v)) for v, _ in ahead)
+        assert int(won or 1) <= len(ahead)
+        assert not count or int(count) == len(contested)
+    if best_shares := re.search(r"shares=(\w+) is best (?:in (\d+)|here)", told):
+        bests = [max(f.scenarios.values(), key=lambda one: one.throughput) for f in summary.fleets]
+        won = [one for one in bests if one.shares == best_shares[1]]
+        assert len(won) >= int(best_shares[2] or 1)
+    if len({row.world_size for row in ok}) < 2:
         assert "ideal" not in told
-    for count, base in re.findall(r"(\d) GPUs? do .* of (\d) GPU", told):
-        assert int(count) > int(base)
+    for devices, base in re.findall(r"(\d) GPUs? do .* of (\d) GPU", told):
+        assert int(devices) > int(base)
     for least, most in re.findall(r"([\d.]+)x to ([\d.]+)x", told):
-        assert float(least) <= float(most)
-        assert float(most) <= max(row.speed_up or 0.0 for row in ok) + 0.01
+        assert float(least) <= float(most) <= max(row.speed_up or 0.0 for row in ok) + 0.01

@@ -45,6 +45,7 @@ from raybench.results.columns import SCHEMA_VERSION, to_row
 from raybench.results.run import RunStatus
 
 MS = 1_000_000
+step_ms = partial(formatting.step_in, formatting.MILLISECONDS)
 
 
 def legend_of(summary):
@@ -267,7 +268,6 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column():
         ranks=pd.DataFrame(),
         modules=pd.DataFrame(),
         regions=summary.regions[points[0].point_id],
-        states=pd.DataFrame(),
         traces=[evil],
         attempts=points[-2:],
     )
@@ -328,14 +328,14 @@ def test_json_has_null_for_what_json_cannot_say():
         (formatting.part_ms, 12.34, "12.3"),
         (formatting.part_ms, 0.0, "0"),
         (partial(formatting.part_ms, step_ms=0.002), 0.001785, "0.00178"),
-        (formatting.step_ms, {"step_ms_low": 9.8, "step_ms_high": 10.2}, "10.00 ±2.0%"),
-        (formatting.step_ms, {"step_ms_low": 9.99, "step_ms_high": 10.01}, "10.00 ±0.10%"),
+        (step_ms, {"step_ms_low": 9.8, "step_ms_high": 10.2}, "10.00 ±2.0%"),
+        (step_ms, {"step_ms_low": 9.99, "step_ms_high": 10.01}, "10.00 ±0.10%"),
         (formatting.title, make_run("ddp-1", job_name="ddp"), "ddp-1"),
         (formatting.title, make_run("x-1", job_name="ddp"), "ddp  x-1"),
     ],
 )
 def test_a_value_is_written_with_the_digits_that_it_needs(function, value, text):
-    if function is formatting.step_ms:
+    if function is step_ms:
         value = ScaledRow(**vars(make_row(step_ms_p50=10.0)), **value)
     assert function(value) == text
 

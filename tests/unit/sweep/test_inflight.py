@@ -60,7 +60,7 @@ def record_of(point=None, *, status=Status.ERROR, error_type="ValueError", **fac
     running = RunningAttempt(
         attempt=attempt, devices=(make_device(),), started_at=datetime.now(UTC)
     )
-    return make_record_of(running, (failure,), duration_s=1.0)
+    return make_record_of(running, (failure,))
 
 
 def test_the_last_lines_of_a_rank_stand_below_its_traceback():

@@ -44,7 +44,7 @@ def test_a_group_that_is_ended_while_it_is_formed_is_not_in_the_way_of_the_next(
     ours, groups, monkeypatch
 ):
     def form(*given, **named):
-        assert ours.is_taken_down(timeout_s=5.0)
+        assert ours.take_down(timeout_s=5.0)
         usual(*given, **named)
 
     usual = dist.init_process_group
