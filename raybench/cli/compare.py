@@ -26,7 +26,6 @@ from raybench.errors import ResultsError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.analysis.point_changes import PointsWithClocks
     from raybench.health.comparison import HealthComparison
     from raybench.report.comparison import Comparison, LeftOut
     from raybench.report.documents import Document
@@ -170,6 +169,7 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     points = [
         [point_rows(_read(run, "points", POINT_COLUMNS)) for run in side.runs] for side in sides
     ]
+    rows = [load_summary(side.own.root, side.own.run_id).rows for side in sides]
     return Comparison(
         base=tuple(run.run for run in base.runs),
         new=tuple(run.run for run in new.runs),
@@ -177,12 +177,12 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
         threshold=threshold,
         points=compare(*points, threshold=threshold),
         changes=changes(base.own.facts, new.own.facts),
-        beside=all_point_changes(_with_clocks(base.own), _with_clocks(new.own)),
+        beside=all_point_changes(*rows),
         left_out=tuple(run for side in sides for run in _runs_left_out(side)),
         impossible=[
             (f"{name} {row.point_id}", text)
-            for name, side in (("base", base.own), ("new", new.own))
-            for row in load_summary(side.root, side.run_id).rows
+            for name, of_run in zip(("base", "new"), rows, strict=True)
+            for row in of_run
             for text in impossible_among(row.warnings)
         ],
     )
@@ -196,15 +196,6 @@ def _runs_left_out(side: Side) -> Iterator[LeftOut]:
     for one in side.left_out:
         differing = lasting_changes(one.facts, side.own.facts)
         yield LeftOut(run_id=one.run_id, differs_in=tuple(change.name for change in differing))
-
-
-def _with_clocks(found: Found) -> PointsWithClocks:
-    from raybench.analysis import point_changes
-    from raybench.analysis.rows import point_rows
-
-    points = point_rows(_read(found, "points", point_changes.POINT_COLUMNS))
-    telemetry = _read(found, "telemetry", point_changes.CLOCK_COLUMNS)
-    return point_changes.with_clocks(points, telemetry)
 
 
 def _read(found: Found, table: str, columns: Sequence[str]) -> pd.DataFrame:
