@@ -14,7 +14,7 @@ _LONG_NAME = 20
 
 
 def gains_figure(data: ChartData) -> Figure | None:
-    """Draw what a setting gains over the baseline.
+    """Return bars of the speed-up over the baseline, by the settings that it names.
 
     None where numbers of ranks are compared or the largest batch is sought, and where nothing is
     compared.

@@ -13,7 +13,7 @@ _MOST = 12
 
 
 def ranking_figure(data: ChartData) -> Figure | None:
-    """Draw the points of each case, the best first; None where no two points compete."""
+    """Return bars of the points of each case, the best first; None where no case has two."""
     metric, cases = answer_metric(data.summary), data.summary.cases
     contested = [case for case in cases if len(case.ranked) > 1]
     if metric is None or not contested:
