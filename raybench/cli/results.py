@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raybench.analysis.references import References
+    from raybench.analysis.rows import ScaledRow
     from raybench.health.report import HealthReport
-    from raybench.report.charts.data import RankTimes, Row
+    from raybench.report.charts.data import RankTimes
     from raybench.report.point_details import PointDetails, PointList
     from raybench.report.summary import Summary
     from raybench.results.run import Run
@@ -180,7 +181,7 @@ def _draw(root: Path, summary: Summary, kind: str) -> bytes:
 
 def format_page(root: Path, summary: Summary) -> str:
     """Format the page of the run that `summary` reports, which is in the results folder `root`."""
-    from raybench.report.charts.data import ChartData, rows_of
+    from raybench.report.charts.data import ChartData
     from raybench.report.charts.rank_times import heat_points
     from raybench.report.charts.telemetry import TELEMETRY_COLUMNS
     from raybench.report.html import page
@@ -193,12 +194,12 @@ def format_page(root: Path, summary: Summary) -> str:
             summary=summary,
             devices=reader.load(root, "devices", run_id),
             telemetry=telemetry.to_pandas(),
-            rank_times=_rank_times(root, run_id, heat_points(rows_of(summary))),
+            rank_times=_rank_times(root, run_id, heat_points(summary.rows)),
         )
     )
 
 
-def _rank_times(root: Path, run_id: str, rows: list[Row]) -> list[RankTimes]:
+def _rank_times(root: Path, run_id: str, rows: list[ScaledRow]) -> list[RankTimes]:
     """Return the step times of these points, read one by one: all may not fit into memory."""
     from raybench.analysis.rounds import Trials
     from raybench.analysis.rows import point_rows
