@@ -244,7 +244,10 @@ def _load(source: YamlSource) -> Job:
     if job is not None:
         job._source = source
         problems += _not_below(problems, _check_meaning(job, problems))
-        problems += _check_plan(job, problems)
+        shaping = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
+        # Without any problem, making the plan reports those of the points.
+        if problems and all(p.path and p.path[0] not in shaping for p in problems):
+            problems += plan_problems(job)
     if job is None or problems:
         raise JobError(source.explain_all(problems))
     return job
@@ -330,14 +333,3 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
     if job.workload.kind == SCRIPT:
         job._remarks += rules.remark_no_items(job)
     return [*found, *unknown, *rules.check(job, settings, unsound)]
-
-
-def _check_plan(job: Job, problems: Sequence[Problem]) -> list[Problem]:
-    """Return the problems of the points, where there are others that do not concern the points.
-
-    Without any other problem, making the plan reports them.
-    """
-    shaping = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
-    if not problems or any(not p.path or p.path[0] in shaping for p in problems):
-        return []
-    return plan_problems(job)

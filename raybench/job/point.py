@@ -332,15 +332,8 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, StrEnum) else value
 
 
-def _read_settings() -> dict[str, RunSetting]:
-    """Read what the fields of a point declare of those that a job sets."""
-    hints = get_type_hints(Point, include_extras=True)
-    defaults = {field.name: field.default for field in fields(Point)}
-    names = ("world_size", *EXECUTION, *BATCH_SIZES)
-    return {name: _read_setting(name, hints[name], defaults[name]) for name in names}
-
-
 def _read_setting(name: str, hint: Any, default: Any) -> RunSetting:
+    """Read what a field of a point declares of a setting that a job gives."""
     declared, *notes = get_args(hint)
     about = next(note for note in notes if isinstance(note, About))
     if get_origin(declared) is Literal:
@@ -358,4 +351,9 @@ def _read_setting(name: str, hint: Any, default: Any) -> RunSetting:
     )
 
 
-RUN_SETTINGS = _read_settings()
+_HINTS = get_type_hints(Point, include_extras=True)
+_DEFAULTS = {field.name: field.default for field in fields(Point)}
+RUN_SETTINGS = {
+    name: _read_setting(name, _HINTS[name], _DEFAULTS[name])
+    for name in ("world_size", *EXECUTION, *BATCH_SIZES)
+}
