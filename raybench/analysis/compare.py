@@ -115,7 +115,7 @@ def compare(
     *,
     threshold: float = THRESHOLD,
 ) -> list[ComparedPoint]:
-    """Compare two sides; return each point of either, in the order of `new`, then of `base`.
+    """Return each point of two sides with its verdict, in the order of `new`, then of `base`.
 
     base, new: for each run of the side its rows of `points`, of which POINT_COLUMNS are enough.
     """
@@ -165,7 +165,7 @@ class _Pair:
 
     @cached_property
     def ok(self) -> list[list[PointRow]]:
-        """The rows with a step time, by side."""
+        """Return the rows with a step time, by side."""
         return [
             [one.row for one in side if one.row.status is Status.OK and one.row.step_ms_p50]
             for side in (self.base, self.new)
@@ -173,12 +173,12 @@ class _Pair:
 
     @property
     def is_timed(self) -> bool:
-        """Whether both sides have a step time."""
+        """Return whether both sides have a step time."""
         return all(self.ok)
 
     @cached_property
     def logs(self) -> dict[str, list[list[float]]]:
-        """Logarithms of what is tested, by side: the median step, and the time for a sample."""
+        """Return the logarithms of the median step and of the time for a sample, by side."""
         return {
             "ratio": [[math.log(row.step_ms_p50 or math.nan) for row in side] for side in self.ok],
             "rate_ratio": [[_log_of_rate(row) for row in side] for side in self.ok],
@@ -186,7 +186,7 @@ class _Pair:
 
     @cached_property
     def obstacle(self) -> str | None:
-        """Why the runs of the point are not of the same experiment, or are too few to tell."""
+        """Return why the runs of a point cannot be compared or are too few; None if neither."""
         for column, what in _WORLD.items():
             values = dict.fromkeys(
                 "none" if (value := getattr(row, column)) is None else str(value)
@@ -271,13 +271,13 @@ class _Test:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The interval of the change, relative."""
+        """Return the ends of the interval of the relative change."""
         half_width = self.found.half_width(self.share, _INTERVAL)
         return math.expm1(self.size - half_width), math.expm1(self.size + half_width)
 
     @property
     def interval(self) -> dict[str, float]:
-        """The fields of a ComparedPoint that hold the interval."""
+        """Return the fields of a ComparedPoint that hold the interval."""
         low, high = (1 + end for end in self.ends)
         if self.figure == "rate_ratio":
             low, high = 1 / high, 1 / low
@@ -346,7 +346,7 @@ def _tests(pairs: Sequence[_Pair], figure: str) -> Iterator[_Test]:
 def _verdict(
     tests: Sequence[tuple[_Test, Mapping[str, float]]], threshold: float
 ) -> dict[str, Any]:
-    """Give the verdict on a point, the rate at which it holds, and what an unclear one lacks.
+    """Return the fields verdict, q_value and why of a point.
 
     tests: of the point, each with its rate of false discoveries by verdict.
     """

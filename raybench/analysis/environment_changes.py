@@ -52,7 +52,7 @@ class Change:
 
 
 def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
-    """List what can change a number, by name. devices: the rows of the run in the table `devices`.
+    """Return what can change a number, by name. devices: the rows of the run in that table.
 
     Where devices differ among themselves, their values stand beside each other.
     """
@@ -78,18 +78,18 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
 
 
 def lasting_changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
-    """Keep the changes without those that tell devices of one model apart."""
+    """Return the changes, without those that only tell devices of one model apart."""
     return tuple(one for one in changes(base, new) if one.name not in _OF_ALLOCATION)
 
 
 def _commit(text: str | None) -> str:
-    """Short, but with what stands behind it where files were changed: `+changes`."""
+    """Return 12 digits of the commit, and `+changes` where files were changed."""
     commit, plus, changes = (text or NONE).partition("+")
     return commit[:_COMMIT_CHARS] + plus + changes
 
 
 def changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
-    """List the facts that differ, in the order of `facts`; code only where both runs tell of it."""
+    """Return the facts that differ, in the order of `facts`; code only where both runs have it."""
     both_tell_of_code = _CODE in base and _CODE in new
     return tuple(
         Change(name=name, base=base.get(name, NONE), new=new.get(name, NONE))
@@ -99,7 +99,7 @@ def changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ..
 
 
 def _merge(of_driver: Any, of_workers: pd.Series) -> dict[str, str]:
-    """Versions or variables: the driver's, and those of the workers where these tell more."""
+    """Return versions or variables of the workers, and those that only the driver process has."""
     seen: dict[str, list[Any]] = {}
     for one in of_workers:
         for name, value in dict(one or {}).items():

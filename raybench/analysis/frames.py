@@ -42,7 +42,7 @@ def load(
     *,
     params: Literal["dict", "columns"] = "dict",
 ) -> pd.DataFrame:
-    """Read one table as a pandas DataFrame, of all runs or of one.
+    """Return one table as a pandas DataFrame, of all runs or of one.
 
     root: the results folder. table: runs, points, samples, devices, telemetry, modules, regions,
     of health checks health, or
@@ -78,7 +78,7 @@ def load(
 
 
 def units(table: str) -> dict[str, str]:
-    """Column -> unit, in column order; empty where a column has none."""
+    """Return column -> unit, in column order; empty where a column has none."""
     if table != SCALING:
         return tables.units(table)
     of_points = tables.units("points")
@@ -92,7 +92,7 @@ def _read_stored(root: str | Path, table: str, run_id: str | None) -> pd.DataFra
 
 
 def _dtypes() -> dict[Any, Any]:
-    """Arrow's types -> those of pandas that have a null of their own."""
+    """Return Arrow types -> the pandas types that have a null of their own."""
     import pandas as pd
     import pyarrow as pa
 
@@ -153,7 +153,7 @@ def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
 
 
 def _with_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """Make the frame with a column for each parameter in place of `params`."""
+    """Return the frame with a column for each parameter in place of `params`."""
     import pandas as pd
 
     found: list[Mapping[str, str]] = [one or {} for one in frame["params"]]
@@ -168,7 +168,7 @@ def _with_columns(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _as_typed(texts: pd.Series) -> pd.Series:
-    """As numbers or truth values where all are; the tables hold text."""
+    """Return texts as truth values, integers or numbers where all of them are."""
     import pandas as pd
 
     known = texts.dropna()

@@ -100,7 +100,7 @@ def _with_levels(rows: Sequence[PointRow], machine: int, threshold: float) -> It
 
 
 def find_steps(values: Values, within: float, threshold: float) -> list[int]:
-    """Find the places where another level begins, in order; none in fewer than five runs.
+    """Return the places where another level begins, in order; none in fewer than five runs.
 
     values: logarithms of step times, one a run. within: standard deviation that the samples of a
     run alone leave open. threshold: relative; smaller steps are none.

@@ -30,12 +30,12 @@ CAUSES = {
 
 
 def has_causes(row: object) -> bool:
-    """Whether any part of what a step loses is known."""
+    """Return whether any cause of what a step loses was measured."""
     return any(getattr(row, name, None) is not None for name in LOSSES[:-1])
 
 
 def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str, float | None]:
-    """Compute the shares of the step that are lost, by cause; their sum is 1 - efficiency.
+    """Return the shares of the step that are lost, by cause; their sum is 1 - efficiency.
 
     row, base: rows of the table `points`, both with a throughput. A cause costs what it takes
     longer than in perfect scaling: than in the baseline point, times its share of the work (1 in
@@ -107,7 +107,7 @@ def _parts(row: PointRow) -> _Parts:
 
 
 def _communication_ms(row: PointRow) -> float | None:
-    """Take what the step is longer than the slowest rank's own, as far as communication tells.
+    """Return how much longer the step is than the slowest rank's own, as communication explains it.
 
     Between none and what was measured of communication, and of ranks that are late in turn. All of
     it where collectives were counted but not timed: the own step is then the same with local copies
@@ -126,7 +126,7 @@ def _communication_ms(row: PointRow) -> float | None:
 
 
 def _device_ms(row: PointRow) -> float | None:
-    """Find the device's work of the rank that the slowest one is compared with; alone, its own.
+    """Return the device's work, in ms, on the rank that the slowest one is compared with.
 
     None where it was not measured.
     """
@@ -147,12 +147,12 @@ def _pace_ms(row: PointRow) -> float:
 
 
 def _growth(now: float | None, before: float | None, work: float) -> float | None:
-    """Compute what a part takes beyond its share of what it takes in the baseline point, in ms."""
+    """Return what a part takes beyond its share of the time in the baseline point, in ms."""
     return None if now is None or before is None else now - work * before
 
 
 def _with_data_in_the_gap(grown: Mapping[str, float | None]) -> dict[str, float | None]:
-    """On a GPU, data that comes while the device is busy costs nothing."""
+    """Count only data for which the device idles; what it idles for otherwise is the host's."""
     data, gap = grown["data"], grown["host"]
     if data is None or gap is None:
         return {**grown, "data": None}

@@ -36,7 +36,7 @@ _BY_THE_RUN = (
 def find_network(
     results: Path, root: Path, run_id: str, largest: int, asked: str | None
 ) -> tuple[Network, str]:
-    """Find what communication costs, and a sentence on where that is from.
+    """Return what communication costs, and a sentence on where that is from.
 
     largest: world that the run measured; all_reduces of fewer devices do not tell of more.
     asked: `--network`, as 45@30 or a run; None to look beside the run, for one node only.
@@ -60,7 +60,7 @@ def find_network(
 
 
 def read_link(text: str) -> Link:
-    """Read a network as `45@30` or `45GB/s@30µs`. Raises UsageError."""
+    """Return the link of a text such as `45@30` or `45GB/s@30µs`. Raises UsageError otherwise."""
     found = _LINK.fullmatch(text)
     gb_s, us = (float(number) for number in found.groups()) if found else (0.0, 0.0)
     if gb_s <= 0:
@@ -79,7 +79,7 @@ def _source_of(name: str, times: ReduceTimes) -> str:
 def _network_of_run(
     network: Network, results: Path, root: Path, run_id: str, largest: int, asked: str
 ) -> tuple[Network, str]:
-    """Read the all_reduces of the run that --network names. Raises ResultsError."""
+    """Return the network by the all_reduces of the run that --network names, and its source."""
     home, name = reader.find_run(results, asked)
     rows = _rows(home, name)
     times, between = (reduce_times(rows, between_nodes=one) for one in (False, True))
@@ -106,7 +106,7 @@ def _network_of_run(
 
 
 def _times_beside(root: Path, run_id: str) -> Iterator[tuple[ReduceTimes, str]]:
-    """Find all_reduces that other runs measured on the same devices, the newest first."""
+    """Yield the all_reduces that other runs measured on the same devices, the newest first."""
     own = _uuids(root, run_id)
     others = (one for one in reversed(run_ids(root)) if one != run_id)
     for other in islice(others, _MOST_READ):
@@ -115,7 +115,7 @@ def _times_beside(root: Path, run_id: str) -> Iterator[tuple[ReduceTimes, str]]:
 
 
 def _uuids(root: Path, run_id: str) -> set[str]:
-    """Read which devices a run had; none of a damaged one."""
+    """Return the UUIDs of the devices of a run; empty where its table is damaged."""
     try:
         rows = reader.read_table(root, "devices", run_id, ("uuid",)).to_pylist()
     except ResultsError:

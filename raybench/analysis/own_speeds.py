@@ -54,7 +54,7 @@ class OwnSpeeds:
                 of_models.setdefault(models_of(row)[0], row.throughput)
 
     def together(self, row: PointRow) -> float | None:
-        """Sum up the samples/s of the devices of a point; None where that of one is unknown."""
+        """Return the sum of what a point's devices do alone, in samples/s; None if not known."""
         if row.world_size == 1:
             return row.throughput
         alone = self._alone.get(_key(row), {})
@@ -64,13 +64,13 @@ class OwnSpeeds:
         return sum(probe_speeds(row)) or None
 
     def missing(self, row: PointRow) -> Sequence[str]:
-        """List the models of which no point of one device tells; all where some are emulated."""
+        """Return the models that no point of one device measured; all where some are emulated."""
         known = self._alone.get(_key(row), {}) if row.slow_ratio == 1 else {}
         return [model for model in dict.fromkeys(models_of(row)) if model not in known]
 
 
 def differ(row: PointRow, base: PointRow) -> bool:
-    """Whether the devices of two points, or those of one, are not all alike."""
+    """Return whether the devices of two points are of several models, or one is emulated."""
     is_emulated = row.slow_ratio < 1
     return is_emulated or len({*models_of(row), *models_of(base)}) > 1
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
-import numpy as np
-import pandas as pd
-
-from raybench.analysis.rounds import ATTEMPT_COLUMNS, mean_of_rounds
 from raybench.records import Status
-from raybench.results.metrics.parts import BREAKDOWN, why_no_breakdown
+from raybench.results.metrics.parts import why_no_breakdown
 from raybench.results.point_row import PointRow
 
 _PARTS = {
@@ -27,20 +22,11 @@ _STATES = {"throttled": "throttled", "host_bound": "host-bound"}
 _LEAST_SHARE = 0.25
 # Clocks move by a few steps of 15 MHz from run to run.
 _LEAST_CLOCK = 0.02
-_BUSY_PCT = 50
-# What this module needs of the tables `points` and `telemetry`.
-POINT_COLUMNS = (
-    *ATTEMPT_COLUMNS,
-    *("duration_s", "step_ms_p50", "device_type"),
-    *BREAKDOWN,
-    *_STATES,
-)
-CLOCK_COLUMNS = ("time", "gpu_utilization_pct", "sm_clock_mhz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointChange:
-    """Two values of a point; unit: empty where there is none."""
+    """A figure or a state of a point in two runs. unit: empty for a state."""
 
     name: str
     base: float | bool
@@ -48,13 +34,11 @@ class PointChange:
     unit: str = ""
 
 
-def point_changes(
-    base: PointRow, new: PointRow, clocks_mhz: tuple[float | None, float | None] = (None, None)
-) -> tuple[PointChange, ...]:
+def point_changes(base: PointRow, new: PointRow) -> tuple[PointChange, ...]:
     """Return the parts of the step that moved the way the step did, the largest first, then states.
 
-    No part where one of the two breakdowns contradicts its step. clocks_mhz: the SM clock at the
-    two points, as `busy_clocks` finds it.
+    No part where one of the two breakdowns contradicts its step. The states are throttled and
+    host-bound, and the SM clock where it moved by 2 % or more.
     """
     step_ms = (new.step_ms_p50 or 0.0) - (base.step_ms_p50 or 0.0)
     is_broken_down = not (why_no_breakdown(base) or why_no_breakdown(new))
@@ -72,53 +56,22 @@ def point_changes(
         and (now := getattr(new, column)) is not None
         and before != now
     ]
-    before, now = clocks_mhz
+    before, now = base.sm_clock_mhz_p50, new.sm_clock_mhz_p50
     if before and now and abs(now / before - 1) >= _LEAST_CLOCK:
         states.append(PointChange(name="SM clock", base=before, new=now, unit="MHz"))
     return (*parts, *states)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointsWithClocks:
-    """The points of a run, and the SM clock of busy devices at each of them, by point_id."""
-
-    points: Sequence[PointRow]
-    clocks_mhz: Mapping[str, float]
-
-
-def with_clocks(points: Sequence[PointRow], telemetry: pd.DataFrame) -> PointsWithClocks:
-    """Return the latest attempts with the median SM clock of busy devices meanwhile.
-
-    points: of one run. telemetry: rows of that table of the run, of which CLOCK_COLUMNS are enough.
-    A point during which no sample was taken has no clock.
-    """
-    latest = mean_of_rounds(points)
-    is_busy = telemetry["gpu_utilization_pct"] >= _BUSY_PCT
-    busy = telemetry[is_busy & telemetry["sm_clock_mhz"].notna()].sort_values("time")
-    times, clocks = busy["time"], busy["sm_clock_mhz"].to_numpy(np.float64)
-    found: dict[str, float] = {}
-    for row in latest:
-        if row.duration_s is None:
-            continue
-        first = int(times.searchsorted(pd.Timestamp(row.started_at), side="left"))
-        until = row.started_at + timedelta(seconds=row.duration_s)
-        last = int(times.searchsorted(pd.Timestamp(until), side="right"))
-        if first < last:
-            found[row.point_id] = float(np.median(clocks[first:last]))
-    return PointsWithClocks(points=latest, clocks_mhz=found)
-
-
 def all_point_changes(
-    base: PointsWithClocks, new: PointsWithClocks
+    base: Sequence[PointRow], new: Sequence[PointRow]
 ) -> dict[str, tuple[PointChange, ...]]:
-    """Return point_id -> `point_changes` of the points that are ok in both runs."""
-    of_base = {row.point_id: row for row in base.points if row.status is Status.OK}
+    """Return point_id -> `point_changes` of the points that are ok in both runs.
+
+    base, new: one row a point (`mean_of_rounds`).
+    """
+    of_base = {row.point_id: row for row in base if row.status is Status.OK}
     return {
-        row.point_id: point_changes(
-            of_base[row.point_id],
-            row,
-            (base.clocks_mhz.get(row.point_id), new.clocks_mhz.get(row.point_id)),
-        )
-        for row in new.points
+        row.point_id: point_changes(of_base[row.point_id], row)
+        for row in new
         if row.status is Status.OK and row.point_id in of_base
     }

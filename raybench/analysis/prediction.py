@@ -57,7 +57,7 @@ class Network:
     link: Link | None = None
 
     def nodes(self, world_size: int) -> int:
-        """Count the nodes that so many devices need."""
+        """Return the number of nodes that so many devices need."""
         return -(-world_size // self.devices_per_node)
 
 
@@ -81,27 +81,27 @@ class Prediction:
 
     @property
     def half_interval(self) -> float:
-        """Half of the step's interval, as a share of the step."""
+        """Return half of the step's interval, as a share of the step."""
         return (self.step_ms_high - self.step_ms_low) / 2 / self.step_ms
 
     @property
     def measured_efficiency(self) -> float:
-        """The efficiency of the largest measured world, which may be above 1."""
+        """Return the efficiency at the largest measured world size, which may be above 1."""
         return self.base_ms / step_of(self.measured)
 
     @property
     def efficiency(self) -> float:
-        """The share of perfect scaling: the batch of a device is fixed."""
+        """Return the efficiency in weak scaling: the batch of a device is fixed."""
         return self._efficiency(self.step_ms)
 
     @property
     def efficiency_low(self) -> float:
-        """Its low end, by the step's interval alone."""
+        """Return the low end of the efficiency, by the step's interval alone."""
         return self._efficiency(self.step_ms_high)
 
     @property
     def efficiency_high(self) -> float:
-        """Its high end."""
+        """Return the high end of the efficiency."""
         return self._efficiency(self.step_ms_low)
 
     def _efficiency(self, step_ms: float) -> float:
@@ -109,14 +109,14 @@ class Prediction:
 
     @property
     def speed_up(self) -> float:
-        """Throughput over that of the smallest measured world."""
+        """Return the throughput over that of the smallest measured world size."""
         return self.efficiency * self.world_size / self.base_world
 
 
 def predict(
     points: Sequence[PointRow], world_sizes: Sequence[int], network: Network
 ) -> list[Prediction]:
-    """Predict every series of the run that has what it takes, in the order of its points.
+    """Return the predictions of every series that can be predicted, in the order of its points.
 
     points: rows of that table of one run.
     Raises ResultsError where no series can be predicted, and where a world size needs more nodes
@@ -163,13 +163,13 @@ def _nodes(row: PointRow) -> int:
 
 
 def omissions(points: Sequence[PointRow]) -> dict[str, str]:
-    """Tell of which series nothing is predicted: point_id of its first point -> why."""
+    """Return point_id of the first point -> why, of each series that cannot be predicted."""
     found = {rows[0].point_id: _why_not(rows) for rows in _series(mean_of_rounds(points))}
     return {point_id: why for point_id, why in found.items() if why is not None}
 
 
 def reduce_times(points: Iterable[PointRow], *, between_nodes: bool = False) -> ReduceTimes | None:
-    """Collect the all_reduces among the rows of a run; None without any of several devices.
+    """Return the times of the all_reduces of a run; None where it has none of several devices.
 
     between_nodes: those over several nodes, else those within one.
     """
@@ -185,7 +185,7 @@ def reduce_times(points: Iterable[PointRow], *, between_nodes: bool = False) -> 
 
 
 def _series(points: Sequence[PointRow]) -> Iterator[list[PointRow]]:
-    """Group points that differ in the number of devices alone, the fewest first."""
+    """Yield points that differ in the number of devices alone, the fewest devices first."""
     found: dict[tuple[Any, ...], list[PointRow]] = {}
     for row in points:
         column = batch_column(row)
@@ -198,7 +198,7 @@ def _series(points: Sequence[PointRow]) -> Iterator[list[PointRow]]:
 
 
 def _usable(rows: Iterable[PointRow]) -> list[PointRow]:
-    """Keep the points that a prediction may stand on: ok, and known well enough to compare."""
+    """Return the points that a prediction may rest on: ok, and known to 10 %."""
     return [row for row in rows if _is_timed(row) and not is_imprecise(row)]
 
 
@@ -213,7 +213,7 @@ def step_of(row: PointRow) -> float:
 
 
 def _why_not(rows: Sequence[PointRow]) -> str | None:
-    """Why nothing can be said of a series; None where it can."""
+    """Return why a series cannot be predicted; None where it can."""
     ok = _usable(rows)
     if not any(map(_is_data_parallel, rows)):
         return (
@@ -233,7 +233,7 @@ def _why_not(rows: Sequence[PointRow]) -> str | None:
 
 
 def _why_not_two(rows: Sequence[PointRow], usable: Sequence[PointRow]) -> str:
-    """Say which world sizes a series has, and what is the matter with the others."""
+    """Return which world sizes a series has, and what is wrong with the others."""
     wide = [row for row in rows if _is_timed(row) and is_imprecise(row)]
     if wide:
         known = ", ".join(f"{row.world_size} ±{half_interval(row):.1%}" for row in wide)
@@ -246,7 +246,7 @@ def _why_not_two(rows: Sequence[PointRow], usable: Sequence[PointRow]) -> str:
 
 
 def _is_data_parallel(row: PointRow) -> bool:
-    """Whether its gradients are reduced: a built-in model's are, another's where it was timed."""
+    """Return whether DDP reduces the gradients: of a built-in model, or where that was timed."""
     methods = row.methods or {}
     is_built_in = parameter_count(row.workload, row.params) is not None
     return is_built_in or "noop_hook" in methods.get("local_step_ms", "")
@@ -283,7 +283,7 @@ class _Model:
         return replace(model, exposure=model.with_known_communication())
 
     def with_known_communication(self) -> Exposure:
-        """Where communication was not timed: as long as the measured all_reduces take for it."""
+        """Return the exposure; untimed communication takes as long as measured all_reduces."""
         times, size_bytes = self.network.times, self.gradient_bytes
         if self.exposure.comm_ms > 0 or times is None or size_bytes is None:
             return self.exposure
@@ -297,7 +297,7 @@ class _Model:
         return min(mib * _MIB, self.gradient_bytes or math.inf)
 
     def predict(self, world_size: int, own_error: float) -> Prediction:
-        """own_error: half the interval of the measured step, as a logarithm."""
+        """Return the prediction. own_error: half of the measured interval, as a logarithm."""
         measured_ms = step_of(self.last)
         added_ms, least_ms, most_ms = self.increase_ms(world_size)
         step_ms, least, most = (measured_ms + ms for ms in (added_ms, least_ms, most_ms))
@@ -315,7 +315,7 @@ class _Model:
         )
 
     def increase_ms(self, world_size: int) -> tuple[float, float, float]:
-        """By how much the step is longer than at the largest measured world; at least, at most."""
+        """Return by how many ms the step is longer than measured: expected, at least, at most."""
         comm_ms = self.comm_ms(world_size)
         if comm_ms is not None and self.exposure.comm_ms > 0:
             return (self.exposure.growth_ms(comm_ms), *self.exposure.bounds_ms(comm_ms))
@@ -327,7 +327,7 @@ class _Model:
         return added_ms, 0.0, max(added_ms, most_ms)
 
     def comm_ms(self, world_size: int) -> float | None:
-        """How long its gradients travel; None where neither all_reduces nor a link tell.
+        """Return how many ms the gradients take; None where neither all_reduces nor a link tell.
 
         By the ratio of measured all_reduces of so many devices and of as many as the step had;
         where the latter are not known, and over a link, by the bytes of the gradients.
@@ -367,7 +367,7 @@ class _Model:
 
 
 def _exposure_ms(row: PointRow, first: PointRow) -> float:
-    """Find what communication adds to the step; without a breakdown all beyond one device."""
+    """Return what communication adds in ms; without a breakdown all beyond one device."""
     known = None if why_no_breakdown(row) else row.comm_exposed_ms
     return step_of(row) - step_of(first) if known is None else known
 
@@ -387,13 +387,13 @@ def _exposure(first: PointRow, last: PointRow, exposed_ms: float) -> Exposure:
 
 
 def _gradient_bytes(row: PointRow) -> float | None:
-    """Count the bytes that a step reduces: a float a parameter, also under autocast."""
+    """Return the bytes that a step reduces: 4 for each parameter, also under autocast."""
     count = parameter_count(row.workload, row.params)
     return None if count is None else float(_BYTES_PER_GRADIENT * count)
 
 
 def _own_error(row: PointRow, trials: Trials) -> float:
-    """Half the 95 % interval of a measured step, as a logarithm.
+    """Return half of the 95 % interval of a measured step, as a logarithm.
 
     From the scatter of its rounds; of one round from its samples, which do not tell how far another
     start would be.

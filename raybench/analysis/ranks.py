@@ -32,7 +32,7 @@ class RankStep:
 
     @property
     def own_ms(self) -> float:
-        """Of the step without its peers."""
+        """Return the time that the rank's own step takes without its peers."""
         return self.computes_ms + (self.idle_ms or 0.0)
 
 
@@ -61,7 +61,7 @@ def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
 
 
 def telling_ranks(ranks: Sequence[RankStep]) -> list[RankStep]:
-    """Choose the ranks to be shown: all of few, else rank 0, the quickest and the slowest."""
+    """Return the ranks to show: all of few, else rank 0, the quickest and the slowest."""
     if len(ranks) <= MOST_RANKS:
         return list(ranks)
     quickest, slowest = (pick(ranks, key=lambda one: one.own_ms) for pick in (min, max))

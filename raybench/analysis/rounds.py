@@ -90,7 +90,7 @@ def _kinds() -> Mapping[str, str]:
 
 
 def _as_one(name: str, values: Sequence[Any]) -> Any:
-    """Combine the values of a column in several rounds that are ok."""
+    """Return one value for a column's values in several rounds that are ok."""
     kind = _kinds()[name]
     if name in _OF_LAST:
         return values[-1]
@@ -124,7 +124,7 @@ def _one_number(name: str, known: Sequence[float]) -> float:
 
 
 def _with_interval(merged: PointRow, rows: Sequence[PointRow]) -> PointRow:
-    """Add the interval of the samples: the rounds are measured apart, so squares add up."""
+    """Return the row with the interval of its samples: of independent rounds, squares add up."""
     mean_ms, down, up = merged.step_ms_p50, [], []
     for row in rows:
         step_ms, low_ms, high_ms = row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high

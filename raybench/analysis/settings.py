@@ -45,7 +45,7 @@ def batch_column(row: HasSettings) -> str | None:
 
 
 def setting_order(value: Any) -> tuple[int, float, str]:
-    """Make a sort key: numbers by size, precisions from the widest, the rest by name."""
+    """Return a sort key: numbers by size, precisions from the widest, the rest by name."""
     number = number_of(value)
     if number is not None:
         return (0, number, "")
@@ -54,7 +54,7 @@ def setting_order(value: Any) -> tuple[int, float, str]:
 
 
 def number_of(value: Any) -> float | None:
-    """Read a number, also where a table holds it as text; None for what is none."""
+    """Return the number that a value or its text is; None for any other."""
     if isinstance(value, bool):
         return None
     try:
@@ -64,7 +64,7 @@ def number_of(value: Any) -> float | None:
 
 
 def is_numeric(rows: Sequence[HasSettings], name: str) -> bool:
-    """Whether a setting is a number in all rows."""
+    """Return whether a setting is a number in all rows."""
     return all(number_of(setting(row, name)) is not None for row in rows)
 
 
@@ -75,7 +75,7 @@ def varying(
     always: Collection[str] = (),
     params_first: bool = False,
 ) -> list[str]:
-    """List the settings in which rows differ, in the order of SETTINGS, then parameters.
+    """Return the settings in which rows differ, in the order of SETTINGS, then parameters.
 
     but: settings to leave out. always: settings to name also where the rows do not differ.
     params_first: whether the parameters stand before all settings but the workload.

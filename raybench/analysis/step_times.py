@@ -18,7 +18,7 @@ SAMPLE_COLUMNS = ("repeat", "rank", "iteration", "is_warmup", "step_ns")
 
 
 def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Join the samples of a point in its rounds, the repeats of each counted on from the last."""
+    """Return the samples of all rounds of a point; repeats are counted on from round to round."""
     joined: list[pd.DataFrame] = []
     repeats = 0
     for samples in rounds:
@@ -49,7 +49,7 @@ def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
 
 
 def _farthest(times_ms: NDArray[np.float64], middle: float) -> NDArray[np.float64]:
-    """Of each row the value farthest from `middle`."""
+    """Return of each row the value farthest from `middle`."""
     distances = np.nan_to_num(np.abs(times_ms - middle), nan=-1.0)
     places = distances.argmax(axis=1)[:, np.newaxis]
     found: NDArray[np.float64] = np.take_along_axis(times_ms, places, axis=1)[:, 0]
@@ -57,7 +57,7 @@ def _farthest(times_ms: NDArray[np.float64], middle: float) -> NDArray[np.float6
 
 
 def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
-    """Describe timed samples by rank: rank, iterations, median_ms, min_ms, max_ms, data_ms.
+    """Return a row a rank of timed samples: iterations, median_ms, min_ms, max_ms, data_ms.
 
     data_ms: median wait for the next batch; NaN where steps take none.
     samples: rows of the table `samples` of one attempt at one point.
@@ -76,7 +76,7 @@ def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:
-    """Find the times of each module on the rank where they are longest, the longest module first.
+    """Return the times of each module on the rank where they are longest, the longest first.
 
     modules: rows of the table `modules` of one attempt at one point.
     Columns: module, kind, calls, forward_ms, backward_ms (null without a backward).

@@ -47,12 +47,12 @@ class Scenario:
 
     @property
     def shares(self) -> str:
-        """As the job asks for them."""
+        """Return the shares as the job asks for them."""
         return self.row.shares
 
     @property
     def half_width(self) -> float:
-        """Half of the 95 % interval of its step time, as a share of it; 0 where not known.
+        """Return half of the 95 % interval of the step over the step; 0 where it is not known.
 
         Over rounds; of one round over its samples, which is the least that is open.
         """
@@ -68,7 +68,7 @@ class Scenario:
 
     @cached_property
     def ranks(self) -> tuple[RankOfStep, ...]:
-        """What each rank does; empty for a step that was shared out without a probe."""
+        """Return what each rank does; empty where the devices were not probed."""
         items = self.row.share_by_rank or ()
         ratios = self.row.slow_ratio_by_rank or ()
         working = [rank for rank, share in enumerate(items) if share]
@@ -95,18 +95,18 @@ class Scenario:
 
     @cached_property
     def speeds(self) -> Sequence[float]:
-        """Samples/s of each device alone with an equal share, by the probe; empty without."""
+        """Return the samples/s of each device alone with an equal share, if probed; else empty."""
         return probe_speeds(self.row)
 
     @property
     def idle_share_of_fast(self) -> float | None:
-        """Share of the step for which the fast devices in use wait for the last one."""
+        """Return the share of the step for which fast devices wait for the last one, if known."""
         waits = [r.wait_ms for r in self.ranks if r.is_fast and r.wait_ms is not None]
         return sum(waits) / len(waits) / self.step_ms if waits else None
 
     @property
     def prediction_error(self) -> float | None:
-        """Predicted step over the measured one, less 1."""
+        """Return the predicted step over the measured one, less 1; None without one."""
         predicted = self.row.predicted_step_ms
         return None if predicted is None else predicted / self.step_ms - 1
 
@@ -120,12 +120,12 @@ class Gain:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Return whether the interval leaves out 0."""
         return abs(self.gain) > self.half_width
 
 
 def gain_over(one: Scenario, other: Scenario) -> Gain:
-    """Compare two scenarios."""
+    """Return how much faster one scenario is than another."""
     ratio = one.throughput / other.throughput
     return Gain(gain=ratio - 1, half_width=ratio * math.hypot(one.half_width, other.half_width))
 
@@ -138,24 +138,24 @@ class Fleet:
 
     @cached_property
     def first(self) -> ScaledRow:
-        """A row of it, for what all have in common."""
+        """Return one row, for what all scenarios have in common."""
         return next(iter(self.scenarios.values())).row
 
     @property
     def slow_ratio(self) -> float:
-        """Asked of emulated slow devices; 1 where none is emulated."""
+        """Return the speed that emulated slow devices were asked for; 1 where none is emulated."""
         return self.first.slow_ratio
 
     @property
     def slow_count(self) -> int:
-        """How many devices are slow."""
+        """Return how many devices are slow."""
         if self.slow_ratio < 1:
             return min(self.first.slow_count, self.first.world_size)
         return sum(not rank.is_fast for rank in self._ranks)
 
     @property
     def probe_ratio(self) -> float:
-        """Speed of the slow devices as a share of a fast one's, as the probes found it."""
+        """Return the speed of the slow devices over a fast one's, as the probes found it."""
         found = [rank.slow_ratio for rank in self._ranks if rank.slow_ratio is not None]
         if found:
             return sum(found) / len(found)
@@ -172,12 +172,12 @@ class Fleet:
 
     @cached_property
     def best(self) -> Scenario:
-        """The one with the most samples/s."""
+        """Return the scenario with the most samples/s."""
         return max(self.scenarios.values(), key=lambda scenario: scenario.throughput)
 
     @property
     def predicted_best(self) -> Scenario | None:
-        """The one whose step was predicted to be the shortest; None without predictions."""
+        """Return the scenario with the shortest predicted step; None without predictions."""
         known = [
             (predicted, place)
             for place, one in enumerate(self.scenarios.values())
@@ -186,19 +186,19 @@ class Fleet:
         return [*self.scenarios.values()][min(known)[1]] if known else None
 
     def as_good(self) -> list[str]:
-        """List shares that may be as good as the best ones, by their intervals."""
+        """Return the shares that may be as good as the best ones, by their intervals."""
         others = [s for s in self.scenarios.values() if s is not self.best]
         return [other.shares for other in others if not gain_over(self.best, other).is_sure]
 
     @property
     def crossover_batch(self) -> float | None:
-        """Global batch above which shares by speed beat the fast devices alone; None: unknown."""
+        """Return the global batch above which shares by speed beat the fast devices, if known."""
         found = (s.row.crossover_batch for s in self.scenarios.values())
         return next((batch for batch in found if batch is not None), None)
 
 
 def fleets(rows: Sequence[ScaledRow]) -> list[Fleet]:
-    """Find the fleets that were measured with at least two kinds of shares."""
+    """Return the fleets that were measured with at least two kinds of shares."""
     groups: dict[tuple[Any, ...], dict[str, Scenario]] = {}
     for row in rows:
         if row.status is not Status.OK or row.throughput is None or not row.step_ms_p50:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.compared_runs import Found, Side, find_side
-from raybench.cli.health_results import compare_health
+from raybench.cli.health_results import load_health
 from raybench.cli.options import (
     complete_run,
     format_asked,
@@ -23,19 +26,21 @@ from raybench.errors import ResultsError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.analysis.point_changes import PointsWithClocks
     from raybench.health.comparison import HealthComparison
     from raybench.report.comparison import Comparison, LeftOut
     from raybench.report.documents import Document
+    from raybench.results.run import Run
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*%?")
 _MOST = 1.0
 REGRESSION, UNCLEAR = "regression", "unclear"
 _IS_REGRESSION, _IS_UNCLEAR = 1, 5  # exit codes
+# Runs before the newest one with a tag that are looked at for others with it.
+_MOST_TAGGED = 300
 
 
 def share(_: click.Context, option: click.Parameter, text: str) -> float:
-    """Read the value of an option such as 5% or 0.05, as a share."""
+    """Return the share that the text of an option means, 0.05 for "5%". Raises UsageError."""
     if _NUMBER.fullmatch(text.strip()):
         value = float(text.rstrip("% ")) / (100 if "%" in text else 1)
         if value < _MOST:
@@ -104,7 +109,9 @@ def compare_command(
         if kind == "html":
             raise UsageError("--format html: health checks are compared as terminal, md or json")
         write_output(_formatted(checks, kind, output), output, kind)
-        return 0 if fail_on is None else _gate_of_checks(checks, fail_on)
+        if fail_on and not checks.figures:
+            raise ResultsError(f"--fail-on {fail_on}: no figure was read in both checks")
+        return _IS_REGRESSION if fail_on and checks.is_regression else 0
     comparison = compare_sides(sides, threshold)
     if kind == "html":
         from raybench.report.html.comparison import format_comparison
@@ -122,13 +129,6 @@ def _formatted(document: Document, kind: str, output: Path | None) -> str:
     return format_document(document, kind, width=width(), color=output is None and color())
 
 
-def _gate_of_checks(comparison: HealthComparison, fail_on: str) -> int:
-    """Return the exit code. Raises ResultsError where there is nothing to judge."""
-    if not comparison.figures:
-        raise ResultsError(f"--fail-on {fail_on}: no figure was read in both checks")
-    return _IS_REGRESSION if comparison.is_regression else 0
-
-
 def _gate(comparison: Comparison, fail_on: str, blind: float) -> int:
     """Return the exit code. Raises ResultsError where there is nothing to judge."""
     if not comparison.compared and not comparison.broken:
@@ -144,7 +144,7 @@ def _gate(comparison: Comparison, fail_on: str, blind: float) -> int:
 
 
 def find_sides(results: Path, base: str, new: str) -> tuple[Side, Side]:
-    """Find the runs of both sides. Raises ResultsError where one is missing or on both sides."""
+    """Return the runs of both sides. Raises ResultsError for a missing run, or one on both."""
     sides = find_side(results, base), find_side(results, new)
     ids = [{(run.root.resolve(), run.run_id) for run in side.runs} for side in sides]
     if both := ids[0] & ids[1]:
@@ -155,13 +155,8 @@ def find_sides(results: Path, base: str, new: str) -> tuple[Side, Side]:
     return sides
 
 
-def load_comparison(results: Path, base: str, new: str, threshold: float) -> Comparison:
-    """Read both sides and compare them. Raises ResultsError where a run is not there."""
-    return compare_sides(find_sides(results, base, new), threshold)
-
-
 def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
-    """Read both sides and compare them. Raises ResultsError where one cannot be read."""
+    """Return the comparison of two sides. Raises ResultsError where a run cannot be read."""
     from raybench.analysis.compare import POINT_COLUMNS, compare
     from raybench.analysis.environment_changes import changes
     from raybench.analysis.implausible import impossible_among
@@ -174,6 +169,7 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     points = [
         [point_rows(_read(run, "points", POINT_COLUMNS)) for run in side.runs] for side in sides
     ]
+    rows = [load_summary(side.own.root, side.own.run_id).rows for side in sides]
     return Comparison(
         base=tuple(run.run for run in base.runs),
         new=tuple(run.run for run in new.runs),
@@ -181,19 +177,19 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
         threshold=threshold,
         points=compare(*points, threshold=threshold),
         changes=changes(base.own.facts, new.own.facts),
-        beside=all_point_changes(_with_clocks(base.own), _with_clocks(new.own)),
+        beside=all_point_changes(*rows),
         left_out=tuple(run for side in sides for run in _runs_left_out(side)),
         impossible=[
             (f"{name} {row.point_id}", text)
-            for name, side in (("base", base.own), ("new", new.own))
-            for row in load_summary(side.root, side.run_id).rows
+            for name, of_run in zip(("base", "new"), rows, strict=True)
+            for row in of_run
             for text in impossible_among(row.warnings)
         ],
     )
 
 
 def _runs_left_out(side: Side) -> Iterator[LeftOut]:
-    """List the runs that have the tag of a side and differ from it by more than their start."""
+    """Yield the runs that have the tag of a side and differ from it by more than their start."""
     from raybench.analysis.environment_changes import lasting_changes
     from raybench.report.comparison import LeftOut
 
@@ -202,18 +198,144 @@ def _runs_left_out(side: Side) -> Iterator[LeftOut]:
         yield LeftOut(run_id=one.run_id, differs_in=tuple(change.name for change in differing))
 
 
-def _with_clocks(found: Found) -> PointsWithClocks:
-    from raybench.analysis import point_changes
-    from raybench.analysis.rows import point_rows
-
-    points = point_rows(_read(found, "points", point_changes.POINT_COLUMNS))
-    telemetry = _read(found, "telemetry", point_changes.CLOCK_COLUMNS)
-    return point_changes.with_clocks(points, telemetry)
-
-
 def _read(found: Found, table: str, columns: Sequence[str]) -> pd.DataFrame:
     from raybench.results import reader
 
     read = reader.read_table(found.root, table, found.run_id, columns)
     frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict")
     return frame
+
+
+def compare_health(base: Found, new: Found, threshold: float) -> HealthComparison | None:
+    """Return the comparison of two health checks; None where neither run is a health check.
+
+    threshold: the smallest change that counts, as a share. Raises UsageError where one of the runs
+    is a health check and the other is not.
+    """
+    from raybench.analysis.environment_changes import changes
+    from raybench.health.comparison import HealthComparison, trace_figures
+
+    before, now = (load_health(found.root, found.run_id) for found in (base, new))
+    if before is None or now is None:
+        if before or now:
+            check, other = (base, new) if before else (new, base)
+            raise UsageError(
+                f"{check.run_id} is a health check and {other.run_id} is none: compare it with "
+                "another check"
+            )
+        return None
+    figures = trace_figures([before.findings, now.findings], now.kinds, 1 + threshold)
+    around = changes(base.facts, new.facts)
+    return HealthComparison(base=before, new=now, figures=figures, changes=around)
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: it keeps what was read
+class Found:
+    """A run in a results folder; its row and its facts are read once, when they are needed."""
+
+    root: Path
+    run_id: str
+
+    @cached_property
+    def run(self) -> Run:
+        """Return the row of the run in `runs`. Raises ResultsError where it cannot be read."""
+        from raybench.results import reader
+
+        return reader.read_run(self.root, self.run_id)
+
+    @cached_property
+    def facts(self) -> dict[str, str]:
+        """Return the facts that may change a measurement by name: versions, variables, devices."""
+        from raybench.analysis.environment_changes import facts
+        from raybench.results import reader
+
+        return facts(self.run, reader.load(self.root, "devices", self.run_id))
+
+    def has_tag(self, name: str, value: str) -> bool:
+        """Return whether the run has this tag; False for a run that cannot be read."""
+        try:
+            return self.run.tags.get(name) == value
+        except ResultsError:
+            return False
+
+    def is_alike(self, other: Found) -> bool:
+        """Return whether the runs differ only by their start and by devices of one model."""
+        from raybench.analysis.environment_changes import lasting_changes
+
+        is_job = self.run.job_sha256 == other.run.job_sha256
+        return is_job and not lasting_changes(self.facts, other.facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """BASE or NEW: the newest of its runs and the others, the oldest first.
+
+    words: how the user named it. left_out: runs with its tag that differ from it by more than
+    their start.
+    """
+
+    own: Found
+    words: str
+    others: Sequence[Found] = ()
+    left_out: Sequence[Found] = ()
+
+    @property
+    def runs(self) -> Sequence[Found]:
+        """Return all runs of the side, the newest last."""
+        return (*self.others, self.own)
+
+
+def find_side(results: Path, text: str) -> Side:
+    """Return the side that `text` means.
+
+    text: as RUN of `report`; several of these with commas; or NAME=VALUE, the newest run with that
+    tag and those with the tag that differ from it by nothing but their start. Raises ResultsError
+    where there is none.
+    """
+    # Path's would raise for a name that no file can have.
+    if os.path.exists(text):  # noqa: PTH110
+        return Side(own=_find(results, text), words=text)
+    if "=" in text:
+        return _runs_with_tag(results, text)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if len(names) < 2:
+        return Side(own=_find(results, text), words=text)
+    found = {one.run_id: one for one in (_find(results, name) for name in names)}
+    *others, own = sorted(found.values(), key=lambda one: (one.run.started_at, one.run_id))
+    return Side(own=own, words=text, others=others)
+
+
+def _find(results: Path, text: str) -> Found:
+    from raybench.results.folder import find_run
+
+    root, run_id = find_run(results, text)
+    return Found(root=root, run_id=run_id)
+
+
+def _runs_with_tag(results: Path, text: str) -> Side:
+    from raybench.results.folder import run_ids
+
+    name, _, value = text.partition("=")
+    runs = (Found(root=results, run_id=run_id) for run_id in reversed(run_ids(results)))
+    own = next((run for run in runs if run.has_tag(name, value)), None)
+    if own is None:
+        raise ResultsError(f"{results}: no run with the tag {text!r}; {_tags(results)}")
+    others = [run for run in islice(runs, _MOST_TAGGED) if run.has_tag(name, value)]
+    same = {run.run_id for run in others if run.is_alike(own)}
+    return Side(
+        own=own,
+        words=text,
+        others=[run for run in reversed(others) if run.run_id in same],
+        left_out=[run for run in others if run.run_id not in same],
+    )
+
+
+def _tags(results: Path) -> str:
+    """Return a few words with the first five tags of the results, for an error message."""
+    from raybench.results import reader
+
+    tags = reader.read_table(results, "runs", None, ("tags",)).to_pylist(maps_as_pydicts="strict")
+    known = sorted(
+        {f"{name}={value}" for row in tags for name, value in (row["tags"] or {}).items()}
+    )
+    return f"there are: {', '.join(known[:5])}" if known else "no run has tags"

@@ -1,16 +1,15 @@
-"""Health checks, read from the results folder: one, two beside each other, and all of them."""
+"""Health checks, read from the results folder: one, or the history of all."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raybench.errors import ResultsError, UsageError
+from raybench.errors import ResultsError
 
 if TYPE_CHECKING:
     from raybench.analysis.references import References
-    from raybench.cli.compared_runs import Found
-    from raybench.health.comparison import HealthComparison, HealthHistory
+    from raybench.health.comparison import HealthHistory
     from raybench.health.report import HealthReport
     from raybench.records.health import Finding
     from raybench.results.run import Run
@@ -61,29 +60,6 @@ def load_health(
         grades=grades(findings, gpus, references or SHIPPED),
         measurements=measurements(findings, gpus),
     )
-
-
-def compare_health(base: Found, new: Found, threshold: float) -> HealthComparison | None:
-    """Return the comparison of two health checks; None where neither run is a health check.
-
-    threshold: the smallest change that counts, as a share. Raises UsageError where one of the runs
-    is a health check and the other is not.
-    """
-    from raybench.analysis.environment_changes import changes
-    from raybench.health.comparison import HealthComparison, trace_figures
-
-    before, now = (load_health(found.root, found.run_id) for found in (base, new))
-    if before is None or now is None:
-        if before or now:
-            check, other = (base, new) if before else (new, base)
-            raise UsageError(
-                f"{check.run_id} is a health check and {other.run_id} is none: compare it with "
-                "another check"
-            )
-        return None
-    figures = trace_figures([before.findings, now.findings], now.kinds, 1 + threshold)
-    around = changes(base.facts, new.facts)
-    return HealthComparison(base=before, new=now, figures=figures, changes=around)
 
 
 def load_health_history(results: Path, threshold: float) -> HealthHistory:

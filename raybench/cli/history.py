@@ -84,7 +84,7 @@ def history_command(
 
 
 def _points(results: Path, prefix: str | None, expression: str | None) -> list[PointRow]:
-    """Read the rows of `points` that are asked for."""
+    """Return the rows of `points` that the options select. Raises ResultsError without any."""
     from raybench.analysis.history import POINT_COLUMNS
     from raybench.analysis.rows import point_rows
     from raybench.results import reader
@@ -104,9 +104,9 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> list[P
 
 
 def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
-    """Keep the points for which the expression is true; those that lack one of its names are not.
+    """Return the points for which the expression is true; without those that lack a name of it.
 
-    Raises UsageError when that leaves none.
+    Raises UsageError where none is left.
     """
     from raybench.job.filter import select_points
 
@@ -129,7 +129,7 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
 
 
 def _point(row: PointRow) -> Point:
-    """Make the point of a row of `points`."""
+    """Return the point of a row of `points`."""
     from raybench.job.point import EXECUTION, RUN_SETTINGS, Point
 
     return Point(
@@ -144,7 +144,7 @@ def _point(row: PointRow) -> Point:
 
 
 def _scalar(text: str) -> Scalar:
-    """Read a setting, of which the tables hold the text."""
+    """Return the value of a setting, of which the tables hold the text."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -156,7 +156,7 @@ def _scalar(text: str) -> Scalar:
 
 
 def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], Sequence[Change]]:
-    """(point_id, run_id) of each step -> what changed since the run before."""
+    """Return the changes since the run before, by (point_id, run_id) of each step."""
     from raybench.analysis.environment_changes import changes
 
     last: dict[tuple[str, int], str] = {}

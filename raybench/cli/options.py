@@ -82,7 +82,7 @@ json_format_option = click.option(
 
 
 def address_option(meaning: str = "The Ray cluster, as for `raybench sweep`.") -> Option:
-    """Make the option that names the cluster."""
+    """Return the option that names the cluster."""
     return click.option(
         "--address",
         default="auto",
@@ -93,7 +93,7 @@ def address_option(meaning: str = "The Ray cluster, as for `raybench sweep`.") -
 
 
 def device_option(meaning: str) -> Option:
-    """Make the option that chooses the kind of the devices."""
+    """Return the option that chooses the kind of the devices."""
     return click.option(
         "--device",
         type=click.Choice(["auto", "cuda", "cpu"]),
@@ -128,7 +128,7 @@ shared_option = click.option(
 
 
 def devices_option(more: str = "") -> Option:
-    """Make the option that names the devices."""
+    """Return the option that names the devices. more: the end of its help."""
     return click.option(
         "--devices",
         "devices_file",
@@ -165,7 +165,7 @@ class Size(click.ParamType[int]):
     name = "SIZE"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read the bytes. Raises BadParameter for a text that is no size."""
+        """Return the number of bytes. Raises BadParameter for a text that is no size."""
         from raybench.job.sections import read_bytes
 
         count = None if value.replace(".", "").isdecimal() else read_bytes(value)
@@ -185,7 +185,7 @@ def format_asked(kind: str | None, as_json: bool) -> str | None:
 def complete_run(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """List ids of the runs in the results, the newest first, then of folders of results inside.
+    """Return ids of the runs in the results, the newest first, then of folders of results inside.
 
     Paths where a path was begun.
     """
@@ -199,7 +199,7 @@ def complete_run(
 def complete_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """List ids of the points of the run that was given, in the order of the plan."""
+    """Return ids of the points of the run that was given, in the order of the plan."""
     folder, _, given = str(ctx.params.get("run") or "").rpartition(os.sep)
     if folder not in ("", *_inside(ctx)):
         return []
@@ -216,7 +216,7 @@ def complete_point(
 def complete_any_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """List ids of the points of all runs in the results, those of the newest run first."""
+    """Return ids of the points of all runs in the results, those of the newest run first."""
     points = _results(ctx) / "points"
     ids = dict.fromkeys(
         part.stem.split("-")[1]
@@ -229,7 +229,7 @@ def complete_any_point(
 def complete_workload(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """List the built-in workloads; the user's own cannot be told without importing."""
+    """Return the built-in workloads; those of the user cannot be found without importing."""
     from raybench.job.registry import BUILTIN
 
     return [CompletionItem(name) for name in BUILTIN if name.startswith(incomplete)]
@@ -238,14 +238,14 @@ def complete_workload(
 def complete_template(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """List the jobs that come with raybench."""
+    """Return the jobs that come with raybench."""
     from raybench.job.catalog import templates
 
     return [CompletionItem(one.name) for one in templates() if one.name.startswith(incomplete)]
 
 
 def _runs(ctx: click.Context, inside: str = "") -> list[str]:
-    """List ids of the runs in the results, or in a results folder inside them, the newest first."""
+    """Return ids of the runs in the results, or in the folder `inside`, the newest first."""
     found = [
         (entry.stat().st_mtime, entry.name) for entry in _folders(_results(ctx) / inside / "runs")
     ]
@@ -253,7 +253,7 @@ def _runs(ctx: click.Context, inside: str = "") -> list[str]:
 
 
 def _inside(ctx: click.Context) -> list[str]:
-    """List the results folders inside the results, such as `examples`."""
+    """Return the names of results folders inside the results, such as `examples`."""
     folders = _folders(_results(ctx))
     return sorted(entry.name for entry in folders if Path(entry.path, "runs").is_dir())
 

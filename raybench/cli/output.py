@@ -1,6 +1,6 @@
-"""Where results go, stdout, and where messages and progress go, stderr.
+"""Writing results to stdout, and messages and progress to stderr.
 
-What becomes of stderr never ends a command. It may be full, as the disk below a log is; its reader
+A fault of stderr never ends a command. It may be full, as the disk below a log is; its reader
 may have left (`2>&1 | head`); or the shell has closed it (`2>&-`). A sweep goes on all the same:
 its rows are what counts.
 """
@@ -156,7 +156,7 @@ def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def make_console() -> Console:
-    """Make the console of a command that says what it does."""
+    """Return a console on stderr, for messages and progress."""
     from rich.console import Console
 
     return Console(stderr=True)
@@ -169,7 +169,7 @@ def say(console: Console, text: str) -> None:
 
 @contextmanager
 def show_phase(console: Console, what: str) -> Iterator[None]:
-    """Show what is going on: a spinner on a terminal, a line elsewhere."""
+    """Show `what` while the block runs: a spinner on a terminal, a line elsewhere."""
     if not console.is_interactive:
         say(console, what)
     with console.status(what):
@@ -177,7 +177,7 @@ def show_phase(console: Console, what: str) -> Iterator[None]:
 
 
 class ConsoleListener:
-    """Shows lines, what is waited for, and progress on a console.
+    """Shows messages, spinners and progress on a console.
 
     name_of: returns the name of a point; None: the settings that vary name it.
     """
@@ -221,7 +221,7 @@ class _LossyFile(io.FileIO):
 
 
 def keep_stderr_usable() -> None:
-    """Make sys.stderr one that never raises; leave alone what somebody has put in its place."""
+    """Replace sys.stderr by a stream that never raises; a stream of somebody else stays."""
     _fill_gaps()
     usual = sys.stderr
     if usual is not sys.__stderr__:

@@ -25,7 +25,7 @@ _MOST_DEVICES = 1_000_000
 
 
 def read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
-    """Read the value of --world-size: numbers with commas between them."""
+    """Return the numbers that --world-size lists, in ascending order. Raises UsageError."""
     names = [name.strip() for name in text.split(",")]
     if all(re.fullmatch(r"\d{1,7}", name) and 2 <= int(name) <= _MOST_DEVICES for name in names):
         return tuple(sorted({int(name) for name in names}))
@@ -77,7 +77,7 @@ def predict_command(
 def load_forecast(
     results: Path, run: str, world_sizes: tuple[int, ...], asked: str | None
 ) -> Forecast:
-    """Read the run and predict. Raises ResultsError where nothing can be predicted."""
+    """Return the predictions of a run. Raises ResultsError where nothing can be predicted."""
     from raybench.analysis.networks import find_network
     from raybench.analysis.prediction import omissions, predict
     from raybench.analysis.rows import point_rows

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raybench.analysis.references import References
+    from raybench.analysis.rows import ScaledRow
     from raybench.health.report import HealthReport
-    from raybench.report.charts.data import RankTimes, Row
+    from raybench.report.charts.data import RankTimes
     from raybench.report.point_details import PointDetails, PointList
     from raybench.report.summary import Summary
     from raybench.results.run import Run
@@ -180,7 +181,7 @@ def _draw(root: Path, summary: Summary, kind: str) -> bytes:
 
 def format_page(root: Path, summary: Summary) -> str:
     """Format the page of the run that `summary` reports, which is in the results folder `root`."""
-    from raybench.report.charts.data import ChartData, rows_of
+    from raybench.report.charts.data import ChartData
     from raybench.report.charts.rank_times import heat_points
     from raybench.report.charts.telemetry import TELEMETRY_COLUMNS
     from raybench.report.html import page
@@ -193,13 +194,13 @@ def format_page(root: Path, summary: Summary) -> str:
             summary=summary,
             devices=reader.load(root, "devices", run_id),
             telemetry=telemetry.to_pandas(),
-            rank_times=_rank_times(root, run_id, heat_points(rows_of(summary))),
+            rank_times=_rank_times(root, run_id, heat_points(summary.rows)),
         )
     )
 
 
-def _rank_times(root: Path, run_id: str, rows: list[Row]) -> list[RankTimes]:
-    """Read the samples of these points one after the other: a run's may not fit into memory."""
+def _rank_times(root: Path, run_id: str, rows: list[ScaledRow]) -> list[RankTimes]:
+    """Return the step times of these points, read one by one: all may not fit into memory."""
     from raybench.analysis.rounds import Trials
     from raybench.analysis.rows import point_rows
     from raybench.analysis.step_times import SAMPLE_COLUMNS, join_rounds, rank_by_iteration
@@ -264,7 +265,7 @@ def _leads(results: Path, runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _machine(results: Path, run: Run) -> str:
-    """Tell what a run was measured on, read without pandas."""
+    """Return the devices of a run in words, read without pandas."""
     from raybench.results import reader
 
     try:
@@ -276,7 +277,7 @@ def _machine(results: Path, run: Run) -> str:
 
 
 def _lead(results: Path, run_id: str) -> str:
-    """Tell what a run found, or why that cannot be told where its tables are damaged."""
+    """Return the result of a run in a sentence, or the error where its tables are damaged."""
     from raybench.report.run_report import RunReport
 
     try:
@@ -382,7 +383,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     measured = list(Trials(attempts).rounds(row).values()) or [row]
 
     def read(table: str) -> list[pd.DataFrame]:
-        """Read the rows of each round; those of rounds without any come last."""
+        """Return the rows of each round; rounds without rows come last."""
         made = [(point_id, one.attempt) for one in measured]
         found = reader.rows_of_attempts(results, table, run_id, made)
         return sorted(found, key=lambda frame: frame.empty)

@@ -1,1 +1,1 @@
-"""Which device, link or node is bad: what is read, what is said of it, what to do."""
+"""Health checks: tests of devices, links and nodes, their verdicts, and the report."""

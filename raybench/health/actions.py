@@ -1,4 +1,4 @@
-"""What to do about a subject that is not healthy, and what to type for it. Pure."""
+"""The action for a subject that is not healthy, and the commands to type for it. Pure."""
 
 from __future__ import annotations
 

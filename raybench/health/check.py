@@ -93,8 +93,8 @@ def examine(
 ) -> Examination:
     """Run the stages on all devices of a cluster, and write readings and findings to the tables.
 
-    serial: one pair at a time. burn_in_s: how long the devices are burnt in, at least; 0: not.
-    make_probes: what is run instead of the suite.
+    serial: one pair at a time. burn_in_s: how long the burn-in lasts at least; 0: none.
+    make_probes: returns the probes of each pass; None: those of the suite.
     Raises ClusterError where the cluster cannot be used, ResultsError where nothing can be written.
     """
     job = health_job()
@@ -132,10 +132,10 @@ def health_job() -> Job:
 
 @dataclass(slots=True)
 class Examiner:
-    """A PointSource: makes the points of a check once its devices are known, and reads records.
+    """Makes the points of a check once its devices are known, and reads records: a PointSource.
 
-    make_probes: makes what is run in each pass. stages: those that are run. measure: of the job.
-    burn_in_s: how long the devices are burnt in.
+    make_probes: returns the probes of each pass. stages: the stages that are run.
+    measure: of the job. burn_in_s: how long the burn-in lasts; 0: none.
     """
 
     make_probes: MakeProbes
@@ -171,7 +171,7 @@ class Examiner:
         )
 
     def _use_devices(self, places: Sequence[int]) -> None:
-        """Make the probes of the devices at these positions that they have memory for."""
+        """Plan the probes that fit into the memory of the devices at these positions."""
         assert self._cluster is not None
         self._places = tuple(places)
         self._fleet = Fleet(devices=tuple(self._cluster.devices[place] for place in places))

@@ -138,7 +138,7 @@ def trace_figures(
 
 
 def _key(finding: Finding) -> object:
-    """Return what findings of the same test and subject have in common in all checks."""
+    """Return a key that the findings of one test and subject have in all checks."""
     return finding.test, finding.subject.kind, finding.subject.uuids or finding.subject.name
 
 
@@ -160,6 +160,11 @@ def _figure_table(changes: Sequence[FigureChange], *columns: ColumnOf[FigureChan
             ),
         ],
     )
+
+
+def _limit_text(limit: float) -> str:
+    """Return `+12%`, or `10x` from twice the time on."""
+    return f"{limit:.0f}x" if limit >= 2 else f"{limit - 1:+.0%}"
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
@@ -224,7 +229,7 @@ class HealthComparison(Document):
             (Column(title="base"), lambda change: figure(change.base)),
             (Column(title="new"), lambda change: figure(change.values[-1])),
             (Column(title="change"), lambda change: percent(change.relative_change)),
-            (Column(title="slower from", drop=0), lambda change: f"{change.limit - 1:+.0%}"),
+            (Column(title="slower from", drop=0), lambda change: _limit_text(change.limit)),
         )
         if (hidden := len(self.figures) - changed - _MOST_SAME) > 0:
             yield hidden_line(hidden)

@@ -1,4 +1,4 @@
-"""What a test reaches elsewhere: by the references of its model, and in earlier checks.
+"""Values that a test has elsewhere: in the references of the model, and in earlier checks.
 
 Earlier checks are read from the table `health`.
 """
@@ -43,7 +43,7 @@ def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Find
 
 
 def limit_elsewhere(test: HealthTest) -> float:
-    """Return how many times the time of another day or machine is too long."""
+    """Return the ratio from which a time is too long, over the time of another day or machine."""
     if test.floor >= _SHARED_FLOOR:
         return _SHARED_RATIO
     if test.stage == "host-links":
@@ -53,14 +53,14 @@ def limit_elsewhere(test: HealthTest) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueRange:
-    """The range of a figure elsewhere, and how it is known."""
+    """The range of a figure on other days or machines. source: how it is known, for people."""
 
     low: float
     high: float
     source: str
 
     def excess(self, value: float, test: HealthTest) -> float | None:
-        """Return a value's time over the worst time of the range; None where that is usual."""
+        """Return the time of a value over the worst time of the range; None: within the limit."""
         ratio = value / self.high if test.is_time else self.low / max(value, _ALMOST_ZERO)
         return ratio if ratio > limit_elsewhere(test) else None
 

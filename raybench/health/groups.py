@@ -18,7 +18,7 @@ from raybench.stats.fleet import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """How many devices of a subject work together, and where; only the same are compared.
+    """How many devices a subject has, and on how many nodes; only equal placements are compared.
 
     level: for a pair on a node how the driver names its connection, as "NV18" or "PHB".
     """

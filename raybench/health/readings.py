@@ -1,4 +1,4 @@
-"""From the records of a health check to what was read of each subject. Pure."""
+"""The readings of each subject of a health check, made from its records. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raybench.records import Measurement, Record, Status
 from raybench.records.health import Subject
 from raybench.stats.summary import median_above_smallest
 from raybench.workloads.communication.collective import parse_groups
-from raybench.workloads.communication.pairs import pairs_of_turn, parse_pairs
+from raybench.workloads.communication.pairs import parse_pairs
 
 _GIB = 2**30
 _WRONG_ERROR = "WrongResultError"
@@ -26,7 +26,7 @@ _PARTS_OF_BURN_IN = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is wrong with a subject in one pass, whatever its value.
+    """A fault or failure of a subject in one pass, whatever its value.
 
     kind: "fault": wrong bits, a wrong result, grown errors. "failed": the pass gave no result by
     the subject's own doing, which happens to good devices too. "not read": because of another
@@ -39,7 +39,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What one pass of one test read of one subject.
+    """The value of one subject in one pass of one test.
 
     pass_number: counts from 1. value: None where the test gave none.
     other_programs: who else used the devices meanwhile, in words.
@@ -195,13 +195,7 @@ def _participants(
     params, test = record.point.params, probe.test
     subjects = fleet.subjects
     if test.reads == "pairs":
-        partners = str(params.get("partners", ""))
-        pairs = (
-            parse_pairs(partners, fleet.size)
-            if partners
-            else pairs_of_turn(fleet.size, int(params["turn"]))
-        )
-        for pair in pairs:
+        for pair in parse_pairs(str(params["partners"]), fleet.size):
             is_backward = params["direction"] == "backward"
             start, end = (subjects[rank] for rank in (pair[::-1] if is_backward else pair))
             subject = Subject(

@@ -1,4 +1,4 @@
-"""What a health check found, as a person reads it: the lamp, a sentence, then each case. Pure.
+"""The results of a health check as a person reads them: lamp, sentence, then each case. Pure.
 
 A case is a subject that is not healthy, with all its findings: a device that fails in many tests is
 one case. A finding that another subject is to blame for is part of the case of that subject.

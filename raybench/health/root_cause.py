@@ -1,4 +1,4 @@
-"""Which device, node or path makes pairs slow, and which rank the others wait for. Pure.
+"""Root causes: the device, node or path that makes pairs slow, and the late rank. Pure.
 
 A device is the root cause of slow pairs when it is slow with two partners or more that are fast
 with others, and with more than half of its partners; otherwise the path between the two devices is.
@@ -227,9 +227,10 @@ def _explain_rest(pairs: Sequence[Finding], slow_alone: Set[str]) -> dict[Subjec
 
 
 def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> list[Finding]:
-    """Make the rank that the others wait for in each pass a suspect, and the culprit of the others.
+    """Return the findings with the rank that the others wait for in each pass as a suspect.
 
-    Unchanged where there is none, or where a pass does not tell how long each rank waits.
+    It is the culprit of the others. Unchanged where there is no such rank, or where a pass does not
+    tell how long each rank waits.
     """
     waits = next((group for group in groups if group.test.name == WAIT_TEST), None)
     steps = next((group for group in groups if group.test.name == COMPUTE_TEST), None)

@@ -7,10 +7,10 @@ noise on healthy devices and which devices take part. `probes` makes the points 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import chain, combinations, zip_longest
+from itertools import zip_longest
 from typing import Any, Literal, get_args
 
 from raybench.job import registry
@@ -174,7 +174,7 @@ def _host_copies(direction: str) -> tuple[HealthTest, HealthTest]:
     return alone, replace(alone, name=f"{direction} all at once", run_on="full nodes")
 
 
-def _pairs(
+def _pair_tests(
     transport: Literal["copy", "send"], size_bytes: int, floor: float
 ) -> tuple[HealthTest, HealthTest]:
     """Return the test of the bandwidth between two devices, one way and the other way.
@@ -295,8 +295,8 @@ SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
         *_host_copies("h2d"),
         *_host_copies("d2h"),
         *_host_copies("both"),
-        *_pairs("copy", 256 * _MIB, 0.02),
-        *_pairs("send", 256 * _MIB, 0.02),
+        *_pair_tests("copy", 256 * _MIB, 0.02),
+        *_pair_tests("send", 256 * _MIB, 0.02),
         _LATENCY,
         *_all_reduces(2**15, 0.1, unit="µs", cuda_graph=True),
         *_all_reduces(_MIB, 0.02, cuda_graph=True),
@@ -313,7 +313,7 @@ SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
         _memory(16 * 10**6, 0.1),
         _LAUNCH,
         _same_bits(Precision.FP32, 256, 0.1),
-        *_pairs("send", 4 * _MIB, 0.15),
+        *_pair_tests("send", 4 * _MIB, 0.15),
         _LATENCY,
         *_all_reduces(2**15, 0.2, unit="µs", bad_ratio=_HOST_BAD_RATIO),
         *_all_reduces(_MIB, 0.15),
@@ -367,7 +367,7 @@ class Fleet:
         return self.devices[pair[0]].node_id == self.devices[pair[1]].node_id
 
     def probe(self, test: HealthTest, **participants: Scalar) -> Probe:
-        """Make a point of a test over all devices.
+        """Return a point of a test over all devices.
 
         participants: parameters that say which devices do something; parameters that neither they
         nor the test name have the defaults of the workload.
@@ -427,20 +427,15 @@ def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> 
         fleet.probe(test, **participants)
         for test in SUITE[fleet.kind]
         if test.stage in stages
-        for participants in (
-            _one_pair_at_a_time(fleet, test)
-            if serial and test.reads == "pairs"
-            else _participants(fleet, test.run_on)
-        )
+        for participants in _participants(fleet, test.run_on, serial)
     )
 
 
-# Parameters that say which devices take part in a point.
-_Participants = Iterator[Mapping[str, Scalar]]
+def _participants(fleet: Fleet, run_on: RunOn, serial: bool) -> Iterator[Mapping[str, Scalar]]:
+    """Yield the parameters that say which devices take part in each point of a test.
 
-
-def _participants(fleet: Fleet, run_on: RunOn) -> _Participants:
-    """Yield the parameters of each point of a test; nothing where too few devices are there."""
+    Nothing where there are too few devices.
+    """
     match run_on:
         case "each device":
             yield {}
@@ -451,10 +446,10 @@ def _participants(fleet: Fleet, run_on: RunOn) -> _Participants:
             # The only device of a node is alone anyhow.
             if max(map(len, fleet.nodes)) > 1:
                 yield {}
-        case "pairs on nodes":
-            yield from _pairs_on_nodes(fleet)
-        case "all pairs":
-            yield from _all_pairs(fleet)
+        case "pairs on nodes" | "all pairs":
+            for pairs in _turns_of_pairs(fleet, are_on_nodes=run_on == "pairs on nodes"):
+                for at_once in [[pair] for pair in pairs] if serial else [pairs]:
+                    yield {"partners": pairs_text(at_once)}
         case "groups by node" | "one group" | "one group over nodes":
             together = fleet.nodes if run_on == "groups by node" else (tuple(range(fleet.size)),)
             # All groups at the same time.
@@ -463,47 +458,32 @@ def _participants(fleet: Fleet, run_on: RunOn) -> _Participants:
                 yield {"groups": groups_text(groups)}
 
 
-def _pairs_on_nodes(fleet: Fleet) -> _Participants:
-    """Yield turns of disjoint pairs until all pairs on each node were paired, all nodes at once."""
-    by_node = [
-        [
-            [(ranks[low], ranks[high]) for low, high in pairs_of_turn(len(ranks), turn)]
-            for turn in range(turns(len(ranks)))
-        ]
-        for ranks in fleet.nodes
-        if len(ranks) > 1
-    ]
-    for turn in zip_longest(*by_node, fillvalue=[]):
-        yield {"partners": pairs_text(list(chain.from_iterable(turn)))}
+def _turns_of_pairs(fleet: Fleet, *, are_on_nodes: bool) -> Iterator[list[Pair]]:
+    """Yield turns of disjoint pairs until all were paired: on each node, or of all devices.
 
-
-def _all_pairs(fleet: Fleet) -> _Participants:
-    """Yield turns of disjoint pairs: of all devices, or of many those on nodes and the rails."""
-    if fleet.size <= _MOST_IN_ALL_PAIRS:
-        yield from ({"turn": turn} for turn in range(turns(fleet.size) if fleet.size > 1 else 0))
-        return
-    yield from _pairs_on_nodes(fleet)
-    nodes = fleet.nodes
-    for turn in range(turns(len(nodes)) if len(nodes) > 1 else 0):
-        pairs = [
-            pair
-            for low, high in pairs_of_turn(len(nodes), turn)
-            for pair in zip(nodes[low], nodes[high], strict=False)
-        ]
-        yield {"partners": pairs_text(pairs)}
-
-
-def _one_pair_at_a_time(fleet: Fleet, test: HealthTest) -> _Participants:
-    """Yield each pair of devices; for copies only those on one node."""
-    for pair in combinations(range(fleet.size), 2):
-        if test.run_on == "all pairs" or fleet.on_one_node(pair):
-            yield {"partners": pairs_text([pair])}
+    Of many devices, those of different nodes are paired only if they have the same local rank.
+    """
+    together: list[Sequence[Sequence[int]]] = [fleet.nodes]
+    if not are_on_nodes and fleet.size <= _MOST_IN_ALL_PAIRS:
+        together = [[range(fleet.size)]]
+    elif not are_on_nodes:
+        rails = zip_longest(*fleet.nodes)
+        together.append([[rank for rank in rail if rank is not None] for rail in rails])
+    for groups in together:
+        groups = [ranks for ranks in groups if len(ranks) > 1]
+        for turn in range(max((turns(len(ranks)) for ranks in groups), default=0)):
+            yield [
+                (ranks[low], ranks[high])
+                for ranks in groups
+                if turn < turns(len(ranks))
+                for low, high in pairs_of_turn(len(ranks), turn)
+            ]
 
 
 # Parameters that are part of a point's title even at their default.
 _ALWAYS_NAMED = ("direction", "m", "size", "size_bytes", "transport")
 # What stands before the value of a parameter in a title.
-_PREFIXES = {"turn": "turn ", "local_rank": "local rank ", "wait": "wait "}
+_PREFIXES = {"local_rank": "local rank ", "wait": "wait "}
 
 
 def title(point: Point) -> str:

@@ -8,9 +8,10 @@ kernels of these operators are replaced for a while; the calling code stays as i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -207,61 +208,35 @@ def _read_collective(operator: str, given: _Arguments) -> Collective:
     return Collective(kind=kind, ranks=ranks, message_bytes=message_bytes, copies=copies)
 
 
-def _bytes(tensors: Sequence[Tensor]) -> int:
+def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def _in_place(kind: str) -> Callable[[_Arguments, int, int], _Effect]:
-    """Return a reader of a collective whose outputs are its inputs."""
-
-    def read(given: _Arguments, ranks: int, rank: int) -> _Effect:
-        tensors = given["tensors"]
-        return kind, _bytes(tensors), [(tensor, tensor) for tensor in tensors]
-
-    return read
+def _in_place(kind: str, given: _Arguments) -> _Effect:
+    """Read a collective whose outputs are its inputs."""
+    tensors = given["tensors"]
+    return kind, _bytes(tensors), [(tensor, tensor) for tensor in tensors]
 
 
-def _all_gather_lists(given: _Arguments, ranks: int, rank: int) -> _Effect:
-    lists = list(zip(given["output_tensors"], given["input_tensors"], strict=True))
-    copies = [(output, own) for outputs, own in lists for output in outputs]
-    return "all_gather", sum(_bytes(outputs) for outputs, _ in lists), copies
+def _all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> _Effect:
+    """Read an all_gather of several inputs; outputs: of each input, those of all ranks."""
+    copies = [(out, own) for outs, own in zip(outputs, inputs, strict=True) for out in outs]
+    return "all_gather", _bytes(chain(*outputs)), copies
 
 
-def _all_gather_transposed(given: _Arguments, ranks: int, rank: int) -> _Effect:
-    """Read an all_gather whose output lists are by rank and not by tensor."""
-    lists = [*zip(*given["output_lists"], strict=True)]
-    given = {"output_tensors": lists, "input_tensors": given["input_list"]}
-    return _all_gather_lists(given, ranks, rank)
-
-
-def _all_gather_parts(pairs: Sequence[tuple[Tensor, Tensor]], ranks: int) -> _Effect:
-    """Read an all_gather of pairs (output for the inputs of all ranks, own input)."""
-    copies = [(part, own) for whole, own in pairs for part in _parts(whole, ranks)]
-    return "all_gather", _bytes([whole for whole, _ in pairs]), copies
-
-
-def _reduce_scatter_parts(pairs: Sequence[tuple[Tensor, Tensor]], ranks: int, rank: int) -> _Effect:
-    """Read a reduce_scatter of pairs (own output, input for the outputs of all ranks)."""
-    copies = [(own, _parts(whole, ranks)[rank]) for own, whole in pairs]
-    return "reduce_scatter", _bytes([whole for _, whole in pairs]), copies
+def _reduce_scatter(
+    outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], rank: int
+) -> _Effect:
+    """Read a reduce_scatter of several outputs; inputs: of each output, those for all ranks."""
+    copies = [(own, parts[rank]) for own, parts in zip(outputs, inputs, strict=True)]
+    return "reduce_scatter", _bytes(chain(*inputs)), copies
 
 
 def _parts(whole: Tensor, ranks: int) -> Sequence[Tensor]:
     return whole.reshape(-1).chunk(ranks)
 
 
-def _reduce_scatter_lists(given: _Arguments, ranks: int, rank: int) -> _Effect:
-    lists = list(zip(given["output_tensors"], given["input_tensors"], strict=True))
-    copies = [(own, inputs[rank]) for own, inputs in lists]
-    return "reduce_scatter", sum(_bytes(inputs) for _, inputs in lists), copies
-
-
-def _all_to_all_lists(given: _Arguments, ranks: int, rank: int) -> _Effect:
-    outputs, inputs = given["output_tensors"], given["input_tensors"]
-    return "all_to_all", _bytes(inputs), list(zip(outputs, inputs, strict=True))
-
-
-def _gather(given: _Arguments, ranks: int, rank: int) -> _Effect:
+def _gather(given: _Arguments, ranks: int) -> _Effect:
     own = given["input_tensors"]
     copies = [(out, own[0]) for outputs in given["output_tensors"] for out in outputs]
     return "gather", ranks * _bytes(own), copies
@@ -273,8 +248,8 @@ def _scatter(given: _Arguments, ranks: int, rank: int) -> _Effect:
     return "scatter", ranks * _bytes(own), list(zip(own, sources, strict=True))
 
 
-def _send(given: _Arguments, ranks: int, rank: int) -> _Effect:
-    return "send", _bytes(given["tensors"]), []
+def _all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> _Effect:
+    return "all_to_all", _bytes(inputs), list(zip(outputs, inputs, strict=True))
 
 
 def _receive(given: _Arguments, ranks: int, rank: int) -> _Effect:
@@ -288,34 +263,35 @@ def _barrier(given: _Arguments, ranks: int, rank: int) -> _Effect:
 
 # The reader of each operator `c10d::…`, called with (arguments, ranks, rank).
 _READ: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
-    "allreduce_": _in_place("all_reduce"),
-    "allreduce_coalesced_": _in_place("all_reduce"),
-    "broadcast_": _in_place("broadcast"),
-    "reduce_": _in_place("reduce"),
-    "allgather_": _all_gather_lists,
-    "allgather_coalesced_": _all_gather_transposed,
-    "_allgather_base_": lambda given, ranks, rank: _all_gather_parts(
-        [(given["output_tensor"], given["input_tensor"])], ranks
+    "allreduce_": lambda a, ranks, rank: _in_place("all_reduce", a),
+    "allreduce_coalesced_": lambda a, ranks, rank: _in_place("all_reduce", a),
+    "broadcast_": lambda a, ranks, rank: _in_place("broadcast", a),
+    "reduce_": lambda a, ranks, rank: _in_place("reduce", a),
+    "allgather_": lambda a, ranks, rank: _all_gather(a["output_tensors"], a["input_tensors"]),
+    # Its output lists are by rank and not by tensor.
+    "allgather_coalesced_": lambda a, ranks, rank: _all_gather(
+        list(zip(*a["output_lists"], strict=True)), a["input_list"]
     ),
-    "allgather_into_tensor_coalesced_": lambda given, ranks, rank: _all_gather_parts(
-        [*zip(given["outputs"], given["inputs"], strict=True)], ranks
+    "_allgather_base_": lambda a, ranks, rank: _all_gather(
+        [_parts(a["output_tensor"], ranks)], [a["input_tensor"]]
     ),
-    "reduce_scatter_": _reduce_scatter_lists,
-    "_reduce_scatter_base_": lambda given, ranks, rank: _reduce_scatter_parts(
-        [(given["output_tensor"], given["input_tensor"])], ranks, rank
+    "allgather_into_tensor_coalesced_": lambda a, ranks, rank: _all_gather(
+        [_parts(output, ranks) for output in a["outputs"]], a["inputs"]
     ),
-    "reduce_scatter_tensor_coalesced_": lambda given, ranks, rank: _reduce_scatter_parts(
-        [*zip(given["outputs"], given["inputs"], strict=True)], ranks, rank
+    "reduce_scatter_": lambda a, ranks, rank: _reduce_scatter(
+        a["output_tensors"], a["input_tensors"], rank
     ),
-    "alltoall_": _all_to_all_lists,
-    "alltoall_base_": lambda given, ranks, rank: (
-        "all_to_all",
-        given["input"].nbytes,
-        [(given["output"], given["input"])],
+    "_reduce_scatter_base_": lambda a, ranks, rank: _reduce_scatter(
+        [a["output_tensor"]], [_parts(a["input_tensor"], ranks)], rank
     ),
-    "gather_": _gather,
+    "reduce_scatter_tensor_coalesced_": lambda a, ranks, rank: _reduce_scatter(
+        a["outputs"], [_parts(whole, ranks) for whole in a["inputs"]], rank
+    ),
+    "alltoall_": lambda a, ranks, rank: _all_to_all(a["output_tensors"], a["input_tensors"]),
+    "alltoall_base_": lambda a, ranks, rank: _all_to_all([a["output"]], [a["input"]]),
+    "gather_": lambda a, ranks, rank: _gather(a, ranks),
     "scatter_": _scatter,
-    "send": _send,
+    "send": lambda a, ranks, rank: ("send", _bytes(a["tensors"]), []),
     "recv_": _receive,
     "recv_any_source_": _receive,
     "barrier": _barrier,

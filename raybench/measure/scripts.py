@@ -69,7 +69,7 @@ class ScriptTimer:
     def time_block(
         self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
     ) -> Samples:
-        """As Timer.time_block, but the script runs its own step; all ranks must call it.
+        """Return the durations of iterations that the script runs and times; all must call it.
 
         Raises StepsEndedError where the script ends before that many iterations, and
         ScriptFailedError where it ends before the first iteration that was timed.
@@ -89,7 +89,7 @@ class ScriptTimer:
         return samples
 
     def restart(self) -> None:
-        """As PeakMemory.restart; all iterations until now count as warm-up."""
+        """Count all iterations until now as warm-up, and their memory not at all."""
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
         self._process.forget_memory()
         self.allocated_bytes = None

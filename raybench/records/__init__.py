@@ -302,9 +302,8 @@ class RankMetrics:
         int | None,
         Column(
             "bytes",
-            "by tensors, largest rank",
+            "peak memory allocated on the device that needs most",
             heading="GiB",
-            meaning="peak memory allocated on the device that needs most",
             format="gib",
             over_ranks="max",
         ),

@@ -34,7 +34,7 @@ class Advice:
 
 
 def advise_run(summary: Summary) -> list[Advice]:
-    """Advise from the points of a run; empty where nothing follows from them."""
+    """Return what the points of a run advise; empty where nothing follows from them."""
     rows = summary.rows
     measured = sum(row.status == "ok" for row in rows)
     of_fleets = (
@@ -79,7 +79,7 @@ class AdviceList(Document):
 
 
 def _from_slow_ranks(rows: Sequence[ScaledRow], ranks: str) -> Iterator[Advice]:
-    """Estimate what shares would gain where one rank slowed the others down, and they were equal.
+    """Yield what other shares would gain at points where one rank slowed equal shares down.
 
     Of the point with the most samples on each number of ranks.
     """
@@ -102,7 +102,7 @@ def _from_slow_ranks(rows: Sequence[ScaledRow], ranks: str) -> Iterator[Advice]:
 
 
 def estimate_gains(speeds: Sequence[float], exchange: float) -> str:
-    """Say what shares by speed and the fast devices alone would gain at most.
+    """Return what shares by speed and the fast devices alone would gain at most, in words.
 
     speeds: relative. exchange: over the slowest device's own step. Steps without fixed costs are
     taken for granted, so that gains are upper bounds; empty where none is worthwhile.

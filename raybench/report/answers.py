@@ -217,7 +217,7 @@ def size_of(row: ScaledRow) -> int:
 
 
 def is_time(metric: Metric) -> bool:
-    """Whether a metric is proportional to the step time."""
+    """Return whether a metric is proportional to the step time."""
     return metric.name in _TIMES or metric.title.startswith("ms/")
 
 

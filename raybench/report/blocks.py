@@ -206,7 +206,7 @@ def make_table(
     kind: str = "",
     note: str = "",
 ) -> Table:
-    """Make a table: one row for each of `rows`, a column for each (column, function of the cell).
+    """Return a table: one row for each of `rows`, a column for each (column, function of the cell).
 
     Columns whose cells are all empty are left out, except those that are settings.
     """
@@ -238,14 +238,13 @@ def metric_column(metric: Metric, unit: Unit, words: dict[str, str], drop: int |
 
     words: values for {ranks} and {baseline} in its meaning; {items} is what a step finishes.
     """
-    from raybench.report.formatting import metric_heading
-
     meaning = metric.meaning or metric.description
     for name, word in words.items():
         meaning = meaning.replace(f"{{{name}}}", word)
     is_rate = metric.name == "throughput" and "items" in words
+    heading = f"{metric.title} {unit.name}" if metric.format == "time" else metric.title
     return Column(
-        title=f"{words['items']}/s" if is_rate else metric_heading(metric, unit),
+        title=f"{words['items']}/s" if is_rate else heading,
         unit=unit.name if metric.format == "time" else metric.unit,
         meaning=meaning.removesuffix("."),
         drop=drop,

@@ -86,22 +86,22 @@ class Comparison(Document):
 
     @cached_property
     def rows(self) -> list[ComparedPoint]:
-        """One for each point: what got worse first, and what changed most of it first."""
+        """Return the points: what got worse first, and of that what changed most."""
         return sorted(self.points, key=_urgency)
 
     @cached_property
     def compared(self) -> list[ComparedPoint]:
-        """The points that have a step time in both runs."""
+        """Return the points that have a step time on both sides."""
         return [row for row in self.rows if row.verdict is not None]
 
     @property
     def verdicts(self) -> Counter[str]:
-        """How many points have each verdict."""
+        """Return how many points have each verdict."""
         return Counter(row.verdict for row in self.compared if row.verdict)
 
     @property
     def broken(self) -> list[ComparedPoint]:
-        """The points that were measured before and fail now, or fail in more of their rounds."""
+        """Return the points measured before that fail now, or fail in more of their rounds."""
         return [
             row
             for row in self.rows
@@ -110,17 +110,17 @@ class Comparison(Document):
 
     @property
     def is_regression(self) -> bool:
-        """Whether a point is slower, or fails now."""
+        """Return whether a point is slower, or fails now."""
         return bool(self.verdicts[SLOWER] or self.broken)
 
     @property
     def has_one_run(self) -> bool:
-        """Whether a side has one run, so that there can be no verdict."""
+        """Return whether a side has one run, so that there can be no verdict."""
         counts = [min(row.base_runs, row.new_runs) for row in self.compared]
         return bool(counts) and max(counts) < LEAST_RUNS
 
     def is_blind(self, change: float) -> bool:
-        """Whether some point of BASE may be slower by more than `change`, or was not measured."""
+        """Return whether a point of BASE may be slower by over `change`, or was not measured."""
         ends = [(row.ratio_high, row.rate_ratio_low) for row in self.rows if row.base_runs]
         return any(
             high is None or low is None or max(high, 1 / low) - 1 > change for high, low in ends
@@ -128,7 +128,7 @@ class Comparison(Document):
 
     @property
     def obstacles(self) -> tuple[str, ...]:
-        """Why pairs of points are no experiment on one thing; empty where all of them are."""
+        """Return why points ran on other devices or node counts; empty where none did."""
         return tuple(
             dict.fromkeys(
                 row.why
@@ -386,7 +386,7 @@ def verdict_words(row: ComparedPoint, threshold: float) -> str:
 
 
 def _slowdowns(row: ComparedPoint) -> list[float]:
-    """By how much a point is slower, by the step and by the rate."""
+    """Return by how much a point is slower, by the step and by the rate, as far as known."""
     ratio, rate_ratio = row.ratio, row.rate_ratio
     return [
         *([] if ratio is None else [ratio - 1]),
@@ -417,7 +417,7 @@ def _absent(row: ComparedPoint) -> str:
 
 
 def before_and_now(change: Change, most: int) -> str:
-    """Two values of at most so many characters each, such that their difference is seen."""
+    """Return `before -> now` of at most `most` characters each, cut so that they still differ."""
     values = [" ".join(str(value).split()) for value in (change.base, change.new)]
     short = [shorten(value, most) for value in values]
     if short[0] == short[1]:
@@ -428,5 +428,5 @@ def before_and_now(change: Change, most: int) -> str:
 
 
 def hidden_line(hidden: int) -> Line:
-    """Say how many lines of what has not changed are left out."""
+    """Return the line that counts the unchanged points that are not shown."""
     return Line(text=f"and {hidden} more that are the same; `--format json` has all")

@@ -48,12 +48,12 @@ MICROSECONDS = Unit("µs", 1000.0)
 
 
 def has_value(value: T | None) -> TypeGuard[T]:
-    """Whether a cell of a table holds a value: None, NaN and NaT are none."""
+    """Return whether a value is known, which None, NaN and NaT are not."""
     return value is not None and value == value
 
 
 def failure(status: str, error_type: str | None, message: str) -> str:
-    """Why a point failed; an exception with its type, as Python prints it: `SystemExit: 3`."""
+    """Return why a point failed; of an exception its type too: `SystemExit: 3`."""
     text = " ".join(message.split())
     place = _PLACE.match(text)
     start = place.group() if place else ""
@@ -64,7 +64,7 @@ def failure(status: str, error_type: str | None, message: str) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Significant digits, thousands apart: 1,234 12.34 0.001234 3.11e-08."""
+    """Write a number with significant digits: 1,234 12.34 0.001234 3.11e-08; None as ""."""
     if not has_value(value):
         return ""
     if value == 0:
@@ -76,7 +76,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def step_time(row: PointRow) -> str:
-    """Step time with the unit that suits it, and half its interval, relative."""
+    """Write the step time of a point with its unit and half of its interval: `9.635 µs ±1.2%`."""
     value = row.step_ms_p50
     return f"{duration(value)}{_precision(row)}" if value is not None else ""
 
@@ -87,7 +87,7 @@ def duration(time_ms: float) -> str:
 
 
 def step_in(unit: Unit, row: PointRow) -> str:
-    """Step time without its unit, which the column names, and half its interval, relative."""
+    """Write the step time in `unit` without naming it, and half of its interval: `9.635 ±1.2%`."""
     return f"{time_in(unit, row.step_ms_p50)}{_precision(row)}"
 
 
@@ -97,22 +97,22 @@ def time_in(unit: Unit, time_ms: float | None) -> str:
 
 
 def unit_of(rows: Iterable[PointRow]) -> Unit:
-    """Choose the one unit in which all step times of some points can be read and compared."""
+    """Return the unit in which all step times of the points can be read."""
     return unit_of_times(row.step_ms_p50 for row in rows)
 
 
 def unit_of_times(times_ms: Iterable[float | None]) -> Unit:
-    """Choose the one unit in which all these times can be read and compared."""
+    """Return the unit in which all the times can be read: µs where one is below 0.1 ms."""
     return MICROSECONDS if any(map(is_short, times_ms)) else MILLISECONDS
 
 
 def is_short(time_ms: float | None) -> bool:
-    """Whether a time reads better in microseconds."""
+    """Return whether a time reads better in microseconds: below 0.1 ms."""
     return time_ms is not None and time_ms < _SHORT_MS
 
 
 def step_uncertainty(row: PointRow) -> float | None:
-    """Half of the 95 % interval of the step time over rounds, over it; None for one start."""
+    """Return half of the step's 95 % interval over rounds, over the step; None for one round."""
     # Only a ScaledRow has them.
     low, high = getattr(row, "step_ms_low", None), getattr(row, "step_ms_high", None)
     if low is None or high is None:
@@ -126,8 +126,8 @@ def _precision(row: PointRow) -> str:
 
 
 def half_width(share: float) -> str:
-    """Half of an interval, relative."""
-    return f"±{share:.{1 if share >= 0.01 else 2}%}"
+    """Write half of an interval, relative to its middle: `±1.2%`, and `±>100%` from 100 % on."""
+    return "±>100%" if share >= 1 else f"±{share:.{1 if share >= 0.01 else 2}%}"
 
 
 def part(value_ms: float | None, unit: Unit) -> str:
@@ -158,7 +158,7 @@ def percent(value: float | None) -> str:
 
 
 def gib(value: float | None) -> str:
-    """Bytes in GiB."""
+    """Write bytes in GiB with two decimals."""
     return f"{value / _GIB:.2f}" if has_value(value) else ""
 
 
@@ -176,11 +176,6 @@ def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
     if shown.format in ("part", "time"):
         return part(value, unit) if shown.format == "part" else time_in(unit, value)
     return _FORMATS[shown.format](value)
-
-
-def metric_heading(shown: Metric, unit: Unit) -> str:
-    """Write the head of a metric's column; a time has its unit there, parts in their title."""
-    return f"{shown.title} {unit.name}" if shown.format == "time" else shown.title
 
 
 def rate(shown: Metric, value: float) -> str:
@@ -207,7 +202,7 @@ def amount(count: int) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes in the binary unit that suits them: 4 KiB, 1.5 MiB."""
+    """Write bytes in the binary unit that suits them: 4 KiB, 1.5 MiB."""
     if not has_value(count):
         return ""
     power = min(max(0, int(count).bit_length() - 1) // 10, len(_BINARY) - 1)
@@ -252,7 +247,7 @@ def ranks_words(count: int, ranks: str) -> str:
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """List the first few names, and count the others."""
+    """Write the first names and count the others: `a, b and 3 more`."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -263,7 +258,7 @@ def when(time: datetime) -> str:
 
 
 def run_time(run: Run) -> str:
-    """How long a run took, without pauses; of one whose clock was set back nobody knows."""
+    """Write how long a run took without its pauses; `unknown` where the clock was set back."""
     if run.finished_at is None:
         return "unfinished"
     total_s = (run.finished_at - run.started_at).total_seconds() - (run.paused_s or 0.0)
@@ -271,7 +266,7 @@ def run_time(run: Run) -> str:
 
 
 def long_time(total_s: float) -> str:
-    """Seconds with the hours and minutes in them."""
+    """Write seconds as `1 h 2 min 3 s`."""
     minutes, seconds = divmod(round(total_s), 60)
     hours, minutes = divmod(minutes, 60)
     parts = ((hours, "h"), (minutes, "min"), (seconds, "s"))
@@ -279,26 +274,26 @@ def long_time(total_s: float) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital letter and a full stop; a name that begins it stays as it is written."""
+    """Return a text with a capital and a full stop; a name at its beginning stays as it is."""
     is_word = text.partition(" ")[0].isalpha()
     return (text[:1].upper() + text[1:] if is_word else text) + "."
 
 
 def title(run: Run) -> str:
-    """Name the job and the run's id, which usually begins with the job."""
+    """Return the id of a run, after the name of its job where the id does not begin with it."""
     job = "" if run.run_id.startswith(run.job_name) else f"{run.job_name}  "
     return job + run.run_id
 
 
 def course(run: Run) -> str:
-    """How long a run took, and whether it came to its end."""
+    """Write how long a run took, and whether it was interrupted or resumed."""
     word = "interrupted after " if run.status is RunStatus.INTERRUPTED else ""
     pause = f", resumed after {long_time(run.paused_s)}" if run.paused_s else ""
     return word + run_time(run) + pause
 
 
 def counts(run: Run, statuses: Sequence[str]) -> str:
-    """How the points of a run ended, as far as they have: the run's row may lag behind them."""
+    """Write how the points of a run ended: `36 points: 35 ok, 1 failed, 0 skipped`."""
     ok, skipped, cancelled = map(statuses.count, ("ok", "skipped", "cancelled"))
     failed, missing = len(statuses) - ok - skipped - cancelled, run.points_total - len(statuses)
     text = f"{counted(run.points_total, 'point')}: {ok} ok, {failed} failed, {skipped} skipped"
@@ -307,7 +302,7 @@ def counts(run: Run, statuses: Sequence[str]) -> str:
 
 
 def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None) -> str:
-    """Devices and nodes: `4 x NVIDIA H200 on 1 node`, `2 workers on 1 x Intel Xeon (2 cores)`.
+    """Write the devices: `4 x NVIDIA H200 on 1 node`, `2 workers on 1 x Intel Xeon (2 cores)`.
 
     devices: rows of the table `devices`. node_count: where it is not that of their ids.
     """
@@ -320,7 +315,7 @@ def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None)
 
 
 def _processors(workers: Sequence[Mapping[str, Any]]) -> str:
-    """Name the processors of each host once, however many workers are on it."""
+    """Write the processors of each host once, however many workers are on it."""
     hosts = {(one["host"], one["address"]): one for one in workers}
     models = Counter((str(one["name"]), int(one["cpu_count"])) for one in hosts.values())
     text = ", ".join(
@@ -331,7 +326,7 @@ def _processors(workers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def versions(found: Mapping[str, str]) -> str:
-    """Names and versions of software."""
+    """Write names and versions of software."""
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
@@ -342,6 +337,6 @@ def settings(values: Mapping[str, Any]) -> str:
 
 
 def baseline_name(baseline: Mapping[str, Any]) -> str:
-    """Name what is compared with: a precision by itself, other settings as name=value."""
+    """Write the settings of a baseline: a precision by itself, others as name=value."""
     alone = tuple(baseline) == ("precision",)
     return str(baseline["precision"]) if alone else settings(baseline)

@@ -106,7 +106,7 @@ def _reason(row: PointRow) -> str:
 
 
 def _places(rows: Sequence[PointRow]) -> str:
-    """Name ranks, hosts and devices of failures; empty where they are not known."""
+    """Write the ranks, hosts and devices of failures; empty where they are not known."""
     placed = [
         (row.error_rank, row.error_host, row.error_device)
         for row in rows

@@ -10,12 +10,12 @@ _BREAKS = re.compile("[\t\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 
 
 def plain(value: Any) -> str:
-    """Text from results as one harmless line: no control characters, no line breaks."""
+    """Return text from results as one line without control characters."""
     return printable(" ".join(str(value).split()))
 
 
 def printable(text: str) -> str:
-    """Replace characters that control a terminal or the direction of writing."""
+    """Return the text with `�` for characters that control a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
@@ -27,13 +27,13 @@ def one_line(text: str) -> str:
 
 
 def plain_lines(text: str) -> list[str]:
-    """Text from results as harmless lines, with what they are indented by."""
+    """Return the lines of a text without control characters; their indentation stays."""
     lines = [line.expandtabs() for line in text.splitlines()]
     return [" " * (len(line) - len(line.lstrip(" "))) + plain(line) for line in lines]
 
 
 def shorten(text: str, most: int) -> str:
-    """At most `most` characters."""
+    """Return at most `most` characters of a text; the last is `…` where it was cut."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

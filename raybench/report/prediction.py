@@ -55,19 +55,19 @@ class Forecast(Document):
 
     @property
     def ranks(self) -> str:
-        """What its devices are called."""
+        """Return what the devices are called, `GPU` or `worker`."""
         is_gpu = self.predictions[0].measured.device_type == "cuda"
         return "GPU" if is_gpu else "worker"
 
     @property
     def title(self) -> str:
-        """Name the run that everything is from."""
+        """Return the run and the model of its devices."""
         measured = self.predictions[0].measured
         return f"{formatting.title(self.run)}, {measured.device_name}"
 
     @property
     def headline(self) -> str:
-        """Give the answer in a sentence: the most devices that were asked for."""
+        """Return the answer in a sentence, for the most devices that were asked for."""
         most = max(one.world_size for one in self.predictions)
         largest = [one for one in self.predictions if one.world_size == most]
         shares, halves = (
@@ -85,7 +85,7 @@ class Forecast(Document):
 
     @property
     def table(self) -> Table:
-        """Make the table: a line for each point and number of devices."""
+        """Return the table: a line for each point and number of devices."""
         rows = [replace(one.measured, world_size=one.world_size) for one in self.predictions]
         names = varying(rows, always=("precision", "world_size"), params_first=True)
         settings = [
@@ -104,7 +104,7 @@ class Forecast(Document):
 
     @property
     def assumptions(self) -> str:
-        """Say in one paragraph what the figures stand on."""
+        """Return the assumptions of the predictions, as a paragraph."""
         worlds = {one.measured.world_size for one in self.predictions}
         measured = span(*(counted(world, self.ranks) for world in sorted(worlds)))
         return (

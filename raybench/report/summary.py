@@ -323,7 +323,7 @@ class Summary:
 
     @property
     def has_one_start(self) -> bool:
-        """Whether each ok point was measured in one round, so that no number has an interval."""
+        """Return whether each ok point has one round, so that no number has an interval."""
         return all(row.rounds == 1 for row in self.rows if row.status == "ok")
 
     @cached_property
@@ -358,7 +358,7 @@ def ranks_word(device_types: Iterable[str | None]) -> str:
 
 
 def _node_count(devices: pd.DataFrame, most: int) -> int:
-    """Count nodes. most: nodes that a point had.
+    """Return the number of nodes. most: the nodes that a point had at most.
 
     A Ray that was started anew gives the same host another id. Hosts may have the same name; one
     has a device of each index once.

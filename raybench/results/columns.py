@@ -62,7 +62,7 @@ class TableColumn:
 
     @property
     def unit(self) -> str:
-        """Of the values; empty where they have none."""
+        """The unit of the values; empty where they have none."""
         return self.about.unit
 
     @property

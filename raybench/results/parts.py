@@ -23,7 +23,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class UnreadablePartsError(ResultsError):
-    """Parts that cannot be read; the text is about the first. reasons: of each, by its path."""
+    """Some parts cannot be read; the text names the first. reasons: why, by the path of each."""
 
     def __init__(self, text: str, reasons: Mapping[Path, str] | None = None) -> None:
         super().__init__(text)
@@ -32,7 +32,11 @@ class UnreadablePartsError(ResultsError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """Rows of some files. unreadable: reasons by path. merged: parts whose rows are in them."""
+    """What was read of some files.
+
+    unreadable: why a file could not be read, by its path. merged: parts whose rows
+    `raybench compact` has put into these files.
+    """
 
     rows: pa.Table
     unreadable: Mapping[Path, str]

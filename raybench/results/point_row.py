@@ -32,7 +32,6 @@ from raybench.results.metrics.steps import (
     step_columns,
     unsteady_warnings,
 )
-from raybench.results.metrics.uneven import UnevenColumns, uneven_columns
 
 if TYPE_CHECKING:
     from raybench.job.model import Measure
@@ -43,7 +42,7 @@ _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptKey:
-    """Which attempt at which point of which run a row is of."""
+    """The columns that identify an attempt: run, point, and its number."""
 
     run_id: Annotated[str, Column("", "id of the run")]
     point_id: Annotated[str, Column("", "id of the point")]
@@ -99,6 +98,33 @@ class PointColumns(AttemptKey):
     grad_accumulation: Annotated[int | None, Column("", "passes per step")] = None
     models_by_rank: Annotated[
         tuple[str, ...] | None, Column("", "models of the devices, in rank order")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnevenColumns:
+    """How a step is shared out, and what probes found of each device beforehand."""
+
+    share_by_rank: Annotated[
+        tuple[int, ...] | None, Column("samples", "of a step, where shares are uneven")
+    ] = None
+    fixed_ms_by_rank: Annotated[
+        tuple[float, ...] | None, Column("ms", "of a step, by a probe of the device alone")
+    ] = None
+    speed_by_rank: Annotated[
+        tuple[float, ...] | None, Column("samples/s", "of further samples, by the probe")
+    ] = None
+    slow_ratio_by_rank: Annotated[
+        tuple[float | None, ...] | None, Column("", "measured, of emulated devices; null: none")
+    ] = None
+    exchange_ms: Annotated[
+        float | None, Column("ms", "what an exchange adds to a balanced step")
+    ] = None
+    predicted_step_ms: Annotated[
+        float | None, Column("ms", "longest own step and the exchange")
+    ] = None
+    crossover_batch: Annotated[
+        float | None, Column("samples", "global; above it by_speed beats fast")
     ] = None
 
 
@@ -188,6 +214,21 @@ def point_metrics(record: Record) -> dict[str, Any]:
         "workload_metrics": {n: v for n, v in values.items() if v is not None} or None,
         "workload_headings": {metric.name: metric.title for metric in own} or None,
     }
+
+
+def uneven_columns(shares: Sequence[RankShare]) -> UnevenColumns:
+    """Return the columns of ranks with these shares, idle ranks included; all None without any."""
+    if not shares:
+        return UnevenColumns()
+    return UnevenColumns(
+        share_by_rank=tuple(share.items for share in shares),
+        fixed_ms_by_rank=tuple(share.fixed_ms for share in shares),
+        speed_by_rank=tuple(share.items_per_s for share in shares),
+        slow_ratio_by_rank=tuple(share.slow_ratio for share in shares),
+        exchange_ms=shares[0].exchange_ms,
+        predicted_step_ms=shares[0].predicted_step_ms,
+        crossover_batch=shares[0].crossover_batch,
+    )
 
 
 def _combine_ranks(

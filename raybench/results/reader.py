@@ -71,7 +71,10 @@ def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFram
 def read_table(
     root: str | Path, table: str, run_id: str | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """As `load`, as an Arrow table; of some columns, or of all."""
+    """Read one table as an Arrow table; columns: names of those to read, None: all.
+
+    Takes and raises the same as `raybench.load`.
+    """
     import pyarrow as pa
 
     if table not in TABLE_NAMES:
@@ -207,7 +210,10 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
     """
     root = Path(root)
     ids = None if newest is None else run_ids(root)[-newest:]
-    parts = _parts(root, "runs", None) if ids is None else _parts_of_runs(root, ids)
+    if ids is None:
+        parts = _parts(root, "runs", None)
+    else:
+        parts = [path for run_id in ids for path in _files(root / "runs" / run_id)]
     table = _read_undamaged(root / "runs", parts, "runs", arrow_schema("runs", columns_of(Run)))
     found = []
     for row in plain_rows(table):
@@ -219,10 +225,6 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
         _warn(f"{root}: {no_row_of(root, run_id)}")
     found.sort(key=lambda run: (run.started_at, run.run_id))
     return [_as_it_stands(root, run) for run in found]
-
-
-def _parts_of_runs(root: Path, ids: Iterable[str]) -> list[Path]:
-    return [path for run_id in ids for path in _files(root / "runs" / run_id)]
 
 
 def _without_row(root: Path) -> list[str]:
@@ -269,7 +271,7 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     # Its last sign of life. Not the time of its files, which a copy of them changes.
     starts = read_table(root, "points", run.run_id, ["started_at"]).column("started_at")
     ended = max(starts.drop_null().to_pylist(), default=run.started_at)
-    statuses = by_point({key: status for key, (_, status) in _last(root, run.run_id).items()})
+    statuses = by_point({key: one.status for key, one in latest(root, run.run_id).items()})
     finished_at = max(ended, run.started_at)
     if run.paused_s:
         # Its row was written when it went on.
@@ -281,24 +283,20 @@ def _as_it_stands(root: Path, run: Run) -> Run:
 
 
 def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
-    """Find the latest attempt at each trial that has a row."""
-    return {
-        key: Latest(attempt=attempt, status=Status(status))
-        for key, (attempt, status) in _last(root, run_id).items()
-    }
+    """Return the latest attempt at each trial that has a row; without a round it is of the first.
 
-
-def _last(root: Path, run_id: str) -> dict[TrialKey, tuple[int, str]]:
-    """Find the number and the status of the latest attempt at each trial."""
+    Raises ResultsError for parts that are damaged or newer than this raybench.
+    """
     columns = ["point_id", "attempt", "status", "round", "control_of"]
-    found = read_table(root, "points", run_id, columns).to_pylist()
-    found.sort(key=lambda row: row["attempt"])
-    return {_key(row): (row["attempt"], row["status"]) for row in found}
-
-
-def _key(row: Mapping[str, Any]) -> TrialKey:
-    """Return the key of the trial of a row of `points`; a row without a round is of the first."""
-    return TrialKey(row["point_id"], row["round"] or 1, row["control_of"] or 0)
+    rows = sorted(
+        read_table(root, "points", run_id, columns).to_pylist(), key=lambda row: row["attempt"]
+    )
+    return {
+        TrialKey(row["point_id"], row["round"] or 1, row["control_of"] or 0): Latest(
+            attempt=row["attempt"], status=Status(row["status"])
+        )
+        for row in rows
+    }
 
 
 def count_points(run: Run, statuses: Mapping[str, str]) -> Run:

@@ -149,7 +149,7 @@ def arrow_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def storable(value: Any) -> Any:
-    """Return a value of which each text can be held by UTF-8.
+    """Return the value with each text made encodable as UTF-8, inside of lists and dicts too.
 
     Half a surrogate pair in an exception or in a name is no reason to lose the row.
     """

@@ -143,7 +143,7 @@ class RunStore:
         }
 
     def _of_run(self, record: Any) -> dict[str, Any]:
-        """Return a row of what a run has, as a device."""
+        """Return the row of a dataclass, with the run_id as its first column."""
         return {"run_id": self.run_id, **to_row(record)}
 
     def write_telemetry(
@@ -230,10 +230,11 @@ def _write_aside(content: pa.Buffer | bytes, path: Path) -> None:
 
 
 def _as_parquet(whole: pa.Table, table: str) -> pa.Buffer:
-    """In memory first: writing to a file, Arrow makes many small writes and wraps its errors."""
+    """Return the table as the bytes of a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    # In memory: to a file, Arrow makes many small writes, and it wraps the errors.
     sink = pa.BufferOutputStream()
     pq.write_table(whole, sink, **_parquet_options(table, whole.num_rows))
     return sink.getvalue()
@@ -276,7 +277,7 @@ _Attempts = frozenset[tuple[str, int]]
 
 
 def clear_leftovers(root: Path, run_id: str) -> None:
-    """Remove halves of parts, and samples, modules, traces and logs of attempts without a row.
+    """Remove files that were not finished, and all files of attempts without a row in `points`.
 
     The run must be held: those attempts are made again. Raises ResultsError for damaged parts.
     """

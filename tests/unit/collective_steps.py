@@ -62,6 +62,14 @@ def all_to_all(ranks: int) -> Tensor:
     return output
 
 
+def all_to_all_uneven(ranks: int) -> Tensor:
+    """Rank 0 gets more than it sends, and the other one less."""
+    from_each = (8, 4)[dist.get_rank()]
+    output = torch.zeros(from_each * ranks)
+    dist.all_to_all_single(output, numbers(), [from_each] * ranks, [8, 4])
+    return output
+
+
 def all_reduce(ranks: int) -> Tensor:
     buffer = numbers()
     work = dist.all_reduce(buffer, async_op=True)
@@ -91,7 +99,7 @@ WAYS: dict[str, Callable[[int], Tensor]] = {
     way.__name__: way
     for way in (
         *(all_gather_into, all_gather_in_place, all_gather_lists, reduce_scatter),
-        *(all_to_all, all_reduce, broadcast, ring),
+        *(all_to_all, all_to_all_uneven, all_reduce, broadcast, ring),
     )
 }
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from raybench.analysis.rows import ScaledRow
 from raybench.records import Status
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, LineFigure, Row, batch_title
+from raybench.report.charts.data import ChartData, LineFigure, batch_title
 from raybench.report.charts.grammar import Figure, Spec, axis
 from raybench.report.charts.registry import Chart
 
@@ -14,7 +15,7 @@ _GIB = 2**30
 
 
 def throughput_figure(data: ChartData) -> Figure | None:
-    """Draw samples/s; None where no series has two batch sizes with a throughput."""
+    """Return the figure of samples/s; None where no line has two batch sizes with a throughput."""
     return _over_batch(
         data,
         lambda row: row.throughput,
@@ -26,7 +27,7 @@ def throughput_figure(data: ChartData) -> Figure | None:
 
 
 def memory_figure(data: ChartData) -> Figure | None:
-    """Draw peak memory, and the memory of a device; None where all batches fitted."""
+    """Return the figure of peak memory; None where all batches fitted and none was searched."""
     ran_out = any(row.status == Status.OOM for row in data.rows)
     if not (ran_out or data.summary.largest_batches):
         return None
@@ -44,7 +45,7 @@ def memory_figure(data: ChartData) -> Figure | None:
 
 
 def largest_batch_figure(data: ChartData) -> Figure | None:
-    """Draw peak memory where the run searched for the largest batch; else None."""
+    """Return the figure of peak memory where the largest batch was searched; else None."""
     return memory_figure(data) if data.summary.largest_batches else None
 
 
@@ -57,7 +58,7 @@ CHARTS = (
 
 def _over_batch(
     data: ChartData,
-    value: Callable[[Row], float | None],
+    value: Callable[[ScaledRow], float | None],
     *,
     anchor: str,
     title: str,
@@ -65,7 +66,7 @@ def _over_batch(
     y: Spec,
     level: tuple[float, str] | None = None,
 ) -> Figure | None:
-    def tip(row: Row) -> str:
+    def tip(row: ScaledRow) -> str:
         if row.status != Status.OK:
             return formatting.STATUS_WORDS[row.status]
         peak = formatting.gib(row.peak_mem_allocated_bytes)

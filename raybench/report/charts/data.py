@@ -1,4 +1,4 @@
-"""What charts of a run draw, and how its points become lines over one of their settings."""
+"""The data of the charts of a run, and figures of its points as bars or lines."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ from raybench.report.charts.grammar import (
 from raybench.report.point_settings import distinguishing_settings, short_name
 from raybench.report.summary import Summary
 
-Row = ScaledRow
-
 # Up to so many lines can be told apart in one panel.
 _FEW_LINES = 4
 # Settings that are read along the bars of one panel.
@@ -41,13 +39,13 @@ _ALONG = ("batch", "world_size", "size_bytes")
 class RankTimes:
     """Step times of a point in ms: a row for each rank, a column for each range of iterations."""
 
-    row: Row
+    row: ScaledRow
     times_ms: pd.DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChartData:
-    """What the charts of a run draw.
+    """The data of the charts of a run.
 
     devices: the table of the run. telemetry: its TELEMETRY_COLUMNS, empty where not sampled.
     rank_times: of the points that `heat_points` chooses.
@@ -59,43 +57,38 @@ class ChartData:
     rank_times: Sequence[RankTimes] = ()
 
     @cached_property
-    def rows(self) -> list[Row]:
-        """The latest attempt at each point, with what was derived from it."""
-        return rows_of(self.summary)
+    def rows(self) -> list[ScaledRow]:
+        """Return the latest attempt at each point, with what was derived from it."""
+        return list(self.summary.rows)
 
     @property
     def ranks(self) -> str:
-        """What a rank runs on, in the plural: `GPUs`."""
+        """Return what a rank runs on, in the plural: `GPUs`."""
         return self.summary.ranks
 
     @property
-    def measured(self) -> list[Row]:
-        """The points that ended well and have a step time."""
+    def measured(self) -> list[ScaledRow]:
+        """Return the points that are ok and have a step time."""
         return [row for row in self.rows if row.status == "ok" and row.step_ms_p50 is not None]
 
 
-def rows_of(summary: Summary) -> list[Row]:
-    """Return the latest attempt at each point of a run, with what was derived from it."""
-    return list(summary.rows)
-
-
-def in_order(rows: Sequence[Row], last: Collection[str] = ()) -> list[Row]:
-    """Sort points by their settings; those named in `last` vary fastest."""
+def in_order(rows: Sequence[ScaledRow], last: Collection[str] = ()) -> list[ScaledRow]:
+    """Return points sorted by their settings; those named in `last` vary fastest."""
     names = sorted(distinguishing_settings(rows), key=lambda name: name in last)
     return sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
 
 
-def point_name(row: Row, names: Iterable[str], ranks: str) -> str:
+def point_name(row: ScaledRow, names: Iterable[str], ranks: str) -> str:
     """Return the first lines of a tip: the settings of the point, and its id."""
     return f"{formatting.settings_words(row, names, ranks)}\npoint {row.point_id}".strip()
 
 
-def line_name(row: Row, names: Sequence[str], ranks: str) -> str:
+def line_name(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
     """Return the settings of a point in words; its workload where there are none."""
     return formatting.settings_words(row, names, ranks) or plain_text.plain(row.workload)
 
 
-def batch_title(rows: Sequence[Row]) -> str:
+def batch_title(rows: Sequence[ScaledRow]) -> str:
     """Return what the batch of these rows counts, as the title of an axis."""
     found = {batch_column(row) for row in rows}
     return "global batch size" if found == {"global_batch_size"} else "batch size per device"
@@ -103,8 +96,8 @@ def batch_title(rows: Sequence[Row]) -> str:
 
 def bar_figure(
     data: ChartData,
-    rows: Sequence[Row],
-    marks: Callable[[Row, str], list[Mark]],
+    rows: Sequence[ScaledRow],
+    marks: Callable[[ScaledRow, str], list[Mark]],
     x: Spec,
     *,
     anchor: str,
@@ -132,7 +125,7 @@ def bar_figure(
     )
 
 
-def _bar_names(rows: Sequence[Row], ranks: str) -> list[tuple[str, str]]:
+def _bar_names(rows: Sequence[ScaledRow], ranks: str) -> list[tuple[str, str]]:
     """Return the title of the panel and the name of the bar of each point.
 
     Batches, numbers of ranks and sizes are read along the bars of a panel, and all other settings
@@ -171,12 +164,12 @@ class LineFigure:
     lines_by: Sequence[str]
     x: Spec
     y: Spec
-    along: Callable[[Row], float]
-    value: Callable[[Row], float | None]
-    tip: Callable[[Row], str]
-    more: Callable[[Row], Mark] = lambda row: {}
-    among: Callable[[Row], bool] = lambda row: True
-    is_on_axis: Callable[[Row], bool] = lambda row: False
+    along: Callable[[ScaledRow], float]
+    value: Callable[[ScaledRow], float | None]
+    tip: Callable[[ScaledRow], str]
+    more: Callable[[ScaledRow], Mark] = lambda row: {}
+    among: Callable[[ScaledRow], bool] = lambda row: True
+    is_on_axis: Callable[[ScaledRow], bool] = lambda row: False
     ideal: Sequence[tuple[float, float]] = ()
     level: tuple[float, str] | None = None
 
@@ -186,7 +179,7 @@ class LineFigure:
         groups, every_line = _panels_and_lines(rows, self.over, self.lines_by, data.ranks)
         lines, names = every_line[:MOST_LINES], varying(rows)
 
-        def mark(line: str, row: Row) -> Mark:
+        def mark(line: str, row: ScaledRow) -> Mark:
             name = point_name(row, names, data.ranks)
             place = {"x": self.along(row), "y": self.value(row), "line": line}
             return {**place, "tip": f"{name}\n{self.tip(row)}", **self.more(row)}
@@ -220,29 +213,25 @@ class LineFigure:
             panels.append(Panel(title=panel, layers=layers, missing=missing, height=height))
         return Figure(anchor=self.anchor, title=self.title, note=note, panels=panels)
 
-    def _is_drawn(self, row: Row) -> bool:
+    def _is_drawn(self, row: ScaledRow) -> bool:
         return self.value(row) is not None or self.is_on_axis(row)
 
-    def _missing(self, members: Sequence[tuple[str, Row]], data: ChartData) -> str:
+    def _missing(self, members: Sequence[tuple[str, ScaledRow]], data: ChartData) -> str:
         """Return what a panel does not show and why: `Not drawn: batch 256: out of memory`."""
-        lines = dict.fromkeys(line for line, _ in members)
+        has_lines = len({line for line, _ in members}) > 1
         reasons: dict[str, list[str]] = {}
-        for line in lines:
-            own = [row for found, row in members if found == line]
-            lacking = [row for row in own if not self._is_drawn(row)]
-            for why in dict.fromkeys(map(why_not_drawn, lacking)):
-                rows = [row for row in lacking if why_not_drawn(row) == why]
-                places = [formatting.settings_words(row, self.over, data.ranks) for row in rows]
-                where = "" if len(lacking) == len(own) else ", ".join(places)
-                name = line if len(lines) > 1 or not where else ""
-                reasons.setdefault(why, []).append(", ".join(filter(None, (name, where))))
+        for line, row in members:
+            if not self._is_drawn(row):
+                place = formatting.settings_words(row, self.over, data.ranks)
+                named = ", ".join(filter(None, (line if has_lines else "", place)))
+                reasons.setdefault(why_not_drawn(row), []).append(named)
         text = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
         return f"Not drawn: {text}." if text else ""
 
 
 def _panels_and_lines(
-    rows: Sequence[Row], over: Sequence[str], lines_by: Sequence[str], ranks: str
-) -> tuple[dict[str, list[tuple[str, Row]]], list[str]]:
+    rows: Sequence[ScaledRow], over: Sequence[str], lines_by: Sequence[str], ranks: str
+) -> tuple[dict[str, list[tuple[str, ScaledRow]]], list[str]]:
     """Return the lines and rows of each panel, by its title, and the lines of all panels in order.
 
     A setting that varies tells the lines apart where it is in `lines_by`, else the panels; where
@@ -253,7 +242,7 @@ def _panels_and_lines(
     if len({tuple(str(setting(r, name)) for name in apart) for r in rows}) <= _FEW_LINES:
         of_lines = apart
     of_panels = [name for name in apart if name not in of_lines]
-    groups: dict[str, list[tuple[str, Row]]] = {}
+    groups: dict[str, list[tuple[str, ScaledRow]]] = {}
     for row in rows:
         title = formatting.settings_words(row, of_panels, ranks)
         groups.setdefault(title, []).append((line_name(row, of_lines, ranks), row))
@@ -261,7 +250,7 @@ def _panels_and_lines(
     return groups, list(dict.fromkeys(line_name(row, of_lines, ranks) for row in by_size))
 
 
-def why_not_drawn(row: Row) -> str:
+def why_not_drawn(row: ScaledRow) -> str:
     """Return why a point has no value: its status, or why it has no speed-up."""
     if row.status != "ok":
         return formatting.STATUS_WORDS[row.status]

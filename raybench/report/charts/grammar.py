@@ -380,7 +380,7 @@ def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
 
 
 def draw(panel: Panel, name: str) -> str:
-    """Draw a panel as an SVG element for the page. name: what a screen reader calls it."""
+    """Return a panel as an SVG element for the page. name: what a screen reader calls it."""
     spec = _with_config(
         width=WIDTH,
         height=panel.height,
@@ -392,7 +392,7 @@ def draw(panel: Panel, name: str) -> str:
 
 
 def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") -> bytes:
-    """Draw a whole figure as the bytes of an `svg` or `png` file.
+    """Return a whole figure as the bytes of an `svg` or `png` file.
 
     The colours of an SVG follow the theme of its reader where that is a browser; elsewhere it is
     light, as a PNG is, which has two pixels for each of the layout.

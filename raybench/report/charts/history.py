@@ -26,7 +26,7 @@ _MOST_PANELS, _PANEL_HEIGHT = 40, 150
 
 
 def history_figure(rows: Sequence[HistoryRow]) -> Figure:
-    """Draw a line for each point and machine, its levels dashed, a rule at each step.
+    """Return a line for each point and machine, its levels dashed, a vertical rule at each step.
 
     Few of them are drawn in one panel, many in one each, those with steps first. Points of one run
     alone are left out, unless all are.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import setting_order
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, Row, drawn_of, point_name
+from raybench.report.charts.data import ChartData, drawn_of, point_name
 from raybench.report.charts.grammar import MOST_BARS, Figure, Mark, Panel, axis, bar_panels
 from raybench.report.charts.registry import Chart
 from raybench.report.point_settings import distinguishing_settings
@@ -19,13 +20,13 @@ _UNSURE = 1.01
 
 
 def operations_figure(data: ChartData) -> Figure | None:
-    """Draw TFLOP/s, the largest products first; None where a step finishes samples instead."""
+    """Return bars of TFLOP/s, the largest products first; None where steps finish samples."""
     known = [row for row in data.measured if row.achieved_tflops_per_device]
     if not known or any(row.throughput is not None for row in data.rows):
         return None
     is_product = all(name in row.params for row in known for name in _SHAPE)
 
-    def size(row: Row) -> float:
+    def size(row: ScaledRow) -> float:
         return math.prod(float(row.params[name]) for name in _SHAPE) if is_product else 0.0
 
     known.sort(key=lambda row: (-size(row), -(row.achieved_tflops_per_device or 0.0)))
@@ -64,13 +65,13 @@ def operations_figure(data: ChartData) -> Figure | None:
 CHARTS = (Chart(draw=operations_figure, place=45, answers=50),)
 
 
-def _peak_tflops(row: Row) -> float | None:
+def _peak_tflops(row: ScaledRow) -> float | None:
     """Return the datasheet's peak, from the share of it that was reached; None where unknown."""
     reached = row.achieved_tflops_per_device or 0.0
     return reached / (row.mfu_pct / 100) if row.mfu_pct else None
 
 
-def _marks(row: Row, name: str) -> list[Mark]:
+def _marks(row: ScaledRow, name: str) -> list[Mark]:
     """Return the bar of the whole measurement and, where it is known, that of its first 30 ms."""
     reached, burst = row.achieved_tflops_per_device or 0.0, row.burst_tflops_per_device
     peak, text = _peak_tflops(row), formatting.number(reached)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from raybench.analysis.rows import ScaledRow
 from raybench.records import Status
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, Row
+from raybench.report.charts.data import ChartData
 from raybench.report.charts.grammar import Figure, Panel, axis, by_threshold, heat_map
 from raybench.report.charts.registry import Chart
 from raybench.report.point_settings import distinguishing_settings
@@ -20,13 +21,13 @@ _MOST_CELLS, _MOST_MAPS, _MOST_RANKS, _MOST_COLUMNS = 1_200, 4, 64, 60
 _STEPS = (-0.1, -0.03, -0.01, 0.01, 0.03, 0.1)
 
 
-def heat_points(rows: Sequence[Row]) -> list[Row]:
+def heat_points(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
     """Return the points that are drawn by rank and iteration, at most four.
 
     Of those with most ranks, the ones whose ranks differ or whose steps vary most.
     """
 
-    def spread(row: Row) -> tuple[float, float]:
+    def spread(row: ScaledRow) -> tuple[float, float]:
         median, p95 = row.step_ms_p50 or 1.0, row.step_ms_p95 or 0.0
         return round((row.skew_ms_p50 or 0.0) / median, 2), p95 / median
 
@@ -36,14 +37,14 @@ def heat_points(rows: Sequence[Row]) -> list[Row]:
     return sorted(widest, key=spread, reverse=True)[:_MOST_MAPS]
 
 
-def columns_of_a_map(rows: Sequence[Row]) -> int:
+def columns_of_a_map(rows: Sequence[ScaledRow]) -> int:
     """Return how many columns a heat map may have where these points are drawn."""
     ranks = sum(min(int(row.world_size), _MOST_RANKS) for row in rows)
     return max(8, min(_MOST_COLUMNS, _MOST_CELLS // max(1, ranks)))
 
 
 def rank_times_figure(data: ChartData) -> Figure | None:
-    """Draw ranks by iterations; None where no point with several ranks has samples."""
+    """Return heat maps of step times; None where no point with several ranks has samples."""
     mapped = [one for one in data.rank_times if not one.times_ms.empty]
     if not mapped:
         return None

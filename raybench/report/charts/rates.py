@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import OPTIONAL, is_numeric, varying
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import formatting
 from raybench.report.answers import SIZE, size_of
-from raybench.report.charts.data import ChartData, LineFigure, Row
+from raybench.report.charts.data import ChartData, LineFigure
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Spec, axis
 from raybench.report.charts.registry import Chart
 
@@ -17,7 +18,7 @@ _OVER = (SIZE, *OPTIONAL)
 
 
 def bus_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Draw the bus bandwidth over the size of the message; None where there is none."""
+    """Return the figure of bus bandwidth over the size of the message; None where none is known."""
     return _over_size(
         data,
         lambda row: row.busbw_gb_s,
@@ -30,7 +31,7 @@ def bus_bandwidth_figure(data: ChartData) -> Figure | None:
 
 
 def memory_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Draw the memory bandwidth over the size of the arrays; None where there is none."""
+    """Return the figure of memory bandwidth over the size of arrays; None where none is known."""
     known = [row for row in data.measured if row.memory_gb_s]
     peaks = {memory_peak_gb_s(str(row.device_name)) for row in known}
     peak = peaks.pop() if len(peaks) == 1 else None
@@ -55,7 +56,7 @@ def memory_bandwidth_figure(data: ChartData) -> Figure | None:
 
 
 def time_figure(data: ChartData) -> Figure | None:
-    """Draw the time of a step over the size; None where no bandwidth is known."""
+    """Return the figure of step times over the size; None where no bandwidth is known."""
     return _over_size(
         data,
         lambda row: _time_us(row) if row.busbw_gb_s or row.memory_gb_s else None,
@@ -75,7 +76,7 @@ CHARTS = (
 
 def _over_size(
     data: ChartData,
-    value: Callable[[Row], float | None],
+    value: Callable[[ScaledRow], float | None],
     *,
     anchor: str,
     title: str,
@@ -101,10 +102,10 @@ def _over_size(
     ).draw(data)
 
 
-def _time_us(row: Row) -> float:
+def _time_us(row: ScaledRow) -> float:
     return (row.step_ms_p50 or 0.0) * 1000
 
 
-def _words(row: Row) -> str:
+def _words(row: ScaledRow) -> str:
     rates = {"busbw": row.busbw_gb_s, "algbw": row.algbw_gb_s, "memory": row.memory_gb_s}
     return ", ".join(f"{name} {formatting.number(one)} GB/s" for name, one in rates.items() if one)

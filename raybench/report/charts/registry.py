@@ -61,7 +61,7 @@ def other_figures(data: ChartData, first: Figure | None) -> list[Figure]:
 
 
 def draw_main_figure(data: ChartData, kind: str) -> bytes | None:
-    """Draw the first picture as the bytes of an `svg` or `png` file; None where there is none."""
+    """Return the first picture as the bytes of an `svg` or `png` file; None where there is none."""
     figure = main_figure(data)
     if figure is None:
         return None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from raybench.analysis.rows import ScaledRow
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, LineFigure, Row
+from raybench.report.charts.data import ChartData, LineFigure
 from raybench.report.charts.grammar import Figure, Mark, Spec, axis
 from raybench.report.charts.registry import Chart
 from raybench.report.lead import speed_up_half_width
@@ -15,7 +16,7 @@ _ROOM = 34
 
 
 def speed_up_figure(data: ChartData) -> Figure | None:
-    """Draw the speed-up; None where it is not compared over several numbers of ranks."""
+    """Return the figure of speed-ups over ranks; None where the baseline has no world_size."""
     base = data.summary.run.baseline.get("world_size")
     if base is None:
         return None
@@ -34,7 +35,7 @@ def speed_up_figure(data: ChartData) -> Figure | None:
 
 
 def efficiency_figure(data: ChartData) -> Figure | None:
-    """Draw the scaling efficiency; None where it is not compared over several numbers of ranks."""
+    """Return the figure of efficiencies over ranks; None where the baseline has no world_size."""
     if "world_size" not in data.summary.run.baseline:
         return None
     return _over_ranks(
@@ -54,7 +55,7 @@ CHARTS = (
 )
 
 
-def speed_up_words(row: Row) -> str:
+def speed_up_words(row: ScaledRow) -> str:
     """Return a speed-up and half of its 95 % interval, relative to it."""
     sure = speed_up_half_width(row)
     text = "" if sure is None or row.is_baseline else f" {formatting.half_width(sure)}"
@@ -74,25 +75,22 @@ def _over_ranks(
     note: str,
     y: Spec,
     ideal: Sequence[tuple[float, float]],
-    number: Callable[[Row], str],
+    number: Callable[[ScaledRow], str],
 ) -> Figure | None:
-    def value(row: Row) -> float | None:
-        known = formatting.has_value(getattr(row, name)) and getattr(row, name) > 0
-        return float(getattr(row, name)) if known else None
+    def value(row: ScaledRow) -> float | None:
+        return getattr(row, name) or None
 
-    def more(row: Row) -> Mark:
-        low, high = getattr(row, f"{name}_low"), getattr(row, f"{name}_high")
-        ends = {"low": float(low), "high": float(high)} if formatting.has_value(low) else {}
-        return {"number": number(row), **ends} if value(row) is not None else {}
+    def more(row: ScaledRow) -> Mark:
+        ends = {"low": getattr(row, f"{name}_low"), "high": getattr(row, f"{name}_high")}
+        return {"number": number(row), **ends} if value(row) else {}
 
-    x = axis(data.ranks, 2, values=_sizes(data), format="~g", scale={"padding": _ROOM})
     return LineFigure(
         anchor=name.replace("_", "-"),
         title=title,
         note=note,
         over=("world_size",),
         lines_by=("batch", "scaling"),
-        x=x,
+        x=axis(data.ranks, 2, values=_sizes(data), format="~g", scale={"padding": _ROOM}),
         y=y,
         along=lambda row: int(row.world_size),
         value=value,

@@ -8,10 +8,10 @@ from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Table, make_table
 from raybench.report.charts.data import ChartData, bar_figure, in_order
 from raybench.report.charts.grammar import Figure, Mark, axis
+from raybench.report.charts.rates import time_figure
 from raybench.report.charts.registry import Chart
 from raybench.report.plain_text import counted
 from raybench.report.point_settings import distinguishing_settings
-from raybench.report.tables import STEP_MEANING
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 
 # What one slow rank takes longer than the others; it is no column, but a share of other parts.
@@ -29,7 +29,7 @@ _PARTS = {
 
 
 def parts_figure(data: ChartData) -> Figure | None:
-    """Draw the parts of each step; None where none was broken down, or steps finish no samples."""
+    """Return bars of the parts of each step; None where none is known or no step has samples."""
     known = in_order([row for row in data.rows if _shares(row)], ("batch", "world_size"))
     if not any(row.throughput is not None for row in known):
         return None
@@ -60,7 +60,7 @@ def parts_figure(data: ChartData) -> Figure | None:
 
 
 def times_figure(data: ChartData) -> Figure | None:
-    """Draw the median of each point and the range of its steps; None where nothing was measured."""
+    """Return bars of the median step; None where nothing was measured, or `time_figure` has it."""
 
     def marks(row: ScaledRow, name: str) -> list[Mark]:
         median = row.step_ms_p50 or 0.0
@@ -71,9 +71,9 @@ def times_figure(data: ChartData) -> Figure | None:
         return [{"x": median, "low": low, "high": high, "tip": tip, "text": text}]
 
     known = in_order(data.measured, ("batch", "world_size"))
-    if not known:
+    if not known or time_figure(data):
         return None
-    note = f"{STEP_MEANING} Bars: medians; thin lines: from the least to the 95th percentile."
+    note = "Bars: the median of the steps; thin lines: from the least to the 95th percentile."
     return bar_figure(data, known, marks, axis("ms"), anchor="times", title="Step times", note=note)
 
 
@@ -117,7 +117,7 @@ def _marks(row: ScaledRow, name: str) -> list[Mark]:
 
 
 def _table(rows: list[ScaledRow], ranks: str) -> Table:
-    """List the parts in milliseconds, and what the step loses against perfect scaling."""
+    """Return the parts in ms, and the shares of the step lost against perfect scaling, by cause."""
     names = distinguishing_settings(rows)
     columns: list[ColumnOf[ScaledRow]] = [
         (Column(title="point", is_text=True), lambda row: str(row.point_id)),
@@ -127,18 +127,17 @@ def _table(rows: list[ScaledRow], ranks: str) -> Table:
         ),
         (Column(title="step ms"), lambda row: formatting.number(row.step_ms_p50)),
     ]
-    for name, (title, _) in _PARTS.items():
-        columns.append(
-            (
-                Column(title=f"{title} ms"),
-                lambda row, name=name: formatting.part_ms(_part_ms(row, name), row.step_ms_p50),  # type: ignore[misc]
-            )
-        )
-    for name in LOSSES:
-        columns.append(
-            (
-                Column(title=f"lost: {CAUSES[name]}"),
-                lambda row, name=name: formatting.percent(getattr(row, name)),  # type: ignore[misc]
-            )
-        )
+    columns += [_part_column(name, title) for name, (title, _) in _PARTS.items()]
+    columns += [_loss_column(name) for name in LOSSES]
     return make_table(rows, columns)
+
+
+def _part_column(name: str, title: str) -> ColumnOf[ScaledRow]:
+    return (
+        Column(title=f"{title} ms"),
+        lambda row: formatting.part_ms(_part_ms(row, name), row.step_ms_p50),
+    )
+
+
+def _loss_column(name: str) -> ColumnOf[ScaledRow]:
+    return Column(title=f"lost: {CAUSES[name]}"), lambda row: formatting.percent(getattr(row, name))

@@ -37,7 +37,7 @@ _LONGEST_GAP_S = 60.0
 
 
 def telemetry_figure(data: ChartData) -> Figure | None:
-    """Draw what the devices did; None where nothing was sampled twice."""
+    """Return clocks, power, temperature and use over time; None with fewer than two samples."""
     if data.telemetry.empty:
         return None
     known = data.telemetry.dropna(subset=list(_SHOWN), how="all")
@@ -93,7 +93,7 @@ def _lines(means: pd.DataFrame) -> tuple[list[str], pd.DataFrame]:
 
 
 def _bands(data: ChartData, times: np.ndarray, drawn_at: np.ndarray) -> list[Mark]:
-    """Return from where to where each point is drawn, in order; those between samples are not."""
+    """Return the span of each point along x, in order; points between two samples have none."""
     timed = sorted(
         (row for row in data.rows if row.duration_s is not None), key=lambda row: row.started_at
     )

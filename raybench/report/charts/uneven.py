@@ -18,12 +18,12 @@ from raybench.report.charts.registry import Chart
 
 
 def uneven_figure(data: ChartData) -> Figure | None:
-    """Draw samples/s by the shares of work over the speed of the slow devices.
+    """Return lines of samples/s over the speed of the slow devices, one for each way to share.
 
-    None where no devices of different speed were compared.
+    None where slow devices of fewer than two speeds were compared.
     """
     fleets = data.summary.fleets
-    if not fleets:
+    if len({fleet.probe_ratio for fleet in fleets}) < 2:
         return None
     shares = list(dict.fromkeys(name for fleet in fleets for name in fleet.scenarios))
     groups: dict[str, list[Fleet]] = {}

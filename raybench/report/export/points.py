@@ -68,13 +68,13 @@ class ExportedPoint:
 
     @property
     def is_failure(self) -> bool:
-        """Whether the point went wrong."""
+        """Return whether the point failed; a search for a batch size may run out of memory."""
         status = self.row["status"]
         return not self.search_ok if status == "oom" else status in FAILURES
 
     @property
     def was_not_run(self) -> bool:
-        """Whether the point was skipped or cancelled."""
+        """Return whether the point was skipped or cancelled."""
         return self.row["status"] in NOT_RUN
 
     @property

@@ -32,7 +32,7 @@ _VERSIONS = {"torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driv
 
 
 def format_page(data: ChartData) -> str:
-    """Write the whole page of a run."""
+    """Return the page of a run as HTML."""
     summary = data.summary
     report = RunReport(summary=summary)
     points = point_table(data.rows, summary)
@@ -66,7 +66,7 @@ def format_page(data: ChartData) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill a template of a page, which has the style, the script and the policy beside `values`."""
+    """Return a page of a template, with `values` and the style, script and policy of all pages."""
     style, script = _asset("page.css"), _asset("page.js")
     page: str = (
         _environment()
@@ -85,7 +85,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def _texts(table: Table) -> int:
-    """Count the columns of text that a table begins with, at most 9."""
+    """Return with how many columns of text a table begins, at most 9."""
     found = takewhile(lambda column: column.is_text, table.columns)
     return min(len(list(found)), 9)
 
@@ -100,7 +100,7 @@ def _draw(panel: Panel, figure: Figure) -> Markup:
 
 
 def _finish(value: Any) -> Any:
-    """No character of the results turns the direction of writing."""
+    """Return a value for the page; no text in it turns the direction of writing."""
     return value if isinstance(value, Markup) else plain_text.one_line(str(value))
 
 
@@ -143,7 +143,7 @@ _HEADS = {
 
 
 def facts(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Names and what is known of each."""
+    """Yield the name and the text of each fact about a run; the text of an unknown one is empty."""
     run = summary.run
     yield "run", run.run_id
     yield "started", formatting.when(run.started_at)
@@ -164,7 +164,7 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def device_table(devices: pd.DataFrame) -> Table:
-    """List what is known of each device, a row each."""
+    """Return the table of devices, a row each; columns that are empty for all are left out."""
     used = [name for name in _HEADS if name in devices]
     ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raybench.analysis.rows import RATES, SCALING, value_of, workload_metrics
+from raybench.analysis.rows import RATES, SCALING, ScaledRow, value_of, workload_metrics
 from raybench.analysis.settings import is_numeric, setting, varying
 from raybench.records.metric import Metric
 from raybench.report import formatting
@@ -17,7 +17,7 @@ from raybench.report.blocks import (
     make_table,
     metric_column,
 )
-from raybench.report.charts.data import Row, in_order
+from raybench.report.charts.data import in_order
 from raybench.report.charts.scaling import speed_up_words
 from raybench.report.marks import MARKS, marks
 from raybench.report.plain_text import shorten
@@ -28,12 +28,12 @@ _HINT_CHARS = 300
 _EMPTY = Cell(text="")
 
 
-def point_table(rows: Sequence[Row], summary: Summary) -> Table:
+def point_table(rows: Sequence[ScaledRow], summary: Summary) -> Table:
     """Return a line per point, with hints and values to sort by."""
     own = in_order(rows)
     names = varying(own)
     metrics = tuple(dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(own))))
-    columns: list[ColumnOf[Row]] = [
+    columns: list[ColumnOf[ScaledRow]] = [
         (
             Column(title="point", is_text=True, meaning="for `raybench show RUN POINT`"),
             lambda row: str(row.point_id),
@@ -64,14 +64,14 @@ def point_table(rows: Sequence[Row], summary: Summary) -> Table:
     return make_table(own, columns)
 
 
-def _setting_column(rows: Sequence[Row], name: str, ranks: str) -> ColumnOf[Row]:
+def _setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> ColumnOf[ScaledRow]:
     column = Column(
         title=ranks if name == "world_size" else formatting.heading(name),
         is_text=not is_numeric(rows, name),
         is_setting=True,
     )
 
-    def cell(row: Row) -> Cell:
+    def cell(row: ScaledRow) -> Cell:
         value = setting(row, name)
         text = "" if value is None else formatting.setting(name, value)
         return Cell(text=text, sort=str(value) if name.endswith("_bytes") else "")
@@ -79,7 +79,7 @@ def _setting_column(rows: Sequence[Row], name: str, ranks: str) -> ColumnOf[Row]
     return column, cell
 
 
-def _step(row: Row) -> Cell:
+def _step(row: ScaledRow) -> Cell:
     if row.status != "ok":
         reason = row.error_message
         hint = shorten(str(reason), _HINT_CHARS) if reason is not None else ""
@@ -90,23 +90,23 @@ def _step(row: Row) -> Cell:
     return Cell(text=formatting.duration(time_ms), sort=f"{time_ms:.6g}")
 
 
-def _half_width(row: Row) -> Cell:
+def _half_width(row: ScaledRow) -> Cell:
     share = formatting.step_uncertainty(row)
     if share is None:
         return _EMPTY
     return Cell(text=formatting.half_width(share), sort=f"{share:.4g}")
 
 
-def _marks(row: Row) -> Cell:
+def _marks(row: ScaledRow) -> Cell:
     found = marks(row)
     return Cell(text=found, hint="; ".join(MARKS[mark] for mark in found))
 
 
-def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[Row]:
+def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[ScaledRow]:
     """Return the column of a metric; a share is sorted by more digits than it shows."""
     whole = {"share": 1.0, "percent": 100.0}.get(metric.format)
 
-    def cell(row: Row) -> Cell:
+    def cell(row: ScaledRow) -> Cell:
         value = value_of(row, metric)
         text = formatting.metric(metric, value)
         return Cell(text=text, sort=f"{value / whole:.5g}" if text and whole else "")
@@ -116,7 +116,7 @@ def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[Row]:
     return column, _speed_up if is_speed_up else cell
 
 
-def _speed_up(row: Row) -> Cell:
+def _speed_up(row: ScaledRow) -> Cell:
     if row.speed_up is None:
         reason = str(row.why) if row.why is not None else ""
         return Cell(text="–" if reason else "", hint=reason)

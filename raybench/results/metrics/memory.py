@@ -16,52 +16,23 @@ class MemoryColumns:
 
     mem_parameters_bytes: Annotated[
         int | None,
-        Column(
-            "bytes",
-            "at the peak, with buffers",
-            heading="params",
-            meaning="parameters and buffers of the model",
-            format="gib",
-        ),
+        Column("bytes", "parameters and buffers of the model", heading="params", format="gib"),
     ] = None
     mem_gradients_bytes: Annotated[
         int | None,
-        Column(
-            "bytes",
-            "there at the peak",
-            heading="grads",
-            meaning="gradients that are there then",
-            format="gib",
-        ),
+        Column("bytes", "gradients that are there at the peak", heading="grads", format="gib"),
     ] = None
     mem_optimizer_bytes: Annotated[
-        int | None,
-        Column(
-            "bytes",
-            "state of optimizers",
-            heading="state",
-            meaning="the optimizer's state",
-            format="gib",
-        ),
+        int | None, Column("bytes", "the optimizer's state", heading="state", format="gib")
     ] = None
     mem_activations_bytes: Annotated[
         int | None,
-        Column(
-            "bytes",
-            "added by the step, temporary too",
-            heading="acts",
-            meaning="activations, and what else the step adds",
-            format="gib",
-        ),
+        Column("bytes", "activations, and what else the step adds", heading="acts", format="gib"),
     ] = None
     mem_other_bytes: Annotated[
         int | None,
         Column(
-            "bytes",
-            "at the start of the step",
-            heading="other",
-            meaning="what else was there before: data, buckets",
-            format="gib",
+            "bytes", "other memory before the step: data, buckets", heading="other", format="gib"
         ),
     ] = None
     mem_estimate_bytes: Annotated[

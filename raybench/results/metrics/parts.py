@@ -98,18 +98,11 @@ class PartColumns:
     ] = None
     wait_ms: Annotated[float | None, Column("ms", "for the slowest rank")] = None
     optimizer_ms: Annotated[
-        float | None,
-        Column("ms", "optimizer step", heading="optimizer", meaning="the optimizer", format="part"),
+        float | None, Column("ms", "the optimizer", heading="optimizer", format="part")
     ] = None
     host_gap_ms: Annotated[
         float | None,
-        Column(
-            "ms",
-            "device idle, the host is late",
-            heading="host gap",
-            meaning="the device waits for the host",
-            format="part",
-        ),
+        Column("ms", "the device waits for the host", heading="host gap", format="part"),
     ] = None
     local_step_ms_by_rank: Annotated[
         tuple[float, ...] | None, Column("ms", "median local step, in rank order")
@@ -142,27 +135,47 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     """
     broken_down = [m.breakdown for m in measurements if m.breakdown is not None]
     if len(broken_down) < len(measurements):
-        broken_down = []
+        return PartColumns(slowest_rank=_slowest_by_timed_steps(measurements, step_ms))
     local_ms = _local_ms(broken_down)
-    slowest = local_ms.index(max(local_ms)) if local_ms else 0
-    of_slowest = broken_down[slowest] if broken_down else Breakdown()
-    gap_ms = _host_gap_ms(of_slowest)
-    is_bound = None
-    if gap_ms is not None:
-        is_bound = gap_ms > _HOST_BOUND_SHARE * median(chain(*of_slowest.local_ms))
-    hooked_ms = _hook_ms(broken_down)
+    longest_ms = max(local_ms, default=None)
+    slowest = 0 if longest_ms is None else local_ms.index(longest_ms)
+    own = broken_down[slowest]
+    busy_ms, gap_ms, is_bound = own.device_ms, None, None
+    if longest_ms is not None and own.device_ms is not None:
+        gap_ms = max(0.0, longest_ms - own.device_ms)
+        is_bound = gap_ms > _HOST_BOUND_SHARE * longest_ms
+    elif longest_ms is not None:
+        # A CPU is busy but for its waits for data.
+        busy_ms = longest_ms - (data_wait_ms(measurements[slowest : slowest + 1]) or 0.0)
+    # The shortest over ranks: the rank that comes last does not wait.
+    comm_ms = stats.median_of_smallest([b.comm_ms for b in broken_down])
+    hooked_ms = _hooked_step_ms(broken_down)
+    is_same = hooked_ms is not None and abs(hooked_ms - step_ms) <= _SAME_STEP_SHARE * step_ms
+    methods = dict(broken_down[0].methods)
+    if methods and hooked_ms is not None and not is_same:
+        methods["wait_ms"] = (
+            f"unknown: the instrumented step took {hooked_ms:.3g} ms, the timed {step_ms:.3g} ms"
+        )
     return PartColumns(
         host_bound=is_bound,
-        local_step_ms=max(local_ms, default=None),
-        compute_ms=_compute_ms(of_slowest, data_wait_ms(measurements[slowest : slowest + 1])),
-        comm_exposed_ms=step_ms - max(local_ms) if local_ms and len(broken_down) > 1 else None,
-        wait_ms=_wait_ms(broken_down, step_ms),
-        optimizer_ms=of_slowest.optimizer_ms,
+        local_step_ms=longest_ms,
+        compute_ms=None if busy_ms is None else max(0.0, busy_ms - (own.optimizer_ms or 0.0)),
+        comm_ms=comm_ms,
+        comm_exposed_ms=None if longest_ms is None or len(local_ms) < 2 else step_ms - longest_ms,
+        wait_ms=_wait_ms(broken_down, local_ms, step_ms) if is_same else None,
+        optimizer_ms=own.optimizer_ms,
         host_gap_ms=gap_ms,
-        methods=_methods(broken_down, hooked_ms, step_ms),
+        local_step_ms_by_rank=tuple(local_ms) or None,
+        device_ms_by_rank=_of_all([b.device_ms for b in broken_down]),
+        wall_unsynced_ms_by_rank=_of_all(
+            [b.wall.unsynced_ms if b.wall else None for b in broken_down]
+        ),
+        wall_synced_ms_by_rank=_of_all([b.wall.synced_ms if b.wall else None for b in broken_down]),
+        comm_calls=_largest(broken_down, lambda one: one.calls),
+        comm_bytes=_largest(broken_down, lambda one: one.message_bytes),
+        comm_busbw_gb_s=_busbw_of_gradients(broken_down, comm_ms),
+        methods=methods or None,
         **_slowest_rank(measurements, broken_down, local_ms, step_ms),
-        **_times_by_rank(broken_down, local_ms),
-        **_communication(broken_down),
     )
 
 
@@ -174,46 +187,32 @@ def _slowest_rank(
 ) -> dict[str, Any]:
     """Return the columns on ranks that differ; by the timed steps where there are no local ones."""
     blocks = [b.local_ms for b in broken_down]
-    straggler = find_straggler(blocks) if local_ms else None
-    if straggler is None:
+    found = find_straggler(blocks) if local_ms else None
+    if found is None:
         return {"slowest_rank": _slowest_by_timed_steps(measurements, step_ms)}
-    error_ms = _straggler_error_ms(broken_down, straggler, measurements)
+    slow_ms, other_ms = (broken_down[r].device_ms for r in (found.rank, found.other))
+    device_ms = None if slow_ms is None or other_ms is None else slow_ms - other_ms
+    error_ms = found.error_ms
+    if device_ms is None or device_ms < NEARLY_ALL * found.excess_ms:
+        # Where the host is what is slow, at least what hosts scatter by themselves.
+        timed_ms = [
+            (stats.step_series([r.timed.step_ns for r in ranks]) / NS_PER_MS).tolist()
+            for ranks in zip(*(m.repetitions for m in measurements), strict=True)
+        ]
+        error_ms = max(error_ms, host_error_ms(blocks, timed_ms))
     return {
-        "slowest_rank": _rank_that_stands_out(
-            straggler, error_ms, step_ms - max(local_ms), step_ms
-        ),
-        "straggler_ms": straggler.excess_ms,
+        "slowest_rank": _rank_that_stands_out(found, error_ms, step_ms - max(local_ms), step_ms),
+        "straggler_ms": found.excess_ms,
         "straggler_error_ms": error_ms,
-        "straggler_device_ms": _device_excess_ms(broken_down, straggler),
+        "straggler_device_ms": device_ms,
         "late_in_turn_ms": late_in_turn_ms(blocks),
     }
 
 
-def _times_by_rank(broken_down: Sequence[Breakdown], local_ms: Sequence[float]) -> dict[str, Any]:
-    """Return the columns that have a time for each rank; None where that of one is not known."""
-    device_ms = tuple(b.device_ms for b in broken_down if b.device_ms is not None)
-    is_whole = len(device_ms) == len(broken_down)
-    walls = [b.wall for b in broken_down if b.wall is not None]
-    if len(walls) < len(broken_down):
-        walls = []
-    return {
-        "local_step_ms_by_rank": tuple(local_ms) or None,
-        "device_ms_by_rank": device_ms if device_ms and is_whole else None,
-        "wall_unsynced_ms_by_rank": tuple(wall.unsynced_ms for wall in walls) or None,
-        "wall_synced_ms_by_rank": tuple(wall.synced_ms for wall in walls) or None,
-    }
-
-
-def _communication(broken_down: Sequence[Breakdown]) -> dict[str, Any]:
-    """Return the columns on what a step sends, and how long that takes."""
-    # The shortest over ranks: the rank that comes last does not wait.
-    comm_ms = stats.median_of_smallest([b.comm_ms for b in broken_down]) if broken_down else None
-    return {
-        "comm_ms": comm_ms,
-        "comm_calls": _largest(broken_down, lambda one: one.calls),
-        "comm_bytes": _largest(broken_down, lambda one: one.message_bytes),
-        "comm_busbw_gb_s": _busbw_of_gradients(broken_down, comm_ms),
-    }
+def _of_all(values: Sequence[float | None]) -> tuple[float, ...] | None:
+    """Return the values; None where that of a rank is not known."""
+    known = tuple(value for value in values if value is not None)
+    return known if len(known) == len(values) else None
 
 
 def _local_ms(broken_down: Sequence[Breakdown]) -> list[float]:
@@ -222,59 +221,16 @@ def _local_ms(broken_down: Sequence[Breakdown]) -> list[float]:
     return [median(of_rank) for of_rank in steps] if all(steps) else []
 
 
-def _compute_ms(breakdown: Breakdown, data_ms: float | None) -> float | None:
-    """Return the device's work less the optimizer's; on a CPU the local step less data waits."""
-    busy_ms = breakdown.device_ms
-    if busy_ms is None and breakdown.local_ms:
-        busy_ms = median(chain(*breakdown.local_ms)) - (data_ms or 0.0)
-    if busy_ms is None:
-        return None
-    return max(0.0, busy_ms - (breakdown.optimizer_ms or 0.0))
-
-
-def _host_gap_ms(breakdown: Breakdown) -> float | None:
-    """Return how long the device idles in a local step, in ms; None on a CPU and where unknown."""
-    if not breakdown.local_ms or breakdown.device_ms is None:
-        return None
-    return max(0.0, median(chain(*breakdown.local_ms)) - breakdown.device_ms)
-
-
-def _straggler_error_ms(
-    broken_down: Sequence[Breakdown], straggler: Straggler, measurements: Sequence[Measurement]
-) -> float:
-    """Return the standard error of the slowest rank's excess, in ms.
-
-    Where the host is what is slow, at least what hosts scatter by themselves.
-    """
-    device_ms = _device_excess_ms(broken_down, straggler)
-    if device_ms is not None and device_ms >= NEARLY_ALL * straggler.excess_ms:
-        return straggler.error_ms
-    by_repeat = zip(*(m.repetitions for m in measurements), strict=True)
-    timed_ms = [
-        (stats.step_series([r.timed.step_ns for r in ranks]) / NS_PER_MS).tolist()
-        for ranks in by_repeat
-    ]
-    return max(straggler.error_ms, host_error_ms([b.local_ms for b in broken_down], timed_ms))
-
-
-def _device_excess_ms(broken_down: Sequence[Breakdown], straggler: Straggler) -> float | None:
-    """Return how much longer the slowest rank's device works than that of the rank beside it."""
-    slow_ms, other_ms = (broken_down[r].device_ms for r in (straggler.rank, straggler.other))
-    return None if slow_ms is None or other_ms is None else slow_ms - other_ms
-
-
-def _traffic_name(one: Traffic, world_size: int) -> str:
-    """Name a kind of collective, with the ranks of its group where these are not all."""
-    return one.kind if one.ranks == world_size else f"{one.kind} of {one.ranks}"
-
-
 def _largest(
     broken_down: Sequence[Breakdown], amount: Callable[[Traffic], int]
 ) -> dict[str, int] | None:
-    """Return the largest amount of a rank for each kind of collective; None where none is sent."""
+    """Return the largest amount of a rank for each kind of collective; None where none is sent.
+
+    A kind whose group is not all ranks is named with its size, as in `send of 2`.
+    """
     found: dict[str, int] = {}
     for one in chain(*(b.traffic for b in broken_down)):
-        name = _traffic_name(one, len(broken_down))
+        name = one.kind if one.ranks == len(broken_down) else f"{one.kind} of {one.ranks}"
         found[name] = max(amount(one), found.get(name, 0))
     return found or None
 
@@ -289,26 +245,21 @@ def _busbw_of_gradients(
     return {"all_reduce": sent[0].bus_bytes / (comm_ms / _MS_PER_S) / _BYTES_PER_GB}
 
 
-def _hook_ms(broken_down: Sequence[Breakdown]) -> float | None:
+def _hooked_step_ms(broken_down: Sequence[Breakdown]) -> float | None:
     """Return the median step with timed communication, in ms, of the rank that took longest."""
     hooked = [b.hooked_ms for b in broken_down]
-    return max(median(steps) for steps in hooked) if hooked and all(hooked) else None
+    return max(map(median, hooked)) if all(hooked) else None
 
 
-def _is_same_step(hooked_ms: float | None, step_ms: float) -> bool:
-    return hooked_ms is not None and abs(hooked_ms - step_ms) <= _SAME_STEP_SHARE * step_ms
-
-
-def _wait_ms(broken_down: Sequence[Breakdown], step_ms: float) -> float | None:
+def _wait_ms(
+    broken_down: Sequence[Breakdown], local_ms: Sequence[float], step_ms: float
+) -> float | None:
     """Return the longest wait of a rank in the last collective, in ms.
 
-    At most what its step leaves beside its own work and that collective. None where the
-    instrumented steps were other steps.
+    At most what its step leaves beside its own work and that collective.
     """
-    tails, local_ms = [b.tail_ms for b in broken_down], _local_ms(broken_down)
+    tails = [b.tail_ms for b in broken_down]
     if len(tails) < 2 or not all(tails) or not local_ms:
-        return None
-    if not _is_same_step(_hook_ms(broken_down), step_ms):
         return None
     shortest_ms = stats.median_of_smallest(tails) or 0.0
     waits_ms = zip(stats.median_above_smallest(tails), local_ms, strict=True)
@@ -329,18 +280,6 @@ def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float)
         [[[ns / NS_PER_MS for ns in r.timed.step_ns] for r in m.repetitions] for m in measurements]
     )
     return None if found is None else _rank_that_stands_out(found, found.error_ms, 0.0, step_ms)
-
-
-def _methods(
-    broken_down: Sequence[Breakdown], hooked_ms: float | None, step_ms: float
-) -> Mapping[str, str] | None:
-    """Return how each column was measured, by the first rank; None without a breakdown."""
-    if not broken_down or not broken_down[0].methods:
-        return None
-    if hooked_ms is None or _is_same_step(hooked_ms, step_ms):
-        return dict(broken_down[0].methods)
-    reason = f"unknown: the instrumented step took {hooked_ms:.3g} ms, the timed {step_ms:.3g} ms"
-    return {**broken_down[0].methods, "wait_ms": reason}
 
 
 def why_no_breakdown(row: PointRow) -> str | None:

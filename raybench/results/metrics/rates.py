@@ -53,11 +53,7 @@ class RateColumns:
     mfu_pct: Annotated[
         float | None,
         Column(
-            "%",
-            "of the datasheet's peak",
-            heading="MFU",
-            meaning="TFLOP/s as a share of the datasheet's dense peak",
-            format="percent",
+            "%", "TFLOP/s as a share of the datasheet's dense peak", heading="MFU", format="percent"
         ),
     ] = None
     mfu_6n_pct: Annotated[
@@ -83,30 +79,18 @@ class RateColumns:
     ] = None
     algbw_gb_s: Annotated[
         float | None,
-        Column(
-            "GB/s",
-            "size over time, as nccl-tests",
-            heading="algbw GB/s",
-            meaning="bytes over step time, as nccl-tests counts them",
-        ),
+        Column("GB/s", "bytes over step time, as nccl-tests counts them", heading="algbw GB/s"),
     ] = None
     busbw_gb_s: Annotated[
         float | None,
         Column(
             "GB/s",
-            "bus bandwidth, as nccl-tests",
+            "algbw times the operation's factor, as nccl-tests counts it",
             heading="busbw GB/s",
-            meaning="algbw times the operation's factor, as nccl-tests counts it",
         ),
     ] = None
     memory_gb_s: Annotated[
-        float | None,
-        Column(
-            "GB/s",
-            "read and written, per device",
-            heading="memory GB/s",
-            meaning="bytes read and written over step time",
-        ),
+        float | None, Column("GB/s", "bytes read and written over step time", heading="memory GB/s")
     ] = None
 
 

@@ -39,13 +39,7 @@ class StepColumns:
     step_ms_p95: Annotated[float | None, Column("ms", "95th percentile")] = None
     step_ms_p99: Annotated[
         float | None,
-        Column(
-            "ms",
-            "99th percentile",
-            heading="p99",
-            meaning="the 99th percentile of the iterations",
-            format="time",
-        ),
+        Column("ms", "the 99th percentile of the iterations", heading="p99", format="time"),
     ] = None
     step_ms_min: Annotated[float | None, Column("ms", "minimum")] = None
     step_ms_max: Annotated[float | None, Column("ms", "maximum")] = None
@@ -83,13 +77,7 @@ class StepColumns:
     ] = None
     data_ms: Annotated[
         float | None,
-        Column(
-            "ms",
-            "waiting for the next batch",
-            heading="data",
-            meaning="the host waits for the next batch",
-            format="part",
-        ),
+        Column("ms", "the host waits for the next batch", heading="data", format="part"),
     ] = None
 
 

@@ -184,7 +184,7 @@ def test_wrong_bits_are_those_of_the_minority_or_of_who_contradicts_itself(found
 
 def test_of_a_failed_turn_the_pair_that_failed_is_told_apart_from_the_others():
     fleet = fleet_of(4)
-    probe = probes_named("send 256 MiB", fleet, direction="forward", turn=0)[0]
+    probe = probes_named("send 256 MiB", fleet, direction="forward")[0]
     record = make_failed(
         probe.point,
         status=Status.ERROR,

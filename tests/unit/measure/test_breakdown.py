@@ -14,6 +14,7 @@ from raybench.measure import breakdown
 from raybench.measure.breakdown import Extent, break_down, time_by_wall_clock
 from raybench.measure.marks import OptimizerMarks, comm_ms, tail_ms
 from raybench.measure.timers import make_timer
+from raybench.records import WallTimes
 from raybench.workloads.base import Workload
 
 CPU = torch.device("cpu")
@@ -135,7 +136,13 @@ def test_the_device_is_not_held_back_where_the_host_is_ahead(spins):
     assert spins == []
 
 
-def test_no_rank_runs_queued_steps_where_another_cannot(spins, monkeypatch):
-    monkeypatch.setattr(breakdown, "max_over_ranks", lambda _, device: [1_100_000_000])
+@pytest.mark.parametrize(("issue_ms", "longest_of_others_ns"), [(0.0, 1_100_000_000), (1000.0, 0)])
+def test_no_rank_runs_queued_steps_where_one_cannot(
+    spins, monkeypatch, issue_ms, longest_of_others_ns
+):
+    issued = WallTimes(unsynced_ms=issue_ms, synced_ms=issue_ms)
+    monkeypatch.setattr(breakdown, "time_by_wall_clock", lambda *_: issued)
+    longest = lambda own, device: [max(*own, longest_of_others_ns)]  # noqa: E731
+    monkeypatch.setattr(breakdown, "max_over_ranks", longest)
     assert breakdown.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
     assert spins == []

@@ -45,6 +45,7 @@ EXPECTED = {
     "all_gather_lists": {"all_gather": (RANKS * MESSAGE, (RANKS - 1) * MESSAGE)},
     "reduce_scatter": {"reduce_scatter": (MESSAGE, MESSAGE * (RANKS - 1) / RANKS)},
     "all_to_all": {"all_to_all": (MESSAGE, MESSAGE * (RANKS - 1) / RANKS)},
+    "all_to_all_uneven": {"all_to_all": (MESSAGE, MESSAGE * (RANKS - 1) / RANKS)},
     "all_reduce": {"all_reduce": (MESSAGE, 2 * MESSAGE * (RANKS - 1) / RANKS)},
     "broadcast": {"broadcast": (MESSAGE, MESSAGE)},
     "ring": {"send": (MESSAGE, MESSAGE), "recv": (MESSAGE, MESSAGE)},

@@ -50,7 +50,7 @@ ANSWERS = {
     "largest_batch": ("Memory over the batch size", ["192", "139"]),
     "memory_bandwidth": ("Memory bandwidth over", ["4,372 GB/s", "4,371 GB/s"]),
     "mixed_precision": ("What is gained over fp32", ["4.08x to 6.68x", "3.54x to 6.45x"]),
-    "uneven_gpus": ("Ways to share the work", ["7,107,922 rows/s", "5,325,126 rows/s"]),
+    "uneven_gpus": ("Rows/s, the best first", ["7,107,922 rows/s", "5,325,126 rows/s"]),
 }
 
 
@@ -97,7 +97,7 @@ def test_intervals_over_rounds_are_drawn():
         for number in (1, 2, 3)
         for size, ms in ((1, 8.0), (2, 9.0), (4, 9.5))
     ]
-    assert {mark["x"] for mark in marks(first(records), "high")} == {2, 4}
+    assert {mark["x"] for mark in marks(first(records), "high") if mark["high"]} == {2, 4}
 
 
 def test_the_ideal_is_the_ratio_of_the_ranks_to_those_of_the_baseline():
@@ -166,7 +166,7 @@ def test_a_series_that_is_not_drawn_is_explained_where_it_is_missing():
     records = [make_record(make_point(world_size=size, batch_size=b)) for size, b in sizes]
     [panel] = first([*records, make_failed(make_point(world_size=4, batch_size=64))]).panels
     assert panel.missing == (
-        "Not drawn: batch 64, 4 GPUs: out of memory; batch 128: "
+        "Not drawn: batch 64, 4 GPUs: out of memory; batch 128, 2 GPUs: "
         "no ok point with world_size=1 in this series."
     )
 

@@ -16,7 +16,7 @@ from builders import (
     make_summary,
 )
 
-from raybench.report.charts.data import ChartData, RankTimes, rows_of
+from raybench.report.charts.data import ChartData, RankTimes
 from raybench.report.html.page import format_page
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\u202e</svg></style>'
@@ -53,7 +53,7 @@ def page_data(summary):
         telemetry=telemetry(),
         rank_times=[
             RankTimes(row=row, times_ms=pd.DataFrame(times))
-            for row in rows_of(summary)
+            for row in summary.rows
             if row.world_size > 1
         ],
     )
