@@ -79,8 +79,7 @@ def print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = N
 
     device_bytes: memory of a device; None: fits are not told.
     """
-    missing = job.missing_module
-    for warning in (*([job.explain(missing)] if missing else []), *plan.warnings):
+    for warning in plan.warnings:
         click.echo(printable(f"{warning} (warning)"), err=True)
     estimates = [estimate(point) for point in plan.points]
     if as_json:

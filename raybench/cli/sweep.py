@@ -178,8 +178,6 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     if asked.dry_run:
         print_plan(job, plan, asked.as_json)
         return
-    if missing := job.missing_module:
-        raise job.error([missing])
     _check_output(asked.output)
     start = start_run(
         job,

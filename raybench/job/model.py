@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -175,22 +174,6 @@ class Job(Section):
             or rules.why_not_uneven(point)
             or registry.why_not(self._workload_class, point.settings)
         )
-
-    @property
-    def missing_module(self) -> Problem | None:
-        """A module that the workload needs and that is not installed here; None where all are.
-
-        None, too, where torch is not installed: such a machine only plans.
-        """
-        needs: Sequence[str] = getattr(self._workload_class, "needs", ())
-        missing = [name for name in needs if find_spec(name) is None]
-        if not missing or find_spec("torch") is None:
-            return None
-        kind, name = self.workload.kind, missing[0]
-        message = (
-            f"{kind} needs {name}, which is not installed here; install the one for your torch"
-        )
-        return Problem(path=("workload", "kind"), message=message)
 
     @property
     def remarks(self) -> Sequence[Problem]:

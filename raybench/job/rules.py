@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 100_000
 _Settings = Mapping[str, Setting]
-# A part of the job that gives settings: its path, what it gives, and what a name in it is called.
-_Group = tuple[KeyPath, Mapping[str, object], str]
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces themselves"
@@ -66,21 +64,16 @@ def check(
         *_check_zip_lengths(job),
         *_check_search(job),
     ]
-    if is_workload_known:
-        problems += [*_check_workload(job, settings), *_check_answer(job, settings)]
+    if not is_workload_known:
+        return problems
+    problems += _check_answer(job, settings)
     damaged = {path[0] for path in unsound if path}
     # A merge key may have given any axis.
-    merged = {("matrix",), ("matrix", "<<")}
-    if not damaged.isdisjoint({"zip", "include"}) or not merged.isdisjoint(unsound):
-        return problems
-    if is_workload_known:
-        axes = list(dict.fromkeys([*axis_names(job), *_names_below("matrix", unsound)]))
-        fixed = {*job.workload.parameters, *_names_below("workload", unsound)}
-        problems += _check_sizes(job, settings, axes)
-        problems += _check_required(job, settings, axes, fixed)
-        problems += _check_include_is_full(job, axes)
-    if is_workload_known and "matrix" not in damaged:
-        problems += _check_count(job)
+    if damaged.isdisjoint({"zip", "include"}) and ("matrix", "<<") not in unsound:
+        if ("matrix",) not in unsound:
+            problems += _check_what_is_missing(job, settings, unsound)
+        if "matrix" not in damaged:
+            problems += _check_count(job)
     return problems
 
 
@@ -88,10 +81,6 @@ def axis_names(job: Job) -> list[str]:
     """Return the names of all axes, in their order."""
     variables = [name for name, values in job.env.items() if len(values) > 1]
     return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
-
-
-def _names_below(section: str, paths: Sequence[KeyPath]) -> list[str]:
-    return [str(path[1]) for path in paths if len(path) > 1 and path[0] == section]
 
 
 def _values_of(job: Job, name: str) -> Iterator[tuple[KeyPath, object]]:
@@ -106,23 +95,13 @@ def _values_of(job: Job, name: str) -> Iterator[tuple[KeyPath, object]]:
             yield ("include", number, name), point[name]
 
 
-def _check_workload(job: Job, settings: _Settings) -> Iterator[Problem]:
-    own = [name for name in settings if name not in RUN_SETTINGS]
-    for name, value in job.workload.parameters.items():
-        path = ("workload", name)
-        if name in RUN_SETTINGS and name in settings:
-            yield Problem(path=path, at_key=True, message="not a parameter; put it into matrix")
-        elif name not in own:
-            yield _setting_problem(job, own, path, "parameter")
-        else:
-            yield from _check_value(settings[name], path, value)
-
-
 def _check_names_and_values(
     job: Job, settings: _Settings, *, is_workload_known: bool
 ) -> Iterator[Problem]:
-    """Yield a problem for each wrong key or value in matrix, zip, exclude, include and baseline."""
-    groups: list[_Group] = [
+    """Yield a problem for each wrong key or value of a setting, wherever the job gives some."""
+    # The path of a part of the job, what it gives, and what a name in it is called.
+    groups: list[tuple[KeyPath, Mapping[str, object], str]] = [
+        (("workload",), job.workload.parameters, "parameter"),
         (("matrix",), job.axes, "axis"),
         *((("zip", number), entry, "axis") for number, entry in enumerate(job.zip)),
         *((("exclude", number), entry, "setting") for number, entry in enumerate(job.exclude)),
@@ -133,14 +112,22 @@ def _check_names_and_values(
         if not group and path[0] in ("zip", "exclude"):
             yield Problem(path=path, message="must not be empty")
         for name, given in group.items():
-            if name not in settings:
+            place = (*path, name)
+            if what == "parameter" and not is_workload_known:
+                continue
+            if what == "parameter" and name in RUN_SETTINGS and name in settings:
+                yield Problem(
+                    path=place, at_key=True, message="not a parameter; put it into matrix"
+                )
+            elif name not in settings:
                 if is_workload_known:
-                    yield _setting_problem(job, settings, (*path, name), what)
+                    known = [n for n in settings if what != "parameter" or n not in RUN_SETTINGS]
+                    yield _unknown_setting(job, known, place, what)
             elif isinstance(given, tuple):
                 for index, value in enumerate(given):
-                    yield from _check_value(settings[name], (*path, name, index), value)
+                    yield from _check_value(settings[name], (*place, index), value)
             else:
-                yield from _check_value(settings[name], (*path, name), given)
+                yield from _check_value(settings[name], place, given)
 
 
 def _check_answer(job: Job, settings: _Settings) -> Iterator[Problem]:
@@ -157,7 +144,7 @@ def _check_answer(job: Job, settings: _Settings) -> Iterator[Problem]:
             yield Problem(path=("answer", "over", index), message=message)
 
 
-def _setting_problem(job: Job, known: Collection[str], path: KeyPath, what: str) -> Problem:
+def _unknown_setting(job: Job, known: Collection[str], path: KeyPath, what: str) -> Problem:
     name = path[-1]
     if name in BATCH_SIZES:
         message = f"workload {job.workload.kind} takes no batch size; leave {name} out"
@@ -189,17 +176,16 @@ def _check_search(job: Job) -> Iterator[Problem]:
     """Yield a problem for each batch size or point that is fixed beside a batch-size search."""
     if job.batch_search is None:
         return
-    if job.include:
-        message = "does not go with matrix.batch_size: auto; put these points into another job"
-        yield Problem(path=("include",), at_key=True, message=message)
-    for number, entry in enumerate(job.exclude):
-        for name in entry:
-            if name in BATCH_SIZES:
-                message = "a batch size that matrix.batch_size: auto finds cannot be excluded"
-                yield Problem(path=("exclude", number, name), at_key=True, message=message)
-    if "batch_size" in job.baseline:
-        message = "a batch size that matrix.batch_size: auto finds cannot be the baseline"
-        yield Problem(path=("baseline", "batch_size"), at_key=True, message=message)
+    places: list[KeyPath] = [("include",)] if job.include else []
+    places += [
+        ("exclude", number, name)
+        for number, entry in enumerate(job.exclude)
+        for name in BATCH_SIZES
+        if name in entry
+    ]
+    places += [("baseline", "batch_size")] if "batch_size" in job.baseline else []
+    message = "does not go with matrix.batch_size: auto, which finds the batch sizes; leave it out"
+    yield from (Problem(path=path, at_key=True, message=message) for path in places)
 
 
 def _check_repeated_axes(job: Job) -> Iterator[Problem]:
@@ -225,44 +211,46 @@ def _check_zip_lengths(job: Job) -> Iterator[Problem]:
             yield Problem(path=("zip", number), message=message)
 
 
-def _check_sizes(job: Job, settings: _Settings, axes: Sequence[str]) -> Iterator[Problem]:
-    """Yield a problem unless all points give batch_size, or all global_batch_size."""
-    if not any(name in settings for name in BATCH_SIZES):
-        return
+def _check_what_is_missing(
+    job: Job, settings: _Settings, unsound: Sequence[KeyPath]
+) -> Iterator[Problem]:
+    """Yield a problem for each axis, batch size or parameter that points lack, or have twice."""
+    below = {
+        section: [str(p[1]) for p in unsound if p[0:1] == (section,) and len(p) > 1]
+        for section in ("matrix", "workload")
+    }
+    axes = list(dict.fromkeys([*axis_names(job), *below["matrix"]]))
+    fixed = {*job.workload.parameters, *below["workload"]}
     groups: list[tuple[KeyPath, Collection[str]]]
     groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
+    for path, entry in groups:
+        if missing := [name for name in axes if name not in entry and name not in BATCH_SIZES]:
+            message = f"must give every axis of the job, lacks {', '.join(missing)}"
+            yield Problem(path=path, message=message)
     if axes or not groups:
         groups.insert(0, (("matrix",), axes))
-    kinds = [[size for size in BATCH_SIZES if size in names] for _, names in groups]
-    for (path, _), given in zip(groups, kinds, strict=True):
-        if len(given) == 2:
-            message = "has both batch_size and global_batch_size; a job has one of them"
-            yield Problem(path=path, message=message)
-        elif not given:
-            message = "has neither batch_size nor global_batch_size; a job needs one of them"
-            yield Problem(path=path, message=message)
-        elif kinds[0] and given[0] not in kinds[0]:
-            message = f"has {given[0]}, but {key_text(groups[0][0])} has {kinds[0][0]}"
-            yield Problem(path=path, message=message)
-
-
-def _check_required(
-    job: Job, settings: _Settings, axes: Sequence[str], fixed: Collection[str]
-) -> Iterator[Problem]:
     for setting in settings.values():
-        in_all = bool(job.include) and all(setting.name in entry for entry in job.include)
-        is_given = setting.name in {*fixed, *axes} or (in_all and not axes)
-        if setting.is_required and not is_given:
+        in_all = all(setting.name in given for _, given in groups)
+        if setting.is_required and setting.name not in fixed and not in_all:
             path = ("workload", setting.name)
             yield Problem(path=path, at_key=True, message="required, but not given")
+    if any(name in settings for name in BATCH_SIZES):
+        yield from _check_batch_sizes(groups)
 
 
-def _check_include_is_full(job: Job, axes: Sequence[str]) -> Iterator[Problem]:
-    for number, entry in enumerate(job.include):
-        missing = [n for n in axes if n not in entry and n not in BATCH_SIZES]
-        if missing:
-            message = f"must give every axis of the job, lacks {', '.join(missing)}"
-            yield Problem(path=("include", number), message=message)
+def _check_batch_sizes(groups: Sequence[tuple[KeyPath, Collection[str]]]) -> Iterator[Problem]:
+    """Yield a problem unless all groups of points give batch_size, or all global_batch_size."""
+    kinds = [[size for size in BATCH_SIZES if size in names] for _, names in groups]
+    for (path, _), given in zip(groups, kinds, strict=True):
+        message = ""
+        if len(given) == 2:
+            message = "has both batch_size and global_batch_size; a job has one of them"
+        elif not given:
+            message = "has neither batch_size nor global_batch_size; a job needs one of them"
+        elif kinds[0] and given[0] not in kinds[0]:
+            message = f"has {given[0]}, but {key_text(groups[0][0])} has {kinds[0][0]}"
+        if message:
+            yield Problem(path=path, message=message)
 
 
 def _check_count(job: Job) -> Iterator[Problem]:

@@ -126,8 +126,8 @@ def _precision(row: PointRow) -> str:
 
 
 def half_width(share: float) -> str:
-    """Write half of an interval: ±1.2%."""
-    return f"±{share:.{1 if share >= 0.01 else 2}%}"
+    """Write half of an interval, relative to its middle: `±1.2%`, and `±>100%` from 100 % on."""
+    return "±>100%" if share >= 1 else f"±{share:.{1 if share >= 0.01 else 2}%}"
 
 
 def part(value_ms: float | None, unit: Unit) -> str:

@@ -30,7 +30,7 @@ from raybench.report.answers import (
 )
 from raybench.report.blocks import Listing
 from raybench.report.marks import doubts
-from raybench.report.plain_text import span
+from raybench.report.plain_text import counted, span
 from raybench.results.metrics.parts import is_slowed_by_one_rank
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _MOST_GROUPS = 4
 # So many cases have a phrase each in a lead.
-_MOST_CASES = 2
+_MOST_CASES = 3
 # A loss below this share of the step in every point is not worth a line.
 _MIN_SHARE = 0.01
 # A burst that is faster by less is no other figure.
@@ -387,7 +387,8 @@ def _winner(summary: Summary, metric: Metric, contested: Sequence[Case]) -> str:
 
     # Of settings that are the best equally often, the one with the best value.
     most = max(decided, key=lambda case: (wins[case.best.name], goodness(case)))
-    open_cases = f"; {count - len(decided)} are not decided" if len(decided) < count else ""
+    undecided = counted(count - len(decided), "case")
+    open_cases = f"; {undecided} not decided" if len(decided) < count else ""
     told = _told(summary, metric, most.best) + _of_datasheet(metric, most.best.row)
     return (
         f"{most.best.name} has {noun} in {wins[most.best.name]} of {count} cases: {told} with "
@@ -412,7 +413,9 @@ def _range(summary: Summary, metric: Metric, cases: Sequence[Case]) -> str:
     sums, shown = _largest_messages(cases)
     sizes = {size for one in cases if (size := size_of(one.best.row))}
     least, *_, most = sorted([*shown, shown[0]], key=lambda case: case.best.value)
-    told = f"{_told(summary, metric, most.best)}{_in_brackets(most.name)}"
+    # One of several sizes is named before its value.
+    place = "" if len(shown) == 1 and len(sizes) > 1 else most.name
+    told = f"{_told(summary, metric, most.best)}{_in_brackets(place)}"
     if len(cases) == 1:
         return told + _of_datasheet(metric, most.best.row)
     if summary.ranked_by.best == "min":

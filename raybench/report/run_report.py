@@ -206,10 +206,11 @@ class RunReport(Document):
         if more is None or words[:1] != ["sweep"]:
             place = [] if is_usual else ["--results", str(self.summary.folder)]
             return command("report", run.run_id, "--full", *place)
+        # A resumed run takes its `--set` from its tables.
         kept = [
             word
             for before, word in zip(["", *words], words, strict=False)
-            if not {before, word} & set(_ABOUT_RESULTS)
+            if not {before, word} & {*_ABOUT_RESULTS, "--set"}
         ]
         place = [] if is_usual else ["-o", str(self.summary.folder)]
         rounds = ["--set", f"measure.rounds={more.rounds}"]

@@ -245,8 +245,6 @@ class Workload(ABC):
     # them. items_per_step is then what they finish together, batch_size is that of all, and more
     # ranks are strong scaling without an axis of batch sizes.
     shares_work: ClassVar[bool] = False
-    # Modules beside torch without which it cannot be built.
-    needs: ClassVar[tuple[str, ...]] = ()
     # Names of parameters in whose texts {name} stands for a setting of the point.
     templates: ClassVar[tuple[str, ...]] = ()
     # What items_per_step counts, in the plural.

@@ -30,9 +30,15 @@ def lead_of(fleets: Sequence[Fleet], ranks: str) -> str:
     A case counts only where its intervals leave no other shares that may be as good.
     """
     decided = [fleet for fleet in fleets if not fleet.as_good()]
-    cases = f"{len(fleets)} cases" if len(fleets) > 1 else "this case"
+    cases = f"{len(fleets)} cases"
     if not decided:
-        return f"which shares are best in {cases} is within the intervals"
+        first = fleets[0]
+        where = f" in any of {cases}; {fleet_name(first, ranks)}" if len(fleets) > 1 else ""
+        more = _gain(_over_best_other(first.best, first))
+        return (
+            f"which shares are best is not decided{where}: {first.best.shares} does {more} over "
+            "the best of the others"
+        )
     shares, count = Counter(fleet.best.shares for fleet in decided).most_common(1)[0]
     won = [fleet for fleet in decided if fleet.best.shares == shares]
     gain, most = max(
@@ -82,7 +88,7 @@ def verdict(fleet: Fleet) -> str:
 
 
 def _gain(gain: Gain) -> str:
-    return f"{gain.gain:+.1%} ±{gain.half_width:.1%}"
+    return f"{gain.gain:+.1%} {formatting.half_width(gain.half_width)}"
 
 
 # A scenario, its fleet, and whether it is the first of its fleet.

@@ -105,15 +105,6 @@ def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """The first wrong element of a received tensor, by its index."""
-
-    index: int
-    found: float
-    expected: float
-
-
 class Payload:
     """Random small integers that every rank can generate for every other rank; never zero.
 
@@ -146,10 +137,11 @@ class Payload:
 
     def first_mismatch(
         self, received: Tensor, ranks: tuple[int, ...], start: int
-    ) -> Mismatch | None:
+    ) -> tuple[int, float, float] | None:
         """Compare a 1-d tensor with the sum of the messages of `ranks` from element `start` on.
 
-        Returns the first element that differs; None where all are equal. Waits for the device.
+        Returns index, found and expected value of the first element that differs; None where all
+        are equal. Waits for the device.
         """
         import torch
 
@@ -159,11 +151,7 @@ class Payload:
                 expected += self._message(rank, start + offset, len(part))
             if not torch.equal(part, expected):
                 index = int((part != expected).nonzero()[0])
-                return Mismatch(
-                    index=offset + index,
-                    found=part[index].item(),
-                    expected=expected[index].item(),
-                )
+                return offset + index, part[index].item(), expected[index].item()
         return None
 
     def _message(self, rank: int, start: int, length: int) -> Tensor:
@@ -258,7 +246,7 @@ class Collective(Workload):
         """
         import torch
 
-        _check(context)
+        check_ranks(context, "collective")
         group = _form_groups(context, groups)
         element: torch.dtype = getattr(torch, dtype)
         elements = _count_elements(operation, size_bytes, element, group.size)
@@ -294,10 +282,11 @@ class Collective(Workload):
             received = self.output[position : position + segment.length]
             wrong = self._payload.first_mismatch(received, segment.ranks, segment.start)
             if wrong is not None:
+                index, found, expected = wrong
                 raise WrongResultError(
                     f"rank {self._rank}: {self._operation} of {self.message_bytes} bytes left a "
-                    f"wrong payload: element {position + wrong.index} of "
-                    f"{len(self.output)} is {wrong.found:g}, not {wrong.expected:g}"
+                    f"wrong payload: element {position + index} of "
+                    f"{len(self.output)} is {found:g}, not {expected:g}"
                 )
             position += segment.length
         self._fill()
@@ -333,17 +322,17 @@ class GroupedCollective(Collective):
         self._prepare(context, operation, size_bytes, dtype, groups)
 
 
-def _check(context: Context) -> None:
-    """Raise UsageError where the point cannot be a collective."""
+def check_ranks(context: Context, workload: str) -> None:
+    """Raise UsageError where a workload of messages has a single rank, or a precision."""
     if context.world_size < 2:
         raise UsageError(
-            f"workload collective: needs at least 2 ranks, world_size is {context.world_size}; "
+            f"workload {workload}: needs at least 2 ranks, world_size is {context.world_size}; "
             "raise world_size"
         )
     if context.precision is not Precision.FP32:
         raise UsageError(
-            f"workload collective: precision {context.precision} means nothing to a message; "
-            "leave precision out and give dtype"
+            f"workload {workload}: precision {context.precision} means nothing to a message; "
+            "leave precision out"
         )
 
 

@@ -15,9 +15,8 @@ from pydantic import Field
 
 from raybench.errors import UsageError
 from raybench.job.answer import Answer
-from raybench.job.point import Precision
 from raybench.workloads.base import Context, Workload, WrongResultError
-from raybench.workloads.communication.collective import exchange
+from raybench.workloads.communication.collective import check_ranks, exchange
 
 if TYPE_CHECKING:
     import torch
@@ -189,16 +188,7 @@ class Pairs(Workload):
 
 def _check(context: Context, transport: Transport, direction: Direction) -> None:
     """Raise UsageError where no messages can be moved between pairs in this way."""
-    if context.world_size < 2:
-        raise UsageError(
-            f"workload pairs: needs at least 2 ranks, world_size is {context.world_size}; "
-            "raise world_size"
-        )
-    if context.precision is not Precision.FP32:
-        raise UsageError(
-            f"workload pairs: precision {context.precision} means nothing to a message; "
-            "leave precision out"
-        )
+    check_ranks(context, "pairs")
     if transport == "copy" and context.device.type != "cuda":
         raise UsageError(
             "workload pairs: transport copy is between the memories of two GPUs, and this is a "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -15,10 +13,7 @@ from raybench.workloads.base import Context, Workload, WrongResultError
 from raybench.workloads.dit.shape import DIT_PRESETS
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-
-    from raybench.workloads.dit.steps import Numbers
 
 # A token of the image is two by two of the eight by eight pixels that the latents stand for.
 _PIXELS_PER_TOKEN = 16
@@ -79,6 +74,8 @@ class Dit(Workload):
         attention: Attention = "auto",
         compile: Compile = False,
     ) -> None:
+        import torch
+
         from raybench.workloads.dit import steps as dit_steps
         from raybench.workloads.dit.sequence_parallel import form_groups
 
@@ -95,7 +92,11 @@ class Dit(Workload):
         self._steps = dit_steps.Steps(
             shape=shape,
             tokens=tokens,
-            numbers=_numbers(context),
+            numbers=dit_steps.Numbers(
+                device=context.device,
+                dtype=getattr(torch, context.precision.dtype),
+                seed=context.seed,
+            ),
             attention=attention,
             parallel=form_groups(
                 context.rank, ulysses=degrees[0], ring=degrees[1], ring_kind=ring_kind
@@ -148,15 +149,6 @@ class Dit(Workload):
         return None if shape is None else shape.parameter_count(params.get("scope"))
 
 
-def _numbers(context: Context) -> Numbers:
-    import torch
-
-    from raybench.workloads.dit.steps import Numbers
-
-    dtype: torch.dtype = getattr(torch, context.precision.dtype)
-    return Numbers(device=context.device, dtype=dtype, seed=context.seed)
-
-
 def _degrees(world_size: int, ulysses: int | None, ring: int | None) -> tuple[int, int]:
     """Fill in the one that is not given; neither given, the heads are divided."""
     if ulysses is None:
@@ -175,30 +167,20 @@ def _refusals(settings: Mapping[str, Any]) -> Iterator[str]:
         )
     heads = DIT_PRESETS[settings["preset"]].heads
     if heads % ulysses:
-        able = next(number for number in count(min(ulysses, heads)) if heads % number == 0)
-        yield f"{heads} heads cannot be divided by ulysses {ulysses}; the next that can is {able}"
-    yield from _size_refusals(settings, ulysses * ring)
+        yield f"ulysses {ulysses} must divide the {heads} heads"
+    height, width, text = (settings[name] for name in ("height", "width", "text_tokens"))
+    tokens = (height // _PIXELS_PER_TOKEN) * (width // _PIXELS_PER_TOKEN)
+    if height % _PIXELS_PER_TOKEN or width % _PIXELS_PER_TOKEN:
+        yield f"height {height} and width {width} must be multiples of 16 pixels"
+    elif tokens % world_size:
+        yield (
+            f"{tokens} tokens of height {height} x width {width} cannot be divided by "
+            f"{world_size} ranks; take a height of a multiple of {world_size * _PIXELS_PER_TOKEN}"
+        )
+    if text % world_size:
+        yield f"text_tokens {text} must be a multiple of the {world_size} ranks"
     if ring > 1 and settings["attention"] == "math" and settings["ring_kind"] == "p2p":
         yield (
             "attention math gives no log-sum-exp, by which a ring merges its parts; "
             "take flash, or ring_kind: allgather, which merges none"
         )
-
-
-def _size_refusals(settings: Mapping[str, Any], ranks: int) -> Iterator[str]:
-    height, width, text = (settings[name] for name in ("height", "width", "text_tokens"))
-    for name, pixels in (("height", height), ("width", width)):
-        if pixels % _PIXELS_PER_TOKEN:
-            able = math.ceil(pixels / _PIXELS_PER_TOKEN) * _PIXELS_PER_TOKEN
-            yield f"{name} {pixels} is no multiple of 16 pixels; the next is {able}"
-            return
-    rows, columns = height // _PIXELS_PER_TOKEN, width // _PIXELS_PER_TOKEN
-    if rows * columns % ranks:
-        able = next(number for number in count(rows) if number * columns % ranks == 0)
-        yield (
-            f"{rows * columns} tokens of height {height} x width {width} cannot be divided by "
-            f"{ranks} ranks; the next height that can is {able * _PIXELS_PER_TOKEN}"
-        )
-    if text % ranks:
-        able = math.ceil(text / ranks) * ranks
-        yield f"text_tokens {text} cannot be divided by {ranks} ranks; the next that can is {able}"

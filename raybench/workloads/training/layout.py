@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import count
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field
@@ -192,20 +191,14 @@ def _refusals_of_shared_batches(settings: Mapping[str, Any], layout: Layout) -> 
         yield f"preset {preset} is divided by dp_shard alone; take one of Llama's, or tp: 1, cp: 1"
         return
     if shape.heads % degree or shape.kv_heads % degree:
-        able = [
-            n for n in range(1, shape.kv_heads + 1) if not (shape.heads % n or shape.kv_heads % n)
-        ]
-        following = next((n for n in able if n > degree), able[-1])
-        which = "next that does" if following > degree else "largest that does"
         yield (
-            f"tp {degree} does not divide {shape.heads} heads and {shape.kv_heads} heads of keys "
-            f"of {preset}; the {which} is {following}"
+            f"tp {degree} must divide the {shape.heads} heads and {shape.kv_heads} heads of keys "
+            f"of {preset}"
         )
     # With cp, each rank has two parts of a sequence.
     parts = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
     if length % parts:
-        able = next(number for number in count(length) if number % parts == 0)
         yield (
-            f"cp {layout.cp} and tp {layout.tp} divide a sequence into {parts} parts, which does "
-            f"not go with seq_len {length}; the next that does is {able}"
+            f"cp {layout.cp} and tp {layout.tp} divide a sequence into {parts} parts: seq_len must "
+            f"be a multiple of {parts}, given {length}"
         )

@@ -8,14 +8,13 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterator, Mapping
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from raybench.errors import UsageError
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context
-from raybench.workloads.training.memory_estimate import estimate_rows
 from raybench.workloads.training.model import (
     Batch,
     Compile,
@@ -112,11 +111,6 @@ class Linear(Model):
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
         """Return the number of parameters of the layer."""
         return FEATURES + 1
-
-    @classmethod
-    def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated bytes of a rank at its peak; None as `estimate_rows`."""
-        return estimate_rows(settings, FEATURES)
 
     def close(self) -> None:
         """Free the model and the data, and end the loader's processes."""

@@ -36,16 +36,6 @@ def estimate_stack(settings: Settings, hidden: int, layers: int) -> float | None
     )
 
 
-def estimate_rows(settings: Settings, features: int) -> float | None:
-    """Return the bytes for one linear layer to a single number; None as `_estimate_step`.
-
-    Its data set is nearly all that takes memory.
-    """
-    rows = settings["rows"] if settings["data"] == "device" else settings["batch_size"]
-    data = 4.0 * rows * (features + 1)
-    return _estimate_step(settings, parameters=features + 1, saved=0.0, data=data)
-
-
 def estimate_resnet(settings: Settings) -> float | None:
     """Return the bytes for a residual network of torchvision; None as `_estimate_step`."""
     parameters, outputs = _RESNETS[settings["preset"]]

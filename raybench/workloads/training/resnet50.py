@@ -42,7 +42,6 @@ class ResNet(Model):
     """
 
     items = "images"
-    needs = ("torchvision",)
     title = "Residual network"
     metrics = (OUTPUT_ERROR,)
 

@@ -6,7 +6,7 @@ import re
 from itertools import product
 
 import pytest
-from builders import make_device, make_failed, make_point, make_record
+from builders import make_device, make_failed, make_point, make_record, unscaled_point
 from compared import (
     compare_as_json,
     make_points,
@@ -110,11 +110,14 @@ def test_a_shift_of_a_whole_run_is_no_regression_however_many_points_share_it(tm
     assert found == 0
 
 
-def test_a_stall_that_only_the_mean_sees_is_a_regression(tmp_path, command):
+# A bare operation has no throughput: its mean step is compared.
+@pytest.mark.parametrize("points", [None, [unscaled_point("memory", operation="triad")]])
+def test_a_stall_that_only_the_mean_sees_is_a_regression(tmp_path, command, points):
     for number in range(6):
         side = ("base", "new")[number % 2]
         stall = 2.0 if side == "new" else 1.0
-        sweep(tmp_path, f"{side}{number}", stall=stall, day=number, tags={"side": side})
+        told = {"tags": {"side": side}, "points": points}
+        sweep(tmp_path, f"{side}{number}", stall=stall, day=number, **told)
     found = compare_as_json(command, *SIDES)
     for point in found["points"]:
         assert point["verdict"] == "slower"

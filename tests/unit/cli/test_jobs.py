@@ -174,16 +174,6 @@ def test_init_names_the_job_after_its_file_and_writes_the_schema_that_it_points_
     assert Path("job.schema.json").read_text() == run("schema")
 
 
-def test_a_workload_whose_module_is_missing_is_one_line_before_anything_runs(monkeypatch):
-    monkeypatch.setattr("raybench.workloads.training.mlp.Mlp.needs", ("no_such_module",))
-    told = "mlp needs no_such_module, which is not installed here; install the one for your torch"
-    planned = CliRunner().invoke(command_line, ["plan", "job.yaml"], standalone_mode=False)
-    assert planned.stderr == f"job.yaml:3:18: workload.kind: {told} (warning)\n"
-    with pytest.raises(UsageError) as caught:
-        run("sweep", "job.yaml")
-    assert str(caught.value) == f"job.yaml:3:18: workload.kind: {told}"
-
-
 def test_init_writes_a_job_that_plans_and_overwrites_nothing():
     assert "raybench plan new.yaml" in run("init", "new.yaml")
     assert "8 points" in run("plan", "new.yaml")

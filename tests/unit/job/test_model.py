@@ -164,11 +164,11 @@ MALFORMED = [
     (MLP + "matrix: {batch_size: auto}\ninclude: [{batch_size: 8}]\n", "5:1: include: does not"),
     (
         MLP + "matrix: {batch_size: auto}\nexclude: [{batch_size: 64}]\n",
-        "5:12: exclude[0].batch_size: a batch size that matrix.batch_size: auto finds cannot be",
+        "5:12: exclude[0].batch_size: does not go with matrix.batch_size: auto",
     ),
     (
         MLP + "matrix: {batch_size: auto}\nbaseline: {batch_size: 64}\n",
-        "5:12: baseline.batch_size: a batch size that matrix.batch_size: auto finds cannot be",
+        "5:12: baseline.batch_size: does not go with matrix.batch_size: auto",
     ),
 ]
 

@@ -186,12 +186,6 @@ def test_bandwidths_are_those_of_nccl_tests():
     assert (found["throughput"], found["memory_gb_s"]) == (None, None)
 
 
-def test_memory_bandwidth_is_counted_bytes_over_the_step():
-    found = of(rank(0, 2.0, items_per_step=None, memory_bytes=8 * 10**9))
-    assert found["memory_gb_s"] == pytest.approx(4000.0)
-    assert (found["algbw_gb_s"], found["busbw_gb_s"]) == (None, None)
-
-
 def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product(monkeypatch):
     monkeypatch.setattr(rates, "dense_peak_tflops", lambda name, precision: 1000.0)
     ranks = (
@@ -289,12 +283,6 @@ def test_a_point_is_stable_when_its_level_stayed_in_all_repeats():
     assert settled(True, False) is False
     assert settled(None, False) is False
     assert settled(True, None) is None, "too few steps tell nothing"
-
-
-def test_repeats_are_counted():
-    measured = make_measurement(0, [[MS] * 10, [3 * MS] * 10])
-    found = of(measured)
-    assert (found["repeats"], found["iterations"]) == (2, 20)
 
 
 def test_the_steps_in_a_sample_are_told():

@@ -75,7 +75,7 @@ from rich.console import Console
 from raybench.cli.output import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
 with Interrupts(ConsoleListener(Console(stderr=True))) as interrupts, interrupts.points_run():
-    interrupts.in_flight = 3
+    interrupts.in_flight = 2
     interrupts.farewell = lambda _: print("go on", flush=True)
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
@@ -105,7 +105,7 @@ with Interrupts(ConsoleListener(console)) as interrupts, interrupts.held_back(ma
         (
             STUCK,
             "go on\n",
-            "finishing the 3 points in flight, then stopping; Ctrl-C again stops now\n",
+            "finishing the 2 points in flight, then stopping; Ctrl-C again stops now\n",
         ),
         (HELD_BACK, "", "\x1b[?25l\x1b[?25hinterrupted\n"),
     ],

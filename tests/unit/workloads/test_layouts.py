@@ -80,18 +80,14 @@ def job(world_size: int = 4, precision: str = "bf16", **workload: Any) -> str:
     [
         ({"dp_shard": 3}, "1 x dp_shard 3 x cp 1 x tp 1 is 3, and must be world_size 4"),
         ({"dp_shard": 2, "tp": 4}, "is 8, and must be world_size 4"),
-        ({"tp": 4}, "tp 4 does not divide 4 heads and 2 heads of keys.* largest that does is 2"),
-        ({"preset": "llama-3b", "tp": 4, "seq_len": 30}, "seq_len 30; the next that does is 32"),
+        ({"tp": 4}, "tp 4 must divide the 4 heads and 2 heads of keys of llama-tiny"),
+        ({"preset": "llama-3b", "tp": 4, "seq_len": 30}, "a multiple of 4, given 30"),
         ({"preset": "124m", "tp": 2}, "preset 124m is divided by dp_shard alone"),
         ({"dp_shard": 4, "precision": "fp16"}, "is not trained in fp16"),
         ({"optimizer_dtype": "bf16", "precision": "fp32"}, "bf16 needs precision bf16, given fp32"),
         ({"dp_shard": 2, "mode": "inference"}, "trains nothing, so dp_shard must be left out"),
-        ({"cp": 4, "seq_len": 20}, "into 8 parts, .* seq_len 20; the next that does is 24"),
+        ({"cp": 4, "seq_len": 20}, "into 8 parts: seq_len must be a multiple of 8, given 20"),
         ({"dp_shard": 0}, "dp_shard must be at least 1"),
-        (
-            {"world_size": 3, "preset": "llama-8b", "tp": 3},
-            "tp 3 does not divide 32 heads .* next that does is 4",
-        ),
     ],
 )  # fmt: skip
 def test_plan_refuses_what_cannot_be_divided_and_says_what_can(workload, message):

@@ -60,9 +60,7 @@ def ratios(workload: str) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("workload", "least"), [("mlp", 40), ("linear", 9), ("transformer", 40), ("resnet50", 4)]
-)
+@pytest.mark.parametrize(("workload", "least"), [("mlp", 40), ("transformer", 40), ("resnet50", 4)])
 def test_an_estimate_is_within_a_fifth_of_what_was_measured(workload, least):
     found = ratios(workload)
     assert len(found) >= least

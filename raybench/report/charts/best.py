@@ -1,16 +1,42 @@
-"""Speed-up of a setting over the baseline's, as of a precision over fp32."""
+"""Which setting is best: bars of the points, the best first, and of speed-ups over the baseline."""
 
 from __future__ import annotations
 
 from raybench.analysis.settings import setting, setting_order, varying
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, line_name, point_name, why_not_drawn
+from raybench.report.charts.data import ChartData, drawn_of, line_name, point_name, why_not_drawn
 from raybench.report.charts.grammar import MOST_LINES, Figure, Mark, axis, bar_panels
 from raybench.report.charts.registry import Chart
 from raybench.report.charts.scaling import speed_up_words
+from raybench.report.lead import amount, answer_metric, metric_noun
 
+_MOST_RANKED = 12
 # A longer name has no room at the line of the baseline; the title has it.
 _LONG_NAME = 20
+
+
+def ranking_figure(data: ChartData) -> Figure | None:
+    """Return bars of the points of each case, the best first; None where no case has two."""
+    metric = answer_metric(data.summary)
+    every = [
+        (case, one) for case in data.summary.cases if len(case.ranked) > 1 for one in case.ranked
+    ]
+    if metric is None or not every:
+        return None
+    noun, names = metric_noun(data.summary, metric), varying([one.row for _, one in every])
+    bars = []
+    for case, one in every[:_MOST_RANKED]:
+        tip = f"{point_name(one.row, names, data.ranks)}\n{amount(data.summary, metric, one.value)}"
+        text = formatting.metric(metric, one.value)
+        mark = {"x": one.value, "low": one.low, "high": one.high, "text": text, "tip": tip}
+        bars.append((case.name, one.name, [mark]))
+    note = f"The best first, by {noun}. Thin lines: 95 % intervals, where they are known."
+    return Figure(
+        anchor="ranking",
+        title=f"{noun[:1].upper()}{noun[1:]}, the best first",
+        note=note + drawn_of(len(bars), len(every)),
+        panels=bar_panels(bars, axis(noun, format="~s")),
+    )
 
 
 def gains_figure(data: ChartData) -> Figure | None:
@@ -61,4 +87,7 @@ def gains_figure(data: ChartData) -> Figure | None:
     return Figure(anchor="gains", title=title, note=note, panels=panels)
 
 
-CHARTS = (Chart(draw=gains_figure, place=40, answers=40, is_of_ratios=True),)
+CHARTS = (
+    Chart(draw=ranking_figure, place=25, answers=60, is_only_first=True),
+    Chart(draw=gains_figure, place=40, answers=40, is_of_ratios=True),
+)
