@@ -1,7 +1,7 @@
 """The job file: what it is made of, and how it is loaded and checked.
 
-Every rule of a job file is in `job_sections`, here or in `job_rules`, so a `Job` that `load_job`
-returned is sound.
+Every rule of a job file is in `sections.py`, here or in `rules.py`, so a `Job` that `load_job`
+returned breaks none.
 """
 
 from __future__ import annotations
@@ -131,13 +131,13 @@ class Job(Section):
 
     @property
     def batch_search(self) -> BatchSearch | None:
-        """How batch sizes are found out; None where the job lists them, or takes none."""
+        """The search for batch sizes; None where the job lists them, or takes none."""
         search = self.matrix.get("batch_size")
         return search if isinstance(search, BatchSearch) else None
 
     @property
     def axes(self) -> Mapping[str, tuple[Scalar, ...]]:
-        """`matrix` as lists of values; of a search, the batch size that it starts with."""
+        """The values of each axis of `matrix`; of a search, the batch size that it starts with."""
         return {
             name: (values.start,) if isinstance(values, BatchSearch) else values
             for name, values in self.matrix.items()
@@ -145,7 +145,7 @@ class Job(Section):
 
     @property
     def metrics(self) -> list[str]:
-        """Names of all that `answer.metric` can be."""
+        """The metrics that `answer.metric` can name."""
         return metric_names(self._workload_class)
 
     @property
@@ -159,12 +159,12 @@ class Job(Section):
 
     @property
     def folder(self) -> Path:
-        """Of the job file."""
+        """The folder that the job file is in."""
         return Path(self._source.name).parent
 
     @property
     def settings(self) -> Mapping[str, registry.Setting]:
-        """All that a point of this job can set, by name."""
+        """The settings that a point of this job can have, by name."""
         return self._settings
 
     def why_not(self, point: Point) -> str | None:
@@ -192,11 +192,11 @@ class Job(Section):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def explain(self, problem: Problem) -> str:
-        """One line that says where in the job file `problem` is."""
+        """Return a line with the place of `problem` in the job file, and its message."""
         return self._source.explain(problem)
 
     def error(self, problems: Sequence[Problem]) -> JobError:
-        """One error for all `problems`, a located line each."""
+        """Return one error with a located line for each of `problems`."""
         return JobError(self._source.explain_all(problems))
 
 
@@ -226,9 +226,10 @@ def job_from_text(
     overrides: Sequence[str] = (),
     options: Mapping[KeyPath, str] | None = None,
 ) -> Job:
-    """Check a job that is in no file, as `load_job`. name: of what it is from, in messages.
+    """Return the job of a text that is in no file, checked as by `load_job`.
 
-    options: of a command that the text was made from, by the paths of what they gave.
+    name: stands for the file in messages. options: the command-line option that gave a value, by
+    the path of the value; messages name it in place of the file. Raises JobError as `load_job`.
     """
     return _load(parse_source(name, text, overrides, options))
 

@@ -206,7 +206,7 @@ class Execution:
 
     @property
     def execution(self) -> dict[str, Any]:
-        """These settings by name."""
+        """The fields of `Execution` by name."""
         return {name: getattr(self, name) for name in EXECUTION}
 
 

@@ -45,7 +45,7 @@ class Problem:
 
 
 def key_text(path: KeyPath) -> str:
-    """`matrix.batch_size[1]`; a key that is not a plain word is quoted."""
+    """Return a path as in `matrix.batch_size[1]`; a key that is not a plain word is quoted."""
     text = ""
     for key in path:
         if isinstance(key, int):
@@ -56,7 +56,7 @@ def key_text(path: KeyPath) -> str:
 
 
 def quote(value: object) -> str:
-    """`value` as a message quotes it: on one line, and short."""
+    """Return a value as messages quote it: on one line, in at most 60 characters."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict | list):
@@ -67,7 +67,7 @@ def quote(value: object) -> str:
 
 
 def rule_of(error: ErrorDetails) -> str:
-    """Word the rule that pydantic found broken, what was given, and the nearest allowed value."""
+    """Return the rule that pydantic found broken, what was given, and the nearest allowed value."""
     if error["type"] == "missing":
         return "required, but not given"
     if error["type"] == "too_short":
@@ -81,7 +81,7 @@ def rule_of(error: ErrorDetails) -> str:
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing when no known name is near."""
+    """Return `; did you mean 'x'?`; an empty text where no known name is near."""
     near = difflib.get_close_matches(str(given), list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 

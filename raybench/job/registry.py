@@ -256,7 +256,9 @@ def _parameter(where: str, name: str, annotation: Any, default: Any) -> Setting:
     if annotation is None:
         raise UsageError(f"{where} has no type; declare one, as in {name}: int = 1")
     try:
-        description = _description(annotation)
+        notes = getattr(annotation, "__metadata__", ())
+        texts = [note.description for note in notes if getattr(note, "description", None)]
+        description = " ".join(texts[0].split()) if texts else ""
         # The meaning of grad_accumulation is fixed by global_batch_size, so its range is too.
         kind = Size if name == "grad_accumulation" else annotation
         setting = _setting(name, kind, default, description)
@@ -282,13 +284,6 @@ def _setting(name: str, annotation: Any, default: Any, description: str) -> Sett
         description=description,
         adapter=adapter,
     )
-
-
-def _description(annotation: Any) -> str:
-    for note in getattr(annotation, "__metadata__", ()):
-        if text := getattr(note, "description", None):
-            return " ".join(text.split())
-    return ""
 
 
 def shares_work(workload_class: type) -> bool:

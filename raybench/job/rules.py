@@ -325,9 +325,9 @@ def product_of(text: str) -> int | None:
 
 
 def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], list[Problem]]:
-    """Return the settings that a point of the job has, and what is wrong with texts that name them.
+    """Return the settings of the job's points by name, and problems of texts that name settings.
 
-    To those of the workload come the variables of `env`, and the axes that a script names itself.
+    They are those of the workload, the variables of `env`, and the axes that a script names itself.
     """
     settings = registry.settings(workload_class)
     given = {*_axes_and_included(job), *job.env}

@@ -156,9 +156,9 @@ class YamlSource:
     options: Mapping[KeyPath, str] = field(default_factory=dict)
 
     def explain(self, problem: Problem) -> str:
-        """`file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override.
+        """Return `file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override.
 
-        Of a text that nobody wrote, the option that it is from: `--script train.py: ...`.
+        Where options of a command made the text, its option: `--script train.py: ...`.
         """
         subject = f"{key_text(problem.path)}: " if problem.path else ""
         override = self._override_of(problem)
@@ -171,7 +171,7 @@ class YamlSource:
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
 
     def explain_all(self, problems: Iterable[Problem]) -> str:
-        """One line per problem, in the order of the file, overrides last; the rest is counted."""
+        """Return a line per problem, in the order of the file, overrides last; above 50 a count."""
 
         def order(problem: Problem) -> tuple[bool, Position]:
             return self._override_of(problem) is not None, self._position(problem)
@@ -219,9 +219,8 @@ def parse_source(
 ) -> YamlSource:
     """Parse a text and put each `KEY=VALUE` of `overrides` in place, in their order.
 
-    options: as of a YamlSource.
-    Raises JobError when it is no mapping, or an override has no sense.
-    What else is wrong with the YAML is in `problems`, and the data goes as far as it can.
+    options: as those of a YamlSource. Raises JobError where the text is no mapping or an override
+    cannot be applied. Other mistakes in the YAML are in `problems`, and `data` has the rest.
     """
     tree = parse_tree(text)
     source = YamlSource(name=name, text=text, data={}, tree=tree, problems=tree.problems)
@@ -277,7 +276,7 @@ def _read_text(path: Path) -> str:
 
 
 def _override(source: YamlSource, text: str) -> str | None:
-    """Apply one override; the answer is what is wrong with it."""
+    """Apply one override, and return what is wrong with it; None where nothing is."""
     key, equals, value = text.partition("=")
     path: KeyPath = tuple(key.strip().split("."))
     if not equals or not all(path):
@@ -308,7 +307,7 @@ def _label(override: str) -> str:
 
 
 def position_after(text: str) -> Position:
-    """Line and column of the character that follows `text`."""
+    """Return line and column of the character that follows `text`."""
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 

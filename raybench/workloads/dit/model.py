@@ -108,7 +108,10 @@ class DoubleBlock(nn.Module):
     def forward(
         self, text: Tensor, image: Tensor, time: Tensor, cosine: Tensor, sine: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """text, image: tokens. time: of all conditions together."""
+        """Return text and image tokens after the block.
+
+        time: the embedding of time, guidance and pooled text, (1, width).
+        """
         active, rotation = functional.silu(time), Rotation(cosine, sine)
         of_text = self.text.modulation(active).chunk(6, dim=-1)
         of_image = self.image.modulation(active).chunk(6, dim=-1)
@@ -137,7 +140,7 @@ class SingleBlock(nn.Module):
         self.joint_out = nn.Linear(5 * width, width)
 
     def forward(self, x: Tensor, time: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """x: tokens of the text, then of the image."""
+        """Return the tokens x, those of the text first, after the block."""
         shift, scale, gate = self.modulation(functional.silu(time)).chunk(3, dim=-1)
         joint = self.joint_in(_modulate(x, shift, scale))
         attention, hidden = joint[:, : self._joint_width], joint[:, self._joint_width :]
@@ -173,7 +176,10 @@ class Dit(nn.Module):
     def forward(
         self, image: Tensor, time: Tensor, conditions: Conditions, rotation: Rotation
     ) -> Tensor:
-        """time: (1, 1), from 1, noise, to 0. rotation: of the text's tokens, then the image's."""
+        """Return the velocity of each image token, (tokens, channels).
+
+        time: (1, 1), from 1 (noise) to 0. rotation: of the text's tokens, then the image's.
+        """
         embedded = self._embed(time, conditions)
         x, text = self.image_in(image), self.text_in(conditions.text)
         for block in self.double_blocks:
@@ -186,11 +192,9 @@ class Dit(nn.Module):
         return velocity
 
     def _embed(self, time: Tensor, conditions: Conditions) -> Tensor:
-        time_waves = sinusoids(time, self._frequencies)
-        guidance_waves = sinusoids(conditions.guidance, self._frequencies)
         embedded: Tensor = (
-            self.time_in(time_waves)
-            + self.guidance_in(guidance_waves)
+            self.time_in(sinusoids(time, self._frequencies))
+            + self.guidance_in(sinusoids(conditions.guidance, self._frequencies))
             + self.pooled_in(conditions.pooled)
         )
         return embedded

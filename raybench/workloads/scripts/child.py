@@ -183,7 +183,7 @@ class _Steps:
         self._obey()
 
     def end_script(self) -> dict[str, Any]:
-        """Return what there is of a block that the script has not come to the end of."""
+        """Return the samples of the block that the script's end cut short, and all optimizers."""
         return {"samples": self._take(), "optimizers": list(self._names)}
 
     def _is_new(self, optimizer: Any) -> bool:
@@ -203,7 +203,7 @@ class _Steps:
         return True
 
     def _obey(self) -> None:
-        """Do what the parent says, until it says to go on."""
+        """Do what messages of the parent ask, until one asks for steps."""
         while True:
             message = self._channel.receive()
             match message["do"]:
@@ -223,7 +223,10 @@ class _Steps:
                     os._exit(0)
 
     def _mark_parts(self, module: str, has_peers: bool) -> str:
-        """Load raybench, now that nothing is timed any more; why parts cannot be told, else ""."""
+        """Load raybench to time parts of steps; return why that cannot be, else an empty text.
+
+        Only after the timed steps: until then the process has nothing of raybench.
+        """
         sys.path.append(str(Path(__file__).parents[3]))
         try:
             marks = import_module(module).ScriptMarks(self._clock.device())
@@ -326,7 +329,7 @@ def _exit_code(ended: SystemExit) -> int:
 
 
 def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
-    """Run the script; the exit code."""
+    """Run the script, and return the exit code."""
     _end_with_parent()
     given = json.loads(options)
     channel = _Channel(int(descriptor))

@@ -32,7 +32,7 @@ _OUT_OF_MEMORY_WORDS = ("can't allocate memory", "out of memory", "ALLOC_FAILED"
 
 
 class ScriptFailedError(Exception):
-    """The script has ended so that there is nothing to measure. failure: of rank 0, as a value."""
+    """The script has failed, so that there is nothing to measure. failure: says how, for rank 0."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -40,7 +40,7 @@ class ScriptFailedError(Exception):
 
 
 class ScriptAbortedError(Exception):
-    """The process group of the worker was ended meanwhile: another rank has failed."""
+    """Another rank has failed, and ended the process group of the worker."""
 
 
 class ScriptEndedError(Exception):
@@ -101,16 +101,17 @@ class ScriptProcess:
         self._handle = os.pidfd_open(self._process.pid)
 
     def wait_for_first_step(self) -> Mapping[str, Any]:
-        """Wait until an optimizer has stepped; facts of the process then.
+        """Wait until an optimizer has stepped, and return the facts that the process then sends.
 
-        Raises ScriptFailedError and ScriptAbortedError.
+        Raises ScriptFailedError where the script fails before, and ScriptAbortedError where another
+        rank has failed.
         """
         facts: Mapping[str, Any] = self._receive()["begun"]
         self._has_stepped = self._is_held = True
         return facts
 
     def run_steps(self, iterations: int, *, lead_in: int = 0) -> Samples:
-        """Time so many iterations after `lead_in` others; fewer where the script ends before.
+        """Return the times of so many iterations after `lead_in` others; fewer if the script ends.
 
         Raises ScriptEndedError when it has ended already, and as `wait_for_first_step`.
         """
@@ -133,14 +134,14 @@ class ScriptProcess:
         )
 
     def forget_memory(self) -> None:
-        """Leave out of the peaks what was allocated until now."""
+        """Reset the peaks of memory."""
         self._send(do="forget_memory")
 
     def mark_parts(self, module: str, *, has_peers: bool) -> str:
-        """Note the parts of steps from now on; why they cannot be told, else "".
+        """Time the parts of later steps; return why that is not possible, else an empty text.
 
-        They are in `parts` after each block. module: whose `ScriptMarks` notes them there.
-        has_peers: whether gradients are to be told too. Raises as `run_steps`.
+        `parts` has them after each block. module: its class `ScriptMarks` times them in the script.
+        has_peers: also time how gradients are reduced. Raises as `run_steps`.
         """
         if self._has_ended:
             raise ScriptEndedError

@@ -257,9 +257,11 @@ class Llama(nn.Module):
         self.norm = nn.RMSNorm(shape.width, eps=1e-5)
         self.output = nn.Linear(shape.width, shape.vocabulary, bias=False)
         self._region = region
-        cosines, sines = _rotation(seq_len, shape)
-        self.register_buffer("cosines", cosines, persistent=False)
-        self.register_buffer("sines", sines, persistent=False)
+        # Angles by which pairs of numbers are turned (Su et al. 2021).
+        exponents = torch.arange(0, shape.head_width, 2, dtype=torch.float32) / shape.head_width
+        angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), shape.theta**-exponents)
+        self.register_buffer("cosines", angles.cos(), persistent=False)
+        self.register_buffer("sines", angles.sin(), persistent=False)
         # Normal numbers, narrower where residuals add up (as torchtitan and OLMo do).
         nn.init.normal_(self.tokens.weight, std=0.02)
         for name, module in self.named_modules():
@@ -367,13 +369,6 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
     )
-
-
-def _rotation(positions: int, shape: LlamaShape) -> Rotation:
-    """Cosines and sines of the angles by which pairs of numbers are turned (Su et al. 2021)."""
-    exponents = torch.arange(0, shape.head_width, 2, dtype=torch.float32) / shape.head_width
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), shape.theta**-exponents)
-    return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:

@@ -84,7 +84,11 @@ class Linear(Model):
         _check_data(context, data, num_workers, pin_memory=pin_memory)
         # On the meta device there is nothing to load.
         if data == "device" or context.device.type == "meta":
-            batches = _device_batches(context, rows)
+            _check_batch_size(context, rows, "all of them")
+            generator, device = context.generator(), context.device
+            inputs = torch.randn(rows, FEATURES, generator=generator, device=device)
+            targets = torch.randn(rows, 1, generator=generator, device=device)
+            batches: Iterator[Batch] = slices(inputs, targets, context.batch_size)
         else:
             # One data set for all ranks, as a file would be.
             generator = torch.Generator().manual_seed(context.seed)
@@ -133,16 +137,6 @@ def _check_data(context: Context, data: str, num_workers: int, *, pin_memory: bo
             "workload linear: cuda_graph: true needs data: device; a graph replays its steps "
             "without the DataLoader"
         )
-
-
-def _device_batches(context: Context, rows: int) -> Iterator[Batch]:
-    import torch
-
-    _check_batch_size(context, rows, "all of them")
-    generator = context.generator()
-    inputs = torch.randn(rows, FEATURES, generator=generator, device=context.device)
-    targets = torch.randn(rows, 1, generator=generator, device=context.device)
-    return slices(inputs, targets, context.batch_size)
 
 
 def _check_batch_size(context: Context, rows: int, origin: str) -> None:

@@ -61,6 +61,11 @@ Recomputation = Annotated[
         "none."
     ),
 ]
+_WORDS: dict[bool | Checkpointing, Checkpointing] = {
+    True: "full",
+    "full": "full",
+    "selective": "selective",
+}
 PhaseOrNone = Annotated[
     Phase | None,
     Field(description="Inference: with a cache of keys and values; none: all positions."),
@@ -180,7 +185,7 @@ class Transformer(Model):
             context=context,
             shape=shape,
             seq_len=seq_len,
-            checkpointing=_as_word(activation_checkpointing),
+            checkpointing=_WORDS.get(activation_checkpointing) or "none",
             optimizer=optimizer,
             grad_accumulation=grad_accumulation,
             compile=compile,
@@ -330,10 +335,3 @@ class Transformer(Model):
         if self.triad_gb_s is not None:
             # The share is the time that the bytes would take over that of the step.
             self.bandwidth_share_pct = 100 * self.memory_bytes / (self.triad_gb_s * 1e9)
-
-
-def _as_word(checkpointing: bool | Checkpointing) -> Checkpointing:
-    """Return the word for a boolean: full or none."""
-    if isinstance(checkpointing, bool):
-        return "full" if checkpointing else "none"
-    return checkpointing
