@@ -199,6 +199,7 @@ def _runs_left_out(side: Side) -> Iterator[LeftOut]:
 
 
 def _read(found: Found, table: str, columns: Sequence[str]) -> pd.DataFrame:
+    """Return these columns of a table of one run."""
     from raybench.results import reader
 
     read = reader.read_table(found.root, table, found.run_id, columns)
@@ -313,6 +314,7 @@ def _find(results: Path, text: str) -> Found:
 
 
 def _runs_with_tag(results: Path, text: str) -> Side:
+    """Return the newest run with the tag `text`, and the runs with it that are alike."""
     from raybench.results.folder import run_ids
 
     name, _, value = text.partition("=")

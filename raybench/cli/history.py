@@ -176,6 +176,7 @@ def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], 
 
 
 def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return the facts of these runs that may change a measurement, by run id and name."""
     from raybench.analysis.environment_changes import facts
     from raybench.results import reader
 

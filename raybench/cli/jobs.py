@@ -113,6 +113,7 @@ def workloads_command(name: str | None, as_json: bool) -> None:
 
 
 def _workload(name: str) -> dict[str, Any]:
+    """Return the name, first sentence and parameters of a workload, for JSON and tables."""
     import inspect
 
     from raybench.job import registry

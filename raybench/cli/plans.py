@@ -124,6 +124,7 @@ def _iterations_s(job: Job, plan: Plan) -> tuple[float | None, float | None]:
 
 
 def _point_at_most_s(job: Job) -> float:
+    """Return the longest time of the iterations of one point, in seconds."""
     return min(job.measure.repeats * job.measure.max_seconds, job.measure.timeout_s)
 
 

@@ -130,6 +130,7 @@ class PointProgress:
         return f"about {duration} left"
 
     def _name(self, point: Point) -> str:
+        """Return the settings of a point that vary in the plan, in columns of equal width."""
         if self._name_of is not None:
             return self._name_of(point)
         cells = (f"{_show_setting(point, name):<{self._widths[name]}}" for name in self._varying)
@@ -151,6 +152,7 @@ class PointProgress:
 
 
 def _show_setting(point: Point, name: str) -> str:
+    """Return a setting of a point with its label, as `ws 4`; a text without a label."""
     value = point.settings.get(name, "none")
     label = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
     if name in point.env:

@@ -258,6 +258,7 @@ def list_command(
 
 
 def _leads(results: Path, runs: Sequence[Run]) -> dict[str, str]:
+    """Return the result of each run in a sentence, by run id."""
     from raybench.cli.output import make_console
 
     with make_console().status(f"reading the points of {len(runs)} runs"):

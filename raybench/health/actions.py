@@ -84,6 +84,7 @@ def _commands(action: Action, devices: Iterable[Device]) -> Sequence[str]:
 
 
 def _look_at_path(devices: Sequence[Device]) -> str:
+    """Return the command that shows the links between these devices."""
     hosts = dict.fromkeys(device.host for device in devices)
     if len({device.node_id for device in devices}) == 1 and devices[0].kind == "cuda":
         return f"nvidia-smi topo -m; nvidia-smi nvlink --status  # on {devices[0].host}"

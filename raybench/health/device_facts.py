@@ -174,6 +174,7 @@ def _went_bad(grown: int, noun: str) -> str:
 
 
 def _remapped_rows(facts: DeviceFacts) -> int | None:
+    """Return how many rows of memory were remapped; None where neither count is known."""
     counts = (facts.remapped_rows_correctable, facts.remapped_rows_uncorrectable)
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
@@ -199,6 +200,7 @@ def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> str:
 
 
 def _link_errors(before: DeviceFacts, now: DeviceFacts, minutes: float) -> str:
+    """Return which NVLinks had more errors than good links have, in words; empty for none."""
     earlier = {link.link: link.errors for link in before.nvlinks or ()}
     least = {"crc": _CRC_ERRORS_PER_S * max(1.0, minutes * _S_PER_MIN)}
     grown = [

@@ -118,4 +118,5 @@ def _subject_key(subject: Subject, test: str) -> object:
 
 
 def _model_key(subject: Subject, test: str) -> object:
+    """Return a key of all subjects of a kind, model and number of devices in one test."""
     return test, subject.kind, subject.model, len(subject.uuids)

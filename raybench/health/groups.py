@@ -90,6 +90,7 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
 
 
 def _group(readings: Sequence[Reading], placement: Placement, known: Mapping[str, Device]) -> Group:
+    """Return the group of readings of one test, model and placement."""
     subjects = list({reading.subject.uuids: reading.subject for reading in readings}.values())
     columns = {subject.uuids: column for column, subject in enumerate(subjects)}
     numbers = sorted({reading.pass_number for reading in readings})

@@ -142,13 +142,14 @@ def wrong_bits(
     for rank, subject in enumerate(subjects):
         by_model.setdefault(subject.model, []).append(rank)
     for ranks in by_model.values():
-        problems = {**_differing(ranks, metrics, subjects), **problems}
+        problems = {**_wrong_products(ranks, metrics, subjects), **problems}
     return problems
 
 
-def _differing(
+def _wrong_products(
     ranks: Sequence[int], metrics: Sequence[Mapping[str, float]], subjects: Sequence[Subject]
 ) -> dict[int, str]:
+    """Return the ranks of one model whose product is wrong, each with the reason."""
     digests = {rank: metrics[rank]["digest"] for rank in ranks}
     usual, count = Counter(digests.values()).most_common(1)[0]
     if count == len(ranks):

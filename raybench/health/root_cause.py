@@ -146,6 +146,7 @@ def _cause(slow: Sequence[Finding], subject: Subject, reason: str, evidence: str
 
 
 def _ends(pair: Finding, ends: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the two devices of a pair, or their nodes, by what `ends` has for a device."""
     return tuple(ends.get(uuid, uuid) for uuid in pair.subject.uuids)
 
 

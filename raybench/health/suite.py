@@ -500,6 +500,7 @@ def title(point: Point) -> str:
 
 @cache
 def _defaults(workload: str) -> Mapping[str, Scalar]:
+    """Return the defaults of the parameters of a workload, without settings of the run."""
     settings = registry.settings(registry.load(workload))
     return {
         name: setting.default

@@ -259,7 +259,7 @@ def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
         subject=Subject(
             kind="cluster",
             uuids=uuids,
-            name=f"{_all(len(group.subjects))} {noun}{group.model}",
+            name=f"{_both_or_all(len(group.subjects))} {noun}{group.model}",
             model=group.model,
         ),
         passes=group.values.shape[0],
@@ -312,7 +312,7 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
         subject=Subject(
             kind="cluster",
             uuids=tuple(subject.uuids[0] for subject in device_subjects(devices)),
-            name=f"the {noun}" if count == 1 else f"{_all(count)} {noun}s",
+            name=f"the {noun}" if count == 1 else f"{_both_or_all(count)} {noun}s",
             model="",
         ),
         passes=max(one.pass_number for one in disturbed),
@@ -327,13 +327,14 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
 
 
 def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
+    """Return the finding with an action and commands, where it needs them and has none."""
     if finding.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN) or finding.culprit or finding.action:
         return finding
     action, commands = advise(finding, known)
     return replace(finding, action=action, command="\n".join(commands))
 
 
-def _all(count: int) -> str:
+def _both_or_all(count: int) -> str:
     return "both" if count == 2 else f"all {count}"
 
 

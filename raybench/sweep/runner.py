@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -101,7 +101,7 @@ def run_sweep(
                 terms=terms,
                 only=where.only,
             )
-            at_the_end.enter_context(_closing(cluster, interrupts))
+            at_the_end.callback(_close, cluster, interrupts)
             interrupts.take_signals()
         check_bounded(start.plan, cluster.kind)
         listener.tell(f"{cluster.description}; run {start.run.run_id} in {where.output}")
@@ -153,17 +153,13 @@ def _settings(
     )
 
 
-@contextmanager
-def _closing(cluster: Cluster, interrupts: Interrupts) -> Iterator[None]:
-    """Close the cluster at the end; a user who interrupts that is told what is kept."""
+def _close(cluster: Cluster, interrupts: Interrupts) -> None:
+    """Close the cluster; a user who interrupts that is told what is kept."""
     try:
-        yield
-    finally:
-        try:
-            cluster.close()
-        except KeyboardInterrupt:
-            interrupts.say_farewell()
-            raise
+        cluster.close()
+    except KeyboardInterrupt:
+        interrupts.say_farewell()
+        raise
 
 
 def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:

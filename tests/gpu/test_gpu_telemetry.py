@@ -1,7 +1,6 @@
 """NVML on a real device: what it answers, what it costs, and that it sees the device work."""
 
 import time
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch
 from raybench.hardware.counters import (
     energy_j,
     open_counters,
-    throttle_reasons,
 )
 from raybench.hardware.identity import describe_device
 from raybench.hardware.peaks import dense_peak_tflops
@@ -36,15 +34,6 @@ def described(device):
     return describe_device(device, device.index or 0, node_id="here", address="127.0.0.1")
 
 
-@pytest.fixture
-def show(capsys):
-    def printed(*what):
-        with capsys.disabled():
-            print("\n", *what)
-
-    return printed
-
-
 def keep_busy(device, seconds):
     left = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
     right = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
@@ -55,10 +44,7 @@ def keep_busy(device, seconds):
         torch.cuda.synchronize()
 
 
-def test_the_device_is_described(described, show):
-    facts = asdict(described)
-    facts.pop("environment")
-    show(facts)
+def test_the_device_is_described(described):
     assert described.sm_clock_max_mhz > 0
     assert described.power_cap_w > 0
     assert described.power_cap_default_w > 0
@@ -69,7 +55,7 @@ def test_the_device_is_described(described, show):
     assert described.other_processes is None or described.other_processes >= 0
 
 
-def test_a_reading_is_cheap_and_grows_with_the_work(device, described, show):
+def test_a_reading_is_cheap_and_grows_with_the_work(device, described):
     counters = open_counters(device)
     counters.read()
     started_s = time.perf_counter()
@@ -82,27 +68,24 @@ def test_a_reading_is_cheap_and_grows_with_the_work(device, described, show):
     grown_s = {
         reason: after.limited_s[reason] - before.limited_s[reason] for reason in after.limited_s
     }
-    show(f"a reading: {cost_ms:.3f} ms; {used_j} J in {elapsed_s:.2f} s; limited {grown_s}")
-    show("throttled by", throttle_reasons(before, after))
     assert cost_ms < 5.0
     assert 50.0 < used_j / elapsed_s < described.power_cap_w * 1.1
     # In seconds: a counter of another unit would grow a thousand times faster, or not at all.
     assert all(0 <= grown <= elapsed_s * 1.1 for grown in grown_s.values())
 
 
-def test_the_clock_is_read_while_the_device_works(device, described, show):
+def test_the_clock_is_read_while_the_device_works(device, described):
     sampler = Sampler([described])
     sampler.start()
     begin_ns = time.monotonic_ns()
     keep_busy(device, BUSY_S)
     found = sampler.sm_clocks_mhz(described.uuid, [(begin_ns, time.monotonic_ns())])
     sampler.stop()
-    show("SM clocks", found)
     assert len(found) > 5 * BUSY_S
     assert all(0 < mhz <= described.sm_clock_max_mhz for mhz in found)
 
 
-def test_the_samples_see_a_busy_device(device, described, show):
+def test_the_samples_see_a_busy_device(device, described):
     sampler = Sampler([described], period_s=0.5)
     sampler.start()
     time.sleep(2.0)
@@ -110,7 +93,6 @@ def test_the_samples_see_a_busy_device(device, described, show):
     keep_busy(device, BUSY_S)
     busy = sampler.drain()
     sampler.stop()
-    show(asdict(idle[-1]), "\n", asdict(busy[-1]))
     assert max(sample.gpu_utilization_pct for sample in idle[-1:]) < 50
     assert max(sample.gpu_utilization_pct for sample in busy) > 90
     assert max(s.power_w for s in busy) > max(s.power_w for s in idle[-1:])
@@ -120,13 +102,12 @@ def test_the_samples_see_a_busy_device(device, described, show):
 
 
 @pytest.mark.parametrize("mode", list(Precision))
-def test_the_product_s_rate_is_below_the_datasheet_s_peak(device, described, show, mode):
+def test_the_product_s_rate_is_below_the_datasheet_s_peak(device, described, mode):
     started_s = time.perf_counter()
     before = torch.cuda.memory_reserved(device)
     reached = tflops_sustained(device, [mode])[mode]
     spent_s = time.perf_counter() - started_s
     peak = dense_peak_tflops(described.name, mode)
-    show(f"{described.name} {mode}: {reached:.1f} TFLOP/s of {peak} in {spent_s:.2f} s")
     precision.apply(Precision.FP32)
     assert torch.cuda.memory_reserved(device) <= before + 64 * 2**20
     assert spent_s < 2.0

@@ -484,7 +484,10 @@ class NodeAgents:
         ]
 
     def stop(self) -> None:
-        """End the agents of all nodes."""
+        """Release all locks of devices, and end the agents of all nodes."""
+        if self._holder is not None:
+            devices = [device for node in self._nodes.values() for device in node.devices]
+            self._ask("unlock", devices, lambda _: ())
         with self._lock:
             nodes, self._nodes = list(self._nodes.values()), {}
         for node in nodes:

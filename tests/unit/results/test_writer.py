@@ -22,8 +22,6 @@ from builders import (
     make_record,
     make_run,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import raybench
 from raybench.analysis import frames
@@ -91,16 +89,6 @@ def test_every_part_carries_the_whole_schema_with_units_and_its_version(results,
         assert found.equals(schema(table), check_metadata=False)
         assert found.metadata == schema(table).metadata
         assert [f.metadata for f in found] == [f.metadata for f in schema(table)]
-
-
-def test_the_samples_of_a_point_are_all_there_and_whole_numbers(results):
-    samples = load(results, "samples", "run-old")
-    assert len(samples) == 2 * (2 + 6)
-    assert samples["step_ns"].dtype == "int64"
-    record = make_record(make_point(world_size=2))
-    for measurement in record.measurements:
-        timed = samples[(samples["rank"] == measurement.rank) & ~samples["is_warmup"]]
-        assert tuple(timed["step_ns"]) == measurement.repetitions[0].timed.step_ns
 
 
 def test_the_run_is_there_before_anything_is_measured_and_is_rewritten_at_the_end(tmp_path):
@@ -366,27 +354,6 @@ def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(tmp_pat
 def test_without_runs_the_user_is_told_how_to_make_one(tmp_path):
     with pytest.raises(ResultsError, match="no runs yet; `raybench sweep JOB` makes one"):
         find_run(tmp_path, "latest")
-
-
-@given(
-    message=st.text(max_size=50).filter(lambda text: text.isprintable()),
-    step_ms=st.floats(0.001, 1e5),
-    world_size=st.integers(1, 4),
-)
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_what_is_written_is_read_back(tmp_path, message, step_ms, world_size):
-    shutil.rmtree(tmp_path / "results", ignore_errors=True)
-    written = RunStore.create(tmp_path / "results", make_run("run-x"), make_measure())
-    record = make_record(make_point(world_size=world_size), step_ms=step_ms, warnings=(message,))
-    written.write_records([(0, record)])
-    [row] = load(tmp_path / "results", "points").to_dict("records")
-    assert row["point_id"] == record.point.point_id
-    assert row["world_size"] == world_size
-    assert row["step_ms_p50"] == pytest.approx(step_ms, rel=0.02)
-    assert row["warnings"][0] == message
-    assert row["started_at"] == START
 
 
 def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before():
