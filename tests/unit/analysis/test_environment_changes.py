@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-import pandas as pd
 import pytest
 from builders import START, make_device, make_row
 from compared import write
 
 from raybench.analysis.environment_changes import changes, facts
-from raybench.analysis.point_changes import PointChange, point_changes, with_clocks
+from raybench.analysis.point_changes import PointChange, point_changes
 from raybench.results import reader
 
 
@@ -64,43 +63,6 @@ def test_another_gpu_is_a_change_and_another_process_on_the_cpu_is_none(tmp_path
     assert [name for name, _, _ in told(found["a"], found["b"])] == names
 
 
-SWEPT_AT = pd.Timestamp("2026-11-21 10:00:00.000001", tz="UTC")
-
-
-def clocks(spans, samples):
-    """The clock at points with these starts and durations, in s."""
-    points = [
-        make_row(
-            point_id=f"p{number}",
-            started_at=(SWEPT_AT + pd.Timedelta(since, "s")).to_pydatetime(),
-            duration_s=duration,
-        )
-        for number, (since, duration) in enumerate(spans)
-    ]
-    return with_clocks(points, samples).clocks_mhz
-
-
-def telemetry(*samples):
-    times = pd.Series([SWEPT_AT + pd.Timedelta(since, "s") for since, _, _ in samples])
-    return pd.DataFrame(
-        {
-            "time": times.astype("datetime64[us, UTC]"),
-            "sm_clock_mhz": [clock for _, clock, _ in samples],
-            "gpu_utilization_pct": [busy for _, _, busy in samples],
-        }
-    )
-
-
-def test_the_clock_is_the_median_of_busy_samples_between_start_and_end():
-    samples = telemetry((1, 1980, 90), (2, 1410, 90), (3, 345, 0), (2.5, 1500, 99), (9, 1000, 99))
-    assert clocks([(0, 3.0)], samples) == {"p0": 1500.0}
-
-
-def test_a_point_without_a_sample_has_no_clock_and_durations_need_not_be_whole_microseconds():
-    found = clocks([(0, 1 / 3), (1, 1.23456789)], telemetry((2, 1980, 90)))
-    assert found == {"p1": 1980.0}
-
-
 def broken_down(step_ms, compute_ms):
     return make_row(step_ms_p50=step_ms, device_type="cuda", compute_ms=compute_ms)
 
@@ -115,10 +77,15 @@ def test_a_part_is_told_unless_the_breakdown_contradicts_its_step():
 
 def test_the_part_that_moved_with_the_step_is_named():
     parts = ("compute_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms", "host_gap_ms")
-    known = {**dict.fromkeys(parts, 1.0), "step_ms_p50": 8.0, "throttled": False}
+    known = {
+        **dict.fromkeys(parts, 1.0),
+        "step_ms_p50": 8.0,
+        "throttled": False,
+        "sm_clock_mhz_p50": 1980.0,
+    }
     base = make_row(device_type="cuda", **known)
-    slower = {"step_ms_p50": 9.0, "comm_exposed_ms": 1.9, "compute_ms": 0.5, "throttled": True}
-    found = point_changes(base, replace(base, **slower), (1980.0, 1410.0))
+    slower = {"step_ms_p50": 9.0, "comm_exposed_ms": 1.9, "compute_ms": 0.5}
+    found = point_changes(base, replace(base, **slower, throttled=True, sm_clock_mhz_p50=1410.0))
     assert [one.name for one in found] == ["exposed communication", "throttled", "SM clock"]
     late = point_changes(base, replace(base, step_ms_p50=9.0, straggler_ms=2.0))
     assert [one.name for one in late] == ["one rank slower"]
