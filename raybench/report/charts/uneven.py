@@ -1,8 +1,11 @@
-"""What to do with slow devices: each way to share the work, over their speed."""
+"""What to do with slow devices: each way to share the work over their speed, and the best one."""
 
 from __future__ import annotations
 
-from raybench.analysis.uneven import Fleet
+from collections.abc import Sequence
+
+from raybench.analysis.uneven import Fleet, gain_over
+from raybench.job.point import EQUAL
 from raybench.report import formatting
 from raybench.report.charts.data import ChartData
 from raybench.report.charts.grammar import (
@@ -11,8 +14,11 @@ from raybench.report.charts.grammar import (
     Mark,
     Panel,
     axis,
+    by_series,
+    heat_map,
     legend_height,
     line_chart,
+    names_axis,
 )
 from raybench.report.charts.registry import Chart
 
@@ -20,7 +26,8 @@ from raybench.report.charts.registry import Chart
 def uneven_figure(data: ChartData) -> Figure | None:
     """Return lines of samples/s over the speed of the slow devices, one for each way to share.
 
-    None where slow devices of fewer than two speeds were compared.
+    The last panel is a map of the best way. None where slow devices of fewer than two speeds were
+    compared.
     """
     fleets = data.summary.fleets
     if len({fleet.probe_ratio for fleet in fleets}) < 2:
@@ -44,11 +51,13 @@ def uneven_figure(data: ChartData) -> Figure | None:
         )
         for group, some in groups.items()
     ]
+    panels.append(_map(fleets, list(groups), shares, data.ranks))
     return Figure(
         anchor="uneven-speeds",
         title="Ways to share the work, over the speed of the slow devices",
         note="Speeds are those that the probes found, as a share of a fast device's. Thin bars: "
-        "95 % intervals.",
+        "95 % intervals. The map names the fastest way, its gain over equal shares, and the ways "
+        "that may be as good.",
         panels=panels,
     )
 
@@ -71,3 +80,29 @@ def _marks(fleet: Fleet) -> list[Mark]:
         ends = {"low": value * (1 - half), "high": value * (1 + half)} if half else {}
         marks.append({"x": fleet.probe_ratio, "y": value, "line": name, "tip": tip, **ends})
     return marks
+
+
+def _map(fleets: Sequence[Fleet], groups: list[str], shares: list[str], ranks: str) -> Panel:
+    """Return a map of the best way to share, by the speed of the slow devices and their number."""
+    cells = []
+    for fleet in fleets:
+        best, text = fleet.best, fleet.best.shares
+        if EQUAL in fleet.scenarios and best.shares != EQUAL:
+            text += f" {gain_over(best, fleet.scenarios[EQUAL]).gain:+.0%}"
+        rivals = "".join(f" or {name}" for name in fleet.as_good())
+        speed, group = f"{fleet.probe_ratio:.0%}", _group(fleet, ranks)
+        tip = f"{group}, at {speed} of the speed\nbest: {text}{rivals}"
+        cell = {"x": group, "y": speed, "line": best.shares, "text": text + rivals, "tip": tip}
+        cells.append(cell)
+    speeds = sorted({cell["y"] for cell in cells}, key=lambda text: -float(text.rstrip("%")))
+    return Panel(
+        title="The best way",
+        layers=heat_map(
+            cells,
+            names_axis(groups, orient="top", labelAngle=0),
+            names_axis(speeds) | {"title": "speed"},
+            by_series(shares, "color", symbol="square"),
+            inverse="true",
+        ),
+        height=max(140, 34 * len(speeds) + 60) + legend_height(shares),
+    )

@@ -91,6 +91,13 @@ def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_j
     assert drawn == set(re.findall(r'\[fill="(#[0-9a-f]{6})"\]', rules))
 
 
+def test_slow_devices_of_several_speeds_have_a_map_of_the_best_way_beside_the_lines():
+    data = ChartData(summary=load_summary(RESULTS, "uneven_gpus-20261123-000526-0147"))
+    figure = main_figure(data)
+    assert [panel.title for panel in figure.panels][-1] == "The best way"
+    assert "by_speed +47%" in {mark["text"] for mark in marks(figure, "text")}
+
+
 def test_intervals_over_rounds_are_drawn():
     records = [
         make_record(make_point(world_size=size), step_ms=ms + number, round=number, attempt=number)
