@@ -99,7 +99,10 @@ class SlowestRegion:
 
 
 def slowest_regions(regions: Sequence[RegionRow]) -> list[SlowestRegion]:
-    """Return each region of one attempt at one point, in the order of the step."""
+    """Return the longest time of each region over the ranks, in ms, in the order of the step.
+
+    regions: of one attempt at one point; of none an empty list.
+    """
     longest: dict[str, RegionRow] = {}
     for one in regions:
         if one.region not in longest or one.region_ms > longest[one.region].region_ms:

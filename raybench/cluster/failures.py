@@ -134,7 +134,7 @@ def cause_of(answers: Collection[Answer]) -> Failure | None:
 
 
 def hanging(point: PointObservation) -> list[int]:
-    """Return the stuck ranks that do not wait for others; all, where all of them may.
+    """Return the stuck ranks that do not wait for others, or all stuck ranks if all may wait.
 
     A rank that waits for its device may be in a collective, or in an endless kernel of its own: it
     hangs only if no rank hangs elsewhere.

@@ -79,9 +79,12 @@ def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[No
 
 
 def _start_watcher(mark: str, *, raylet: int = 0, ids: int | None = None, folder: str = "") -> None:
-    """Start the watcher of this process; do nothing before Linux 5.3, which has no pidfd.
+    """Start a process that kills what this process leaves behind when it ends.
 
-    raylet: of a worker. ids: a pipe from which it reads ids of further processes.
+    Does nothing before Linux 5.3, which has no pidfd. mark: the value of MARK in the environment of
+    the processes to kill. raylet: process id of the raylet of a worker, 0 for a driver. ids: the
+    file descriptor of a pipe from which the watcher reads ids of further processes to kill.
+    folder: of these processes; it is removed unless it has a file KEPT.
     """
     # Not at the top: the watcher has no use for it.
     import subprocess

@@ -72,8 +72,9 @@ Handler = Callable[[Collective], Work]
 def replace_collectives(handler: Handler) -> Iterator[None]:
     """Call the handler in place of all collectives of the process inside the `with` block.
 
-    The handler must not issue real ones: to call torch's own kernels from Python would hold the
-    interpreter's lock, for which threads of gloo and NCCL wait while they hold others.
+    The handler must not issue real collectives. A call of torch's own kernels from Python holds the
+    interpreter's lock; threads of gloo and NCCL wait for that lock while they hold locks of their
+    own, so that both would wait for ever.
     """
     with torch.library._scoped_library("c10d", "IMPL") as library, _groups_of_calls():
         with warnings.catch_warnings():

@@ -125,9 +125,10 @@ def compare_few(
     """Return each subject's time over that of the fastest, and which subjects are slow.
 
     For fewer than `LEAST_ALIKE` subjects: the median of two is the value of neither, and there is
-    no spread but the floor. A subject is slow that takes longer by 10 %, and by seven floors, in
-    the median of the passes and, but for one floor, in each. One that takes `bad_ratio` times as
-    long always is; where `bad_ratio` is above the usual one, only such a subject is.
+    no spread but the floor. A subject is slow if it takes longer than the fastest by more
+    than a limit: in the median of the passes by the limit, and in each pass by the limit less one
+    floor. The limit is 10 % or seven floors, whichever is more, and `bad_ratio` at most; it is
+    `bad_ratio` itself if that is above BAD_RATIO.
     values, is_time, floor: as for `compare_peers`.
     """
     times = _as_times(values, is_time)

@@ -144,7 +144,7 @@ def nothing_left(start: RunState) -> str:
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     """Return a run that has nothing left, with the counts and the status of its rows.
 
-    It is written where a driver that died has not done so.
+    Writes the run and its summary too, if its driver died before it could.
     """
     from raybench.analysis.summary import write_summary
 
