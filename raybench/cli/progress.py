@@ -130,7 +130,10 @@ class PointProgress:
         return f"about {duration} left"
 
     def _name(self, point: Point) -> str:
-        """Return the settings of a point that vary in the plan, in columns of equal width."""
+        """Return the name of a point: its settings that vary, in columns of equal width.
+
+        Its id where none vary; what `name_of` returns where that was given.
+        """
         if self._name_of is not None:
             return self._name_of(point)
         cells = (f"{_show_setting(point, name):<{self._widths[name]}}" for name in self._varying)

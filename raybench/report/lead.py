@@ -317,7 +317,10 @@ def _insight(summary: Summary, metric: Metric, case: Case, one: Candidate) -> In
 
 
 def ranking(summary: Summary) -> str:
-    """Return which points are the best of those that are compared, case by case."""
+    """Return which points are the best: case by case, or which setting wins most of many cases.
+
+    A range of values where nothing is compared; empty where nothing was measured.
+    """
     metric, cases = answer_metric(summary), summary.cases
     if metric is None or not cases:
         return ""

@@ -101,8 +101,9 @@ def _variables(file: int, subsystems: str) -> dict[str, str]:
 def _find_read_again() -> Callable[[], object] | None:
     """Return a function that has the NCCL of this process read the variables of its log again.
 
-    None where NCCL is not loaded or lacks the function, which is for its own tests. It takes effect
-    with the next line of the log: a call without a communicator writes one.
+    The function also makes a call without a communicator, which writes a line of the log: only then
+    are the variables read. None where NCCL is not loaded or lacks `ncclResetDebugInit`, which NCCL
+    has for its own tests.
     """
     try:
         library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

@@ -194,7 +194,11 @@ class ScriptProcess:
                 return self._check({"ended": {"code": self._process.wait(), "samples": None}})
 
     def _next_message(self) -> dict[str, Any] | None:
-        """Read on; None while there is no whole line. A process that ends is seen by its handle."""
+        """Receive once, and return the next message; None while its line is not whole.
+
+        Where the script has closed its end, waits for the process to end, for a few seconds, and
+        returns a message `ended` with its exit code.
+        """
         try:
             read = self._socket.recv(1 << 20)
         except ConnectionResetError:
