@@ -87,7 +87,10 @@ def probe_task(world_size: int) -> Task:
 
 
 def judge(facts: Facts, answers: Sequence[Answer]) -> list[Check]:
-    """Return the checks of the workers' answers, those between nodes last."""
+    """Return the checks of the workers' answers, those between nodes last.
+
+    One check "unknown" where a rank failed or none printed its routes.
+    """
     if failure := next((one for one in answers if isinstance(one, Failure)), None):
         return [_unknown(f"rank {failure.rank}: {failure.message}")]
     ranks = [read_rank(one.output) for one in answers if isinstance(one, Measurement)]

@@ -157,7 +157,10 @@ class Examiner:
     _burn_in_ends_s: float = 0.0
 
     def rounds(self, cluster: Cluster) -> Rounds:
-        """Return the passes over the probes; reads the facts of the devices first."""
+        """Return the passes over the probes.
+
+        First it reads the facts of the devices, and sets `devices` to those that are not lost.
+        """
         lost = cluster.lost
         self._cluster, self._facts_before = cluster, cluster.read_device_facts()
         self._use_devices([place for place in range(len(cluster.devices)) if place not in lost])

@@ -1,7 +1,6 @@
-"""The jobs that come with raybench: a question each, and how to cut it down to two CPU cores.
+"""The jobs that come with raybench, with a question each, and files to start from.
 
-They are the files of `jobs/`, which the package has as `raybench/jobs`. The comment above the
-workload is in paragraphs; the last one is the command for a machine without GPUs.
+They are the files of `jobs/`, which the package has as `raybench/jobs`.
 """
 
 from __future__ import annotations

@@ -278,7 +278,11 @@ def _warm_up(workload: Workload, run: _PointRun) -> _Blocks:
 
 
 def _inner_iterations(workload: Workload, warmup: _Blocks, run: _PointRun) -> int:
-    """Agree on the steps in a sample; replayed steps may be far shorter than eager ones."""
+    """Return how many steps a sample has, the same on all ranks; 1 for a script.
+
+    With `cuda_graph` it captures a step and times replays of it, because they may be far shorter
+    than eager steps.
+    """
     context, step_ns = run.context, warmup.point_ns()
     if isinstance(run.timer, ScriptTimer):
         return 1  # a script runs its own loop

@@ -329,10 +329,11 @@ class StepMaker:
                 gc.collect()
 
     def context_among(self, shares: Sequence[int]) -> Context:
-        """Return the context of this rank among those with a share; all ranks must call it.
+        """Return the context of this rank among the ranks with a share; all ranks must call it.
 
-        Where some have none, it makes a process group of the others. A rank without a share gets
-        the world size of that group, and no emulation.
+        It has the rank, world size, batch size and loss weight of this share. If some ranks have no
+        share, the others get a process group of their own. A rank without a share keeps its rank
+        number, gets the world size of that group, and emulates no slower device.
         """
         ranks = [rank for rank, items in enumerate(shares) if items]
         group = dist.new_group(ranks) if 1 < len(ranks) < len(shares) else None

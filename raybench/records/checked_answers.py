@@ -34,7 +34,10 @@ _SHOWN_CHARACTERS = 60
 
 
 def check_declared(owner: str, name: str, value: object) -> int | float | None:
-    """Return a declared number as int or float. Raises UsageError for another type or size."""
+    """Return a declared number as int or float; None for None.
+
+    Raises UsageError for what is no number, below 0 or above MOST.
+    """
     if value is None:
         return None
     number = _plain(value)
@@ -46,7 +49,10 @@ def check_declared(owner: str, name: str, value: object) -> int | float | None:
 
 
 def check_metric(owner: str, metric: Metric, value: object) -> float:
-    """Return the value of a workload's own metric as a float. Raises as `check_declared`."""
+    """Return the value of a workload's own metric as a float.
+
+    Raises UsageError for None, for what is no number, and beyond -MOST to MOST.
+    """
     number = _plain(value)
     if number is None or abs(number) > MOST:
         raise UsageError(

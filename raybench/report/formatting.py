@@ -112,8 +112,10 @@ def is_short(time_ms: float | None) -> bool:
 
 
 def step_uncertainty(row: PointRow) -> float | None:
-    """Return half of the step's 95 % interval over rounds, over the step; None for one round."""
-    # Only a ScaledRow has them.
+    """Return half of the step's 95 % interval over rounds, over the step.
+
+    None for one round, and for a row that is no ScaledRow, which alone has the interval.
+    """
     low, high = getattr(row, "step_ms_low", None), getattr(row, "step_ms_high", None)
     if low is None or high is None:
         return None

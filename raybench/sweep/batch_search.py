@@ -98,9 +98,9 @@ def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
 
 
 def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
-    """Return the point with the largest batch that fits of each series, where one is known.
+    """Return for each series the point with the largest batch that was ok so far, if there is one.
 
-    outcomes: point_id -> how the point ended.
+    plan: one with a batch search. outcomes: point_id -> how the point ended.
     """
     search = plan.batch_search
     assert search is not None, "only a search finds batches"

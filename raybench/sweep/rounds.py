@@ -54,7 +54,9 @@ class Rounds:
         number: of the round, from 1. ended: how trials ended so far. A point that failed or was
         skipped in an earlier round is left out. Where batch sizes are searched, the first round
         searches, and the others measure the largest batch of each series that fits.
-        With one round the order is that of the plan, smaller batches of a series first.
+        With one round the order is that of the plan, smaller batches of a series first. With more,
+        points are in random order within blocks of one world size, and a control, which is the
+        baseline point measured once more, ends each block.
         """
         points = self._points(number, ended)
         of_plan = {point.point_id: index for index, point in enumerate(self.plan.points)}

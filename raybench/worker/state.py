@@ -197,7 +197,10 @@ class ProcessState:
         return [f"{held_bytes / _MIB:,.0f} MiB of device memory"] if is_held else []
 
     def _release_memory(self) -> int:
-        """Give free memory back to the device; return what torch's allocator still holds of it."""
+        """Give free memory back to the device; return the bytes that torch still reserves.
+
+        0 on a CPU.
+        """
         if self._device.type != "cuda":
             return 0
         torch.cuda.synchronize(self._device)
