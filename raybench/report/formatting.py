@@ -132,6 +132,11 @@ def half_width(share: float) -> str:
     return "±>100%" if share >= 1 else f"±{share:.{1 if share >= 0.01 else 2}%}"
 
 
+def widest_half_width(share: float) -> str:
+    """Write the widest half of several intervals: `±1.2% or less`; `some ±>100%` from 100 % on."""
+    return f"some {half_width(share)}" if share >= 1 else f"{half_width(share)} or less"
+
+
 def part(value_ms: float | None, unit: Unit) -> str:
     """Write a part of a step: three digits, and no more than three decimals."""
     if not has_value(value_ms):

@@ -73,7 +73,9 @@ class Insight:
         """Return `±1.2%`, for a range `±1.2% or less`; empty where it is not known."""
         if self.half_width is None:
             return ""
-        return formatting.half_width(self.half_width) + (" or less" if len(self.rows) > 1 else "")
+        is_range = len(self.rows) > 1
+        written = formatting.widest_half_width if is_range else formatting.half_width
+        return written(self.half_width)
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -172,7 +174,8 @@ def _scaling_lead(summary: Summary) -> str:
     text = f"{devices} do {', '.join(phrases)} {what}"
     halves = [one.half_width for one in found if one.half_width is not None]
     if len(halves) == len(found) < len(rows):
-        text += f", each {formatting.half_width(max(halves))} or less"
+        each = "each " if max(halves) < 1 else ""
+        text += f", {each}{formatting.widest_half_width(max(halves))}"
     ideal = ""
     if any(len(set(row.models_by_rank or ())) > 1 for row in rows):
         shares = sorted(row.efficiency for row in rows if row.efficiency is not None)

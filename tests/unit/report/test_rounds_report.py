@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from builders import make_measure, make_point, make_record, make_run, report_text
+from builders import (
+    make_measure,
+    make_point,
+    make_record,
+    make_run,
+    make_summary,
+    report_text,
+)
 from click.testing import CliRunner
 
 from raybench.analysis.rows import point_rows
@@ -51,6 +58,24 @@ def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_c
     assert summary.more_rounds.seconds == pytest.approx(2 * (2 * 3.5 + 5), abs=2)
     assert "3 rounds, which give an interval, would take about" in text
     assert "--set measure.rounds=3" in text
+
+
+def test_intervals_as_wide_as_their_values_are_not_written_as_thousands_of_percent():
+    records = [
+        make_record(
+            make_point(world_size=size, batch_size=batch),
+            step_ms=ms * number**2,
+            round=number,
+            attempt=number,
+            count=40,
+        )
+        for number in (1, 2)
+        for size, ms in ((1, 10.0), (2, 11.0 * number))
+        for batch in (64, 256)
+    ]
+    text = " ".join(report_text(make_summary(records), width=200).split())
+    assert "±>100%" in text.partition("Next: ")[0]
+    assert ">100% or less" not in text
 
 
 def test_a_control_that_moved_is_a_warning_that_names_the_block(tmp_path):
