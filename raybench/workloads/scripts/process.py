@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
+from raybench.errors import DETAIL_CHARACTERS, shorten_start
 from raybench.records import Cause, Failure, Samples, Status
-from raybench.records.failure_text import DETAIL_CHARACTERS, shorten_start
 
 _CHILD = Path(__file__).with_name("child.py")
 _LOOK_S = 0.05
