@@ -12,7 +12,7 @@ from raybench.job.answer import Answer
 from raybench.job.point import Precision, Scalar
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context
-from raybench.workloads.compute.memory import memory_gb_s
+from raybench.workloads.memory import memory_gb_s
 from raybench.workloads.training.layout import (
     Layout,
     LayoutOptions,
