@@ -14,8 +14,8 @@ from raybench.analysis.rounds import ATTEMPT_COLUMNS
 from raybench.analysis.rows import point_rows
 from raybench.errors import ResultsError, UsageError
 from raybench.results import reader
-from raybench.results.folder import run_ids
 from raybench.results.point_row import PointRow
+from raybench.results.run import run_ids
 from raybench.stats.communication import Link, ReduceTimes
 
 _LINK = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:GB/s)?\s*@\s*(\d+(?:\.\d+)?)\s*(?:us|µs|μs)?\s*")
