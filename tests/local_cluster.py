@@ -15,7 +15,7 @@ from raybench.cluster.allocator import Strategy
 from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.hardware.telemetry import FactReader
 from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
-from raybench.records.health import DeviceFacts
+from raybench.records.devices import DeviceFacts
 
 
 def choose_workers(

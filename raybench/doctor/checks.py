@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 
 from raybench.health.device_facts import FREE_MEMORY, MEMORY_ERRORS, PCIE_LANES, facts_readings
 from raybench.records import Device
-from raybench.records.health import DeviceFacts
+from raybench.records.devices import DeviceFacts
 from raybench.report.formatting import some
 from raybench.report.plain_text import counted
 

@@ -23,7 +23,7 @@ import pynvml
 
 from raybench.hardware import nvml
 from raybench.records import Device, DeviceSample, SpanNs
-from raybench.records.health import DeviceFacts, NvLink
+from raybench.records.devices import DeviceFacts, NvLink
 
 # When the SM clock was read, by the host's monotonic clock in ns, and the clock in MHz.
 ClockReading = tuple[int, int]

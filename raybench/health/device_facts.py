@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from raybench.health.readings import Problem, Reading
 from raybench.health.suite import HealthTest, device_subject
-from raybench.records.health import Action, DeviceFacts
+from raybench.records.devices import DeviceFacts
+from raybench.records.health import Action
 from raybench.report.plain_text import counted
 
 _BYTES_PER_GIB = 2**30

@@ -8,7 +8,7 @@ from builders import make_device
 
 from raybench.doctor.checks import Check, Facts, Verdict, check_facts
 from raybench.records import Device
-from raybench.records.health import DeviceFacts
+from raybench.records.devices import DeviceFacts
 
 VERSIONS = {
     "raybench": "0.1.0",
