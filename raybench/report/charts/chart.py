@@ -249,22 +249,18 @@ def line_figure(
         panel: [(line, row) for line, row in some if line in lines]
         for panel, some in [*groups.items()][:MOST_PANELS]
     }
-
-    def mark(line: str, row: ScaledRow) -> Mark:
-        words = f"{point_name(row, names, ranks)}\n{tip(row)}"
-        return {"x": along(row), "y": value(row), "line": line, "tip": words, **more(row)}
-
     marks: dict[str, list[Mark]] = {panel: [] for panel in shown}
     missing: dict[str, dict[str, list[str]]] = {panel: {} for panel in shown}
     for panel, some in shown.items():
         has_lines = len({line for line, _ in some}) > 1
         for line, row in some:
-            if value(row) is not None or is_on_axis(row):
-                marks[panel].append(mark(line, row))
-            else:
+            if value(row) is None and not is_on_axis(row):
                 place = (line if has_lines else "", formatting.settings_words(row, over, ranks))
                 named = missing[panel].setdefault(why_not_drawn(row), [])
                 named.append(", ".join(filter(None, place)))
+                continue
+            mark = {"x": along(row), "y": value(row), "line": line, **more(row)}
+            marks[panel].append(mark | {"tip": f"{point_name(row, names, ranks)}\n{tip(row)}"})
     drawn = [(panel, one) for panel, some in marks.items() for one in some]
     places = {(panel, one["line"], one["x"]) for panel, one in drawn if one["y"] is not None}
     if len(places) == len({(panel, line) for panel, line, _ in places}):
@@ -272,8 +268,7 @@ def line_figure(
     counts = ((len(shown), len(groups), "charts"), (len(lines), len(every_line), "lines"))
     if few := [f"{some} of {many} {noun}" for some, many, noun in counts if some < many]:
         note += f" The first {' and '.join(few)} are drawn; the table of the points has all."
-    used = {one["line"] for _, one in drawn}
-    legend = [line for line in lines if line in used]
+    legend = [line for line in lines if any(one["line"] == line for _, one in drawn)]
     panels = [
         line_panel(some, legend, x, y, title=panel, missing=_not_drawn(missing[panel]), **of_lines)
         for panel, some in marks.items()
