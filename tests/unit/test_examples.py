@@ -16,9 +16,8 @@ from raybench.cli.results import format_page, load_summary
 from raybench.health.document import HealthDocument
 from raybench.health.page import format_page as format_health_page
 from raybench.health.page import health_figures
-from raybench.report.charts.data import ChartData
+from raybench.report.charts.chart import ChartData, draw_main_figure
 from raybench.report.charts.grammar import draw_figure
-from raybench.report.charts.registry import draw_main_figure
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.results import reader

@@ -20,9 +20,8 @@ from markupsafe import Markup
 
 from raybench.report import formatting, plain_text
 from raybench.report.blocks import HOW_TO_ADD_ROUNDS, Column, ColumnOf, Table, make_table
-from raybench.report.charts.data import ChartData
+from raybench.report.charts.chart import ChartData, main_figure, other_figures, why_no_figure
 from raybench.report.charts.grammar import Figure, Panel, draw
-from raybench.report.charts.registry import main_figure, other_figures, why_no_figure
 from raybench.report.html.points import point_table
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary

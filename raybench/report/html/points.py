@@ -17,7 +17,7 @@ from raybench.report.blocks import (
     make_table,
     metric_column,
 )
-from raybench.report.charts.data import in_order
+from raybench.report.charts.chart import in_order
 from raybench.report.charts.scaling import speed_up_words
 from raybench.report.marks import MARKS, marks
 from raybench.report.plain_text import shorten
