@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from raybench.cluster.failures import cause_of
+from raybench.cluster.point_end import cause_of
 from raybench.doctor.facts import Check, Facts, Verdict
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision

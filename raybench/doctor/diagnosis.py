@@ -54,7 +54,7 @@ def open_cluster(
     address: str, device: Literal["auto", "cuda", "cpu"], end: Callable[[str], None]
 ) -> Cluster:
     """Return a cluster that other sweeps may use too. Raises ClusterError where there is none."""
-    from raybench.cluster.connect import connect
+    from raybench.cluster import connect
     from raybench.cluster.device_reservation import ReservationTerms, this_process
 
     terms = ReservationTerms(holder=this_process("raybench doctor"), shared=True)

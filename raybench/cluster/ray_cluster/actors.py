@@ -22,12 +22,13 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from raybench.cluster import DeviceKind, reaper
+from raybench.cluster import reaper
 from raybench.cluster.device_reservation import FOLDER_VARIABLE
 from raybench.records import (
     Answer,
     Cause,
     Device,
+    DeviceKind,
     Failure,
     Group,
     RankInfo,

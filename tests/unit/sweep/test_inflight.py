@@ -9,7 +9,7 @@ from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.records import Failure, Status, Task
 from raybench.records.failure_text import DETAIL_CHARACTERS
-from raybench.sweep.inflight import InFlight, RunningAttempt, make_record_of
+from raybench.sweep.loop import InFlight, RunningAttempt, make_record_of
 from raybench.sweep.scheduler import Attempt
 
 
