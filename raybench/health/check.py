@@ -26,7 +26,7 @@ from raybench.job.point import Point
 from raybench.records import Device, Record
 from raybench.records.devices import DeviceFacts
 from raybench.records.environment import usable_cores
-from raybench.records.health import Finding, Stage, Verdict
+from raybench.records.health import Finding, Stage
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.messages import Listener
@@ -37,7 +37,6 @@ from raybench.sweep.runner import run_sweep
 MakeProbes = Callable[[Fleet], tuple[Probe, ...]]
 
 _JOB = Path(__file__).with_name("job.yaml")
-_NOT_HEALTHY = (Verdict.BAD, Verdict.SUSPECT, Verdict.UNTESTED)
 # A point of the burn-in is as long as a device needs to get hot, and so short that a hang is
 # noticed soon.
 _BURN_IN_POINT_S = 10.0
@@ -70,7 +69,7 @@ class Examination:
         unhealthy = {
             uuid
             for finding in self.findings
-            if finding.verdict in _NOT_HEALTHY
+            if finding.verdict.is_unhealthy
             and finding.subject.kind in ("device", "node")
             and not finding.culprit
             for uuid in finding.subject.uuids
