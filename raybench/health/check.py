@@ -10,7 +10,6 @@ from pathlib import Path
 from raybench.analysis.references import SHIPPED, References
 from raybench.cluster import Cluster
 from raybench.health.device_facts import facts_readings
-from raybench.health.expected import read_findings
 from raybench.health.readings import (
     Reading,
     drift,
@@ -18,6 +17,7 @@ from raybench.health.readings import (
     read_record,
     split_by_room,
 )
+from raybench.health.references import read_findings
 from raybench.health.suite import BURN_IN, PASS_STAGES, Fleet, Probe, device_subjects, probes
 from raybench.health.verdicts import judge
 from raybench.job.model import Job, Measure, Span, load_job

@@ -14,7 +14,7 @@ from typing import Any
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER
 from raybench.analysis.environment_changes import Change
-from raybench.health.expected import limit_elsewhere
+from raybench.health.references import limit_elsewhere
 from raybench.health.report import HealthReport, reason_with_value
 from raybench.health.suite import COMM_TEST, SUITE, WAIT_TEST
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
