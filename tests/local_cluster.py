@@ -13,7 +13,7 @@ from typing import Protocol
 from raybench.cluster import DeviceKind, allocator
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.point_end import RunningRanks, finish_point
-from raybench.hardware.device_facts import FactReader
+from raybench.hardware.telemetry import FactReader
 from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
 from raybench.records.devices import DeviceFacts
 
