@@ -8,8 +8,7 @@ from typing import Literal, Protocol
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import ReservationTerms
 from raybench.records import Answer, Device, DeviceKind, DeviceSample, Task
-from raybench.records.device_facts import DeviceFacts
-from raybench.records.device_list import DeviceList
+from raybench.records.devices import DeviceFacts, DeviceList
 
 
 class Cluster(Protocol):

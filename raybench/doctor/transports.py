@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from raybench.doctor.facts import Check, Facts, Verdict, count_noun, join_names
-from raybench.doctor.gpu_checks import nvlinks
+from raybench.doctor.checks import Check, Facts, Verdict, active_nvlinks
 from raybench.hardware.nccl_log import NcclLog, Route, describe, parse, route_interface
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Device, Failure, Measurement, Task
+from raybench.report.formatting import some
+from raybench.report.plain_text import counted
 
-_WORKLOAD = "raybench.workloads.communication.transport_probe:TransportProbe"
+_WORKLOAD = "raybench.workloads.transport_probe:TransportProbe"
 _SETTINGS = Measure(
     warmup=Span(min=1, max=1),
     iterations=Span(min=1, max=1),
@@ -152,7 +153,7 @@ def _see(devices: Sequence[Device], ranks: Sequence[RankTransports], *, is_withi
 
 def _within(devices: Sequence[Device], ranks: Sequence[RankTransports], seen: _Seen) -> Check:
     is_direct = seen.kinds == {"P2P"}
-    medium = ", NVLink" if is_direct and all(map(nvlinks, devices)) else ""
+    medium = ", NVLink" if is_direct and all(map(active_nvlinks, devices)) else ""
     nvls = {rank.log.has_nvls for rank in ranks} - {None}
     switch = f"; NVLS {'on' if True in nvls else 'off'}" if nvls else ""
     advice = "" if is_direct else _NO_PEERS
@@ -163,11 +164,11 @@ def _hints(ranks: Sequence[RankTransports], seen: _Seen) -> Iterator[str]:
     """Yield what to do about the way between nodes; nothing where it is as it should be."""
     adapters = sorted({name for rank in ranks for name in rank.adapters})
     if "Socket" in seen.networks and adapters:
-        yield f"TCP although {join_names(adapters)} is there: {_NO_ADAPTER}"
+        yield f"TCP although {some(adapters)} is there: {_NO_ADAPTER}"
     inner = sorted(name for name in seen.interfaces if _INNER.match(name))
     if inner:
         yield (
-            f"{join_names(inner)} leads to no other host, or by a detour: set NCCL_SOCKET_IFNAME "
+            f"{some(inner)} leads to no other host, or by a detour: set NCCL_SOCKET_IFNAME "
             "to the interface of the cluster's network (ip -br address)"
         )
     if seen.networks - {"Socket"}:
@@ -185,7 +186,7 @@ def _rdma_hints(ranks: Sequence[RankTransports], seen: _Seen) -> Iterator[str]:
     limits = sorted({rank.memlock for rank in ranks} - {"", _UNLIMITED})
     if limits:
         yield (
-            f"memory that may be locked is limited to {join_names(limits)} bytes, and RDMA needs "
+            f"memory that may be locked is limited to {some(limits)} bytes, and RDMA needs "
             "more: start with --ulimit memlock=-1, or raise it for slurmd or kubelet"
         )
 
@@ -195,16 +196,16 @@ def _adapter_count(ranks: Sequence[RankTransports], seen: _Seen) -> str:
     if not counts or "IB" not in seen.networks:
         return ""
     least, most = counts[0], counts[-1]
-    count = f"{least} to {most} adapters" if least != most else count_noun(least, "adapter")
+    count = f"{least} to {most} adapters" if least != most else counted(least, "adapter")
     return f"; {count} a rank"
 
 
 def _list(seen: _Seen) -> str:
     ways = [
-        f"{way} of {count_noun(len(owners), 'rank')}" if len(seen.ways) > 1 else way
+        f"{way} of {counted(len(owners), 'rank')}" if len(seen.ways) > 1 else way
         for way, owners in sorted(seen.ways.items())
     ]
-    return join_names(ways)
+    return some(ways)
 
 
 def _check(name: str, found: str, advice: str, seen: _Seen) -> Check:
@@ -226,13 +227,13 @@ def _gloo(devices: Sequence[Device], ranks: Sequence[RankTransports]) -> Check:
     advice = ""
     if inner and not is_one_host:
         advice = (
-            f"{join_names(sorted(inner))} leads to no other host: set GLOO_SOCKET_IFNAME to the "
+            f"{some(sorted(inner))} leads to no other host: set GLOO_SOCKET_IFNAME to the "
             "interface of the cluster's network (ip -br address)"
         )
     return Check(
         name="transport",
         verdict=Verdict.WARN if advice else Verdict.OK,
-        found=f"gloo over TCP on {join_names(found)}",
+        found=f"gloo over TCP on {some(found)}",
         advice=advice,
         details={"interfaces": found},
     )

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from raybench.cluster import Cluster
 from raybench.cluster.allocator import Isolation, Strategy
 from raybench.cluster.point_end import cause_of
-from raybench.errors import ClusterError
+from raybench.errors import DETAIL_CHARACTERS, ClusterError, shorten, shorten_start
 from raybench.job import memory
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
@@ -35,7 +35,6 @@ from raybench.records import (
 )
 from raybench.records.checked_answers import check_answers
 from raybench.records.environment import Code
-from raybench.records.failure_text import DETAIL_CHARACTERS, shorten, shorten_start
 from raybench.results.metrics.conditions import crowding
 from raybench.sweep.scheduler import Attempt, Rounds, Schedule, Skip, is_tried_again
 
