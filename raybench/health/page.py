@@ -7,8 +7,7 @@ from operator import itemgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
-from raybench.health.document import HealthDocument, PairMap, marked, pair_maps, short_names
-from raybench.health.report import HealthReport
+from raybench.health.report import HealthReport, PairMap, marked, pair_maps, short_names
 from raybench.records.health import Finding, Verdict, figure, is_time
 from raybench.report import blocks, formatting, plain_text
 from raybench.report.blocks import Column, make_table
@@ -53,7 +52,7 @@ _DEVICES_NOTE = (
 
 def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
     """Return the page of a check as HTML. devices: the table `devices` of its run."""
-    found = list(HealthDocument(report=report).body())
+    found = list(report.body())
     run = report.run
     return render(
         "health.html",

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from raybench.health.groups import Group
+from raybench.health.readings import Group
 from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, device_subjects
 from raybench.records import Device
 from raybench.records.health import Finding, Subject, Verdict

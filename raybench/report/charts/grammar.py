@@ -114,7 +114,7 @@ class Figure:
 def axis(title: str | None, log: int | None = None, **settings: Any) -> Spec:
     """Return a quantitative axis, linear from zero, or logarithmic to the base `log`.
 
-    settings: of the axis in Vega-Lite (`format`, `values`), or of its `scale` and `domain`.
+    settings: of the axis in Vega-Lite (`format`, `values`), or `scale`.
     """
     scale = {"type": "log", "base": log, "nice": False, "padding": 14} if log else {"zero": True}
     scale |= settings.pop("scale", {})

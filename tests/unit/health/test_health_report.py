@@ -18,7 +18,6 @@ from builders import (
     make_subject,
 )
 
-from raybench.health.document import HealthDocument
 from raybench.health.page import health_figures
 from raybench.health.report import HealthReport
 from raybench.records.health import Action, Verdict
@@ -30,7 +29,7 @@ RUN = "health-20261122-150000-abcd"
 
 
 def format_health(report):
-    return format_document(HealthDocument(report=report), "terminal")
+    return format_document(report, "terminal")
 
 
 def healthy(count, **changes):
@@ -139,7 +138,7 @@ ALIKE = "all are slow alike: 1.40 times as long as this model takes elsewhere"
 )
 def test_the_first_line_is_the_lamp_and_the_verdict(findings, headline, exit_code):
     report = report_of(findings)
-    assert (report.headline, report.exit_code) == (headline, exit_code)
+    assert (report.title, report.exit_code) == (headline, exit_code)
     assert " ".join(format_health(report).split()).startswith(f"{headline} 4 x NVIDIA H200")
 
 
@@ -327,4 +326,4 @@ NODE = make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha")
     ],
 )
 def test_where_no_device_was_tested_alone_the_devices_of_the_run_are_counted(finding, headline):
-    assert report_of([finding], count=2).headline == f"Green: {headline}"
+    assert report_of([finding], count=2).title == f"Green: {headline}"

@@ -9,7 +9,7 @@ from builders import (
 )
 
 import raybench
-from raybench.health.expected import read_findings
+from raybench.health.references import read_findings
 from raybench.records.health import Action, Verdict
 from raybench.results.writer import RunStore
 
