@@ -143,11 +143,20 @@ class Replicas:
     def set_comm_hook(self, hook: CommHook | None) -> None:
         """Let gradients of all wrapped models go through the hook; None: as DDP reduces by itself.
 
-        All ranks call it together. DDP takes one hook only, so its object is initialised anew, and
-        the gradients that are there are dropped.
+        All ranks call it together. DDP takes one hook only, so the same object is initialised anew,
+        which whoever holds it goes on with, and the gradients that are there are dropped.
         """
         for ddp, wrapped in list(self._wrapped.items()):
-            _wrap_anew(ddp, wrapped.options)
+            model, is_training = ddp.module, ddp.training
+            # All that it had must be gone first, cycles included: its buckets take as much memory
+            # as the gradients, which may lie in them, and its hooks on the parameters would reduce
+            # them too.
+            ddp.__dict__.clear()
+            for parameter in model.parameters():
+                parameter.grad = None
+            gc.collect()
+            type(ddp).__init__(ddp, model, **wrapped.options)
+            ddp.training = is_training
             wrapped.has_begun, wrapped.has_our_hook = False, hook is not None
             if hook is not None:
                 ddp.register_comm_hook(wrapped.options["process_group"], hook)
@@ -166,19 +175,6 @@ def _no_reduction(model: Any) -> Iterator[None]:
         yield
     finally:
         model.set_requires_gradient_sync(True)
-
-
-def _wrap_anew(ddp: DistributedDataParallel, options: Mapping[str, Any]) -> None:
-    """Initialise the same object again, so that whoever holds it goes on with it."""
-    model, is_training = ddp.module, ddp.training
-    # All that it had must be gone first, cycles included: its buckets take as much memory as the
-    # gradients, which may lie in them, and its hooks on the parameters would reduce them too.
-    ddp.__dict__.clear()
-    for parameter in model.parameters():
-        parameter.grad = None
-    gc.collect()
-    type(ddp).__init__(ddp, model, **options)
-    ddp.training = is_training
 
 
 def count_compiled_frames() -> int:

@@ -82,7 +82,7 @@ _ADAPTERS = Path("/sys/class/infiniband")
 
 
 def main() -> None:
-    """Do the collective and print."""
+    """Do the collective, print what NCCL and the host tell, each line once, and exit with 0."""
     device, name = [*sys.argv[1:], "transport"][:2]
     with TemporaryDirectory(prefix="raybench-nccl-") as folder:
         log = Path(folder) / "nccl.log"
@@ -94,7 +94,14 @@ def main() -> None:
         }
         peers = _communicate(device, name)
         text = log.read_text(errors="replace") if log.exists() else ""
-    for line in (*_host_lines(), *peers, *_chosen(text)):
+    adapters = sorted(path.name for path in _ADAPTERS.iterdir()) if _ADAPTERS.is_dir() else []
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    print(f"raybench: adapters {','.join(adapters)}")
+    print(f"raybench: memlock {'unlimited' if locked == resource.RLIM_INFINITY else locked}")
+    print(f"raybench: rank {os.environ['RANK']}")
+    lines = (found[1] for line in text.splitlines() if (found := _LINE.match(line)))
+    told = (_CHANNEL.sub("", line) for line in lines if _TOLD.search(line))
+    for line in (*peers, *dict.fromkeys(told)):
         print(line)
     sys.stdout.flush()
     # As doctor's bare step: gloo's destructors may abort the process.
@@ -150,21 +157,6 @@ def _gloo_lines(store_port: int) -> Iterator[str]:
                 for address in (connection.laddr.ip, connection.raddr.ip)
             )
             yield f"raybench: gloo {names.get(here, 'unknown')} {here} {there}"
-
-
-def _host_lines() -> Iterator[str]:
-    """Tell what this host has for a network, and what its processes may lock in memory."""
-    adapters = sorted(path.name for path in _ADAPTERS.iterdir()) if _ADAPTERS.is_dir() else []
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    yield f"raybench: adapters {','.join(adapters)}"
-    yield f"raybench: memlock {'unlimited' if locked == resource.RLIM_INFINITY else locked}"
-    yield f"raybench: rank {os.environ['RANK']}"
-
-
-def _chosen(text: str) -> list[str]:
-    """Choose the lines that tell of transports, without channels, each once."""
-    lines = (found[1] for line in text.splitlines() if (found := _LINE.match(line)))
-    return list(dict.fromkeys(_CHANNEL.sub("", line) for line in lines if _TOLD.search(line)))
 
 
 if __name__ == "__main__":

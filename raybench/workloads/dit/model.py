@@ -241,16 +241,20 @@ def rotation(
     return Rotation(*(one.to(like.device, wide) for one in (angles.cos(), angles.sin())))
 
 
-def fill(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Draw the weights: normal, 0.02 wide, but for the norms', which stay 1.
+def fill(
+    module: nn.Module, generator: torch.Generator | None, *, norm: float = 1.0, gain: float = 0.0
+) -> None:
+    """Draw the weights, in place: of each norm all `norm`, others normal, 0.02 wide.
 
-    Not from the usual initialisation of each layer, which would draw them twice.
+    gain: above 0, weights are gain / sqrt(inputs) wide instead. Not from the usual initialisation
+    of each layer, which would draw them twice.
     """
     for name, parameter in module.named_parameters():
         if "norm" in name:
-            nn.init.ones_(parameter)
+            nn.init.constant_(parameter, norm)
         else:
-            nn.init.normal_(parameter, std=0.02, generator=generator)
+            std = gain / math.sqrt(parameter.shape[-1]) if gain else 0.02
+            nn.init.normal_(parameter, std=std, generator=generator)
 
 
 def _embedder(inputs: int, width: int) -> nn.Sequential:
@@ -458,19 +462,10 @@ def difference_to_whole(steps: Steps) -> float:
         text_tokens=_TEXT * ranks,
         attention=steps.kernel,
         compile=False,
-        fill=_fill_steeply,
+        # So that attention matters for the output, and single tokens for attention.
+        fill=partial(fill, norm=_NORM, gain=_GAIN),
     )
     undivided = replace(copy, parallel=form_groups(0, ulysses=1, ring=1))
     with torch.inference_mode():
         found, whole = (one.make("forward", 1)().double() for one in (copy, undivided))
         return float((found - whole).norm() / whole.norm())
-
-
-def _fill_steeply(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Draw weights with which attention matters for the output, and single tokens for attention."""
-    for name, parameter in module.named_parameters():
-        if "norm" in name:
-            nn.init.constant_(parameter, _NORM)
-        else:
-            std = _GAIN / math.sqrt(parameter.shape[-1])
-            nn.init.normal_(parameter, std=std, generator=generator)

@@ -11,7 +11,7 @@ gathered; parts are merged by their log-sum-exp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -108,33 +108,25 @@ class SequenceParallel:
     def _round(self, key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the keys and values of each rank of the ring, this rank's first.
 
-        The next ones are on their way while those given are worked on.
+        The next ones are on their way while those given are worked on. All ranks must go through it
+        together.
         """
-        current = key.contiguous(), value.contiguous()
-        for _ in range(len(self.ring) - 1):
-            coming = self._exchange(current)
-            yield current
-            current = coming()
-        yield current
-
-    def _exchange(self, pair: tuple[Tensor, Tensor]) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Send both to the next rank; return a function that waits for those of the rank before."""
-        buffers = torch.empty_like(pair[0]), torch.empty_like(pair[1])
         ranks, group = self.ring.ranks, self.ring.group
-        to, source = (ranks[(self.ring.place + step) % len(ranks)] for step in (1, -1))
-        works = dist.batch_isend_irecv(
-            [
-                *(dist.P2POp(dist.isend, one, to, group) for one in pair),
-                *(dist.P2POp(dist.irecv, one, source, group) for one in buffers),
-            ]
-        )
-
-        def receive() -> tuple[Tensor, Tensor]:
+        following, preceding = (ranks[(self.ring.place + step) % len(ranks)] for step in (1, -1))
+        current = key.contiguous(), value.contiguous()
+        for _ in range(len(ranks) - 1):
+            coming = torch.empty_like(current[0]), torch.empty_like(current[1])
+            works = dist.batch_isend_irecv(
+                [
+                    *(dist.P2POp(dist.isend, one, following, group) for one in current),
+                    *(dist.P2POp(dist.irecv, one, preceding, group) for one in coming),
+                ]
+            )
+            yield current
             for work in works:
                 work.wait()
-            return buffers
-
-        return receive
+            current = coming
+        yield current
 
 
 def form_groups(

@@ -11,7 +11,6 @@ A model has `tokens`, `blocks`, `norm` and, unless it is the table of tokens, `o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -131,8 +130,12 @@ class LanguageTraining:
         """Return the model, in the type in which the optimizer has it."""
         # On the meta device operations are counted, and what is recomputed does not train.
         checkpointing: Checkpointing = "none" if self._is_counted else self.checkpointing
-        with _default_dtype(torch.bfloat16 if self._is_stored else torch.get_default_dtype()):
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16 if self._is_stored else usual)
+        try:
             model = make_model(self.shape, self.seq_len, checkpointing=checkpointing)
+        finally:
+            torch.set_default_dtype(usual)
         if self.context.precision is Precision.FLOAT8:
             precision.convert_linear_layers(model.blocks, self.context.device)
         return model
@@ -209,17 +212,6 @@ class LanguageTraining:
     @property
     def _is_counted(self) -> bool:
         return self.context.device.type == "meta"
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Let torch make tensors of this type inside the `with` block."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def divide(
