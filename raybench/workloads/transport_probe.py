@@ -51,7 +51,11 @@ class TransportProbe(Workload):
 
 
 def _run_process(context: Context) -> str:
-    """Run the collective with the other ranks and return its lines."""
+    """Run the process of this rank, and return what it prints; it does a collective with all ranks.
+
+    All ranks must call it together. Raises RuntimeError with the last line of its stderr when it
+    fails, and TimeoutExpired after 90 s.
+    """
     import torch.distributed as dist
 
     name = [f"{os.getpid()}-{time.monotonic_ns()}"]
@@ -109,7 +113,10 @@ def main() -> None:
 
 
 def _communicate(device_name: str, name: str) -> list[str]:
-    """Let all ranks reduce, and each pair exchange, one number; list the peers of gloo."""
+    """Let all ranks reduce a number and, on GPUs, each pair exchange one; return lines to print.
+
+    Lines as `_gloo_lines` on CPUs, else none. name: the same on all ranks, and used only once.
+    """
     import torch
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -141,7 +148,10 @@ def _communicate(device_name: str, name: str) -> list[str]:
 
 
 def _gloo_lines(store_port: int) -> Iterator[str]:
-    """Tell over which interfaces this process is connected to others, but for the store."""
+    """Yield a line for each TCP connection of this process: interface, own address, peer's address.
+
+    Not for those to the store at this port.
+    """
     import psutil
 
     names = {
