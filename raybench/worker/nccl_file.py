@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from raybench.hardware.nccl_log import choices, describe, parse
+from raybench.hardware.nccl_log import choices, parse
 from raybench.records.environment import set_variables
 
 _SWITCH = "NCCL_DEBUG"
@@ -57,7 +57,7 @@ class NcclFile:
         if self._file is None:
             return ()
         log = parse(_read(self._file, self._begin))
-        return tuple(sorted(self._known.union(describe(route, log) for route in log.routes)))
+        return tuple(sorted(self._known.union(route.words for route in log.routes)))
 
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
         """Run a step, and return which algorithm NCCL runs for each of its collectives.
