@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from raybench.cluster.failures import cause_of
+from raybench.cluster.point_end import cause_of
 from raybench.doctor import transports
 from raybench.doctor.checks import Check, Facts, Verdict, check_facts
 from raybench.errors import ClusterError
@@ -60,7 +60,7 @@ def open_cluster(
     end: is called with the reason when the cluster cannot be used any more. Raises ClusterError
     where there is no cluster.
     """
-    from raybench.cluster.connect import connect
+    from raybench.cluster import connect
     from raybench.cluster.device_reservation import ReservationTerms, this_process
 
     terms = ReservationTerms(holder=this_process("raybench doctor"), shared=True)

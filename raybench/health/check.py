@@ -30,9 +30,9 @@ from raybench.records.health import Finding, Stage
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.messages import Listener
-from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunTarget, start_run
 from raybench.sweep.runner import run_sweep
+from raybench.sweep.scheduler import Rounds
 
 MakeProbes = Callable[[Fleet], tuple[Probe, ...]]
 
