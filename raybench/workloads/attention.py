@@ -68,6 +68,7 @@ def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
 
 
 def _check_device(asked: Kernel, device: torch.device) -> None:
+    """Raise UsageError where a CPU has no such kernel."""
     if device.type == "cpu" and asked in ("efficient", "cudnn"):
         raise UsageError(f"attention {asked} is for CUDA devices; on a CPU take flash or math")
 
@@ -85,31 +86,28 @@ def attention_part(kernel: Kernel) -> Attention:
 
     Raises UsageError for math, which computes no log-sum-exp.
     """
-    parts: dict[str, Attention] = {"flash": _flash, "efficient": _efficient, "cudnn": _cudnn}
+    aten = torch.ops.aten
+
+    def flash(query: Tensor, key: Tensor, value: Tensor) -> Part:
+        if query.device.type == "cpu":
+            found = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
+        else:
+            found = aten._scaled_dot_product_flash_attention(query, key, value)
+        return found[0], found[1]
+
+    def efficient(query: Tensor, key: Tensor, value: Tensor) -> Part:
+        found = aten._scaled_dot_product_efficient_attention(query, key, value, None, True)
+        # The kernel fills the queries up to a multiple of 32.
+        return found[0], found[1][..., : query.shape[2]]
+
+    def cudnn(query: Tensor, key: Tensor, value: Tensor) -> Part:
+        found = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True)
+        return found[0], found[1].reshape(query.shape[:3])
+
+    parts: dict[str, Attention] = {"flash": flash, "efficient": efficient, "cudnn": cudnn}
     if kernel not in parts:
         raise UsageError(f"attention {kernel} gives no log-sum-exp to merge parts by; take flash")
     return parts[kernel]
-
-
-def _flash(query: Tensor, key: Tensor, value: Tensor) -> Part:
-    if query.device.type == "cpu":
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
-    else:
-        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)
-    return found[0], found[1]
-
-
-def _efficient(query: Tensor, key: Tensor, value: Tensor) -> Part:
-    attention = torch.ops.aten._scaled_dot_product_efficient_attention
-    out, logsumexp = attention(query, key, value, None, True)[:2]
-    # The kernel fills the queries up to a multiple of 32.
-    return out, logsumexp[..., : query.shape[2]]
-
-
-def _cudnn(query: Tensor, key: Tensor, value: Tensor) -> Part:
-    attention = torch.ops.aten._scaled_dot_product_cudnn_attention
-    out, logsumexp = attention(query, key, value, None, True)[:2]
-    return out, logsumexp.reshape(query.shape[:3])
 
 
 def merge(parts: Iterable[Part]) -> Tensor:

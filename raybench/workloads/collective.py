@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -132,7 +132,8 @@ class Payload:
 
     def fill(self, target: Tensor, rank: int) -> None:
         """Write the message of `rank`, from its first element on, into a 1-d tensor."""
-        for start, part in _pieces(target):
+        for start in range(0, len(target), _PERIOD):
+            part = target[start : start + _PERIOD]
             part.copy_(self._message(rank, start, len(part)))
 
     def first_mismatch(
@@ -145,7 +146,8 @@ class Payload:
         """
         import torch
 
-        for offset, part in _pieces(received):
+        for offset in range(0, len(received), _PERIOD):
+            part = received[offset : offset + _PERIOD]
             expected = self._message(ranks[0], start + offset, len(part)).clone()
             for rank in ranks[1:]:
                 expected += self._message(rank, start + offset, len(part))
@@ -155,42 +157,9 @@ class Payload:
         return None
 
     def _message(self, rank: int, start: int, length: int) -> Tensor:
+        """Return a view of so many elements, at most a period, of the message of `rank`."""
         first = (start + rank * _RANK_STRIDE) % _PERIOD
         return self._values[first : first + length]
-
-
-def _pieces(tensor: Tensor) -> list[tuple[int, Tensor]]:
-    """Split a 1-d tensor into views of at most a period, each with the index of its start."""
-    return [(start, tensor[start : start + _PERIOD]) for start in range(0, len(tensor), _PERIOD)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A part of an output: the sum over `ranks` of their inputs from element `start` on."""
-
-    ranks: tuple[int, ...]
-    start: int
-    length: int
-
-
-def expected_output(
-    operation: Operation, elements: int, rank: int, world_size: int
-) -> list[Segment]:
-    """Return the segments of the output of `rank`, in order, for a message of so many elements."""
-    share, everyone = elements // world_size, range(world_size)
-    match operation:
-        case "all_reduce":
-            return [Segment(ranks=tuple(everyone), start=0, length=elements)]
-        case "reduce_scatter":
-            return [Segment(ranks=tuple(everyone), start=rank * share, length=share)]
-        case "all_gather":
-            return [Segment(ranks=(peer,), start=0, length=share) for peer in everyone]
-        case "all_to_all":
-            return [Segment(ranks=(peer,), start=rank * share, length=share) for peer in everyone]
-        case "broadcast":
-            return [Segment(ranks=(0,), start=0, length=elements)]
-        case "sendrecv":
-            return [Segment(ranks=((rank - 1) % world_size,), start=0, length=elements)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +176,20 @@ class _Group:
     is_idle: bool = False
 
 
+class _Prepared(NamedTuple):
+    """An operation on this rank.
+
+    source, target: its input and output, 1-d; in place they are one. issue: does it once.
+    expected: the parts of the output in order; each is the sum over `ranks` of their messages, from
+    element `start` of these on, and `length` elements long: (ranks, start, length).
+    """
+
+    source: Tensor
+    target: Tensor
+    issue: Callable[[], object]
+    expected: list[tuple[tuple[int, ...], int, int]]
+
+
 class Collective(Workload):
     """Does one collective operation: latency of small messages, bandwidth of large ones.
 
@@ -217,7 +200,7 @@ class Collective(Workload):
     title = "Collectives"
     takes_batch_size = False
     answers = (Answer(metric="busbw_gb_s"),)
-    # This rank's buffers, 1-d; in place they are one.
+    # This rank's buffers, 1-d.
     input: Tensor
     output: Tensor
 
@@ -249,17 +232,24 @@ class Collective(Workload):
         check_ranks(context, "collective")
         group = _form_groups(context, groups)
         element: torch.dtype = getattr(torch, dtype)
-        elements = _count_elements(operation, size_bytes, element, group.size)
+        shares = group.size if operation in _IN_SHARES else 1
+        unit = element.itemsize * shares
+        if size_bytes % unit:
+            each = f"{element.itemsize} bytes an element"
+            each += f" x {shares} ranks" if shares > 1 else ""
+            raise UsageError(
+                f"workload collective: {operation} of size_bytes {size_bytes} does not divide into "
+                f"{each}; give a multiple of {unit}"
+            )
         self.message_bytes = size_bytes
         self.busbw_factor = busbw_factor(operation, group.size)
         self._operation, self._rank, self._group = operation, context.rank, group
-        whole = torch.empty(elements, dtype=element, device=context.device)
-        self.input, self.output = _buffers(operation, whole, group)
-        self._expected = expected_output(operation, elements, group.rank, group.size)
+        whole = torch.empty(size_bytes // element.itemsize, dtype=element, device=context.device)
+        prepared = _prepare_operation(operation, whole, group)
+        self.input, self.output = prepared.source, prepared.target
+        self._issue = (lambda: None) if group.is_idle else prepared.issue
+        self._expected = [] if group.is_idle else prepared.expected
         self._payload = Payload(element, context.device, group.size, context.seed)
-        self._issue = _issuer(operation, self.input, self.output, group)
-        if group.is_idle:
-            self._expected, self._issue = [], lambda: None
         self._fill()
 
     def step(self) -> None:
@@ -278,9 +268,9 @@ class Collective(Workload):
             self._fill()
             self.step()
         position = 0
-        for segment in self._expected:
-            received = self.output[position : position + segment.length]
-            wrong = self._payload.first_mismatch(received, segment.ranks, segment.start)
+        for ranks, start, length in self._expected:
+            received = self.output[position : position + length]
+            wrong = self._payload.first_mismatch(received, ranks, start)
             if wrong is not None:
                 index, found, expected = wrong
                 raise WrongResultError(
@@ -288,7 +278,7 @@ class Collective(Workload):
                     f"wrong payload: element {position + index} of "
                     f"{len(self.output)} is {found:g}, not {expected:g}"
                 )
-            position += segment.length
+            position += length
         self._fill()
 
     def _fill(self) -> None:
@@ -352,57 +342,48 @@ def _form_groups(context: Context, groups: str) -> _Group:
     return own
 
 
-def _count_elements(operation: Operation, size_bytes: int, dtype: torch.dtype, ranks: int) -> int:
-    """Return the elements of a message. Raises UsageError where ranks cannot share it evenly."""
-    shares = ranks if operation in _IN_SHARES else 1
-    unit = dtype.itemsize * shares
-    if size_bytes % unit:
-        each = f"{dtype.itemsize} bytes an element"
-        each += f" x {shares} ranks" if shares > 1 else ""
-        raise UsageError(
-            f"workload collective: {operation} of size_bytes {size_bytes} does not divide into "
-            f"{each}; give a multiple of {unit}"
-        )
-    return size_bytes // dtype.itemsize
+def _prepare_operation(operation: Operation, whole: Tensor, group: _Group) -> _Prepared:
+    """Return the buffers, the issuing and the expected output of an operation on this rank.
 
-
-def _buffers(operation: Operation, whole: Tensor, group: _Group) -> tuple[Tensor, Tensor]:
-    """Return input and output, of which one is `whole`; torch reduces and broadcasts in place."""
+    whole: the buffer that holds the message; torch reduces and broadcasts in place. The current
+    stream waits for what is issued, the host does not.
+    """
     import torch
-
-    if operation in ("all_reduce", "broadcast"):
-        return whole, whole
-    share = whole.new_empty(len(whole) // group.size)
-    if operation == "all_gather":
-        return share, whole
-    return whole, share if operation == "reduce_scatter" else torch.empty_like(whole)
-
-
-def _issuer(
-    operation: Operation, source: Tensor, target: Tensor, group: _Group
-) -> Callable[[], object]:
-    """Return a function that issues the operation; only the current stream waits for it."""
     import torch.distributed as dist
 
     # Torch 2.13 gave two of them another name and warns of the older one.
     all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    ranks, elements = tuple(range(group.size)), len(whole)
+    among: dict[str, Any] = {"group": group.group}
+    length = elements // group.size
+    start = group.rank * length
     match operation:
         case "all_reduce":
-            return partial(dist.all_reduce, target, group=group.group)
+            issue = partial(dist.all_reduce, whole, **among)
+            return _Prepared(whole, whole, issue, [(ranks, 0, elements)])
         case "broadcast":
-            return partial(dist.broadcast, target, group=group.group, group_src=0)
+            issue = partial(dist.broadcast, whole, group_src=0, **among)
+            return _Prepared(whole, whole, issue, [((0,), 0, elements)])
         case "all_gather":
-            return partial(all_gather, target, source, group=group.group)
+            share = whole.new_empty(length)
+            issue = partial(all_gather, whole, share, **among)
+            return _Prepared(share, whole, issue, [((peer,), 0, length) for peer in ranks])
         case "reduce_scatter":
-            return partial(reduce_scatter, target, source, group=group.group)
+            share = whole.new_empty(length)
+            issue = partial(reduce_scatter, share, whole, **among)
+            return _Prepared(whole, share, issue, [(ranks, start, length)])
         case "all_to_all":
-            return partial(dist.all_to_all_single, target, source, group=group.group)
+            target = torch.empty_like(whole)
+            issue = partial(dist.all_to_all_single, target, whole, **among)
+            return _Prepared(whole, target, issue, [((peer,), start, length) for peer in ranks])
         case "sendrecv":
+            target = torch.empty_like(whole)
             following, preceding = ((group.rank + step) % group.size for step in (1, -1))
-            send = dist.P2POp(dist.isend, source, group=group.group, group_peer=following)
-            receive = dist.P2POp(dist.irecv, target, group=group.group, group_peer=preceding)
-            return partial(exchange, [send, receive])
+            send = dist.P2POp(dist.isend, whole, group_peer=following, **among)
+            receive = dist.P2POp(dist.irecv, target, group_peer=preceding, **among)
+            issue = partial(exchange, [send, receive])
+            return _Prepared(whole, target, issue, [((preceding,), 0, elements)])
 
 
 def exchange(operations: list[dist.P2POp]) -> None:

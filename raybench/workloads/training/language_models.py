@@ -142,7 +142,8 @@ class Decoder(nn.Module):
         )
         self.norm = nn.LayerNorm(shape.width)
         self._region = region
-        self._initialise(shape.layers)
+        nn.init.normal_(self.positions, std=0.02)
+        _initialise(self, shape.layers, into_residual=("attention_out", "mlp_out"))
 
     def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Return logits of the next token after each position; with a cache, after the last alone.
@@ -150,7 +151,12 @@ class Decoder(nn.Module):
         cache: of earlier tokens; the keys and values of these tokens are appended to it.
         """
         with self._region("embedding"):
-            x = self.tokens(tokens) + self._positions(tokens.shape[1], cache)
+            begin, length = 0 if cache is None else cache.position, tokens.shape[1]
+            positions: Tensor = self.positions
+            # A part of the parameter would cost a kernel more, in the backward pass another.
+            if length < len(positions):
+                positions = positions[begin : begin + length]
+            x = self.tokens(tokens) + positions
         for layer, block in enumerate(self.blocks):
             x = block(x, None if cache is None else cache.of_layer(layer))
         if cache is not None:
@@ -158,23 +164,6 @@ class Decoder(nn.Module):
         with self._region("logits"):
             logits: Tensor = functional.linear(self.norm(x), self.tokens.weight)
         return logits
-
-    def _positions(self, length: int, cache: KeyValueCache | None) -> Tensor:
-        first = 0 if cache is None else cache.position
-        if (first, length) == (0, len(self.positions)):
-            # A part of the parameter would cost a kernel more, in the backward pass another.
-            return self.positions
-        return self.positions[first : first + length]
-
-    def _initialise(self, layers: int) -> None:
-        """GPT-2's initialisation (Radford et al. 2019): normal, narrower where residuals add up."""
-        nn.init.normal_(self.tokens.weight, std=0.02)
-        nn.init.normal_(self.positions, std=0.02)
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                residual = name.endswith(("attention_out", "mlp_out"))
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * layers if residual else 1))
-                nn.init.zeros_(module.bias)
 
 
 class Linear(nn.Linear):
@@ -262,13 +251,7 @@ class Llama(nn.Module):
         angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), shape.theta**-exponents)
         self.register_buffer("cosines", angles.cos(), persistent=False)
         self.register_buffer("sines", angles.sin(), persistent=False)
-        # Normal numbers, narrower where residuals add up (as torchtitan and OLMo do).
-        nn.init.normal_(self.tokens.weight, std=0.02)
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                residual = name.endswith(("attention.output", "mlp.down"))
-                depth = 2 * shape.layers if residual else 1
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(depth))
+        _initialise(self, shape.layers, into_residual=("attention.output", "mlp.down"))
         if shape.is_tied:
             self.output.weight = self.tokens.weight
 
@@ -362,6 +345,20 @@ class Mlp(nn.Module):
         """Take and give (batch, length, width)."""
         out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
         return out
+
+
+def _initialise(model: nn.Module, layers: int, into_residual: tuple[str, ...]) -> None:
+    """Draw all weights of embeddings and linear layers, and set biases to zero, in place.
+
+    Normal numbers, narrower in the layers whose names end in one of `into_residual`, which add up
+    (GPT-2, Radford et al. 2019; torchtitan and OLMo do so for Llama).
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.Linear):
+            depth = 2 * layers if name.endswith(into_residual) else 1
+            nn.init.normal_(module.weight, std=0.02 / math.sqrt(depth))
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
