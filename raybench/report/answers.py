@@ -123,9 +123,9 @@ def usable_answer(rows: Sequence[ScaledRow], asked: Answer) -> Answer:
 def settings_of_cases(rows: Sequence[ScaledRow], answer: Answer) -> list[str]:
     """Return the settings that make cases: sizes of the problem, and what is not compared.
 
-    Where the job asks for sizes alone, all other settings are compared; a batch and its accumulation
-    are compared themselves where it asks for nothing else, and so are numbers of ranks that share
-    the same work by layouts.
+    Where the job asks for sizes alone, all other settings are compared. Batch and accumulation are
+    compared themselves where it asks for nothing else; so are numbers of ranks that share the same
+    work by layouts.
     """
     names = distinguishing_settings(rows)
     asked = [name for name in names if name in answer.over]
