@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Literal
 
@@ -72,14 +72,29 @@ def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ..
 
     Where the point failed, all of them have a problem and no value.
     """
+    reading = partial(
+        Reading,
+        pass_number=record.round,
+        other_programs=record.neighbours,
+        point_id=record.point.point_id,
+    )
+    subjects = _participants(record, probe, fleet)
     if record.status is not Status.OK:
         return tuple(
-            _reading(record, test, subject, None, _why_unread(record, ranks, fleet))
-            for test, subject, ranks in _participants(record, probe, fleet)
+            reading(
+                test=test,
+                subject=subject,
+                value=None,
+                problem=_why_unread(record, ranks, fleet),
+            )
+            for test, subject, ranks in subjects
         )
     if probe.test.reads == "parts":
-        return tuple(_read_parts(record, probe, fleet))
-    problems = {}
+        return tuple(
+            reading(test=test, subject=subject, value=value_ms)
+            for test, subject, value_ms in _step_parts(record, probe, fleet)
+        )
+    problems: dict[int, str] = {}
     if probe.test.reads == "bits":
         metrics = [
             {metric.name: value for metric, value in measured.workload_metrics.items()}
@@ -87,32 +102,13 @@ def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ..
         ]
         problems = wrong_bits(metrics, fleet.subjects)
     return tuple(
-        _reading(
-            record,
-            test,
-            subject,
-            _value(test, [record.measurements[rank] for rank in ranks]),
-            Problem(text=problems[ranks[0]]) if ranks[0] in problems else None,
+        reading(
+            test=test,
+            subject=subject,
+            value=_value(test, [record.measurements[rank] for rank in ranks]),
+            problem=Problem(text=problems[ranks[0]]) if ranks[0] in problems else None,
         )
-        for test, subject, ranks in _participants(record, probe, fleet)
-    )
-
-
-def _reading(
-    record: Record,
-    test: HealthTest,
-    subject: Subject,
-    value: float | None,
-    problem: Problem | None = None,
-) -> Reading:
-    return Reading(
-        test=test,
-        subject=subject,
-        pass_number=record.round,
-        value=value,
-        problem=problem,
-        other_programs=record.neighbours,
-        point_id=record.point.point_id,
+        for test, subject, ranks in subjects
     )
 
 
@@ -178,13 +174,17 @@ def _wrong_products(
     return dict.fromkeys(ranks, text)
 
 
-def _read_parts(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
-    """Yield how long each rank computes in a step; if all ranks tell it, waits and communicates."""
+def _step_parts(
+    record: Record, probe: Probe, fleet: Fleet
+) -> Iterator[tuple[HealthTest, Subject, float]]:
+    """Yield test, device and ms: how long each rank computes in a training step.
+
+    Then how long it waits and how long it communicates, if all ranks tell that.
+    """
     broken_down = [one.breakdown for one in record.measurements if one.breakdown]
     for subject, one in zip(fleet.subjects, broken_down, strict=False):
         if any(one.local_ms):
-            own_ms = statistics.median(chain(*one.local_ms))
-            yield _reading(record, probe.test, subject, own_ms)
+            yield probe.test, subject, statistics.median(chain(*one.local_ms))
     tails_ms = [one.tail_ms for one in broken_down]
     if len(tails_ms) < fleet.size or not all(tails_ms):
         return
@@ -193,9 +193,8 @@ def _read_parts(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]
     )
     waits_ms = median_above_smallest(tails_ms)
     for subject, one, waited_ms in zip(fleet.subjects, broken_down, waits_ms, strict=True):
-        yield _reading(record, wait, subject, waited_ms)
-        shared_ms = max(0.0, statistics.median(one.comm_ms) - waited_ms)
-        yield _reading(record, communication, subject, shared_ms)
+        yield wait, subject, waited_ms
+        yield communication, subject, max(0.0, statistics.median(one.comm_ms) - waited_ms)
 
 
 def _participants(
@@ -280,22 +279,14 @@ def split_by_room(
     return tuple(fitting), tuple(left_out)
 
 
-_PRESENCE = HealthTest(
-    name="worker",
-    stage="facts",
-    unit="",
-    floor=0.0,
-    is_compared=False,
-)
-
-
 def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
     """Yield a reading of each device: 1 where it has a worker, a problem where it was lost."""
+    test = HealthTest(name="worker", stage="facts", unit="", floor=0.0, is_compared=False)
     gone = Problem(text="lost: no worker could be started on it any more", kind="failed")
     for rank, subject in enumerate(fleet.subjects):
         is_lost = rank in lost
         yield Reading(
-            test=_PRESENCE,
+            test=test,
             subject=subject,
             pass_number=1,
             value=None if is_lost else 1.0,
