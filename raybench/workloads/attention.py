@@ -32,10 +32,10 @@ _CHOICES: dict[int, Kernel] = {
 
 
 def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
-    """Return the kernel asked for; for auto the one that torch takes for such tokens.
+    """Return the kernel that is asked for; for auto the one that torch takes for such tokens.
 
     tokens: (1, heads, tokens, head), used as query, key and value; only shape, type and device
-    count. Raises UsageError where the device has no such kernel.
+    count. Raises UsageError for efficient and cudnn on a CPU.
     """
     if asked == "auto":
         return _CHOICES[torch._fused_sdp_choice(tokens, tokens, tokens)]
@@ -46,8 +46,9 @@ def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
 def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
     """Make torch's attention use this kernel from now on, in this process; auto changes nothing.
 
-    Compiled code and recomputed activations use it too. Nothing on the meta device. Raises
-    UsageError where the device has no such kernel.
+    Compiled code and recomputed activations use it too; code compiled for another kernel is not
+    taken from torch's cache. Does nothing on the meta device. Raises UsageError for efficient and
+    cudnn on a CPU.
     """
     if device.type == "meta":
         return
@@ -68,13 +69,16 @@ def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
 
 
 def _check_device(asked: Kernel, device: torch.device) -> None:
-    """Raise UsageError where a CPU has no such kernel."""
+    """Raise UsageError for efficient and cudnn on a CPU."""
     if device.type == "cpu" and asked in ("efficient", "cudnn"):
         raise UsageError(f"attention {asked} is for CUDA devices; on a CPU take flash or math")
 
 
 def attend(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the output of attention, without the log-sum-exp; not causal. math on meta tensors."""
+    """Return the output of attention by this kernel, not causal; on the meta device by math.
+
+    Shapes as this module has them.
+    """
     if kernel == "math" or query.device.type == "meta":
         with sdpa_kernel(SDPBackend.MATH):
             return functional.scaled_dot_product_attention(query, key, value)
@@ -84,7 +88,8 @@ def attend(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def attention_part(kernel: Kernel) -> Attention:
     """Return a function of query, key and value that returns the output and the log-sum-exp.
 
-    Raises UsageError for math, which computes no log-sum-exp.
+    Not causal; shapes as this module has them. Raises UsageError for math, which computes no
+    log-sum-exp.
     """
     aten = torch.ops.aten
 
@@ -111,10 +116,11 @@ def attention_part(kernel: Kernel) -> Attention:
 
 
 def merge(parts: Iterable[Part]) -> Tensor:
-    """Return the output of attention over all keys from those over parts of the keys.
+    """Return the output of attention over all keys, in the type of the parts.
 
-    The mean of the outputs with weights exp(logsumexp of the part - logsumexp of all), computed in
-    fp32 at least, in the type of the parts. Each part is used as soon as it comes.
+    parts: output and log-sum-exp over a part of the keys each, one at least; each is used as soon
+    as it comes. The result is the mean of the outputs with weights exp(logsumexp of the part -
+    logsumexp of all), computed in fp32 at least.
     """
     remaining = iter(parts)
     out, logsumexp = next(remaining)

@@ -59,10 +59,10 @@ _LARGEST = 100
 
 
 def busbw_factor(kind: str, world_size: int) -> float:
-    """Return busbw / algbw as nccl-tests defines it: busbw is comparable with the hardware's rate.
+    """Return busbw / algbw as nccl-tests defines both; busbw compares with the hardware's rate.
 
-    kind: an operation of this module's table, or another collective by torch's name for it (1 for
-    an unknown one).
+    kind: an operation of this module's table, or torch's name of another collective; 1.0 for an
+    unknown one.
     """
     share = (world_size - 1) / world_size
     if kind == "all_reduce":
@@ -71,10 +71,10 @@ def busbw_factor(kind: str, world_size: int) -> float:
 
 
 def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of ranks that "0-3,4-7" or "0+2,1+3" names.
+    """Return the groups of ranks that a text as "0-3,4-7" or "0+2,1+3" names, in its order.
 
-    Raises UsageError where the text is malformed, a group has fewer than 2 ranks, a rank is in two
-    groups, or a rank is not below world_size.
+    Each group is ascending. Raises UsageError where the text is malformed, a group has fewer than
+    2 ranks, a rank is in two groups, or a rank is not below world_size.
     """
     rule = "groups: must be disjoint groups of ranks, as in 0-3,4-7 or 0+2,1+3"
     groups: list[tuple[int, ...]] = []
@@ -96,7 +96,7 @@ def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
-    """Return the groups as `parse_groups` reads them; consecutive ranks become a range."""
+    """Return the text from which `parse_groups` reads these groups; ranges where ranks follow."""
     return ",".join(
         f"{group[0]}-{group[-1]}"
         if list(group) == list(range(group[0], group[-1] + 1))
@@ -139,10 +139,10 @@ class Payload:
     def first_mismatch(
         self, received: Tensor, ranks: tuple[int, ...], start: int
     ) -> tuple[int, float, float] | None:
-        """Compare a 1-d tensor with the sum of the messages of `ranks` from element `start` on.
+        """Return index, found and expected value of the first wrong element; None: all are right.
 
-        Returns index, found and expected value of the first element that differs; None where all
-        are equal. Waits for the device.
+        received: 1-d, to be the sum of the messages of `ranks` from their element `start` on. Waits
+        for the device.
         """
         import torch
 
@@ -179,9 +179,9 @@ class _Group:
 class _Prepared(NamedTuple):
     """An operation on this rank.
 
-    source, target: its input and output, 1-d; in place they are one. issue: does it once.
-    expected: the parts of the output in order; each is the sum over `ranks` of their messages, from
-    element `start` of these on, and `length` elements long: (ranks, start, length).
+    source, target: its input and output, 1-d; the same tensor where it works in place. issue: does
+    it once. expected: (ranks, start, length) of each part of the output, in order: a part of
+    `length` elements is the sum of the messages of `ranks` from their element `start` on.
     """
 
     source: Tensor
@@ -222,10 +222,11 @@ class Collective(Workload):
         dtype: str,
         groups: str = "",
     ) -> None:
-        """Check the parameters, form the groups, and fill the buffers. All ranks call it together.
+        """Check the parameters, form the groups, and fill the buffers.
 
-        groups: as `parse_groups` reads them; empty for one group of all ranks. Raises UsageError
-        where the operation cannot be done as asked.
+        All ranks must call it together. groups: as `parse_groups` reads them; empty for one group
+        of all ranks. Raises UsageError as `check_ranks` and `parse_groups`, and where ranks cannot
+        share the message evenly.
         """
         import torch
 
@@ -257,12 +258,11 @@ class Collective(Workload):
         self._issue()
 
     def check(self) -> None:
-        """Compare the output with what the inputs of all ranks must give, exactly.
+        """Raise WrongResultError where an element of the last output differs from the exact one.
 
-        It compares the output of the last step; but an all_reduce, which is in place, adds to the
-        sums of the step before, so its buffer is filled anew and it is done once more. Afterwards
-        the output is wrong until the next step. All ranks must call it at the same place. Raises
-        WrongResultError where an element differs.
+        An all_reduce, which is in place, adds to the sums of the step before, so its buffer is
+        filled anew and it is done once more. Afterwards the output is wrong until the next step.
+        All ranks must call it together.
         """
         if self._operation == "all_reduce":
             self._fill()
@@ -282,7 +282,7 @@ class Collective(Workload):
         self._fill()
 
     def _fill(self) -> None:
-        """Fill the input with this rank's message, and the output with that of no rank."""
+        """Fill the input with this rank's message, and the output with one that no rank sends."""
         self._payload.fill(self.output, self._group.size)
         if self._operation != "broadcast" or self._group.rank == 0:
             self._payload.fill(self.input, self._group.rank)
@@ -313,7 +313,10 @@ class GroupedCollective(Collective):
 
 
 def check_ranks(context: Context, workload: str) -> None:
-    """Raise UsageError where a workload of messages has a single rank, or a precision."""
+    """Raise UsageError where there is a single rank, or a precision other than fp32.
+
+    workload: its name, for the text.
+    """
     if context.world_size < 2:
         raise UsageError(
             f"workload {workload}: needs at least 2 ranks, world_size is {context.world_size}; "
@@ -327,7 +330,10 @@ def check_ranks(context: Context, workload: str) -> None:
 
 
 def _form_groups(context: Context, groups: str) -> _Group:
-    """Make all groups and return this rank's. Raises UsageError as `parse_groups`."""
+    """Make all groups of torch, and return the one of this rank. All ranks must call it together.
+
+    groups: as `parse_groups` reads them, which raises UsageError; empty: all ranks are one.
+    """
     if not groups:
         return _Group(rank=context.rank, size=context.world_size)
     import torch.distributed as dist
@@ -343,10 +349,10 @@ def _form_groups(context: Context, groups: str) -> _Group:
 
 
 def _prepare_operation(operation: Operation, whole: Tensor, group: _Group) -> _Prepared:
-    """Return the buffers, the issuing and the expected output of an operation on this rank.
+    """Return buffers, function and expected output of an operation on this rank.
 
-    whole: the buffer that holds the message; torch reduces and broadcasts in place. The current
-    stream waits for what is issued, the host does not.
+    whole: becomes that of its buffers which holds the whole message. The current stream waits for
+    what is issued, the host does not.
     """
     import torch
     import torch.distributed as dist

@@ -108,9 +108,9 @@ class Memory(Workload):
                 torch.add(*self.inputs, alpha=_SCALAR, out=self.output)
 
     def check(self) -> None:
-        """Raise WrongResultError where the last output differs from float64 arithmetic.
+        """Compare the last output with float64 arithmetic; then make it NaN until the next step.
 
-        By more than rounding explains. Afterwards the output is NaN until the next step.
+        Raises WrongResultError, which names the first element, where more than rounding differs.
         """
         arrays = [self.output, *self.inputs]
         for start in range(0, len(self.output), _CHECKED_AT_A_TIME):
@@ -125,7 +125,10 @@ class Memory(Workload):
 
 
 def _first_wrong(operation: Operation, found: Tensor, inputs: list[Tensor]) -> int | None:
-    """Return the index of the first element that rounding does not explain; None: all are right."""
+    """Return the index of the first element that rounding does not explain; None: all are right.
+
+    found: the output of the operation on `inputs`, all 1-d and of one type.
+    """
     import torch
 
     factor = _SCALAR if operation in ("scale", "triad") else 1.0
@@ -141,9 +144,9 @@ def _first_wrong(operation: Operation, found: Tensor, inputs: list[Tensor]) -> i
 
 
 def memory_gb_s(context: Context) -> float | None:
-    """Return GB/s of the triad of the workload `memory`, by the median of 0.1 s of steps.
+    """Return GB/s (1e9 bytes) of the triad of the workload `memory`, the median of 0.1 s of steps.
 
-    None on the meta device. It needs 3 GiB on a GPU while it runs.
+    None on the meta device. It needs 3 GiB on a GPU while it runs, and gives them back.
     """
     import torch
     from torch.utils.benchmark import Timer
@@ -233,7 +236,7 @@ class HostCopy(Workload):
     def check(self) -> None:
         """Raise WrongResultError where other bytes arrived than were sent.
 
-        Afterwards the targets are wrong until the next step.
+        Otherwise makes the targets wrong until the next step.
         """
         import torch
 

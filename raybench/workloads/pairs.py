@@ -31,7 +31,7 @@ _TWICE = ("both", "round_trip")
 
 
 def turns(world_size: int) -> int:
-    """Return the number of turns after which every rank was every other rank's partner."""
+    """Return the number of turns after which each rank was once the partner of each other rank."""
     return world_size - 1 + world_size % 2
 
 
@@ -50,7 +50,7 @@ def pairs_of_turn(world_size: int, turn: int) -> tuple[Pair, ...]:
 
 
 def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
-    """Return the pairs that "0-3,1-2" names, in this order, the lower rank first in each.
+    """Return the pairs that a text as "0-3,1-2" names, in its order, the lower rank first in each.
 
     Raises UsageError where the text is malformed, a rank is in two pairs, or a rank is not below
     world_size.
@@ -70,7 +70,7 @@ def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
 
 
 def pairs_text(pairs: Iterable[Pair]) -> str:
-    """Return the pairs as `parse_pairs` reads them."""
+    """Return the text from which `parse_pairs` reads these pairs."""
     return ",".join(f"{low}-{high}" for low, high in pairs)
 
 
@@ -130,9 +130,10 @@ class Pairs(Workload):
         self._issue()
 
     def check(self) -> None:
-        """Compare what arrived with what was sent; then make it wrong for the next check.
+        """Compare the message that arrived with the one sent; then spoil it for the next check.
 
-        Raises WrongResultError, which names the pair, where they differ.
+        Raises WrongResultError, which names the pair, where they differ. Does nothing on a rank
+        that receives nothing.
         """
         import torch
 
@@ -180,7 +181,7 @@ class Pairs(Workload):
         """Set the copy that a step issues on the lower rank of a pair, to its peer or from it.
 
         All ranks must call it together. Raises UsageError on all of them for CPUs, for a direction
-        of two messages, and where the ranks of any pair are on two hosts.
+        of two messages, and where the ranks of any pair are on two hosts; and as `_make_copy`.
         """
         import torch
         import torch.distributed as dist

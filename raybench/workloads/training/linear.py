@@ -124,12 +124,12 @@ class Linear(Model):
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return the number of parameters of the layer."""
+        """Return the number of parameters of the layer, which is always the same."""
         return FEATURES + 1
 
 
 def _check_batch_size(context: Context, rows: int, origin: str) -> None:
-    """Raise UsageError when the rows of this rank do not fill one batch; origin: why so few."""
+    """Raise UsageError when the rows of this rank do not fill a batch; origin: why so few."""
     if context.batch_size > rows:
         raise UsageError(
             f"workload linear: batch_size {context.batch_size} is more than the {rows} rows "

@@ -19,8 +19,8 @@ _RATE = 0.1
 class Smoke(Workload):
     """Trains a classifier of 784-256-10 by DistributedDataParallel, and checks what came of it.
 
-    Gradients must be equal on all ranks to the last bit, and the loss must fall; then all ranks
-    meet at a barrier. Each rank has `rows` random rows of its own.
+    Gradients must be equal on all ranks to the last bit, and the loss must fall. Each rank has
+    `rows` random rows of its own.
     """
 
     items = "rows"
@@ -54,7 +54,7 @@ class Smoke(Workload):
         self.items_per_step = rows
 
     def step(self) -> None:
-        """Forward, backward, update."""
+        """Do one training step: forward pass, backward pass, update."""
         self._optimizer.zero_grad(set_to_none=True)
         with self._context.autocast():
             loss = self._loss(self._replica(self._inputs), self._labels)
