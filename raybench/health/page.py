@@ -7,8 +7,7 @@ from operator import itemgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
-from raybench.health.document import HealthDocument, PairMap, marked, pair_maps, short_names
-from raybench.health.report import HealthReport
+from raybench.health.report import HealthReport, PairMap, marked, pair_maps, short_names
 from raybench.records.health import Finding, Verdict, figure, is_time
 from raybench.report import blocks, formatting, plain_text
 from raybench.report.blocks import Column, make_table
@@ -18,10 +17,9 @@ from raybench.report.charts.grammar import (
     Panel,
     axis,
     by_threshold,
-    heat_map,
-    legend_height,
+    heat_panel,
     names_axis,
-    scatter_chart,
+    scatter_panel,
 )
 from raybench.report.html.page import device_table, render
 from raybench.stats.fleet import BAD_RATIO
@@ -53,8 +51,11 @@ _DEVICES_NOTE = (
 
 
 def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
-    """Return the page of a check as HTML. devices: the table `devices` of its run."""
-    found = list(HealthDocument(report=report).body())
+    """Return the page of a check as HTML, complete in one file.
+
+    devices: the table `devices` of its run.
+    """
+    found = list(report.body())
     run = report.run
     return render(
         "health.html",
@@ -79,7 +80,10 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
 
 
 def health_figures(report: HealthReport) -> list[Figure]:
-    """Return the chart of pairs (from four devices on), then that of devices; those with data."""
+    """Return the chart of pairs, then that of devices; empty where nothing was compared.
+
+    The chart of pairs is left out where fewer than four devices were paired.
+    """
     found = (_pair_figure(report), _device_figure(report))
     return [one for one in found if one is not None]
 
@@ -115,7 +119,10 @@ def _pair_figure(report: HealthReport) -> Figure | None:
 
 
 def _heat_map(pairs: PairMap) -> Panel:
-    """Return a cell for each pair of the first 32 devices; unhealthy pairs are outlined."""
+    """Return the heat map of one test: a cell for each pair of the first 32 devices.
+
+    Unhealthy pairs are outlined; up to 8 devices the values are written into the cells.
+    """
     drawn = pairs.names[:_MOST_DEVICES_IN_A_MAP]
     short = dict(zip(drawn, short_names(drawn), strict=True))
     has_text = len(drawn) <= _MOST_WITH_TEXT
@@ -143,19 +150,22 @@ def _heat_map(pairs: PairMap) -> Panel:
     labels = list(short.values())
     angle = 0 if len(labels) <= 4 else -45
     shown = {"labelOverlap": not has_text}
-    layers = heat_map(
+    return heat_panel(
         cells,
         names_axis(labels, **shown, orient="top", labelAngle=angle) | {"title": "to"},
         names_axis(labels, **shown),
         by_threshold("excess", _STEPS, "time against the median"),
+        title=pairs.title,
+        height=max(150, min(550, 30 * len(labels) + 80)),
         inverse=f"datum.excess < {_STEPS[0]} || datum.excess >= {_STEPS[-1]}",
     )
-    height = max(150, min(550, 30 * len(labels) + 80))
-    return Panel(title=pairs.title, layers=layers, height=height)
 
 
 def _device_figure(report: HealthReport) -> Figure | None:
-    """Return a mark for each test of each device; None where no devices were compared."""
+    """Return the chart with a mark for each test of each device, by its time against the others.
+
+    None where no devices were compared. Of more than 40 devices it shows 40, unhealthy ones first.
+    """
     compared = [
         one for one in report.findings if one.subject.kind == "device" and one.ratio is not None
     ]
@@ -181,7 +191,7 @@ def _device_figure(report: HealthReport) -> Figure | None:
     reach = max(1 + _LEAST_REACH, *(mark["x"] for mark in marks))
     domain = [min(1 - _LEAST_REACH, *(mark["x"] for mark in marks)) * 0.99, reach * 1.01]
     ticks = [0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100]
-    layers = scatter_chart(
+    panel = scatter_panel(
         marks,
         axis(
             "time against similar devices",
@@ -192,9 +202,9 @@ def _device_figure(report: HealthReport) -> Figure | None:
         ),
         names_axis(list(short.values()), grid=True),
         _SHAPES,
+        height=max(110, min(900, 22 * len(short) + 60)),
         level=(BAD_RATIO, "bad") if reach > BAD_RATIO else None,
     )
-    height = max(110, min(900, 22 * len(short) + 60)) + legend_height(list(_SHAPES))
     note = _DEVICES_NOTE
     if len(shown) < len(names):
         note += f" The first {len(shown)} of {len(names)}."
@@ -202,7 +212,7 @@ def _device_figure(report: HealthReport) -> Figure | None:
         anchor="devices",
         title="Devices",
         note=note,
-        panels=[Panel(layers=layers, height=height)],
+        panels=[panel],
         table=make_table(
             compared,
             [

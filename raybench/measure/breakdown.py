@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
+from raybench.errors import brief
 from raybench.measure.collectives import CountedCopies, LocalCopies, add_up, replace_collectives
 from raybench.measure.marks import (
     BucketMarks,
@@ -45,7 +46,6 @@ from raybench.measure.memory import FROM_GRAPH, peak_parts
 from raybench.measure.ranks import align_ranks, any_rank, max_over_ranks
 from raybench.measure.timers import Step, Timer, loop_step, no_garbage_collection
 from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic, WallTimes
-from raybench.records.failure_text import brief
 from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
 
