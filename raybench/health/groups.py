@@ -13,7 +13,7 @@ from raybench.health.readings import Problem, Reading
 from raybench.health.suite import HealthTest, device_subjects
 from raybench.records import Device
 from raybench.records.health import Subject, SubjectKind
-from raybench.stats.fleet import Floats
+from raybench.stats.outliers import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

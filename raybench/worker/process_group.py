@@ -26,7 +26,7 @@ import torch.distributed.nn.functional
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from raybench.errors import UsageError
-from raybench.measure.ranks import align_ranks, any_rank
+from raybench.measure.timers import align_ranks, any_rank
 from raybench.records import Group, RankInfo, Task
 from raybench.worker.nccl_file import NcclFile
 
