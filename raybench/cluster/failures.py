@@ -63,7 +63,7 @@ class PointObservation:
             return "nothing"
         # A script has run its steps, while its worker waits for other ranks.
         if any(
-            frame["path"].endswith("/raybench/workloads/scripts/child.py")
+            frame["path"].endswith("/raybench/workloads/script_child.py")
             and frame["function"] == "receive"
             for frame in frames
         ):

@@ -13,7 +13,7 @@ from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Device, Failure, Measurement, Task
 
-_WORKLOAD = "raybench.workloads.communication.transport_probe:TransportProbe"
+_WORKLOAD = "raybench.workloads.transport_probe:TransportProbe"
 _SETTINGS = Measure(
     warmup=Span(min=1, max=1),
     iterations=Span(min=1, max=1),

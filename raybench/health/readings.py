@@ -13,8 +13,8 @@ from raybench.health.suite import COMM_TEST, WAIT_TEST, Fleet, HealthTest, Probe
 from raybench.records import Measurement, Record, Status
 from raybench.records.health import Subject
 from raybench.stats.summary import median_above_smallest
-from raybench.workloads.communication.collective import parse_groups
-from raybench.workloads.communication.pairs import parse_pairs
+from raybench.workloads.collective import parse_groups
+from raybench.workloads.pairs import parse_pairs
 
 _GIB = 2**30
 _WRONG_ERROR = "WrongResultError"

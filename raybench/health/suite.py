@@ -17,8 +17,8 @@ from raybench.job import registry
 from raybench.job.point import RUN_SETTINGS, USUAL_PRECISIONS, Point, Precision, Scalar
 from raybench.records import Device
 from raybench.records.health import Stage, Subject, SubjectKind, is_time
-from raybench.workloads.communication.collective import groups_text
-from raybench.workloads.communication.pairs import Pair, pairs_of_turn, pairs_text, turns
+from raybench.workloads.collective import groups_text
+from raybench.workloads.pairs import Pair, pairs_of_turn, pairs_text, turns
 
 DeviceKind = Literal["cuda", "cpu"]
 # What is read of the record of a point: a figure of each rank, the same and whether its product is

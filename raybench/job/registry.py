@@ -37,19 +37,19 @@ from raybench.job.point import (
 from raybench.job.problems import rule_of, say_unknown
 
 BUILTIN: Mapping[str, str] = {
-    "collective": "raybench.workloads.communication.collective:Collective",
+    "collective": "raybench.workloads.collective:Collective",
     "dit": "raybench.workloads.dit.workload:Dit",
-    "gemm": "raybench.workloads.compute.kernels:Gemm",
-    "grouped_collective": "raybench.workloads.communication.collective:GroupedCollective",
-    "host_copy": "raybench.workloads.compute.memory:HostCopy",
-    "launch": "raybench.workloads.compute.kernels:Launch",
+    "gemm": "raybench.workloads.kernels:Gemm",
+    "grouped_collective": "raybench.workloads.collective:GroupedCollective",
+    "host_copy": "raybench.workloads.memory:HostCopy",
+    "launch": "raybench.workloads.kernels:Launch",
     "linear": "raybench.workloads.training.linear:Linear",
-    "memory": "raybench.workloads.compute.memory:Memory",
+    "memory": "raybench.workloads.memory:Memory",
     "mlp": "raybench.workloads.training.mlp:Mlp",
-    "pairs": "raybench.workloads.communication.pairs:Pairs",
+    "pairs": "raybench.workloads.pairs:Pairs",
     "resnet50": "raybench.workloads.training.resnet50:ResNet",
-    "same_bits": "raybench.workloads.compute.kernels:SameBits",
-    "script": "raybench.workloads.scripts.script:Script",
+    "same_bits": "raybench.workloads.kernels:SameBits",
+    "script": "raybench.workloads.script:Script",
     "smoke": "raybench.workloads.training.smoke:Smoke",
     "transformer": "raybench.workloads.training.transformer:Transformer",
 }

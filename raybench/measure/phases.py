@@ -61,7 +61,7 @@ from raybench.records.metric import Metric
 from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.replicas import count_compiled_frames
-from raybench.workloads.scripts.script import RunningScript
+from raybench.workloads.script import RunningScript
 
 T = TypeVar("T")
 # Runs a step, and describes what NCCL ran for its collectives.

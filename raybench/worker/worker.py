@@ -51,8 +51,7 @@ from raybench.worker.state import ProcessState
 from raybench.workloads import precision
 from raybench.workloads.attention import choose_kernel
 from raybench.workloads.base import Context, Workload, as_workload
-from raybench.workloads.scripts.process import ScriptFailedError
-from raybench.workloads.scripts.script import RunningScript
+from raybench.workloads.script import RunningScript, ScriptFailedError
 
 _STDERR = 2
 _TAKE_DOWN_TIMEOUT_S = 2.0

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict, get_type_hints
 from weakref import WeakKeyDictionary
 
@@ -61,9 +62,10 @@ class DdpOptions(TypedDict, total=False):
     ]
 
 
-def ddp_defaults() -> Mapping[str, Scalar]:
-    """Return the default of each option of DistributedDataParallel, by its name."""
-    hints = get_type_hints(DdpOptions, include_extras=True)
+@cache
+def option_defaults(options: type) -> Mapping[str, Scalar | None]:
+    """Return the default of each option by its name; options: as DdpOptions, or made from it."""
+    hints = get_type_hints(options, include_extras=True)
     return {name: hint.__metadata__[0].default for name, hint in hints.items()}
 
 
@@ -100,7 +102,7 @@ class Replicas:
 
         # A default is not given: where torch is given `bucket_cap_mb`, it is that of the first
         # bucket too, which has 1 MiB else.
-        usual = ddp_defaults().items()
+        usual = option_defaults(DdpOptions).items()
         chosen = {name: value for name, value in options.items() if (name, value) not in usual}
         settings = {
             "device_ids": [device] if device.type == "cuda" else None,

@@ -1,26 +1,37 @@
-"""The model of the workload `dit`: the transformer of Flux.1, one image at a time.
+"""The model of the workload `dit`, the transformer of Flux.1, and its steps on random inputs.
 
-Without a batch: tokens are (tokens, width). What all tokens share, as the time, is (1, width).
+A step runs a block, a forward pass, or a loop of passes, over the tokens of one image without a
+batch: tokens are (tokens, width). What all tokens share, as the time, is (1, width).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Literal, NamedTuple, TypeAlias
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from raybench.job.point import Precision
+from raybench.workloads.attention import Kernel, KernelOrAuto, choose_kernel
+from raybench.workloads.dit.sequence_parallel import SequenceParallel, attend_whole, form_groups
 from raybench.workloads.dit.shape import DitShape
+from raybench.workloads.training.model import compile_blocks
 
+Scope = Literal["double_block", "single_block", "forward", "loop"]
 # Query, key and value (tokens, heads, head) to the output, of the same shape.
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 _EPSILON = 1e-6
 _LONGEST_PERIOD = 10_000.0
 _TIME_SCALE = 1000.0
+_GUIDANCE = 3.5
 
 
 class Rotation(NamedTuple):
@@ -249,3 +260,217 @@ def _embedder(inputs: int, width: int) -> nn.Sequential:
 def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """Normalise, then scale and shift as the conditions say (AdaLN, Peebles and Xie 2022)."""
     return functional.layer_norm(x, x.shape[-1:], eps=_EPSILON) * (1 + scale) + shift
+
+
+_NUMBERS = count()
+_KNOWN: WeakValueDictionary[int, AttentionOperator] = WeakValueDictionary()
+
+
+class AttentionOperator:
+    """Calls a function of query, key and value, of one shape each as the output is, as an operator.
+
+    torch.compile does not look into it, so that a compiled block stays one graph: sends and
+    receives between ranks cannot be traced.
+    An operator takes tensors and numbers only, so that the function is known by a number.
+    """
+
+    def __init__(self, attend: Attend) -> None:
+        self.attend = attend
+        self._number = next(_NUMBERS)
+        _KNOWN[self._number] = self
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return attention's output; all are (tokens, heads, head)."""
+        out: Tensor = torch.ops.raybench.attend_over_ranks(query, key, value, self._number)
+        return out
+
+
+@torch.library.custom_op("raybench::attend_over_ranks", mutates_args=())
+def _attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
+    return _KNOWN[number].attend(query, key, value).contiguous()
+
+
+@_attend.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
+    return query.new_empty(query.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Builds the step of a scope over the ranks of `parallel`, on random inputs and weights.
+
+    rows, columns, text_tokens: tokens of one image and of its text; ranks divide both.
+    device, dtype, seed: of all inputs and weights, the same on each rank.
+    fill: draws a module's weights.
+    """
+
+    shape: DitShape
+    rows: int
+    columns: int
+    text_tokens: int
+    device: torch.device
+    dtype: torch.dtype
+    seed: int
+    attention: KernelOrAuto
+    parallel: SequenceParallel
+    compile: bool = False
+    fill: Callable[[nn.Module, torch.Generator | None], None] = fill
+
+    def make(self, scope: Scope, steps: int) -> Callable[[], Tensor]:
+        """Return the step of a scope, which returns its output: of a block, this rank's tokens.
+
+        forward: the velocity of the whole image, on all ranks. loop: the image after so many Euler
+        `steps` from noise, on all ranks.
+        """
+        if scope in ("double_block", "single_block"):
+            return self._make_block(scope)
+        predict, noise = self._make_predictor()
+        if scope == "forward":
+            time = torch.ones(1, 1, device=noise.device, dtype=noise.dtype)
+            return lambda: predict(noise, time)
+        times = torch.linspace(1, 0, steps + 1, device=noise.device, dtype=torch.float32)
+        times = times[:-1].to(noise.dtype).view(steps, 1, 1)
+
+        def denoise() -> Tensor:
+            image = noise
+            for time in times:
+                image = image - predict(image, time) / steps
+            return image
+
+        return denoise
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel of attention, as it is chosen for this rank's share of the heads."""
+        heads = self.shape.heads // self.parallel.heads_divided_by
+        shape = (1, heads, self.rows * self.columns, self.shape.head_width)
+        return choose_kernel(
+            self.attention, torch.empty(shape, device=self.device, dtype=self.dtype)
+        )
+
+    def _make_block(self, scope: Scope) -> Callable[[], Tensor]:
+        """Return a step that runs one block on hidden tokens."""
+        kind = DoubleBlock if scope == "double_block" else SingleBlock
+        generator, width = self._generator(), self.shape.width
+        block = self._make_module(lambda: kind(self.shape, self._attend()), generator)
+        text = self.parallel.shard(self._draw(generator, self.text_tokens, width))
+        image = self.parallel.shard(self._draw(generator, self.rows * self.columns, width))
+        time = self._draw(generator, 1, width)
+        turned = self._rotation()
+        if scope == "double_block":
+            return lambda: torch.cat(block(text, image, time, *turned))
+        joint = torch.cat((text, image))
+        return lambda: block(joint, time, *turned)
+
+    def _make_predictor(self) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
+        """Return a function of image and time that predicts velocities, and an image of noise."""
+        generator = self._generator()
+        model = self._make_module(lambda: Dit(self.shape, self._attend()), generator)
+        noise = self._draw(generator, self.rows * self.columns, self.shape.channels)
+        text = self._draw(generator, self.text_tokens, self.shape.text_width)
+        conditions = Conditions(
+            text=self.parallel.shard(text),
+            pooled=self._draw(generator, 1, self.shape.pooled_width),
+            guidance=torch.full((1, 1), _GUIDANCE, device=noise.device, dtype=noise.dtype),
+        )
+        turned = self._rotation()
+
+        def predict(image: Tensor, time: Tensor) -> Tensor:
+            own = model(self.parallel.shard(image), time, conditions, turned)
+            return self.parallel.gather(own)
+
+        return predict, noise
+
+    def _make_module(
+        self, make: Callable[[], nn.Module], generator: torch.Generator | None
+    ) -> nn.Module:
+        """Return a module whose weights are drawn where they stay, in the type that they keep."""
+        with torch.device("meta"):
+            module = make().to(self.dtype)
+        module = module.to_empty(device=self.device).requires_grad_(False)
+        self.fill(module, generator)
+        if self.compile:
+            compile_blocks(module, DoubleBlock, SingleBlock)
+        return module
+
+    def _generator(self) -> torch.Generator | None:
+        """Return a new generator of the seed; None on the meta device, which has no numbers."""
+        if self.device.type == "meta":
+            return None
+        return torch.Generator(self.device).manual_seed(self.seed)
+
+    def _draw(self, generator: torch.Generator | None, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
+
+    def _attend(self) -> Attend:
+        """Return the attention of query, key and value over the tokens of all ranks."""
+        kernel = self.kernel
+        if self.parallel.degree == 1:
+            return partial(attend_whole, kernel)
+        joint = partial(self.parallel.attend, kernel)
+        return AttentionOperator(joint) if self.compile else joint
+
+    def _rotation(self) -> Rotation:
+        """Return the rotation of this rank's tokens."""
+        whole = rotation(
+            self.shape,
+            text_tokens=self.text_tokens,
+            rows=self.rows,
+            columns=self.columns,
+            like=torch.empty(0, device=self.device, dtype=self.dtype),
+        )
+        shard, length = self.parallel.shard, self.text_tokens
+        return Rotation(*(torch.cat((shard(one[:length]), shard(one[length:]))) for one in whole))
+
+
+# Tokens of the copy for each rank: of the image, and of the text.
+_ROWS, _COLUMNS, _TEXT = 2, 8, 8
+# Of queries and keys: a token attends to few others. With all alike attention is next to the mean
+# of all tokens, and a wrong one could not be told from a right one.
+_NORM = 2.0
+_GAIN = 1.5
+# Of what the copy computes. Two ranks on a CPU differ from the whole by 3e-7 (fp32) and 5e-3
+# (bf16); a log-sum-exp to base 2 is off by 3e-2, parts merged by their mean by 0.16, the heads of
+# another rank by 0.8.
+TOLERANCES = {
+    Precision.FP32: 1e-4,
+    Precision.TF32: 1e-2,
+    Precision.FP16: 1e-2,
+    Precision.BF16: 2e-2,
+}
+
+
+def difference_to_whole(steps: Steps) -> float:
+    """Compare the output of a copy of one block of each kind with that of the undivided copy.
+
+    In the type, with the kernel and over the ranks of `steps`. Returns the Frobenius norm of the
+    difference over that of the undivided output; 0 where nothing is divided. All ranks must call it
+    at the same place.
+    """
+    ranks = steps.parallel.degree
+    if ranks == 1:
+        return 0.0
+    copy = replace(
+        steps,
+        shape=replace(steps.shape, double_blocks=1, single_blocks=1),
+        rows=_ROWS * ranks,
+        columns=_COLUMNS,
+        text_tokens=_TEXT * ranks,
+        attention=steps.kernel,
+        compile=False,
+        fill=_fill_steeply,
+    )
+    undivided = replace(copy, parallel=form_groups(0, ulysses=1, ring=1))
+    with torch.inference_mode():
+        found, whole = (one.make("forward", 1)().double() for one in (copy, undivided))
+        return float((found - whole).norm() / whole.norm())
+
+
+def _fill_steeply(module: nn.Module, generator: torch.Generator | None) -> None:
+    """Draw weights with which attention matters for the output, and single tokens for attention."""
+    for name, parameter in module.named_parameters():
+        if "norm" in name:
+            nn.init.constant_(parameter, _NORM)
+        else:
+            std = _GAIN / math.sqrt(parameter.shape[-1])
+            nn.init.normal_(parameter, std=std, generator=generator)

@@ -38,10 +38,6 @@ class _Peers:
     def __len__(self) -> int:
         return len(self.ranks)
 
-    def neighbour(self, step: int) -> int:
-        """Return the rank that is `step` places after this one, around the ring."""
-        return self.ranks[(self.place + step) % len(self.ranks)]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceParallel:
@@ -124,7 +120,8 @@ class SequenceParallel:
     def _exchange(self, pair: tuple[Tensor, Tensor]) -> Callable[[], tuple[Tensor, Tensor]]:
         """Send both to the next rank; return a function that waits for those of the rank before."""
         buffers = torch.empty_like(pair[0]), torch.empty_like(pair[1])
-        to, source, group = self.ring.neighbour(1), self.ring.neighbour(-1), self.ring.group
+        ranks, group = self.ring.ranks, self.ring.group
+        to, source = (ranks[(self.ring.place + step) % len(ranks)] for step in (1, -1))
         works = dist.batch_isend_irecv(
             [
                 *(dist.P2POp(dist.isend, one, to, group) for one in pair),

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from raybench.workloads.base import Context
 from raybench.workloads.replicas import DdpOptions
-from raybench.workloads.training.memory_estimate import estimate_stack
 from raybench.workloads.training.model import (
     CastWeights,
     Compile,
@@ -19,6 +18,8 @@ from raybench.workloads.training.model import (
     Optimizer,
     Recipe,
     compute_dtype,
+    estimate_step,
+    product_bytes,
     slices,
 )
 
@@ -84,8 +85,18 @@ class Mlp(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated bytes of a rank at its peak; None as `estimate_stack`."""
-        return estimate_stack(settings, settings["hidden"], settings["layers"])
+        """Return the estimated bytes of a rank at its peak; None as `estimate_step`."""
+        hidden, layers = settings["hidden"], settings["layers"]
+        parameters, rows = layers * (hidden * hidden + hidden), float(settings["batch_size"])
+        number = product_bytes(settings)
+        return estimate_step(
+            settings,
+            parameters=parameters,
+            # Each layer keeps its input, and autocast its weights in half.
+            saved=rows * hidden * number * layers + (2.0 * parameters if number == 2 else 0.0),
+            at_loss=rows * hidden * (8 + number),
+            data=8.0 * rows * hidden * settings["grad_accumulation"],
+        )
 
 
 def linear_stack(hidden: int, layers: int) -> nn.Module:

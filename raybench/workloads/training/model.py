@@ -1,25 +1,26 @@
 """What workloads that train or run a model have in common: parameters and a base class.
 
-Loads no torch at import: `plan` reads the classes.
+Loads no torch at import: `plan` reads the classes, and their estimates of memory.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from functools import cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job import registry
 from raybench.job.answer import Answer
-from raybench.job.point import Precision, Scalar
+from raybench.job.point import EQUAL, Precision, Scalar
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context, Workload
-from raybench.workloads.replicas import DdpOptions, ddp_defaults
+from raybench.workloads.replicas import DdpOptions
+from raybench.workloads.training.shapes import LayoutOptions
 
 if TYPE_CHECKING:
     import torch
@@ -67,12 +68,12 @@ OUTPUT_ERROR = Metric(
 LEARNING_RATE = 1e-12
 
 # Parameters that mean nothing where nothing is trained.
-_ONLY_FOR_TRAINING = (
-    "optimizer",
-    "grad_accumulation",
-    "activation_checkpointing",
-    *ddp_defaults(),
-)
+_ONLY_FOR_TRAINING = {
+    *("optimizer", "grad_accumulation", "activation_checkpointing"),
+    *LayoutOptions.__annotations__,
+}
+# cuBLAS and cuBLASLt take 32 MiB each on Hopper.
+_WORKSPACES_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +128,7 @@ class Model(Workload):
             if settings.get("cast_weights"):
                 return "cast_weights: true needs mode: inference"
             return None
-        parameters = inspect.signature(cls.__init__).parameters
-        for name in _ONLY_FOR_TRAINING:
-            usual = ddp_defaults().get(name)
-            if usual is None and name in parameters:
-                usual = parameters[name].default
+        for name, usual in _training_defaults(cls).items():
             if settings.get(name, usual) != usual:
                 return f"mode: inference trains nothing, so {name} must be left out"
         is_single = Precision(str(settings["precision"])).dtype == "float32"
@@ -321,6 +318,56 @@ class Model(Workload):
             for value in (count, *sums):
                 dist.all_reduce(value, group=self._context.process_group)
         return [total / count for total in sums]
+
+
+@cache
+def _training_defaults(workload_class: type[Model]) -> Mapping[str, Scalar | None]:
+    """Return the defaults of those parameters of a class that only training has, by name."""
+    return {
+        one.name: one.default
+        for one in registry.parameters(workload_class)
+        if one.name in _ONLY_FOR_TRAINING
+    }
+
+
+def estimate_step(
+    settings: Mapping[str, Any],
+    *,
+    parameters: int,
+    ranks: int = 1,
+    saved: float,
+    at_loss: float = 0.0,
+    recomputed: float = 0.0,
+    data: float,
+) -> float | None:
+    """Return a coarse estimate of the bytes that a rank needs at the peak of a step on a GPU.
+
+    The peak is where the backward pass begins, where it ends, or in the optimizer. Measured points
+    lie within a fifth of it. None where nothing is trained, in a CUDA graph, and where ranks have
+    unequal shares.
+
+    parameters: number of the model's, which so many `ranks` share. In bytes: saved by the forward
+    pass for the backward pass; needed at the loss besides; of a block that is recomputed; of all
+    inputs and targets.
+    """
+    is_even = settings["shares"] == EQUAL and settings["slow_ratio"] == 1
+    if settings["mode"] != "train" or settings["cuda_graph"] or not is_even:
+        return None
+    weights = (2.0 if settings.get("optimizer_dtype") == "bf16" else 4.0) * parameters / ranks
+    is_adam = settings.get("optimizer", "adam") != "sgd"
+    # Gradients that are views of DDP's buckets have no memory of their own.
+    buckets = weights if settings["world_size"] > 1 and ranks == 1 else 0.0
+    gradients = 0.0 if buckets and settings.get("gradient_as_bucket_view") else weights
+    # Adam's update of all weights at once makes temporaries as large as they are.
+    temporaries = weights if is_adam and not settings.get("fused_optimizer") else 0.0
+    earlier_passes = gradients if settings["grad_accumulation"] > 1 else 0.0
+    peak = max(saved + at_loss + earlier_passes, gradients + max(recomputed, temporaries))
+    return weights * (3 if is_adam else 1) + buckets + peak + data + _WORKSPACES_BYTES
+
+
+def product_bytes(settings: Mapping[str, Any]) -> int:
+    """Return the bytes of a number that matrix products keep: 2 in half precision, else 4."""
+    return 4 if Precision(settings["precision"]).dtype == "float32" else 2
 
 
 def _optimizer(model: nn.Module, recipe: Recipe, context: Context) -> torch.optim.Optimizer:

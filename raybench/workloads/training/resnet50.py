@@ -12,7 +12,6 @@ from raybench.job.point import Precision
 from raybench.records.failure_text import brief
 from raybench.workloads.base import Context
 from raybench.workloads.replicas import DdpOptions
-from raybench.workloads.training.memory_estimate import estimate_resnet
 from raybench.workloads.training.model import (
     OUTPUT_ERROR,
     CastWeights,
@@ -23,7 +22,9 @@ from raybench.workloads.training.model import (
     Optimizer,
     Recipe,
     compute_dtype,
+    estimate_step,
     output_error,
+    product_bytes,
     slices,
 )
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _CLASSES = 1000
+# Parameters, and how many numbers all convolutions make of one image of 224 x 224 pixels.
+_SIZES = {"resnet18": (11_689_512, 2_483_712), "resnet50": (25_557_032, 11_113_984)}
 
 
 class ResNet(Model):
@@ -96,8 +99,16 @@ class ResNet(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated bytes of a rank at its peak; None as `estimate_resnet`."""
-        return estimate_resnet(settings)
+        """Return the estimated bytes of a rank at its peak; None as `estimate_step`."""
+        parameters, outputs = _SIZES[settings["preset"]]
+        images, size = float(settings["batch_size"]), settings["image_size"]
+        return estimate_step(
+            settings,
+            parameters=parameters,
+            # Each convolution's output, and that of the normalisation behind it.
+            saved=2.0 * product_bytes(settings) * images * outputs * (size / 224) ** 2,
+            data=12.0 * images * size**2 * settings["grad_accumulation"],
+        )
 
     def _make_model(
         self, preset: str, layout: torch.memory_format, images: Tensor, context: Context

@@ -91,7 +91,7 @@ class Smoke(Workload):
         import torch
         import torch.distributed as dist
 
-        from raybench.workloads.compute.kernels import digest_of
+        from raybench.workloads.kernels import digest_of
 
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         own = digest_of(torch.cat([gradient.flatten() for gradient in gradients]))

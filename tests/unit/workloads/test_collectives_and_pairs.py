@@ -10,7 +10,7 @@ from forked import gloo, run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads.communication.collective import (
+from raybench.workloads.collective import (
     Collective,
     GroupedCollective,
     Payload,
@@ -18,7 +18,7 @@ from raybench.workloads.communication.collective import (
     groups_text,
     parse_groups,
 )
-from raybench.workloads.communication.pairs import Pairs, pairs_of_turn, parse_pairs, turns
+from raybench.workloads.pairs import Pairs, pairs_of_turn, parse_pairs, turns
 
 OPERATIONS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv",

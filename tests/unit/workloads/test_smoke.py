@@ -7,7 +7,7 @@ import torch.distributed as dist
 from builders import make_context, outcome_of_check
 from forked import gloo, run_ranks
 
-from raybench.workloads.compute.kernels import SameBits
+from raybench.workloads.kernels import SameBits
 from raybench.workloads.training.smoke import Smoke
 
 

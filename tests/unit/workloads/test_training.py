@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.workloads.base import Context
-from raybench.workloads.replicas import ddp_defaults
+from raybench.workloads.replicas import DdpOptions, option_defaults
 from raybench.workloads.training import model as trained
 from raybench.workloads.training.language_models import Decoder, Llama
 from raybench.workloads.training.linear import Linear
@@ -247,7 +247,7 @@ def test_a_step_that_waits_for_the_device_cannot_be_a_graph():
 
 def test_each_option_of_ddp_is_an_argument_of_torch_whose_default_it_has():
     arguments = inspect.signature(DistributedDataParallel).parameters
-    for name, default in ddp_defaults().items():
+    for name, default in option_defaults(DdpOptions).items():
         # None stands for the 25 MiB of a bucket.
         assert arguments[name].default in (default, None)
 

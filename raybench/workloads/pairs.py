@@ -16,7 +16,7 @@ from pydantic import Field
 from raybench.errors import UsageError
 from raybench.job.answer import Answer
 from raybench.workloads.base import Context, Workload, WrongResultError
-from raybench.workloads.communication.collective import check_ranks, exchange
+from raybench.workloads.collective import check_ranks, exchange
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,7 @@ NCCL tells which way its bytes go once, when a communicator is made, and to a pr
 started with NCCL_DEBUG. So that no line is written while something is timed, each worker starts
 a process for it beside its own. That is this module too; by hand:
 
-    torchrun --nproc-per-node=2 -m raybench.workloads.communication.transport_probe cuda
+    torchrun --nproc-per-node=2 -m raybench.workloads.transport_probe cuda
 
 It prints the lines of NCCL's log that tell of transports, each once, and what the host has to
 offer: `raybench: KEY VALUE`. `raybench.doctor.transports` reads them.
