@@ -15,7 +15,7 @@ from raybench.cluster.allocator import Strategy
 from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.hardware.device_facts import FactReader
 from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
-from raybench.records.device_facts import DeviceFacts
+from raybench.records.devices import DeviceFacts
 
 
 def choose_workers(

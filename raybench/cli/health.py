@@ -106,7 +106,7 @@ def health_command(
     from raybench.health.check import examine
     from raybench.health.document import HealthDocument
     from raybench.health.suite import STAGES, title
-    from raybench.records.device_list import check_list_writable, write_device_list
+    from raybench.records.devices import check_list_writable, write_device_list
     from raybench.results.run import RunStatus
     from raybench.results.writer import check_writable
 

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from raybench.cluster.allocator import Strategy
 from raybench.records import Answer, Device, DeviceSample, Task
-from raybench.records.device_facts import DeviceFacts
+from raybench.records.devices import DeviceFacts
 
 DeviceKind = Literal["cuda", "cpu"]
 

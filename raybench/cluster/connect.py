@@ -7,7 +7,7 @@ from typing import Literal
 
 from raybench.cluster import Cluster
 from raybench.cluster.device_reservation import ReservationTerms
-from raybench.records.device_list import DeviceList
+from raybench.records.devices import DeviceList
 
 
 def connect(

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from raybench.records import Device
-from raybench.records.device_facts import DeviceFacts
+from raybench.records.devices import DeviceFacts
 
 UNKNOWN = "unknown"
 _NAMES_SHOWN = 4

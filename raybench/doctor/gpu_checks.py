@@ -16,7 +16,7 @@ from raybench.health.device_facts import (
     facts_readings,
 )
 from raybench.records import Device
-from raybench.records.device_facts import DeviceFacts
+from raybench.records.devices import DeviceFacts
 
 # Data-centre GPUs slow down at about 85 to 90 degrees; before any work they should be far below.
 _WARM_C = 75.0

@@ -18,7 +18,7 @@ import pynvml
 
 from raybench.hardware import nvml
 from raybench.records import Device
-from raybench.records.device_facts import DeviceFacts, NvLink
+from raybench.records.devices import DeviceFacts, NvLink
 
 # PCI domain, bus and device of the GPU, and the number of the error.
 _XID_LINE = re.compile(rb"NVRM: Xid \(PCI:([0-9a-f]+):([0-9a-f]+):([0-9a-f]+)[^)]*\): (\d+)", re.I)

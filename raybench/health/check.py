@@ -24,7 +24,7 @@ from raybench.job.model import Job, Measure, Span, load_job
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device, Record
-from raybench.records.device_facts import DeviceFacts
+from raybench.records.devices import DeviceFacts
 from raybench.records.environment import usable_cores
 from raybench.records.health import Finding, Stage, Verdict
 from raybench.results.run import Run, RunStatus

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from raybench.health.readings import Problem, Reading
 from raybench.health.suite import HealthTest, device_subject
-from raybench.records.device_facts import DeviceFacts
+from raybench.records.devices import DeviceFacts
 from raybench.records.health import Action
 from raybench.report.plain_text import counted
 

@@ -24,7 +24,7 @@ from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from raybench.errors import UsageError
+from raybench.errors import UsageError, brief
 from raybench.job.point import (
     BATCH_SIZES,
     MAX_SIZE,
@@ -146,7 +146,7 @@ def _import(name: str) -> Any:
         raise
     except BaseException as error:
         # A user's module may raise anything at all while it is imported.
-        raise UsageError(f"cannot import module {name!r}: {_cause(error)}") from error
+        raise UsageError(f"cannot import module {name!r}: {brief(error)}") from error
 
 
 @contextmanager
@@ -157,15 +157,7 @@ def _one_line(what: str) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{what} cannot be read: {_cause(error)}") from error
-
-
-def _cause(error: BaseException) -> str:
-    try:
-        reason = " ".join(str(error).split())
-    except Exception:
-        reason = ""  # an exception is the user's code, too
-    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        raise UsageError(f"{what} cannot be read: {brief(error)}") from error
 
 
 def settings(workload_class: type) -> dict[str, Setting]:

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
+from raybench.errors import brief
 from raybench.measure.collectives import CountedCopies, LocalCopies, add_up, replace_collectives
 from raybench.measure.marks import (
     BucketMarks,
@@ -52,7 +53,6 @@ from raybench.measure.timers import (
     no_garbage_collection,
 )
 from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic, WallTimes
-from raybench.records.failure_text import brief
 from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
 

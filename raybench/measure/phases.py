@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from raybench.errors import add_note, brief
 from raybench.hardware.counters import (
     Counters,
     Reading,
@@ -56,7 +57,6 @@ from raybench.measure.timers import (
 from raybench.measure.uneven import has_other_gradients
 from raybench.records import Breakdown, Measurement, Repetition, Samples, SpanNs
 from raybench.records.checked_answers import DECLARED, check_declared, check_metric
-from raybench.records.failure_text import add_note, brief
 from raybench.records.metric import Metric
 from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from raybench.errors import brief, traceback_of
 from raybench.job.point import RUN_SETTINGS, setting_text
 from raybench.records import Measurement, RankMetrics, RankShare, Record, Status
-from raybench.records.failure_text import brief, traceback_of, type_of
 from raybench.records.metric import Column, combine_ranks, relate_to_step
 from raybench.results.columns import columns_of
 from raybench.results.metrics.conditions import (
@@ -306,7 +306,7 @@ def make_unwritten(record: Record, error: Exception) -> Record:
         status=Status.ERROR,
         measurements=(),
         warnings=(),
-        error_type=type_of(error),
+        error_type=type(error).__name__,
         error_message=f"raybench cannot keep what was measured, which is its bug: {brief(error)}",
         error_detail=traceback_of(error),
     )

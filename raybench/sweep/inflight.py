@@ -13,11 +13,11 @@ from queue import Empty, SimpleQueue
 
 from raybench.cluster import Cluster
 from raybench.cluster.failures import cause_of
+from raybench.errors import DETAIL_CHARACTERS, shorten, shorten_start
 from raybench.job import memory
 from raybench.job.point import Point
 from raybench.records import Answer, Cause, Device, Failure, Measurement, Record, Status, Task
 from raybench.records.checked_answers import check_answers
-from raybench.records.failure_text import DETAIL_CHARACTERS, shorten, shorten_start
 from raybench.results.metrics.conditions import crowding
 from raybench.sweep.scheduler import Attempt
 

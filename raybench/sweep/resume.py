@@ -16,7 +16,7 @@ from raybench.job.model import NOT_MEASURED, Job, Measure, load_job
 from raybench.job.plan import Plan
 from raybench.job.source import overrides_in
 from raybench.records import by_point
-from raybench.records.device_list import DeviceList
+from raybench.records.devices import DeviceList
 from raybench.records.environment import Code, differing
 from raybench.results import reader
 from raybench.results.run import Run, RunStatus

@@ -17,7 +17,7 @@ from raybench.job.point import SCRIPT
 from raybench.job.registry import module_of
 from raybench.job.rules import script_path
 from raybench.records import Device, Record, Status, TrialKey, by_point
-from raybench.records.device_list import DeviceList
+from raybench.records.devices import DeviceList
 from raybench.records.environment import (
     Code,
     code_of,

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from raybench.errors import UsageError
+from raybench.errors import UsageError, mentions, message_of, traceback_of
 from raybench.hardware.counters import Reading, open_counters
 from raybench.hardware.identity import describe_device
 from raybench.job import registry
@@ -37,7 +37,6 @@ from raybench.records import (
     RankInfo,
     Status,
     Task,
-    failure_text,
 )
 from raybench.records.environment import Code, code_here, differing, raybench_sha256
 from raybench.worker import state
@@ -365,15 +364,13 @@ def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
     return Failure(
         rank=rank_info.rank,
         status=Status.OOM if _is_out_of_memory(error) else Status.ERROR,
-        error_type=failure_text.type_of(cause),
-        message=failure_text.message_of(error),
-        detail=failure_text.traceback_of(error),
+        error_type=type(cause).__name__,
+        message=message_of(error),
+        detail=traceback_of(error),
         # After an error of the device the CUDA context is broken, but not where torch's allocator
         # ran out of memory.
         worker_reusable=isinstance(error, torch.OutOfMemoryError)
-        or not (
-            isinstance(error, torch.AcceleratorError) or failure_text.mentions(error, "CUDA error")
-        ),
+        or not (isinstance(error, torch.AcceleratorError) or mentions(error, "CUDA error")),
     )
 
 
@@ -408,4 +405,4 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return True
     # The CPU allocator, cuBLAS and NCCL have no exception class of their own for it.
     phrases = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and failure_text.mentions(error, *phrases)
+    return isinstance(error, RuntimeError) and mentions(error, *phrases)

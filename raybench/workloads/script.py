@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 import psutil
 from pydantic import Field
 
-from raybench.errors import UsageError
+from raybench.errors import DETAIL_CHARACTERS, UsageError, shorten_start
 from raybench.job.rules import product_of, render, split_arguments
 from raybench.records import Cause, Failure, Samples, Status, Task
-from raybench.records.failure_text import DETAIL_CHARACTERS, shorten_start
 from raybench.workloads.base import Context, Workload
 
 if TYPE_CHECKING:

@@ -35,8 +35,7 @@ from raybench.cluster.ray_cluster.start import (
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError
 from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Group, Task
-from raybench.records.device_facts import DeviceFacts
-from raybench.records.device_list import DeviceList
+from raybench.records.devices import DeviceFacts, DeviceList
 
 _LOOK_S = 0.2
 

@@ -27,7 +27,7 @@ from raybench.cluster.ray_cluster.actors import start_on_node
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.records import Answer, Device, DeviceSample, Measurement, SpanNs
-from raybench.records.device_facts import DeviceFacts
+from raybench.records.devices import DeviceFacts
 
 _TAIL_LINES = 60
 _OUTPUT_BYTES = 32 * 1024  # of each stream in a point

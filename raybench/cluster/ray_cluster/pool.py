@@ -34,7 +34,7 @@ from raybench.cluster.ray_cluster.start import Connection, ray_nodes
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError
 from raybench.records import Device
-from raybench.records.device_list import DeviceList
+from raybench.records.devices import DeviceList
 from raybench.records.environment import package_versions
 
 _NODE_ID = "ray.io/node-id"

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
 
 from pydantic import Field
 
-from raybench.errors import UsageError
+from raybench.errors import UsageError, brief
 from raybench.job.point import Precision
-from raybench.records.failure_text import brief
 from raybench.workloads.base import Context
 from raybench.workloads.replicas import DdpOptions
 from raybench.workloads.training.model import (

@@ -10,7 +10,7 @@ from raybench.doctor import gpu_checks, variables, worker_checks
 from raybench.doctor.diagnosis import check_facts
 from raybench.doctor.facts import Check, Facts, Verdict
 from raybench.records import Device
-from raybench.records.device_facts import DeviceFacts
+from raybench.records.devices import DeviceFacts
 
 VERSIONS = {
     "raybench": "0.1.0",

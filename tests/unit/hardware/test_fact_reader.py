@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pynvml
 
 from raybench.hardware.device_facts import FactReader, kernel_xids
-from raybench.records.device_facts import DeviceFacts, NvLink
+from raybench.records.devices import DeviceFacts, NvLink
 from tests.unit.fake_nvml import UUID, FakeNvml, XidEvents, fabric, fields, refusal
 from tests.unit.fakes import make_device
 

@@ -8,7 +8,7 @@ import pytest
 from raybench.health import device_facts
 from raybench.health.device_facts import facts_readings
 from raybench.health.readings import Reading
-from raybench.records.device_facts import DeviceFacts, NvLink
+from raybench.records.devices import DeviceFacts, NvLink
 from tests.unit.fakes import make_device
 
 AT = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)

@@ -5,10 +5,9 @@ import pytest
 from builders import make_device
 from fakes import make_devices, make_measurement, make_point, make_started
 
-from raybench.errors import ClusterError
+from raybench.errors import DETAIL_CHARACTERS, ClusterError
 from raybench.job.model import Measure
 from raybench.records import Failure, Status, Task
-from raybench.records.failure_text import DETAIL_CHARACTERS
 from raybench.sweep.inflight import InFlight, RunningAttempt, make_record_of
 from raybench.sweep.scheduler import Attempt
 
