@@ -10,7 +10,6 @@ from pathlib import Path
 from raybench.analysis.references import SHIPPED, References
 from raybench.cluster import Cluster
 from raybench.health.device_facts import facts_readings
-from raybench.health.expected import read_findings
 from raybench.health.readings import (
     Reading,
     drift,
@@ -18,6 +17,7 @@ from raybench.health.readings import (
     read_record,
     split_by_room,
 )
+from raybench.health.references import read_findings
 from raybench.health.suite import BURN_IN, PASS_STAGES, Fleet, Probe, device_subjects, probes
 from raybench.health.verdicts import judge
 from raybench.job.model import Job, Measure, Span, load_job
@@ -26,18 +26,17 @@ from raybench.job.point import Point
 from raybench.records import Device, Record
 from raybench.records.devices import DeviceFacts
 from raybench.records.environment import usable_cores
-from raybench.records.health import Finding, Stage, Verdict
+from raybench.records.health import Finding, Stage
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.messages import Listener
-from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunTarget, start_run
 from raybench.sweep.runner import run_sweep
+from raybench.sweep.scheduler import Rounds
 
 MakeProbes = Callable[[Fleet], tuple[Probe, ...]]
 
 _JOB = Path(__file__).with_name("job.yaml")
-_NOT_HEALTHY = (Verdict.BAD, Verdict.SUSPECT, Verdict.UNTESTED)
 # A point of the burn-in is as long as a device needs to get hot, and so short that a hang is
 # noticed soon.
 _BURN_IN_POINT_S = 10.0
@@ -70,7 +69,7 @@ class Examination:
         unhealthy = {
             uuid
             for finding in self.findings
-            if finding.verdict in _NOT_HEALTHY
+            if finding.verdict.is_unhealthy
             and finding.subject.kind in ("device", "node")
             and not finding.culprit
             for uuid in finding.subject.uuids

@@ -117,16 +117,15 @@ def _values(
     down = [one.link for one in now.nvlinks or () if not one.is_active]
     down = sorted(expected_links.intersection(down))
     counts = [sum(one.errors.values()) for one in now.nvlinks or () if one.errors]
-    rows = _remapped_rows(now)
     xids = [found for found in (now.kernel_xids, now.new_xids) if found is not None]
     return {
         FREE_MEMORY: (now.memory_free_bytes and now.memory_free_bytes / _BYTES_PER_GIB, ""),
         MEMORY_ERRORS: (now.ecc_errors, _memory_problem(before, now)),
         "remapped rows": (
-            rows,
+            now.remapped_rows,
             "a row of memory is to be remapped at the next reset"
             if now.is_remap_pending
-            else _went_bad(_growth(_remapped_rows(before), rows), "row"),
+            else _went_bad(_growth(before.remapped_rows, now.remapped_rows), "row"),
         ),
         "failed remaps": (
             now.is_remap_failed,
@@ -171,13 +170,6 @@ def _memory_problem(before: DeviceFacts, now: DeviceFacts) -> str:
 
 def _went_bad(grown: int, noun: str) -> str:
     return f"{counted(grown, noun)} of memory went bad during the check" if grown else ""
-
-
-def _remapped_rows(facts: DeviceFacts) -> int | None:
-    """Return how many rows of memory were remapped; None where neither count is known."""
-    counts = (facts.remapped_rows_correctable, facts.remapped_rows_uncorrectable)
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
 
 
 def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> str:

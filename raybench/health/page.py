@@ -7,8 +7,7 @@ from operator import itemgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
-from raybench.health.document import HealthDocument, PairMap, marked, pair_maps, short_names
-from raybench.health.report import HealthReport
+from raybench.health.report import HealthReport, PairMap, marked, pair_maps, short_names
 from raybench.records.health import Finding, Verdict, figure, is_time
 from raybench.report import blocks, formatting, plain_text
 from raybench.report.blocks import Column, make_table
@@ -18,10 +17,9 @@ from raybench.report.charts.grammar import (
     Panel,
     axis,
     by_threshold,
-    heat_map,
-    legend_height,
+    heat_panel,
     names_axis,
-    scatter_chart,
+    scatter_panel,
 )
 from raybench.report.html.page import device_table, render
 from raybench.stats.outliers import BAD_RATIO
@@ -54,7 +52,7 @@ _DEVICES_NOTE = (
 
 def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
     """Return the page of a check as HTML. devices: the table `devices` of its run."""
-    found = list(HealthDocument(report=report).body())
+    found = list(report.body())
     run = report.run
     return render(
         "health.html",
@@ -143,15 +141,15 @@ def _heat_map(pairs: PairMap) -> Panel:
     labels = list(short.values())
     angle = 0 if len(labels) <= 4 else -45
     shown = {"labelOverlap": not has_text}
-    layers = heat_map(
+    return heat_panel(
         cells,
         names_axis(labels, **shown, orient="top", labelAngle=angle) | {"title": "to"},
         names_axis(labels, **shown),
         by_threshold("excess", _STEPS, "time against the median"),
+        title=pairs.title,
+        height=max(150, min(550, 30 * len(labels) + 80)),
         inverse=f"datum.excess < {_STEPS[0]} || datum.excess >= {_STEPS[-1]}",
     )
-    height = max(150, min(550, 30 * len(labels) + 80))
-    return Panel(title=pairs.title, layers=layers, height=height)
 
 
 def _device_figure(report: HealthReport) -> Figure | None:
@@ -181,7 +179,7 @@ def _device_figure(report: HealthReport) -> Figure | None:
     reach = max(1 + _LEAST_REACH, *(mark["x"] for mark in marks))
     domain = [min(1 - _LEAST_REACH, *(mark["x"] for mark in marks)) * 0.99, reach * 1.01]
     ticks = [0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100]
-    layers = scatter_chart(
+    panel = scatter_panel(
         marks,
         axis(
             "time against similar devices",
@@ -192,9 +190,9 @@ def _device_figure(report: HealthReport) -> Figure | None:
         ),
         names_axis(list(short.values()), grid=True),
         _SHAPES,
+        height=max(110, min(900, 22 * len(short) + 60)),
         level=(BAD_RATIO, "bad") if reach > BAD_RATIO else None,
     )
-    height = max(110, min(900, 22 * len(short) + 60)) + legend_height(list(_SHAPES))
     note = _DEVICES_NOTE
     if len(shown) < len(names):
         note += f" The first {len(shown)} of {len(names)}."
@@ -202,7 +200,7 @@ def _device_figure(report: HealthReport) -> Figure | None:
         anchor="devices",
         title="Devices",
         note=note,
-        panels=[Panel(layers=layers, height=height)],
+        panels=[panel],
         table=make_table(
             compared,
             [
