@@ -22,7 +22,7 @@ from raybench.report.charts.grammar import (
     scatter_panel,
 )
 from raybench.report.html.page import device_table, render
-from raybench.stats.fleet import BAD_RATIO
+from raybench.stats.outliers import BAD_RATIO
 
 if TYPE_CHECKING:
     import pandas as pd
