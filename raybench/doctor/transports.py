@@ -56,7 +56,7 @@ _RankRoute = tuple[int, Route]
 
 
 def probe_task(world_size: int) -> Task:
-    """Return the task of all workers."""
+    """Return the task by which every rank prints the way of its bytes, for `judge`."""
     point = Point(
         workload=_WORKLOAD,
         params={},
@@ -70,9 +70,10 @@ def probe_task(world_size: int) -> Task:
 
 
 def judge(facts: Facts, answers: Sequence[Answer]) -> list[Check]:
-    """Return the checks of the workers' answers, those between nodes last.
+    """Return the check of routes within nodes, then that between nodes, where there are any.
 
-    One check "unknown" where a rank failed or none printed its routes.
+    answers: to `probe_task`, by rank. One check "unknown" where a rank failed or none printed its
+    routes; one check on CPU workers, of gloo's interfaces.
     """
     if failure := next((one for one in answers if isinstance(one, Failure)), None):
         return [_unknown(f"rank {failure.rank}: {failure.message}")]
@@ -92,7 +93,7 @@ def judge(facts: Facts, answers: Sequence[Answer]) -> list[Check]:
 
 
 def read_rank(output: str) -> RankTransports:
-    """Parse what a rank printed: the lines of `TransportProbe`, and NCCL's log."""
+    """Return what a rank printed: the lines of `TransportProbe`, and NCCL's log."""
     lines = output.splitlines()
     said: dict[str, list[str]] = {}
     for found in filter(None, map(_SAID.match, lines)):
@@ -108,6 +109,7 @@ def read_rank(output: str) -> RankTransports:
 
 
 def _unknown(why: str) -> Check:
+    """Return the warning that the transport is not known."""
     return Check(
         name="transport",
         verdict=Verdict.WARN,
@@ -119,7 +121,7 @@ def _unknown(why: str) -> Check:
 def _within(
     devices: Sequence[Device], ranks: Sequence[RankTransports], routes: Sequence[_RankRoute]
 ) -> Check:
-    """Return the check of the routes within nodes: peer to peer is right."""
+    """Return the check of the routes within nodes; it warns unless all are peer to peer."""
     is_direct = {route.kind for _, route in routes} == {"P2P"}
     medium = ", NVLink" if is_direct and all(map(active_nvlinks, devices)) else ""
     nvls = {rank.log.has_nvls for rank in ranks} - {None}
@@ -129,7 +131,7 @@ def _within(
 
 
 def _between(ranks: Sequence[RankTransports], routes: Sequence[_RankRoute]) -> Check:
-    """Return the check of the routes between nodes."""
+    """Return the check of the routes between nodes; it warns where there are hints."""
     networks = {route.network for _, route in routes} - {""}
     counts = sorted({rank.log.adapter_count for rank in ranks} - {0})
     more = ""
@@ -143,7 +145,10 @@ def _between(ranks: Sequence[RankTransports], routes: Sequence[_RankRoute]) -> C
 def _hints(
     ranks: Sequence[RankTransports], routes: Sequence[_RankRoute], networks: Set[str]
 ) -> Iterator[str]:
-    """Yield what to do about the way between nodes; nothing where it is as it should be."""
+    """Yield what to do about the routes between nodes; nothing where they are as they should be.
+
+    networks: those of the routes, in NCCL's words.
+    """
     adapters = sorted({name for rank in ranks for name in rank.adapters})
     if "Socket" in networks and adapters:
         yield f"TCP although {some(adapters)} is there: {_NO_ADAPTER}"

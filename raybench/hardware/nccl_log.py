@@ -70,7 +70,7 @@ class NcclLog:
 
 
 def parse(lines: Iterable[str]) -> NcclLog:
-    """Parse the lines of one rank; lines that say nothing of transports are ignored."""
+    """Return what the lines of one rank say; lines that say nothing of transports are ignored."""
     kept = [line for line in lines if "NCCL" in line]
     interfaces = _listed("NET/Socket : Using", _INTERFACE, kept)
     adapters = _listed("NET/IB : Using", _ADAPTER, kept)
@@ -97,7 +97,10 @@ _Devices = Sequence[tuple[str, str]]
 
 
 def _route(found: re.Match[str], interfaces: _Devices, adapters: _Devices) -> Route:
-    """Return the route of one line. interfaces, adapters: the devices of Socket and of IB."""
+    """Return the route of one line. found: a match of `_ROUTE`.
+
+    interfaces, adapters: the devices of the networks Socket and IB, by their numbers.
+    """
     sender, receiver, way = int(found["sender"]), int(found["receiver"]), found["way"]
     network = _NETWORK.fullmatch(way)
     if network is None:
@@ -118,7 +121,7 @@ def _route(found: re.Match[str], interfaces: _Devices, adapters: _Devices) -> Ro
 
 
 def _listed(lead: str, each: re.Pattern[str], lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return the devices in the first line that contains `lead`, in their order."""
+    """Return the last two groups of `each` for all its matches in the first line with `lead`."""
     line = next((line for line in lines if lead in line), "")
     return tuple((found[-2], found[-1]) for found in each.findall(line))
 

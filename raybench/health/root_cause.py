@@ -35,10 +35,11 @@ _Cause = tuple[Sequence[Finding], Finding]
 def find_root_causes(
     findings: Sequence[Finding], groups: Sequence[Group], known: Mapping[str, Device]
 ) -> list[Finding]:
-    """Return the findings, with new ones about the devices, nodes and paths that make pairs slow.
+    """Return the findings in order, and new ones about devices, nodes and paths that slow pairs.
 
-    The finding of a slow pair, or of a waiting rank, gets the name of its culprit.
-    known: devices by the identity that subjects have of them.
+    The finding of a slow pair, or of a waiting rank, gets the name of its culprit. The rank that
+    all others wait for becomes suspect. groups: of all tests. known: devices as of
+    `devices_by_uuid`.
     """
     alone = [one for one in findings if one.stage == "alone" and len(one.subject.uuids) == 1]
     slow_alone = {one.subject.uuids[0] for one in alone if one.verdict is not Verdict.HEALTHY}
@@ -60,7 +61,8 @@ def find_root_causes(
 def _causes(pairs: Sequence[Finding], known: Mapping[str, Device]) -> list[_Cause]:
     """Return the nodes, then the paths between nodes, then the devices that explain slow pairs.
 
-    pairs: all of one test. A pair has one root cause at most.
+    Each as (the pairs that it explains, the finding about it); a pair has one root cause at most.
+    pairs: all of one test.
     """
     node_of = {uuid: device.node_id for uuid, device in known.items()}
     itself = {uuid: uuid for uuid in known}
@@ -94,7 +96,8 @@ def _slow_ends(
 ) -> Iterator[_Cause]:
     """Yield the nodes or devices that are slow with partners that are fast with others.
 
-    ends: the node of each device, or the device itself. names: of these.
+    ends: by the uuid of a device the id of its node, or the uuid itself, by `kind`. names: for
+    people, of nodes and devices.
     """
     slow_ways: dict[_Edge, list[bool]] = {}
     for one in pairs:
@@ -123,7 +126,10 @@ def _slow_ends(
 def _slow_paths(
     pairs: Sequence[Finding], node_of: Mapping[str, str], names: Mapping[str, str]
 ) -> Iterator[_Cause]:
-    """Yield the paths between two nodes on which several pairs, and most of them, are slow."""
+    """Yield the paths between two nodes on which several pairs, and most of them, are slow.
+
+    node_of: node ids by the uuid of a device. names: of nodes, for people.
+    """
     by_path: dict[_Edge, list[Finding]] = {}
     for one in pairs:
         if one.value is not None:
@@ -138,7 +144,10 @@ def _slow_paths(
 
 
 def _cause(slow: Sequence[Finding], subject: Subject, reason: str, evidence: str) -> Finding:
-    """Return the finding about a root cause: the worst verdict and the median of slow pairs."""
+    """Return the finding about a root cause, with the worst verdict of the slow pairs.
+
+    Its value and ratio are their medians; the ratio is None where no pair has one.
+    """
     ratios = [one.ratio for one in slow if one.ratio is not None]
     is_bad = any(one.verdict is Verdict.BAD for one in slow)
     return replace(
@@ -160,8 +169,8 @@ def _ends(pair: Finding, ends: Mapping[str, str]) -> tuple[str, ...]:
 def _culprits(slow: Iterable[_Edge], fast: Iterable[_Edge]) -> dict[str, set[str]]:
     """Return the ends that are slow with two partners or more that are fast with others.
 
-    By the end these partners, the worst end first. An end counts only where it is slow with more
-    of them than it is fast with; a partner that a culprit explains does not count against others.
+    By each such end its partners, the worst end first. An end must have more of these partners than
+    partners that it is fast with; a partner that is itself returned does not count against others.
     """
     slow_with, fast_with = _partners(slow), _partners(fast)
     found: dict[str, set[str]] = {}
@@ -181,7 +190,7 @@ def _culprits(slow: Iterable[_Edge], fast: Iterable[_Edge]) -> dict[str, set[str
 
 
 def _partners(edges: Iterable[_Edge]) -> dict[str, set[str]]:
-    """Return the partners of each end."""
+    """Return the partners of each end; an edge from an end to itself counts for nothing."""
     found: dict[str, set[str]] = {}
     for first, second in (edge for edge in edges if len(edge) == 2):
         found.setdefault(first, set()).add(second)
@@ -190,9 +199,10 @@ def _partners(edges: Iterable[_Edge]) -> dict[str, set[str]]:
 
 
 def _explain_rest(pairs: Sequence[Finding], slow_alone: Set[str]) -> dict[Subject, Finding]:
-    """Return the slow pairs by their subject; the reason tells if the path must be to blame.
+    """Return the findings of the slow pairs by subject; their reason now says what is to blame.
 
-    pairs: all of one test. slow_alone: devices that are not healthy without partners.
+    That is the path where both devices are fast with other partners; else the path or one of the
+    two. pairs: all of one test. slow_alone: uuids of devices that are not healthy alone.
     """
     healthy = [one for one in pairs if one.verdict is Verdict.HEALTHY]
     fast_with = _partners(frozenset(one.subject.uuids) for one in healthy)
