@@ -114,7 +114,7 @@ def compare_command(
         return _IS_REGRESSION if fail_on and checks.is_regression else 0
     comparison = compare_sides(sides, threshold)
     if kind == "html":
-        from raybench.report.html.comparison import format_comparison
+        from raybench.report.html.page import format_comparison
 
         text = format_comparison(comparison)
     else:

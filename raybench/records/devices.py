@@ -42,7 +42,7 @@ class DeviceFacts:
     unread: why nothing is known, as where the agent of its node does not answer; else empty.
     memory_total_bytes, memory_free_bytes: without what the driver keeps for itself.
     ecc_errors: uncorrected ones since the driver was loaded.
-    remapped_rows_*: of memory, after errors that could be corrected and those that could not.
+    remapped_rows: of memory, after errors that could be corrected or not.
     is_remap_pending: a row is replaced at the next reset. is_remap_failed: none was left.
     retired_pages: of older GPUs, which have no rows to spare.
     pcie_replays: packets sent again over the link to the host, since the driver was loaded.
@@ -61,8 +61,7 @@ class DeviceFacts:
     memory_total_bytes: int | None = None
     memory_free_bytes: int | None = None
     ecc_errors: int | None = None
-    remapped_rows_correctable: int | None = None
-    remapped_rows_uncorrectable: int | None = None
+    remapped_rows: int | None = None
     is_remap_pending: bool | None = None
     is_remap_failed: bool | None = None
     retired_pages: int | None = None
@@ -76,7 +75,6 @@ class DeviceFacts:
     kernel_xids: tuple[int, ...] | None = None
     new_xids: tuple[int, ...] | None = None
     xids_watched_since: datetime | None = None
-    numa_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

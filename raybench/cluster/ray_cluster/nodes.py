@@ -102,7 +102,7 @@ class NodeAgent:
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
         """Read these devices of this node, whose errors are watched from the first call on."""
         if self._facts is None:
-            from raybench.hardware.device_facts import FactReader
+            from raybench.hardware.telemetry import FactReader
 
             self._facts = FactReader()
         return tuple(self._facts.read(devices))

@@ -210,7 +210,7 @@ class Transformer(Model):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
-        """Return why a point cannot be run, in a sentence; None where it can."""
+        """Return why a point with these settings cannot be run, one sentence; None where it can."""
         if (phase := settings.get("phase")) and settings["mode"] == "train":
             return f"phase: {phase} needs mode: inference"
         if settings["mode"] == "train":
@@ -277,7 +277,7 @@ class Transformer(Model):
 
     @classmethod
     def ranks_per_item(cls, settings: Mapping[str, Scalar]) -> int:
-        """Return how many ranks work on the same sequences."""
+        """Return how many ranks of a point work on the same sequences: tp times cp."""
         return Layout.make(int(settings["world_size"]), settings).ranks_per_batch
 
     def _serve(
@@ -289,15 +289,16 @@ class Transformer(Model):
         compile: bool,
         cast_weights: bool,
     ) -> None:
-        """Prepare inference, with a cache of keys and values where there is a phase.
+        """Prepare inference: a pass over whole sequences, or a phase with a KV cache.
 
-        length: tokens of a sequence; in phase decode those in the cache before the new one.
+        Also sets the metrics of the phase. length: tokens of a sequence; in phase decode those in
+        the cache before the new one.
 
         Every step computes the same: decoding goes on at one position, so that no step has more
         before it than another one.
         """
-        from raybench.workloads.training.language_models import KeyValueCache
-        from raybench.workloads.training.language_training import BLOCKS, make_model, random_tokens
+        from raybench.workloads.training.language_models import Block, KeyValueCache, LanguageModel
+        from raybench.workloads.training.language_training import random_tokens
 
         batch_size, device = context.batch_size, context.device
         is_decode = phase == "decode"
@@ -305,7 +306,7 @@ class Transformer(Model):
         room = length + is_decode
         self.load(
             context,
-            lambda: make_model(shape, room, region=context.region),
+            lambda: LanguageModel(shape, seq_len=room, region=context.region),
             cast_weights=cast_weights,
         )
         tokens = random_tokens(context, shape.vocabulary, (batch_size, room))
@@ -325,13 +326,16 @@ class Transformer(Model):
             # Else Inductor leaves products with one row to cuBLAS, and makes several kernels of the
             # norm of one row.
             options = {"coordinate_descent_tuning": True, "split_reductions": False}
-            compile_blocks(self.model, *BLOCKS, options=options if is_decode else None)
+            compile_blocks(self.model, Block, options=options if is_decode else None)
         self.run_forward(lambda: self.model(tokens, cache))
         self.tokens_per_s = tokens.numel()
         setattr(self, "decode_ms_per_token" if is_decode else "prefill_ms", 1)
 
     def _fill(self, cache: KeyValueCache, prompts: Tensor) -> None:
-        """Fill the cache from the prompts, one by one: together they may need more memory."""
+        """Fill the cache from prompts (batch, length), and set its position behind them.
+
+        One sequence after the other: together they may need more memory.
+        """
         # On the meta device there is nothing to fill.
         if prompts.device.type != "meta":
             with self.inference():
@@ -345,9 +349,8 @@ class Transformer(Model):
         Without tables of which a token reads one row; a tied output layer reads all of its table.
         Also sets `bandwidth_share_pct` where `triad_gb_s` is known.
         """
-        looked_up: Any = self.model.looked_up
         parameters = self.model.named_parameters()
-        weights = sum(p.nbytes for name, p in parameters if name not in looked_up)
+        weights = sum(p.nbytes for name, p in parameters if name != self.model.looked_up)
         self.memory_bytes = weights + cache.memory.nbytes
         if self.triad_gb_s is not None:
             # The share is the time that the bytes would take over that of the step.

@@ -11,7 +11,7 @@ import pytest
 from builders import make_device, make_measurement
 
 from raybench.doctor import transports
-from raybench.doctor.facts import Check, Facts, Verdict
+from raybench.doctor.checks import Check, Facts, Verdict
 from raybench.records import Cause, Failure
 
 HOST = "raybench: adapters {adapters}\nraybench: memlock {memlock}\n"
