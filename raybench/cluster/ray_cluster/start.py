@@ -251,7 +251,7 @@ def _no_token(option: str) -> ClusterError:
 
 
 def ray_nodes() -> list[dict[str, Any]]:
-    """Return Ray's own dict of each node, with `NodeID`, `Alive`, `Resources`; also of dead ones."""
+    """Return Ray's own dict of each node, dead ones too, with `NodeID`, `Alive`, `Resources`."""
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
