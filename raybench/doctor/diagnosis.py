@@ -69,10 +69,10 @@ def open_cluster(
 
 
 def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
-    """Start a worker on every device, and return the results of all checks.
+    """Start a worker on every device, and return the results of all checks; takes some seconds.
 
-    Raises ClusterError where no worker starts. Where raybench refuses the devices, the checks that
-    need their work are left out.
+    phase: shows a text while a part of it runs. Raises ClusterError where no worker starts. Where
+    raybench refuses the devices, the checks that need their work are left out.
     """
     refusal = ""
     with phase(f"starting {counted(cluster.capacity, 'worker')}"):
@@ -120,6 +120,7 @@ def _try_devices(cluster: Cluster, facts: Facts, phase: Phase) -> list[Check]:
 
 
 def _all_reduce_task(facts: Facts) -> Task:
+    """Return the all_reduce over all devices: 256 MiB on GPUs, 64 MiB on CPU workers."""
     size_bytes = _ALL_REDUCE_BYTES[facts.devices[0].kind]
     point = Point(
         workload="collective",

@@ -102,11 +102,10 @@ class FigureChange:
 def trace_figures(
     checks: Iterable[Iterable[Finding]], kinds: Iterable[str], least: float
 ) -> list[FigureChange]:
-    """Return the figures that at least two of the checks have: slower, faster, same.
+    """Return the figures that at least two of the checks have: the slower, the faster, the same.
 
-    Of each verdict the largest change first.
-    checks: their findings, the oldest check first. kinds: of the devices, "cuda" or "cpu".
-    least: the smallest limit, as a ratio.
+    Of each verdict the largest change first. checks: the findings of each, the oldest check first.
+    kinds: of the devices, "cuda" or "cpu". least: the smallest limit of a change, as a ratio.
     """
     checked = set(kinds)
     limits = {
@@ -182,7 +181,7 @@ class HealthComparison(Document):
 
     @cached_property
     def new_cases(self) -> list[Finding]:
-        """Return the unhealthy findings of the new check that were healthy in the base."""
+        """Return the unhealthy findings of the new check whose test and subject were healthy."""
         fine = {_key(one) for one in self.base.findings if one.verdict is Verdict.HEALTHY}
         return [one for one in self.new.findings if one.verdict.is_unhealthy and _key(one) in fine]
 
@@ -193,7 +192,7 @@ class HealthComparison(Document):
 
     @property
     def title(self) -> str:
-        """Return how many figures are slower and how much the median changed, in a sentence."""
+        """Return how many figures are slower and the median change of all, in a sentence."""
         if not self.figures:
             return "No figure was read in both checks: other devices, or other stages."
         verdicts = [one.verdict for one in self.figures]

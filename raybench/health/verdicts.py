@@ -1,6 +1,6 @@
 """The verdict of each subject in each test: healthy, suspect, bad, untested or unknown. Pure.
 
-A subject is compared with similar ones in the same passes (`raybench.stats.fleet`). Where fewer
+A subject is compared with similar ones in the same passes (`raybench.stats.outliers`). Where fewer
 than four are similar there is no spread: then it is compared with the fastest of them, with its own
 past, and with what its model reaches elsewhere. No such comparison sees what makes all of them
 slow: for that all together are compared with what their model reaches elsewhere.
@@ -23,7 +23,7 @@ from raybench.health.root_cause import find_root_causes
 from raybench.health.suite import WAIT_TEST, device_subjects
 from raybench.records import Device
 from raybench.records.health import Action, Finding, Subject, Verdict, figure
-from raybench.stats.fleet import (
+from raybench.stats.outliers import (
     LEAST_ALIKE,
     Bools,
     Floats,
@@ -56,8 +56,9 @@ def judge(
 ) -> tuple[Finding, ...]:
     """Return a finding for each subject in each test, with its root cause and what to do about it.
 
-    devices: those that were checked. past: findings of
-    earlier checks, each with the id of its run; only healthy ones with a value count.
+    Then findings about what several subjects share: a slow model, a node, a path, other programs.
+    devices: those that were checked. past: findings of earlier checks, each with the id of its run;
+    only healthy ones with a value count.
     """
     readings = list(readings)
     known = devices_by_uuid(devices)
@@ -92,7 +93,10 @@ class _Comparison:
 
 
 def _compare(groups: Sequence[Group]) -> list[_Comparison]:
-    """Compare the subjects of each group; chance counts over all tests together."""
+    """Return each group beside its peers, in the order of the groups.
+
+    The false alarms of all groups together are limited (see `find_slow`).
+    """
     peers = [
         compare_peers(group.values, is_time=group.test.is_time, floor=group.test.floor)
         if (~np.isnan(group.typical)).sum() >= LEAST_ALIKE
@@ -115,7 +119,10 @@ def _compare(groups: Sequence[Group]) -> list[_Comparison]:
 
 
 def _healthy(group: Group) -> Iterator[Finding]:
-    """Yield the findings of the subjects of a group as if nothing was wrong with them."""
+    """Yield a healthy finding for each subject of a group, in order, to be changed by the caller.
+
+    With the median of the passes; its value is None where no pass has one.
+    """
     passes = (~np.isnan(group.values)).sum(axis=0).tolist()
     for subject, count, value in zip(group.subjects, passes, group.typical.tolist(), strict=True):
         yield Finding(
@@ -130,7 +137,10 @@ def _healthy(group: Group) -> Iterator[Finding]:
 
 
 def _compared_findings(one: _Comparison, elsewhere: Elsewhere) -> Iterator[Finding]:
-    """Yield the findings of a test whose values are compared."""
+    """Yield the finding of each subject of a group whose values are compared.
+
+    Last one about all of them, where all are slower than their model elsewhere.
+    """
     group = one.group
     ratios = one.ratios.tolist()
     expected = _expected_words(one)
@@ -152,7 +162,10 @@ def _compared_findings(one: _Comparison, elsewhere: Elsewhere) -> Iterator[Findi
 
 
 def _expected_words(one: _Comparison) -> str:
-    """Return what the subjects of a group are compared with; empty where there is one."""
+    """Return what the values of a group are compared with, as `750 TFLOP/s, the best of 2 alike`.
+
+    Empty where fewer than two subjects have a value.
+    """
     unit, typical = one.group.test.unit, one.group.typical
     count = int((~np.isnan(typical)).sum())
     if count < 2:
@@ -168,7 +181,7 @@ def _expected_words(one: _Comparison) -> str:
 
 
 def _slow(finding: Finding, one: _Comparison) -> dict[str, Any]:
-    """Return the changes of a healthy finding that make it one of a slow subject."""
+    """Return the fields, for `replace`, that make a healthy finding one of a slow subject."""
     ratio = finding.ratio or 0.0
     evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
     if one.peers is not None:
@@ -185,7 +198,11 @@ def _slow(finding: Finding, one: _Comparison) -> dict[str, Any]:
 
 
 def _with_problem(group: Group, column: int, value: float | None) -> dict[str, Any]:
-    """Return the changes of a finding whose subject had a problem, or no value, in any pass."""
+    """Return the fields, for `replace`, of the finding of a subject with a problem or no value.
+
+    column: of the subject. value: of its finding. Bad where it had a fault, or never ran while
+    others did; suspect where it failed in some passes; untested where nothing blames it.
+    """
     problems = group.problems.get(column, ())
     own = [one for one in problems if one.kind != "not read"]
     reason = "; ".join(one.text for one in own or problems) or "it was not read"
@@ -205,7 +222,10 @@ def _with_problem(group: Group, column: int, value: float | None) -> dict[str, A
 
 
 def _fact_findings(group: Group) -> Iterator[Finding]:
-    """Yield the findings of a test without comparison: wrong is what has a problem."""
+    """Yield the finding of each subject in a test without comparison: wrong is what has a problem.
+
+    Unknown where there is neither a problem nor a value.
+    """
     for column, finding in enumerate(_healthy(group)):
         if column in group.problems:
             changes = _with_problem(group, column, finding.value)
@@ -219,7 +239,11 @@ def _fact_findings(group: Group) -> Iterator[Finding]:
 
 
 def _against_elsewhere(finding: Finding, group: Group, elsewhere: Elsewhere) -> dict[str, Any]:
-    """Return the changes of the finding of one of few, by its past and by its model elsewhere."""
+    """Return the fields, for `replace`, of the finding of a subject with fewer than four peers.
+
+    It is compared with its own earlier checks and with its model elsewhere: bad or suspect where it
+    is slower, unknown where there is neither these nor a peer.
+    """
     value, test = finding.value or 0.0, group.test
     own, others = elsewhere.of_subject(finding.subject, test), elsewhere.of_model(group)
     for found in filter(None, (own, others)):
@@ -281,7 +305,7 @@ def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
 
 
 def _unknown_models(compared: Iterable[_Comparison], elsewhere: Elsewhere) -> Iterator[Finding]:
-    """Yield a finding for each model that nothing is known of: all slow would not be seen."""
+    """Yield an unknown finding for each model without references and without three checks."""
     groups: dict[str, list[Group]] = {}
     for one in compared:
         groups.setdefault(one.group.model, []).append(one.group)
@@ -299,7 +323,7 @@ def _unknown_models(compared: Iterable[_Comparison], elsewhere: Elsewhere) -> It
 
 
 def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> Iterator[Finding]:
-    """Yield a finding where other programs used the devices in half of the points or more.
+    """Yield one finding if other programs used the devices in half of the points or more.
 
     Comparing devices shows only a neighbour that slows one of them by more than the noise.
     """
@@ -335,7 +359,10 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
 
 
 def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
-    """Return the finding with an action and commands, where it needs them and has none."""
+    """Return the finding with an action and commands.
+
+    Unchanged where it is healthy or unknown, has a culprit, or has an action already.
+    """
     if finding.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN) or finding.culprit or finding.action:
         return finding
     action, commands = _advise(finding, known)
@@ -351,9 +378,9 @@ def _times(ratio: float) -> str:
 
 
 def _advise(finding: Finding, known: Mapping[str, Device]) -> tuple[Action, Sequence[str]]:
-    """Return the action for a finding that is not healthy, and the commands, a line each.
+    """Return the action for a finding that is not healthy, and commands to type, a line each.
 
-    known: the devices by the identity that subjects have of them.
+    known: devices as of `devices_by_uuid`.
     """
     devices = [known[uuid] for uuid in finding.subject.uuids if uuid in known]
     kind, stage = finding.subject.kind, finding.stage
@@ -379,7 +406,7 @@ def _advise(finding: Finding, known: Mapping[str, Device]) -> tuple[Action, Sequ
 
 
 def _about_slow(finding: Finding, device: Device) -> tuple[Action, Sequence[str]]:
-    """Return the advice for a slow device: other programs, a power limit, or the device itself."""
+    """Return action and commands for a slow device: other programs, a power limit, or itself."""
     if device.kind == "cpu":
         return Action.WATCH, [f"ps -eo pcpu,psr,pid,comm --sort=-pcpu | head  # on {device.host}"]
     at = f"-i {device.index}  # on {device.host}"
@@ -397,7 +424,10 @@ def _about_slow(finding: Finding, device: Device) -> tuple[Action, Sequence[str]
 
 
 def _commands(action: Action, devices: Iterable[Device]) -> Sequence[str]:
-    """Return what resets the devices, keeps jobs off their nodes, or shows the first of them."""
+    """Return the commands that reset the devices, or keep jobs off their nodes (REPLACE).
+
+    For another action the command that shows the first device.
+    """
     if action is Action.RESET:
         return [f"nvidia-smi --gpu-reset -i {one.index}  # on {one.host}" for one in devices]
     if action is Action.REPLACE:

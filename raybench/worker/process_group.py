@@ -32,8 +32,8 @@ import torch.distributed.nn.functional
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from raybench.errors import UsageError
-from raybench.hardware.nccl_log import choices, describe, parse
-from raybench.measure.ranks import align_ranks, any_rank
+from raybench.hardware.nccl_log import choices, parse
+from raybench.measure.timers import align_ranks, any_rank
 from raybench.records import Group, RankInfo, Task
 from raybench.records.environment import set_variables
 
@@ -362,7 +362,7 @@ class NcclFile:
         if self._file is None:
             return ()
         log = parse(_read(self._file, self._begin))
-        return tuple(sorted(self._known.union(describe(route, log) for route in log.routes)))
+        return tuple(sorted(self._known.union(route.words for route in log.routes)))
 
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
         """Run a step, and return as `AllReduce 4096 B: RING LL, 2 channels` what NCCL ran in it.
