@@ -114,18 +114,7 @@ def run_sweep(
                 root=where.output, run_id=run.run_id, measure=job.measure, code=start.code
             )
             store.write_run(run)
-        # A fresh worker runs in one precision only.
-        of_plan = () if job.measure.fresh_workers else start.plan.precisions
-        settings = SweepSettings(
-            measure=job.measure,
-            strategy=job.placement.strategy,
-            isolation=job.placement.isolation,
-            stop_on_error=job.on_error == "stop",
-            profiled=where.profiled,
-            code=start.code,
-            precisions=None if source else of_plan,
-            measure_of=source.measure_of if source else None,
-        )
+        settings = _settings(job, start, where, source)
         rows = RunRows(start, store, listener)
         return record_run(settings, cluster, workers, rows, interrupts, source)
 
@@ -141,6 +130,24 @@ def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSo
     # share cores.
     is_alone = job.placement.isolation != "device" or job.placement.oversubscribe
     return max(sizes) if is_alone or where.wait_s else sum(sizes)
+
+
+def _settings(
+    job: Job, start: RunState, where: RunTarget, source: PointSource | None
+) -> SweepSettings:
+    """Return how the points of the run are placed and measured, as the job and `source` say."""
+    # A fresh worker runs in one precision only.
+    of_plan = () if job.measure.fresh_workers else start.plan.precisions
+    return SweepSettings(
+        measure=job.measure,
+        strategy=job.placement.strategy,
+        isolation=job.placement.isolation,
+        stop_on_error=job.on_error == "stop",
+        profiled=where.profiled,
+        code=start.code,
+        precisions=None if source else of_plan,
+        measure_of=source.measure_of if source else None,
+    )
 
 
 def _close(cluster: Cluster, interrupts: Interrupts) -> None:
