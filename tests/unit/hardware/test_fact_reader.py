@@ -136,8 +136,6 @@ def test_the_kernels_log_is_read_for_the_errors_of_each_device(monkeypatch, tmp_
     assert read(log).kernel_xids == (31, 48)
     log.write_text(re.sub("Xid.*", "", LOG))
     assert read(log).kernel_xids == ()
-
-
-def test_a_log_that_may_not_be_read_is_unknown_and_not_empty(tmp_path):
+    # Unknown, and not empty.
     assert kernel_xids(NO_LOG) is None
     assert kernel_xids(tmp_path) is None
