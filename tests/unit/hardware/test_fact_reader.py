@@ -28,7 +28,7 @@ def link_errors(handle, link, counter):
 
 
 ALL = {
-    "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:1B:00.0"),
+    "nvmlDeviceGetPciInfo": SimpleNamespace(busId="00000000:1B:00.0"),
     "nvmlDeviceGetCudaComputeCapability": (9, 0),
     "nvmlDeviceGetMemoryInfo": lambda _, version: SimpleNamespace(
         total=141 * GIB, reserved=GIB, free=139 * GIB, used=GIB

@@ -14,7 +14,7 @@ from raybench.job.point import Precision
 from tests.unit.fake_nvml import NO_PERMISSION, UUID, FakeNvml, fields, processes, refusal
 
 ALL = {
-    "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:1B:00.0"),
+    "nvmlDeviceGetPciInfo": SimpleNamespace(busId="00000000:1B:00.0"),
     "nvmlSystemGetDriverVersion": "580.95",
     "nvmlDeviceGetClockInfo": 345,
     "nvmlDeviceGetMaxClockInfo": 1980,
