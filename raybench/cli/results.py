@@ -100,9 +100,7 @@ def report_command(
     root, run_id = reader.find_run(results, run)
     document: Document
     if (check := load_health(root, run_id, references)) is not None:
-        from raybench.health.document import HealthDocument
-
-        document = HealthDocument(report=check)
+        document = check
         make_page, draw = partial(_health_page, root, check), partial(_draw_health, check)
     else:
         summary = load_summary(root, run_id, references)
@@ -282,7 +280,7 @@ def _lead(results: Path, run_id: str) -> str:
 
     try:
         if health := load_health(results, run_id):
-            return health.headline
+            return health.title
         return RunReport(summary=load_summary(results, run_id)).lead
     except ResultsError as error:
         return str(error)

@@ -133,7 +133,11 @@ def _labels_by_value(
 
 
 def _describe(devices: Sequence[Device], fact: Callable[[Device], str | None]) -> str:
-    """Return a fact of the devices: once where all agree, else by device, the commonest first."""
+    """Return a fact of the devices: once where all agree, else with the devices that have it.
+
+    The commonest first, as `on on 3 devices; off on alpha cuda:2`. fact: returns it in words;
+    None where it is unknown.
+    """
     groups = _labels_by_value(devices, map(fact, devices))
     (most, owners), *others = sorted(groups.items(), key=lambda group: -len(group[1]))
     if not others:
@@ -145,7 +149,10 @@ def _describe(devices: Sequence[Device], fact: Callable[[Device], str | None]) -
 def _judge(
     name: str, found: str, bad: Sequence[Device], advice: str, verdict: Verdict = Verdict.WARN
 ) -> Check:
-    """Return a check that is ok without `bad` devices, else has `verdict` and `advice`."""
+    """Return a check that is ok where no device is bad, else has `verdict` and `advice`.
+
+    found: what is shown in any case. bad: the devices that fail, named in `details`.
+    """
     if not bad:
         return Check(name=name, verdict=Verdict.OK, found=found)
     names = [label(device) for device in bad]
@@ -178,7 +185,10 @@ class _Rule:
 
 
 def _room_rule(name: str, free: _Count, least_bytes: int, advice: str) -> _Rule:
-    """Return the check that each node has room. free: returns the free bytes seen by a device."""
+    """Return the rule that each node has `least_bytes` free.
+
+    free: returns the free bytes that the worker of a device sees. advice: where there are less.
+    """
 
     def is_full(device: Device, _: Sequence[Device]) -> bool:
         size_bytes = free(device)
@@ -227,6 +237,7 @@ def _nvlink_words(device: Device) -> str | None:
 
 
 def _power_cap(device: Device) -> str | None:
+    """Return the power cap and its default in words; None where the cap is unknown."""
     if device.power_cap_w is None:
         return None
     default = device.power_cap_default_w
@@ -251,6 +262,7 @@ def _has_few_lanes(device: Device) -> bool:
 
 
 def _pcie_words(device: Device) -> str | None:
+    """Return `gen5 x16`, or `gen1 x16 of gen5 x16` with a reason; None where it is unknown."""
     if device.pcie_link is None or device.pcie_link_max in (None, device.pcie_link):
         return device.pcie_link
     idle = "" if _has_few_lanes(device) else " (idle links lower their speed)"
@@ -263,7 +275,10 @@ def _others_words(device: Device) -> str | None:
 
 
 def _is_below_best(device: Device, all_devices: Sequence[Device], fact: _Count) -> bool:
-    """Return whether a count is less than the largest of all devices; False where unknown."""
+    """Return whether a device has less than the best of all devices; False where unknown.
+
+    fact: returns the count that is compared.
+    """
     own = fact(device)
     return own is not None and own < max(fact(one) or 0 for one in all_devices)
 
@@ -429,7 +444,7 @@ def _threads(facts: Facts) -> Check:
 
 
 def _throttling(facts: Facts) -> Check:
-    """Check that no clock is limited before any work; by the hardware is worse."""
+    """Check that no clock is limited before any work; a limit by the hardware fails."""
 
     def limits(device: Device) -> list[str]:
         return [reason for reason in device.throttle_reasons if reason != "idle"]
@@ -548,7 +563,7 @@ class _CostlyVariable:
     between_nodes: bool = False
 
     def is_costly(self, value: str) -> bool:
-        """Return whether a worker with this value measures something else; an empty one is fine."""
+        """Return whether this value of the variable costs something; an empty one never does."""
         if self.hurts == "enabled":
             return value.lower() not in ("", "0", "false", "no", "n", "f")
         if self.hurts == "unsorted":

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from raybench.cluster.failures import cause_of
+from raybench.cluster.point_end import cause_of
 from raybench.doctor import transports
 from raybench.doctor.checks import Check, Facts, Verdict, check_facts
 from raybench.errors import ClusterError
@@ -60,7 +60,7 @@ def open_cluster(
     end: is called with the reason when the cluster cannot be used any more. Raises ClusterError
     where there is no cluster.
     """
-    from raybench.cluster.connect import connect
+    from raybench.cluster import connect
     from raybench.cluster.device_reservation import ReservationTerms, this_process
 
     terms = ReservationTerms(holder=this_process("raybench doctor"), shared=True)
@@ -69,10 +69,10 @@ def open_cluster(
 
 
 def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
-    """Start a worker on every device, and return the results of all checks.
+    """Start a worker on every device, and return the results of all checks; takes some seconds.
 
-    Raises ClusterError where no worker starts. Where raybench refuses the devices, the checks that
-    need their work are left out.
+    phase: shows a text while a part of it runs. Raises ClusterError where no worker starts. Where
+    raybench refuses the devices, the checks that need their work are left out.
     """
     refusal = ""
     with phase(f"starting {counted(cluster.capacity, 'worker')}"):
@@ -120,6 +120,7 @@ def _try_devices(cluster: Cluster, facts: Facts, phase: Phase) -> list[Check]:
 
 
 def _all_reduce_task(facts: Facts) -> Task:
+    """Return the all_reduce over all devices: 256 MiB on GPUs, 64 MiB on CPU workers."""
     size_bytes = _ALL_REDUCE_BYTES[facts.devices[0].kind]
     point = Point(
         workload="collective",

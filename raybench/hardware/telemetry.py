@@ -90,7 +90,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, if there are devices."""
+        """Start the thread; nothing where there are no devices. To be called once."""
         if self._devices:
             self._thread.start()
 
@@ -99,7 +99,10 @@ class Sampler:
         return tuple(self._samples.popleft() for _ in range(len(self._samples)))
 
     def sm_clocks_mhz(self, uuid: str, spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
-        """Return `clocks_within` of the readings of a device's SM clock."""
+        """Return the SM clocks of a device in these spans of time, as `clocks_within`.
+
+        Empty for a device without samples. spans_ns: (begin, end) by the host's monotonic clock.
+        """
         return clocks_within(list(self._clocks.get(uuid, ())), spans_ns)
 
     def stop(self) -> None:
@@ -109,6 +112,7 @@ class Sampler:
             self._thread.join()
 
     def _run(self) -> None:
+        """Read clocks and samples of all devices until `stop` is called."""
         due_s = time.monotonic() + self._period_s
         while not self._stopped.wait(min(_CLOCK_PERIOD_S, self._period_s)):
             for device, handle in self._devices:
@@ -121,11 +125,11 @@ class Sampler:
 
 
 def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
-    """Return the readings in these spans of time; in MHz, oldest first.
+    """Return the clocks in these spans of time, in MHz, the oldest first.
 
-    Where all spans are so short that they contain none, the reading that is nearest to the last
-    span, if it is at most 0.1 s away: the device did the same work just before and afterwards. Else
-    empty.
+    Where no span contains a reading, the reading that is nearest to the last span, if it is at most
+    0.1 s away: the device did the same work just before and afterwards. Else empty.
+    clocks: oldest first. spans_ns: (begin, end) by the same clock as the readings.
     """
     within = [mhz for at_ns, mhz in clocks if any(begin <= at_ns <= end for begin, end in spans_ns)]
     if within or not spans_ns:
@@ -146,7 +150,7 @@ def memory_in_use_bytes() -> dict[str, int]:
 
 
 def _sample(device: Device, handle: Any) -> DeviceSample:
-    """Return one sample of a device, from about ten cheap calls.
+    """Return one sample of a device, from about ten cheap calls; unknown values are None.
 
     Left out, because they are slow or hold up other processes' work: PCIe throughput (NVML
     measures it while it blocks), running processes, fans.
@@ -188,11 +192,15 @@ class FactReader:
         self._watches: dict[str, _XidWatch] = {}
 
     def read(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return the facts of each device now; those of a CPU, or without NVML, are empty."""
+        """Return the facts of each device now, in order; unknown facts are None.
+
+        Of a CPU all are unknown; of a GPU that NVML does not know too, and `unread` says so.
+        """
         logged = kernel_xids(self._kernel_log)
         return tuple(self._read_device(device, logged) for device in devices)
 
     def _read_device(self, device: Device, logged: _LoggedXids | None) -> DeviceFacts:
+        """Return the facts of one device, and watch it from now on. logged: as of `kernel_xids`."""
         now = datetime.now(UTC)
         handle = nvml.device(device.uuid) if device.kind == "cuda" else None
         if handle is None:
@@ -232,7 +240,7 @@ class _XidWatch:
                 self._events = None
 
     def read(self) -> tuple[int, ...] | None:
-        """Return the numbers of all errors since `since`; None where they are unknown."""
+        """Return the Xid numbers of all errors since `since`, oldest first; None if unknown."""
         if self._events is None:
             return None
         for _ in range(_MOST_EVENTS):
@@ -244,7 +252,7 @@ class _XidWatch:
 
 
 def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
-    """Return the driver errors in the kernel's log, by PCI domain, bus and device.
+    """Return the Xid numbers in the kernel's log, oldest first, by PCI (domain, bus, device).
 
     None where the log may not be read.
     """

@@ -55,9 +55,10 @@ ACTIONS: Mapping[str, Action] = {name: action for name, (_, action) in _FACTS.it
 def facts_readings(
     before: Sequence[DeviceFacts], after: Sequence[DeviceFacts]
 ) -> tuple[Reading, ...]:
-    """Return a reading of each fact of each GPU, from its facts before and after the check.
+    """Return a reading of each fact of each GPU: its value after the check, and any problem.
 
-    before: may lack devices, which then count as unchanged. CPUs have no facts and no readings.
+    The value is None where the driver does not tell it. before: may lack devices, which then count
+    as unchanged. CPUs have no facts and no readings.
     """
     earlier = {facts.device.uuid: facts for facts in before}
     links = _expected_links(after)
@@ -90,7 +91,10 @@ def _expected_links(facts: Sequence[DeviceFacts]) -> dict[tuple[str, str], froze
 def _device_readings(
     before: DeviceFacts, now: DeviceFacts, expected_links: frozenset[int]
 ) -> Iterator[Reading]:
-    """Yield a reading of each fact of one GPU."""
+    """Yield a reading of each fact of one GPU; all have the problem if it was lost meanwhile.
+
+    expected_links: numbers of the NVLinks that should be up.
+    """
     # What was read before and is silent now is lost; many containers have no NVML at all.
     lost = now.unread if now.unread != before.unread else ""
     for name, (value, problem) in _values(before, now, expected_links).items():
@@ -108,7 +112,10 @@ def _device_readings(
 def _values(
     before: DeviceFacts, now: DeviceFacts, expected_links: frozenset[int]
 ) -> dict[str, tuple[float | None, str]]:
-    """Return the value of each fact, None where it is not known, and its problem, empty if none."""
+    """Return (value, problem) of each fact by its name.
+
+    The value is None where it is not known, the problem is empty where there is none.
+    """
     minutes = (now.read_at - before.read_at).total_seconds() / _S_PER_MIN
     lanes, most_lanes = now.pcie_lanes, now.pcie_lanes_max
     has_few_lanes = lanes is not None and most_lanes is not None and lanes < most_lanes
@@ -161,6 +168,7 @@ def _values(
 
 
 def _memory_problem(before: DeviceFacts, now: DeviceFacts) -> str:
+    """Return how many uncorrected memory errors there are, in words; empty for none."""
     if not now.ecc_errors:
         return ""
     grown = _growth(before.ecc_errors, now.ecc_errors)
@@ -173,7 +181,7 @@ def _went_bad(grown: int, noun: str) -> str:
 
 
 def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> str:
-    """Return what is wrong: errors of the check, else earlier ones that the hardware is blamed for.
+    """Return Xid errors of the check, else earlier ones of the hardware, in words; empty for none.
 
     NVML reports only errors since it is watched; the log is complete, where it may be read.
     """
@@ -205,7 +213,10 @@ def _link_errors(before: DeviceFacts, now: DeviceFacts, minutes: float) -> str:
 
 
 def _growth(before: int | None, now: int | None) -> int:
-    """Return by how much a counter grew; one that was reset meanwhile grew by all that it shows."""
+    """Return by how much a counter grew; 0 where it is unknown before or now.
+
+    One that was reset meanwhile grew by all that it shows.
+    """
     if before is None or now is None:
         return 0
     return now - before if now >= before else now

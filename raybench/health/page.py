@@ -7,8 +7,7 @@ from operator import itemgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
-from raybench.health.document import HealthDocument, PairMap, marked, pair_maps, short_names
-from raybench.health.report import HealthReport
+from raybench.health.report import HealthReport, PairMap, marked, pair_maps, short_names
 from raybench.records.health import Finding, Verdict, figure, is_time
 from raybench.report import blocks, formatting, plain_text
 from raybench.report.blocks import Column, make_table
@@ -52,8 +51,11 @@ _DEVICES_NOTE = (
 
 
 def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
-    """Return the page of a check as HTML. devices: the table `devices` of its run."""
-    found = list(HealthDocument(report=report).body())
+    """Return the page of a check as HTML, complete in one file.
+
+    devices: the table `devices` of its run.
+    """
+    found = list(report.body())
     run = report.run
     return render(
         "health.html",
@@ -78,7 +80,10 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
 
 
 def health_figures(report: HealthReport) -> list[Figure]:
-    """Return the chart of pairs (from four devices on), then that of devices; those with data."""
+    """Return the chart of pairs, then that of devices; empty where nothing was compared.
+
+    The chart of pairs is left out where fewer than four devices were paired.
+    """
     found = (_pair_figure(report), _device_figure(report))
     return [one for one in found if one is not None]
 
@@ -114,7 +119,10 @@ def _pair_figure(report: HealthReport) -> Figure | None:
 
 
 def _heat_map(pairs: PairMap) -> Panel:
-    """Return a cell for each pair of the first 32 devices; unhealthy pairs are outlined."""
+    """Return the heat map of one test: a cell for each pair of the first 32 devices.
+
+    Unhealthy pairs are outlined; up to 8 devices the values are written into the cells.
+    """
     drawn = pairs.names[:_MOST_DEVICES_IN_A_MAP]
     short = dict(zip(drawn, short_names(drawn), strict=True))
     has_text = len(drawn) <= _MOST_WITH_TEXT
@@ -154,7 +162,10 @@ def _heat_map(pairs: PairMap) -> Panel:
 
 
 def _device_figure(report: HealthReport) -> Figure | None:
-    """Return a mark for each test of each device; None where no devices were compared."""
+    """Return the chart with a mark for each test of each device, by its time against the others.
+
+    None where no devices were compared. Of more than 40 devices it shows 40, unhealthy ones first.
+    """
     compared = [
         one for one in report.findings if one.subject.kind == "device" and one.ratio is not None
     ]

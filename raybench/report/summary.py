@@ -44,7 +44,7 @@ from raybench.report.references import Standing, measurements, standings
 from raybench.results.point_row import PointRow
 from raybench.results.run import Run
 from raybench.results.tables import RegionRow
-from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
+from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE
 from raybench.workloads.base import builtin_class, parameter_count
 
 

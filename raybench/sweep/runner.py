@@ -8,8 +8,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import Protocol
 
-from raybench.cluster import Cluster
-from raybench.cluster.connect import connect, starts_private
+from raybench.cluster import Cluster, connect, starts_private
 from raybench.cluster.device_reservation import (
     ReservationTerms,
     reserve_this_hosts_cpus,
@@ -37,9 +36,8 @@ from raybench.sweep.loop import (
     sweep,
 )
 from raybench.sweep.messages import Listener
-from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
-from raybench.sweep.scheduler import workers_needed
+from raybench.sweep.scheduler import Rounds, workers_needed
 
 
 class PointSource(Protocol):

@@ -113,7 +113,11 @@ class _Clock:
             self._events.append(event)
 
     def take(self, origin_ns: int) -> dict[str, Any]:
-        """Return starts since `origin_ns` and durations, in ns, and peaks of memory; forget all."""
+        """Return starts since `origin_ns`, durations, and peaks of memory; forget the marks.
+
+        Waits for the device. In ns by the device (`step_ns`) and by the host; on a CPU both are the
+        same, and the peaks, in bytes, are None.
+        """
         marks_ns, self._marks_ns = self._marks_ns, []
         step_ns = host_ns = [end - start for start, end in pairwise(marks_ns)]
         if host_ns and self._cuda:
@@ -191,9 +195,10 @@ class _Steps:
         return {"samples": samples, "optimizers": list(self._names)}
 
     def _is_new(self, optimizer: Any) -> bool:
-        """Return whether this optimizer is new and ends iterations from now on; tell of the first.
+        """Return whether this optimizer is new, and ends iterations from now on.
 
-        Only in the warm-up, and only of the class `step_of` where one is given.
+        Only in the warm-up, and only of the class `step_of` where one is given. Tells the parent of
+        the first one.
         """
         if optimizer in self._known:
             return False
@@ -258,7 +263,7 @@ class _Steps:
 
 
 def _end_with_parent() -> None:
-    """Have the system kill this process when the worker dies."""
+    """Have the system kill this process when the worker dies; exit where it has died already."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -266,7 +271,7 @@ def _end_with_parent() -> None:
 
 
 def _run(script: str, arguments: Sequence[str]) -> None:
-    """Run the file as `python script arguments` does."""
+    """Run the file in this process as `python script arguments` does; raises what it raises."""
     path = Path(script).absolute()
     main = ModuleType("__main__")
     main.__file__ = str(path)
@@ -277,7 +282,7 @@ def _run(script: str, arguments: Sequence[str]) -> None:
 
 
 def _tell_error(channel: _Channel, error: BaseException) -> NoReturn:
-    """Write the traceback as Python does, without the frames of this file, and tell the parent."""
+    """Write the traceback as Python does, tell the parent, and exit with 1."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
@@ -296,7 +301,10 @@ def _tell_error(channel: _Channel, error: BaseException) -> NoReturn:
 
 
 def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
-    """Run the script, and return the exit code."""
+    """Run the script, tell the parent how it ended, and return its exit code.
+
+    descriptor: of the socket to the parent. options: JSON with `step_of` and `timeout_s`.
+    """
     _end_with_parent()
     given = json.loads(options)
     channel = _Channel(int(descriptor))

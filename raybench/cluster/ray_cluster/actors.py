@@ -22,13 +22,14 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from raybench.cluster import DeviceKind, reaper
+from raybench.cluster import reaper
 from raybench.cluster.device_reservation import FOLDER_VARIABLE
 from raybench.errors import DETAIL_CHARACTERS, brief, message_of, shorten_start, traceback_of
 from raybench.records import (
     Answer,
     Cause,
     Device,
+    DeviceKind,
     Failure,
     Group,
     RankInfo,

@@ -12,11 +12,10 @@ from typing import Any
 
 import ray
 
-from raybench.cluster import DeviceKind, allocator
+from raybench.cluster import allocator
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation, ReservationTerms
-from raybench.cluster.failures import with_losses
-from raybench.cluster.point_end import RunningRanks, finish_point
+from raybench.cluster.point_end import RunningRanks, finish_point, with_losses
 from raybench.cluster.ray_cluster.actors import (
     WorkerHandle,
     answer_of,
@@ -34,7 +33,7 @@ from raybench.cluster.ray_cluster.start import (
 )
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError
-from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Group, Task
+from raybench.records import Answer, Cause, Device, DeviceKind, DeviceSample, Failure, Group, Task
 from raybench.records.devices import DeviceFacts, DeviceList
 
 _LOOK_S = 0.2
@@ -317,15 +316,15 @@ class _Store:
     """The actor that holds the rendezvous store of all process groups, on the driver's node."""
 
     def __init__(self) -> None:
-        from raybench.worker.process_group import StoreHost
+        from raybench.worker.process_group import break_group, serve_store
 
-        self._host = StoreHost(node_address())
+        self._store, self._break_group = serve_store(node_address()), break_group
 
     def endpoint(self) -> tuple[str, int]:
-        return self._host.endpoint()
+        return self._store.host, self._store.port
 
-    def tell_abort(self, group: Group) -> None:
-        self._host.tell_abort(group)
+    def break_group(self, group: Group) -> None:
+        self._break_group(self._store, group)
 
 
 class ProcessGroups:
@@ -399,7 +398,7 @@ class ProcessGroups:
         """Tell the members to abort the group, if there is one. Does not wait."""
         store = self._store  # another thread may find that it died
         if group is not None and store is not None:
-            store.tell_abort.remote(group)
+            store.break_group.remote(group)
 
     def close(self) -> None:
         """End the store."""

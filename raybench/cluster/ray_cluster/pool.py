@@ -19,7 +19,7 @@ import ray._private.state
 from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from raybench.cluster import DeviceKind, allocator
+from raybench.cluster import allocator
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation
 from raybench.cluster.ray_cluster.actors import (
@@ -33,7 +33,7 @@ from raybench.cluster.ray_cluster.nodes import NodeAgents
 from raybench.cluster.ray_cluster.start import Connection, ray_nodes
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError
-from raybench.records import Device
+from raybench.records import Device, DeviceKind
 from raybench.records.devices import DeviceList
 from raybench.records.environment import package_versions
 

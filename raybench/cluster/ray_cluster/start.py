@@ -42,9 +42,10 @@ from ray._private.authentication.authentication_token_setup import (
 from ray._private.services import find_node_ids
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
-from raybench.cluster import DeviceKind, reaper
+from raybench.cluster import reaper
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError, UsageError
+from raybench.records import DeviceKind
 from raybench.records.environment import set_variables, usable_cores
 
 _QUIET: dict[str, Any] = {

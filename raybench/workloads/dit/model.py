@@ -20,8 +20,8 @@ from torch.nn import functional
 
 from raybench.job.point import Precision
 from raybench.workloads.attention import Kernel, KernelOrAuto, choose_kernel
+from raybench.workloads.dit import DitShape
 from raybench.workloads.dit.sequence_parallel import SequenceParallel, attend_whole, form_groups
-from raybench.workloads.dit.shape import DitShape
 from raybench.workloads.training.model import compile_blocks
 
 Scope = Literal["double_block", "single_block", "forward", "loop"]
@@ -41,7 +41,7 @@ class Rotation(NamedTuple):
     sine: Tensor
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """Return heads (tokens, heads, head) rotated, computed in fp32 at least."""
+        """Return `heads`, (tokens, heads, head), rotated; computed in fp32 at least."""
         first, second = torch.unflatten(heads.to(self.cosine.dtype), -1, (-1, 2)).unbind(-1)
         rotated = torch.stack(
             (
@@ -74,7 +74,7 @@ class _Head(nn.Module):
         self.key_norm = nn.RMSNorm(shape.head_width, eps=_EPSILON)
 
     def forward(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(tokens, 3 width) to query, key and value (tokens, heads, head)."""
+        """Return query, key and value, each (tokens, heads, head), from joint (tokens, 3 width)."""
         query, key, value = torch.unflatten(joint, -1, (3, self._heads, -1)).unbind(1)
         return self.query_norm(query), self.key_norm(key), value
 
@@ -93,13 +93,17 @@ class _Stream(nn.Module):
         self.mlp_out = nn.Linear(4 * width, width)
 
     def begin(self, x: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value."""
+        """Return query, key and value, each (tokens, heads, head), from x (tokens, width)."""
         heads: tuple[Tensor, Tensor, Tensor]
         heads = self.heads(self.attention_in(_modulate(x, shift, scale)))
         return heads
 
     def end(self, x: Tensor, mixed: Tensor, modulation: tuple[Tensor, ...]) -> Tensor:
-        """Return x plus attention's output and the MLP. modulation: gate, shift, scale, gate."""
+        """Return x plus gated attention and MLP, (tokens, width).
+
+        mixed: attention's output, (tokens, heads, head). modulation: gate of attention; shift,
+        scale and gate of the MLP.
+        """
         attention_gate, shift, scale, mlp_gate = modulation
         x = x + attention_gate * self.attention_out(mixed.flatten(1))
         hidden = functional.gelu(self.mlp_in(_modulate(x, shift, scale)), approximate="tanh")
@@ -119,9 +123,10 @@ class DoubleBlock(nn.Module):
     def forward(
         self, text: Tensor, image: Tensor, time: Tensor, cosine: Tensor, sine: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return text and image tokens after the block.
+        """Return text and image tokens after the block, both (tokens, width).
 
-        time: the embedding of time, guidance and pooled text, (1, width).
+        cosine, sine: of Rotation, for text and then image. time: the embedding of time, guidance
+        and pooled text, (1, width).
         """
         active, rotation = functional.silu(time), Rotation(cosine, sine)
         of_text = self.text.modulation(active).chunk(6, dim=-1)
@@ -151,7 +156,7 @@ class SingleBlock(nn.Module):
         self.joint_out = nn.Linear(5 * width, width)
 
     def forward(self, x: Tensor, time: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Return the tokens x, those of the text first, after the block."""
+        """Return the tokens x, those of the text first, after the block; others as DoubleBlock."""
         shift, scale, gate = self.modulation(functional.silu(time)).chunk(3, dim=-1)
         joint = self.joint_in(_modulate(x, shift, scale))
         attention, hidden = joint[:, : self._joint_width], joint[:, self._joint_width :]
@@ -203,6 +208,7 @@ class Dit(nn.Module):
         return velocity
 
     def _embed(self, time: Tensor, conditions: Conditions) -> Tensor:
+        """Return the embedding of time, guidance and pooled text, (1, width)."""
         embedded: Tensor = (
             self.time_in(sinusoids(time, self._frequencies))
             + self.guidance_in(sinusoids(conditions.guidance, self._frequencies))
@@ -212,7 +218,7 @@ class Dit(nn.Module):
 
 
 def sinusoids(time: Tensor, count: int) -> Tensor:
-    """Return times (1, 1) encoded as cosines and sines of growing periods, (1, count)."""
+    """Return a time (1, 1) encoded as cosines, then sines, of growing periods, (1, count)."""
     wide = torch.promote_types(time.dtype, torch.float32)
     places = torch.arange(count // 2, dtype=wide, device=time.device)
     rates = torch.exp(-math.log(_LONGEST_PERIOD) * places / (count // 2))
@@ -241,16 +247,19 @@ def rotation(
     return Rotation(*(one.to(like.device, wide) for one in (angles.cos(), angles.sin())))
 
 
-def fill(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Draw the weights: normal, 0.02 wide, but for the norms', which stay 1.
+def fill(
+    module: nn.Module, generator: torch.Generator | None, *, norm: float = 1.0, gain: float = 0.0
+) -> None:
+    """Set all parameters, in place: those of norms to `norm`, others to normal random numbers.
 
-    Not from the usual initialisation of each layer, which would draw them twice.
+    gain: their standard deviation is gain / sqrt(inputs of the layer); 0: it is 0.02.
     """
     for name, parameter in module.named_parameters():
         if "norm" in name:
-            nn.init.ones_(parameter)
+            nn.init.constant_(parameter, norm)
         else:
-            nn.init.normal_(parameter, std=0.02, generator=generator)
+            std = gain / math.sqrt(parameter.shape[-1]) if gain else 0.02
+            nn.init.normal_(parameter, std=std, generator=generator)
 
 
 def _embedder(inputs: int, width: int) -> nn.Sequential:
@@ -258,7 +267,7 @@ def _embedder(inputs: int, width: int) -> nn.Sequential:
 
 
 def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Normalise, then scale and shift as the conditions say (AdaLN, Peebles and Xie 2022)."""
+    """Return x normalised, then scaled and shifted (AdaLN, Peebles and Xie 2022)."""
     return functional.layer_norm(x, x.shape[-1:], eps=_EPSILON) * (1 + scale) + shift
 
 
@@ -317,10 +326,10 @@ class Steps:
     fill: Callable[[nn.Module, torch.Generator | None], None] = fill
 
     def make(self, scope: Scope, steps: int) -> Callable[[], Tensor]:
-        """Return the step of a scope, which returns its output: of a block, this rank's tokens.
+        """Return a function that does one step of a scope and returns its output.
 
-        forward: the velocity of the whole image, on all ranks. loop: the image after so many Euler
-        `steps` from noise, on all ranks.
+        Of a block, this rank's tokens; of forward, the velocity of the whole image; of loop, the
+        whole image after so many Euler `steps` from noise. All ranks must call both together.
         """
         if scope in ("double_block", "single_block"):
             return self._make_block(scope)
@@ -341,7 +350,7 @@ class Steps:
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel of attention, as it is chosen for this rank's share of the heads."""
+        """The kernel of attention: the one asked for, or what torch takes for this rank's heads."""
         heads = self.shape.heads // self.parallel.heads_divided_by
         shape = (1, heads, self.rows * self.columns, self.shape.head_width)
         return choose_kernel(
@@ -363,7 +372,10 @@ class Steps:
         return lambda: block(joint, time, *turned)
 
     def _make_predictor(self) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
-        """Return a function of image and time that predicts velocities, and an image of noise."""
+        """Return a function of image and time that predicts velocities, and an image of noise.
+
+        Images are whole, on all ranks; all must call both functions together.
+        """
         generator = self._generator()
         model = self._make_module(lambda: Dit(self.shape, self._attend()), generator)
         noise = self._draw(generator, self.rows * self.columns, self.shape.channels)
@@ -441,11 +453,11 @@ TOLERANCES = {
 
 
 def difference_to_whole(steps: Steps) -> float:
-    """Compare the output of a copy of one block of each kind with that of the undivided copy.
+    """Return the relative error of a small model that is divided over the ranks of `steps`.
 
-    In the type, with the kernel and over the ranks of `steps`. Returns the Frobenius norm of the
-    difference over that of the undivided output; 0 where nothing is divided. All ranks must call it
-    at the same place.
+    The model has one block of each kind, in the type and with the kernel of `steps`. The error is
+    the Frobenius norm of the difference to the undivided output, over that output's; 0 where
+    nothing is divided. All ranks must call it together.
     """
     ranks = steps.parallel.degree
     if ranks == 1:
@@ -458,19 +470,10 @@ def difference_to_whole(steps: Steps) -> float:
         text_tokens=_TEXT * ranks,
         attention=steps.kernel,
         compile=False,
-        fill=_fill_steeply,
+        # So that attention matters for the output, and single tokens for attention.
+        fill=partial(fill, norm=_NORM, gain=_GAIN),
     )
     undivided = replace(copy, parallel=form_groups(0, ulysses=1, ring=1))
     with torch.inference_mode():
         found, whole = (one.make("forward", 1)().double() for one in (copy, undivided))
         return float((found - whole).norm() / whole.norm())
-
-
-def _fill_steeply(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Draw weights with which attention matters for the output, and single tokens for attention."""
-    for name, parameter in module.named_parameters():
-        if "norm" in name:
-            nn.init.constant_(parameter, _NORM)
-        else:
-            std = _GAIN / math.sqrt(parameter.shape[-1])
-            nn.init.normal_(parameter, std=std, generator=generator)

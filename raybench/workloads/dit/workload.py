@@ -10,7 +10,7 @@ from pydantic import Field
 from raybench.job.answer import Answer
 from raybench.job.point import Scalar
 from raybench.workloads.base import Context, Workload, WrongResultError
-from raybench.workloads.dit.shape import DIT_PRESETS
+from raybench.workloads.dit import DIT_PRESETS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,10 +115,10 @@ class Dit(Workload):
             self.output = self._step()
 
     def check(self) -> None:
-        """Compare a copy of one block of each kind, divided over the ranks, with the whole of it.
+        """Raise WrongResultError where the last output is not finite, or ranks compute otherwise.
 
-        And see that the last output holds numbers. Raises WrongResultError. All ranks must call it
-        at the same place.
+        Otherwise than one rank alone: of a small model, see `difference_to_whole`. All ranks must
+        call it together.
         """
         from raybench.workloads.dit.model import TOLERANCES, difference_to_whole
 
@@ -135,7 +135,7 @@ class Dit(Workload):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
-        """Return what cannot be divided, and the next size that can; None where all can be."""
+        """Return why the ranks cannot divide a point's sizes, in a sentence; None: they can."""
         return next(_refusals(settings), None)
 
     @classmethod
@@ -146,7 +146,10 @@ class Dit(Workload):
 
 
 def _degrees(world_size: int, ulysses: int | None, ring: int | None) -> tuple[int, int]:
-    """Fill in the one that is not given; neither given, the heads are divided."""
+    """Return ulysses and ring; one that is not given is what the other leaves of world_size.
+
+    Neither given, ulysses is world_size.
+    """
     if ulysses is None:
         ring = ring or 1
         return max(1, world_size // ring), ring
@@ -154,6 +157,7 @@ def _degrees(world_size: int, ulysses: int | None, ring: int | None) -> tuple[in
 
 
 def _refusals(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each size that the ranks of a point cannot divide, and what they can."""
     world_size = settings["world_size"]
     ulysses, ring = _degrees(world_size, settings.get("ulysses"), settings.get("ring"))
     if ulysses * ring != world_size:

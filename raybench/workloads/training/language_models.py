@@ -40,7 +40,10 @@ _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.d
 
 
 def run_block(run: Callable[..., Tensor], how: Checkpointing, *inputs: Any) -> Tensor:
-    """Return run(*inputs), with activation checkpointing: none, selective or full."""
+    """Return run(*inputs), by activation checkpointing: none, selective or full.
+
+    selective keeps the outputs of attention and of every second matrix product, full only `inputs`.
+    """
     if how == "none":
         return run(*inputs)
     chosen: dict[str, Any] = {}
@@ -53,10 +56,11 @@ def run_block(run: Callable[..., Tensor], how: Checkpointing, *inputs: Any) -> T
 
 
 def _keep_costly_parts() -> Any:
-    """Return the contexts that save attention's output and that of every second matrix product.
+    """Return the contexts of torch.utils.checkpoint for selective checkpointing.
 
-    As torchtitan has it: attention costs most for what its output takes, and half of the products
-    are worth half of the memory.
+    They save the outputs of attention and of every second matrix product, as torchtitan does:
+    attention costs most for the memory of its output, and half of the products are worth half of
+    the memory.
     """
     # Of the forward pass, and of what is computed again in the same order.
     seen = {False: 0, True: 0}
@@ -74,8 +78,8 @@ def _keep_costly_parts() -> Any:
 class KeyValueCache:
     """A KV cache of static size: keys and values of earlier tokens, of all layers.
 
-    memory: (layers, 2, batch, heads of keys, room, head width). position: of the next token, the
-    same in all sequences; the owner of the cache advances it.
+    memory: (layers, 2, batch, heads of keys, tokens at most, head width). position: index of the
+    next token, the same in all sequences; the owner of the cache advances it.
     """
 
     memory: Tensor
@@ -85,7 +89,7 @@ class KeyValueCache:
     def make(
         cls, shape: LanguageShape, *, batch_size: int, room: int, **like: Any
     ) -> KeyValueCache:
-        """Return an empty cache for `room` tokens a sequence; like: options of torch.empty."""
+        """Return an empty cache for `room` tokens a sequence at most; like: of torch.empty."""
         heads = (shape.kv_heads, room, shape.head_width)
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
@@ -100,13 +104,17 @@ class KeyValueCache:
 
 @dataclass(slots=True)
 class LayerCache:
-    """Keys and values of one layer: memory (2, batch, heads, room, head width)."""
+    """Keys and values of one layer: memory (2, batch, heads, tokens at most, head width)."""
 
     memory: Tensor
     position: int
 
     def extend(self, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (2, batch, heads, length, head); return those of all tokens."""
+        """Write keys and values at `position`; return those of all tokens until then.
+
+        new: (2, batch, heads, length, head). Keys and values (batch, heads, position + length,
+        head) are views of the cache. More than one token can only be the first ones of a sequence.
+        """
         length = new.shape[3]
         # Else some of the new tokens would need a mask of their own.
         assert length == 1 or self.position == 0, "several tokens only begin a sequence"
@@ -142,15 +150,22 @@ class Decoder(nn.Module):
         )
         self.norm = nn.LayerNorm(shape.width)
         self._region = region
-        self._initialise(shape.layers)
+        nn.init.normal_(self.positions, std=0.02)
+        _initialise(self, shape.layers, into_residual=("attention_out", "mlp_out"))
 
     def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Return logits of the next token after each position; with a cache, after the last alone.
+        """Return logits (batch, length, vocabulary) of the token after each one of `tokens`.
 
-        cache: of earlier tokens; the keys and values of these tokens are appended to it.
+        tokens: (batch, length). cache: keys and values of earlier tokens; those of these tokens are
+        written into it, and logits are of the last position alone, (batch, 1, vocabulary).
         """
         with self._region("embedding"):
-            x = self.tokens(tokens) + self._positions(tokens.shape[1], cache)
+            begin, length = 0 if cache is None else cache.position, tokens.shape[1]
+            positions: Tensor = self.positions
+            # A part of the parameter would cost a kernel more, in the backward pass another.
+            if length < len(positions):
+                positions = positions[begin : begin + length]
+            x = self.tokens(tokens) + positions
         for layer, block in enumerate(self.blocks):
             x = block(x, None if cache is None else cache.of_layer(layer))
         if cache is not None:
@@ -158,23 +173,6 @@ class Decoder(nn.Module):
         with self._region("logits"):
             logits: Tensor = functional.linear(self.norm(x), self.tokens.weight)
         return logits
-
-    def _positions(self, length: int, cache: KeyValueCache | None) -> Tensor:
-        first = 0 if cache is None else cache.position
-        if (first, length) == (0, len(self.positions)):
-            # A part of the parameter would cost a kernel more, in the backward pass another.
-            return self.positions
-        return self.positions[first : first + length]
-
-    def _initialise(self, layers: int) -> None:
-        """GPT-2's initialisation (Radford et al. 2019): normal, narrower where residuals add up."""
-        nn.init.normal_(self.tokens.weight, std=0.02)
-        nn.init.normal_(self.positions, std=0.02)
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                residual = name.endswith(("attention_out", "mlp_out"))
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * layers if residual else 1))
-                nn.init.zeros_(module.bias)
 
 
 class Linear(nn.Linear):
@@ -185,7 +183,7 @@ class Linear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., inputs) to (..., outputs)."""
+        """Return (..., outputs) for x (..., inputs)."""
         if torch.compiler.is_compiling() and x.shape[:-1].numel() == 1:
             return functional.linear(x, self.weight) + self.bias
         return super().forward(x)
@@ -207,10 +205,11 @@ class Block(nn.Module):
         self.mlp_out = Linear(4 * shape.width, shape.width)
 
     def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
-        """Hidden tokens (batch, length, width) to the same; cache: of this layer."""
+        """Return the tokens after the block, (batch, length, width) as x; cache: of this layer."""
         return run_block(self._run, self._checkpointing, x, cache)
 
     def _run(self, x: Tensor, cache: LayerCache | None) -> Tensor:
+        """Return `forward` without checkpointing."""
         with self._region("attention"):
             x = x + self._attend(self.attention_norm(x), cache)
         with self._region("mlp"):
@@ -219,6 +218,7 @@ class Block(nn.Module):
         return out
 
     def _attend(self, x: Tensor, cache: LayerCache | None) -> Tensor:
+        """Return attention's output, (batch, length, width) as x; writes into the cache."""
         batch, length, width = x.shape
         joint = self.attention_in(x).view(batch, length, 3, self._heads, width // self._heads)
         query, key, value = by_kind = joint.permute(2, 0, 3, 1, 4)
@@ -262,20 +262,15 @@ class Llama(nn.Module):
         angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), shape.theta**-exponents)
         self.register_buffer("cosines", angles.cos(), persistent=False)
         self.register_buffer("sines", angles.sin(), persistent=False)
-        # Normal numbers, narrower where residuals add up (as torchtitan and OLMo do).
-        nn.init.normal_(self.tokens.weight, std=0.02)
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                residual = name.endswith(("attention.output", "mlp.down"))
-                depth = 2 * shape.layers if residual else 1
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(depth))
+        _initialise(self, shape.layers, into_residual=("attention.output", "mlp.down"))
         if shape.is_tied:
             self.output.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Return logits of the next token after each position; with a cache, after the last alone.
+        """Return logits (batch, length, vocabulary) of the token after each one of `tokens`.
 
-        cache: of earlier tokens; the keys and values of these tokens are appended to it.
+        tokens: (batch, length). cache: keys and values of earlier tokens; those of these tokens are
+        written into it, and logits are of the last position alone, (batch, 1, vocabulary).
         """
         begin = 0 if cache is None else cache.position
         length = slice(begin, begin + tokens.shape[1])
@@ -304,11 +299,12 @@ class LlamaBlock(nn.Module):
         self._region = region
 
     def forward(self, x: Tensor, rotation: Rotation, cache: LayerCache | None = None) -> Tensor:
-        """Take and give (batch, length, width)."""
+        """Return the tokens after the block, (batch, length, width) as x; cache: of this layer."""
         # Here and not around the block: compiled, what no gradient needs is not computed again.
         return run_block(self._run, self._checkpointing, x, rotation, cache)
 
     def _run(self, x: Tensor, rotation: Rotation, cache: LayerCache | None) -> Tensor:
+        """Return `forward` without checkpointing."""
         with self._region("attention"):
             x = x + self.attention(self.attention_norm(x), rotation, cache)
         with self._region("mlp"):
@@ -331,7 +327,10 @@ class Attention(nn.Module):
         self._head = shape.head_width
 
     def forward(self, x: Tensor, rotation: Rotation, cache: LayerCache | None = None) -> Tensor:
-        """Take and give (batch, length, width)."""
+        """Return attention's output, (batch, length, width) as x; cache: of this layer.
+
+        rotation: of these tokens.
+        """
         # Heads are counted from what is here: tensor parallelism leaves a rank some of them.
         query, key, value = (
             layer(x).unflatten(-1, (-1, self._head)).transpose(1, 2)
@@ -350,7 +349,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """SwiGLU."""
+    """SwiGLU, the MLP of Llama: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
@@ -359,20 +358,37 @@ class Mlp(nn.Module):
         self.down = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take and give (batch, length, width)."""
+        """Return the MLP's output, (batch, length, width) as x."""
         out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
         return out
 
 
+def _initialise(model: nn.Module, layers: int, into_residual: tuple[str, ...]) -> None:
+    """Draw all weights of embeddings and linear layers, and set biases to zero, in place.
+
+    Normal numbers, narrower in the layers whose names end in one of `into_residual`, which add up
+    (GPT-2, Radford et al. 2019; torchtitan and OLMo do so for Llama).
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.Linear):
+            depth = 2 * layers if name.endswith(into_residual) else 1
+            nn.init.normal_(module.weight, std=0.02 / math.sqrt(depth))
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
 def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return causal attention: each token sees itself and the tokens before."""
+    """Return the output of causal attention; shapes as `Attend`, of one length."""
     return functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
     )
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn the pairs (i, i + head / 2) of each head by its token's angles, in fp32 at least."""
+    """Return x with its pairs (i, i + head / 2) turned by rotary positions.
+
+    x: (batch, heads, length, head). Computed in fp32 at least, in the type of x.
+    """
     cosines, sines = rotation
     first, second = x.to(torch.promote_types(x.dtype, cosines.dtype)).chunk(2, dim=-1)
     turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
@@ -380,10 +396,11 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy over all positions of the batch.
+    """Return the mean cross entropy over all positions of the batch, a scalar.
 
-    Under autocast as torch has it, whose softmax is in the type of the logits; else in fp32 at
-    least, as torchtitan has it.
+    logits: (batch, length, vocabulary). targets: (batch, length), token ids. Under autocast as
+    torch has it, whose softmax is in the type of the logits; else in fp32 at least, as torchtitan
+    has it.
     """
     flat, device = logits.flatten(0, 1), logits.device.type
     # The meta device has no autocast.

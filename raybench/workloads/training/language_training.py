@@ -11,9 +11,7 @@ A model has `tokens`, `blocks`, `norm` and, unless it is the table of tokens, `o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
 from typing import Any, cast
 
@@ -70,20 +68,26 @@ _HALVES = (torch.float16, torch.bfloat16)
 def make_model(
     shape: LanguageShape, seq_len: int, *, checkpointing: Checkpointing = "none", **regions: Any
 ) -> Decoder | Llama:
-    """Return a model of this shape; regions: `region`, as the models take it."""
+    """Return an initialised model, a Llama for a LlamaShape, else a Decoder.
+
+    seq_len: the longest sequence. regions: `region`, as the models take it.
+    """
     kind: Any = Llama if isinstance(shape, LlamaShape) else Decoder
     model: Decoder | Llama = kind(shape, seq_len=seq_len, checkpointing=checkpointing, **regions)
     return model
 
 
 def random_tokens(context: Context, vocabulary: int, shape: tuple[int, int]) -> Tensor:
-    """Return random tokens, other ones on each rank."""
+    """Return random token ids of this shape on the device, other ones on each rank."""
     return torch.randint(vocabulary, shape, generator=context.generator(), device=context.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageTraining:
-    """The training of a model of this shape, as a job asks for it."""
+    """The training of a model of this shape, as a job asks for it.
+
+    options: those that differ from the defaults of LayoutOptions, or all.
+    """
 
     context: Context
     shape: LanguageShape
@@ -96,7 +100,7 @@ class LanguageTraining:
 
     @property
     def layout(self) -> Layout:
-        """The degrees; on the meta device, where operations are counted, one rank is alone."""
+        """The degrees of division; on the meta device, where operations are counted, all are 1."""
         return Layout() if self._is_counted else Layout.make(self.context.world_size, self.options)
 
     @property
@@ -112,35 +116,35 @@ class LanguageTraining:
         return tokens / self.layout.ranks_per_batch
 
     def recipe(self) -> Recipe:
-        """Return how the model is trained, for `Model.train`."""
-        layout, by_block = self.layout, self._is_by_block
-        own = DdpOptions.__annotations__
-        ddp: Any = {name: value for name, value in self.options.items() if name in own}
+        """Return loss, optimizer and division of the model over the ranks, for `Model.train`."""
         return Recipe(
             loss=self._loss(),
             optimizer=self.optimizer,
             grad_accumulation=self.grad_accumulation,
-            compile=self.compile and not by_block,
-            ddp=ddp,
-            divide=partial(self._divide, ddp=ddp) if layout.is_divided or by_block else None,
+            compile=self.compile and not self._is_by_block,
+            divide=self._divide,
             is_fused=bool(self._option("fused_optimizer")),
-            is_cast=self._is_stored or layout.is_divided,
+            is_cast=self._is_stored or self.layout.is_divided,
         )
 
     def make_model(self) -> nn.Module:
-        """Return the model, in the type in which the optimizer has it."""
+        """Return the whole model on the default device, in the type that the optimizer updates."""
         # On the meta device operations are counted, and what is recomputed does not train.
         checkpointing: Checkpointing = "none" if self._is_counted else self.checkpointing
-        with _default_dtype(torch.bfloat16 if self._is_stored else torch.get_default_dtype()):
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16 if self._is_stored else usual)
+        try:
             model = make_model(self.shape, self.seq_len, checkpointing=checkpointing)
+        finally:
+            torch.set_default_dtype(usual)
         if self.context.precision is Precision.FLOAT8:
             precision.convert_linear_layers(model.blocks, self.context.device)
         return model
 
     def batches(self) -> Iterator[Batch]:
-        """Return the batches of a step, over and over: the same on ranks that share a batch.
+        """Return an endless iterator over batches, the same ones on ranks that share a batch.
 
-        Random tokens, and the token that follows each.
+        Inputs are random tokens (batch, seq_len), targets the tokens that follow each.
         """
         mine = replace(self.context, rank=self.layout.batch_of(self.context.rank))
         rows = mine.batch_size * self.grad_accumulation
@@ -149,9 +153,9 @@ class LanguageTraining:
         return slices(text[:, :-1].contiguous(), text[:, 1:].contiguous(), mine.batch_size)
 
     def output_error(self, model: nn.Module) -> float:
-        """Compare its logits in the precision with those in fp32, over the first of its tokens.
+        """Return the largest error of the logits in the precision, over the largest in fp32.
 
-        Returns the largest difference over the largest logit in fp32.
+        Of the first 256 tokens of one sequence. The precision of the process is as before then.
         """
         tokens = random_tokens(self.context, self.shape.vocabulary, (1, self.seq_len))
         with torch.no_grad():
@@ -163,16 +167,17 @@ class LanguageTraining:
             finally:
                 precision.apply(self.context.precision)
 
-    def _divide(self, model: nn.Module, *, ddp: DdpOptions) -> nn.Module:
-        """Divide the model over the ranks, or wrap it by DDP; return what is to be called.
+    def _divide(self, model: nn.Module) -> nn.Module:
+        """Divide the model over the ranks, in place, or wrap it by DDP; return the module to call.
 
-        Where blocks are compiled one by one, compile them. All ranks must call it together.
+        Compiles the blocks where they are compiled one by one. All ranks must call it together.
         """
         context = self.context
         compiled = BLOCKS if self._is_by_block and not self._is_counted else ()
         if not self.layout.is_divided:
             compile_blocks(model, *compiled)
-            return context.ddp(model, **ddp)
+            ddp = DdpOptions.__annotations__.keys() & self.options.keys()
+            return context.ddp(model, **{name: self._option(name) for name in ddp})
         is_autocast = context.precision not in (Precision.FP32, Precision.TF32)
         return divide(
             model,
@@ -184,7 +189,10 @@ class LanguageTraining:
         )
 
     def _loss(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the loss of the logits that are here; those of a tp group add up to their mean."""
+        """Return a function of this rank's logits and the batch's targets that gives its loss.
+
+        The losses of the ranks of a tp group add up to their mean.
+        """
         is_compiled = self._is_by_block and not self._is_counted
         loss = torch.compile(next_token_loss) if is_compiled else next_token_loss
         if self.layout.ranks_per_batch == 1:
@@ -194,6 +202,7 @@ class LanguageTraining:
         return lambda logits, targets: loss(logits, own(targets)) / degree
 
     def _option(self, name: str) -> Any:
+        """Return an option of LayoutOptions, its default where it is not given."""
         return self.options.get(name, option_defaults(LayoutOptions)[name])
 
     @property
@@ -211,17 +220,6 @@ class LanguageTraining:
         return self.context.device.type == "meta"
 
 
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Let torch make tensors of this type inside the `with` block."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def divide(
     model: nn.Module,
     layout: Layout,
@@ -231,10 +229,12 @@ def divide(
     reshard_after_forward: bool,
     compiled: Sequence[type[nn.Module]] = (),
 ) -> nn.Module:
-    """Divide the model over all ranks, in place, and return it. All ranks must call it together.
+    """Divide the model over all ranks, in place, and return it.
 
-    compute_dtype: the type that gathered weights are cast to; gradients are then reduced in fp32.
-    None: both keep the type of the stored weights. compiled: classes of modules to compile.
+    By tensor parallelism, context parallelism and FSDP2, as the degrees of `layout` say. All ranks
+    must call it together. compute_dtype: the type that gathered weights are cast to; gradients are
+    then reduced in fp32. None: both keep the type of the stored weights. compiled: classes of
+    modules to compile.
     """
     mesh = _make_mesh(
         device, replicate=layout.dp_replicate, shard=layout.ranks_per_copy, tensor=layout.tp
@@ -259,7 +259,7 @@ def divide(
 
 
 def sequence_part(layout: Layout, rank: int) -> Callable[[Tensor], Tensor]:
-    """Return a function that cuts from tokens (batch, seq_len) those whose logits a rank has."""
+    """Return a function of tokens (batch, seq_len) that gives those whose logits the rank has."""
     cp_place, tp_place = layout.cp_place(rank), rank % layout.tp
 
     def part(tokens: Tensor) -> Tensor:
@@ -270,7 +270,10 @@ def sequence_part(layout: Layout, rank: int) -> Callable[[Tensor], Tensor]:
 
 
 def _divide_sequences(model: nn.Module, layout: Layout, device: torch.device) -> None:
-    """Set up context parallelism: inputs, positions and attention of this rank's tokens alone."""
+    """Let the model take whole inputs, and compute this rank's tokens of them: context parallelism.
+
+    In place. All ranks must call it together.
+    """
     mesh = _make_mesh(
         device,
         batch=layout.dp_replicate * layout.dp_shard,
@@ -294,7 +297,10 @@ def _divide_sequences(model: nn.Module, layout: Layout, device: torch.device) ->
 
 
 def _make_mesh(device: torch.device, **degrees: int) -> DeviceMesh:
-    """Return a mesh of all ranks with these dimensions, under new names in the same order."""
+    """Return a mesh of all ranks with these dimensions, under new names in the same order.
+
+    All ranks must call it together.
+    """
     # The default group knows no device, so groups are made anew; they are not split off, which
     # crashes after a second init_process_group (pytorch#192109).
     number = next(_MESHES)
@@ -311,7 +317,10 @@ def _shard(
     compute_dtype: torch.dtype | None,
     reshard_after_forward: bool,
 ) -> None:
-    """Shard by FSDP2: each block by itself, the embedding, and the last norm with the output."""
+    """Shard the model by FSDP2, in place.
+
+    Units are each block, the embedding, and the last norm with the output. Arguments as `divide`.
+    """
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype,
         reduce_dtype=None if compute_dtype is None else torch.float32,
@@ -330,10 +339,10 @@ def _shard(
 
 
 def _divide_products(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Divide each matrix product over the ranks, and between products the sequence.
+    """Divide each matrix product over the ranks, and between products the sequence, in place.
 
-    As torchtitan and torch's tutorial on tensor parallelism divide Llama. The logits come by
-    sequence, whole ones of each token, and are local tensors.
+    As torchtitan and torch's tutorial on tensor parallelism divide Llama. Each rank gets whole
+    logits of its part of the sequence, as local tensors.
     """
     tokens, output = cast("Any", model.tokens), cast("Any", model.output)
     is_tied, sequence = output.weight is tokens.weight, Shard(1)
@@ -376,7 +385,7 @@ def _divide_products(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
-    """Return a rank's tokens of `whole`, along dimension `dim`, of which degree ranks have a part.
+    """Return the tokens of the rank at `place` of `degree` ranks that share `whole` along `dim`.
 
     The tokens are cut into 2 x degree chunks; a rank gets the chunk at `place` and the one as far
     from the end. So all ranks have the same work: in causal attention late tokens see more.
@@ -391,7 +400,8 @@ def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
 class ContextParallel:
     """Context parallelism on one rank: each rank of a group has a part of every sequence.
 
-    degree: ranks of the group. place: index of this one. takes_flash: FlashAttention is used.
+    degree: number of ranks of the group. place: index of this rank in it. takes_flash: use
+    FlashAttention for fp16 and bf16.
     """
 
     degree: int
@@ -400,13 +410,14 @@ class ContextParallel:
     takes_flash: bool
 
     def part(self, whole: Tensor, dim: int) -> Tensor:
-        """Return this rank's tokens of `whole`, along dimension `dim`."""
+        """Return this rank's tokens of `whole` along dimension `dim`; see `take_part`."""
         return take_part(whole, dim, self.degree, self.place)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return causal attention of this rank's queries over the keys and values of all ranks.
 
-        query, output: (batch, heads, own tokens, head); key, value: the same, of fewer heads.
+        query, output: (batch, heads, own tokens, head); key, value: the same, of fewer heads. All
+        ranks of the group must call it together.
         """
         keys, values = self._gather(key), self._gather(value)
         shared = query.shape[1] // key.shape[1]

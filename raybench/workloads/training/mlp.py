@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from pydantic import Field
@@ -53,7 +54,7 @@ class Mlp(Model):
             optimizer=optimizer,
             grad_accumulation=grad_accumulation,
             compile=compile,
-            ddp=ddp,
+            divide=partial(context.ddp, **ddp),
         )
         shape = (context.batch_size * grad_accumulation, hidden)
         generator = context.generator()
@@ -77,7 +78,7 @@ class Mlp(Model):
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return the number of parameters; None where the parameters do not tell the sizes."""
+        """Return the number of parameters; None where `params` lack hidden or layers."""
         if not {"hidden", "layers"} <= params.keys():
             return None
         hidden = int(params["hidden"])
@@ -100,7 +101,7 @@ class Mlp(Model):
 
 
 def linear_stack(hidden: int, layers: int) -> nn.Module:
-    """Return `layers` linear layers of hidden x hidden with ReLU between."""
+    """Return `layers` linear layers of hidden x hidden with ReLU between, on the default device."""
     from torch import nn
 
     modules: list[nn.Module] = [nn.Linear(hidden, hidden)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
 
 from pydantic import Field
@@ -79,7 +80,7 @@ class ResNet(Model):
             optimizer=optimizer,
             grad_accumulation=grad_accumulation,
             compile=compile,
-            ddp=ddp,
+            divide=partial(context.ddp, **ddp),
         )
         first = images[: context.batch_size]
         self.build(
@@ -112,7 +113,10 @@ class ResNet(Model):
     def _make_model(
         self, preset: str, layout: torch.memory_format, images: Tensor, context: Context
     ) -> nn.Module:
-        """Return the network; keeps its logits in fp32 for `images` in `_exact`, but on meta."""
+        """Return the network; but on meta, set `_exact` to its logits in fp32 for `images`.
+
+        These are made in fp32; afterwards the precision of the process is that of the context.
+        """
         from raybench.workloads import precision
 
         model = _import_models().__dict__[preset]().to(memory_format=layout)
@@ -140,7 +144,10 @@ def _import_models() -> Any:
 
 
 def _learn_statistics(model: nn.Module, images: Tensor) -> None:
-    """Set the running statistics of all BatchNorm layers to those of these images."""
+    """Set the running statistics of all BatchNorm layers to those of these images, in place.
+
+    Leaves the model in training mode.
+    """
     import torch
     from torch import nn
 
@@ -155,7 +162,7 @@ def _learn_statistics(model: nn.Module, images: Tensor) -> None:
 
 
 def _answer(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits in evaluation mode, as float32; the mode of the model is restored."""
+    """Return the logits in evaluation mode, as float32; restores the mode of the model."""
     import torch
 
     is_training = model.training

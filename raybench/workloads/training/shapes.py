@@ -84,12 +84,12 @@ class LlamaShape:
 
     @property
     def block_weights(self) -> int:
-        """Weights of the linear layers of a block: queries, keys, values, output, and the MLP."""
+        """Weights of a block's linear layers: attention's four and the MLP's three."""
         queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
         return self.width * (2 * queries + 2 * keys + 3 * self.hidden)
 
     def parameter_count(self, positions: int) -> int:
-        """Return the number of parameters, whatever the positions: they are rotary."""
+        """Return the number of parameters; positions count for nothing, as they are rotary."""
         tables = self.vocabulary * self.width * (1 if self.is_tied else 2)
         return tables + self.layers * (self.block_weights + 2 * self.width) + self.width
 
@@ -109,7 +109,7 @@ LANGUAGE_PRESETS: Mapping[str, LanguageShape] = {**DECODER_PRESETS, **LLAMA_PRES
 
 
 def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
-    """Return the operations of training on so many tokens as papers on MFU count them.
+    """Return the floating-point operations of training on so many tokens as papers on MFU count.
 
     Per token 6 N + 12 L d S: 6 for each of all N parameters, embeddings too, and attention to the
     whole sequence. Recomputation does not count (Chowdhery et al. 2022, appendix B).
@@ -118,7 +118,7 @@ def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
 
 
 def llama_flops(shape: LlamaShape, *, tokens: float, seq_len: int) -> float:
-    """Return the operations that torch executes in training on so many tokens.
+    """Return the floating-point operations that torch executes in training on so many tokens.
 
     Matrix products and attention; not the token embedding, of which a token reads one row.
     """
@@ -194,9 +194,10 @@ class LayoutOptions(DdpOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Degrees; their product is the number of ranks.
+    """By how many ranks each part of a training is divided; the product is the number of ranks.
 
-    Ranks of one tp group follow each other, then those of one cp group, and of one dp_shard group.
+    Degrees as in LayoutOptions. Ranks of one tp group follow each other, then those of one cp
+    group, and of one dp_shard group.
     """
 
     dp_replicate: int = 1
@@ -206,7 +207,11 @@ class Layout:
 
     @classmethod
     def make(cls, world_size: int, options: Mapping[str, Any]) -> Layout:
-        """Return the layout for so many ranks; a degree that `options` leaves out is worked out."""
+        """Return the layout of so many ranks; options: degrees by name, as LayoutOptions has them.
+
+        dp_shard -1, or else a dp_replicate that is not given, is the number of ranks that the other
+        degrees leave, 1 at least.
+        """
         tp, cp, shard = options.get("tp", 1), options.get("cp", 1), options.get("dp_shard", 1)
         replicate = options.get("dp_replicate")
         if shard == REST:
@@ -224,7 +229,7 @@ class Layout:
 
     @property
     def ranks_per_batch(self) -> int:
-        """The number of ranks that work on the same items."""
+        """The number of ranks that work on the same sequences."""
         return self.cp * self.tp
 
     @property
@@ -234,15 +239,15 @@ class Layout:
 
     @property
     def is_divided(self) -> bool:
-        """Whether a rank holds less than the whole model."""
+        """Whether a rank holds less than the whole model, or computes less than whole sequences."""
         return self.dp_shard * self.cp * self.tp > 1
 
     def batch_of(self, rank: int) -> int:
-        """Return the index of the batch that a rank works on in a step."""
+        """Return which of the batches of a step a rank works on, from 0."""
         return rank // self.ranks_per_batch
 
     def cp_place(self, rank: int) -> int:
-        """Return the index of a rank in its cp group."""
+        """Return the index of a rank in its cp group, from 0."""
         return rank // self.tp % self.cp
 
     def __str__(self) -> str:
@@ -251,7 +256,10 @@ class Layout:
 
 
 def layout_refusals(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each reason why a point cannot be divided as it asks."""
+    """Yield a sentence for each reason why the training of a point cannot be divided as it asks.
+
+    settings: those of the point.
+    """
     layout = Layout.make(settings["world_size"], settings)
     if settings.get("dp_shard") == 0:
         yield "dp_shard must be at least 1, or -1 for what the other degrees leave, given 0"

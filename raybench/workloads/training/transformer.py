@@ -210,7 +210,7 @@ class Transformer(Model):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
-        """Return why a point cannot be run, in a sentence; None where it can."""
+        """Return why a point with these settings cannot be run, one sentence; None where it can."""
         if (phase := settings.get("phase")) and settings["mode"] == "train":
             return f"phase: {phase} needs mode: inference"
         if settings["mode"] == "train":
@@ -277,7 +277,7 @@ class Transformer(Model):
 
     @classmethod
     def ranks_per_item(cls, settings: Mapping[str, Scalar]) -> int:
-        """Return how many ranks work on the same sequences."""
+        """Return how many ranks of a point work on the same sequences: tp times cp."""
         return Layout.make(int(settings["world_size"]), settings).ranks_per_batch
 
     def _serve(
@@ -289,9 +289,10 @@ class Transformer(Model):
         compile: bool,
         cast_weights: bool,
     ) -> None:
-        """Prepare inference, with a cache of keys and values where there is a phase.
+        """Prepare inference: a pass over whole sequences, or a phase with a KV cache.
 
-        length: tokens of a sequence; in phase decode those in the cache before the new one.
+        Also sets the metrics of the phase. length: tokens of a sequence; in phase decode those in
+        the cache before the new one.
 
         Every step computes the same: decoding goes on at one position, so that no step has more
         before it than another one.
@@ -331,7 +332,10 @@ class Transformer(Model):
         setattr(self, "decode_ms_per_token" if is_decode else "prefill_ms", 1)
 
     def _fill(self, cache: KeyValueCache, prompts: Tensor) -> None:
-        """Fill the cache from the prompts, one by one: together they may need more memory."""
+        """Fill the cache from prompts (batch, length), and set its position behind them.
+
+        One sequence after the other: together they may need more memory.
+        """
         # On the meta device there is nothing to fill.
         if prompts.device.type != "meta":
             with self.inference():

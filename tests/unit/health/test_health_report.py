@@ -18,8 +18,8 @@ from builders import (
     make_subject,
 )
 
-from raybench.health.document import HealthDocument
 from raybench.health.page import health_figures
+from raybench.health.references import read_findings
 from raybench.health.report import HealthReport
 from raybench.records.health import Action, Verdict
 from raybench.report.documents import format_document
@@ -30,7 +30,7 @@ RUN = "health-20261122-150000-abcd"
 
 
 def format_health(report):
-    return format_document(HealthDocument(report=report), "terminal")
+    return format_document(report, "terminal")
 
 
 def healthy(count, **changes):
@@ -69,13 +69,13 @@ def slow_pair(first, second, **changes):
     return make_finding(make_pair(first, second), **settings)
 
 
-def report_of(findings, count=None):
-    """The report of `count` GPUs; unless given, of as many as have findings."""
+def report_of(findings):
+    """The report of as many GPUs as have findings of their own, or of two."""
     tested = {one.subject.uuids for one in findings if one.subject.kind == "device"}
     return HealthReport(
         run=make_run(RUN, job_name="health"),
         machine="4 x NVIDIA H200 on 1 node",
-        kinds=["cuda"] * (len(tested) if count is None else count),
+        kinds=["cuda"] * (len(tested) or 2),
         findings=findings,
     )
 
@@ -93,6 +93,7 @@ def all_copies(count, *slow):
 
 ONE_BAD = [*healthy(3), bad(3)]
 ALL = make_subject(kind="cluster", uuids=("GPU-0", "GPU-1"), name="all 4 NVIDIA H200")
+NODE = make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha")
 ALIKE = "all are slow alike: 1.40 times as long as this model takes elsewhere"
 
 
@@ -129,6 +130,13 @@ ALIKE = "all are slow alike: 1.40 times as long as this model takes elsewhere"
             "Green: All 4 GPUs are healthy, and the paths between them.",
             0,
         ),
+        # Where no device was tested alone the devices of the run are counted.
+        (
+            [slow_pair(0, 1, verdict=Verdict.HEALTHY)],
+            "Green: The paths between both GPUs are healthy.",
+            0,
+        ),
+        ([make_finding(NODE)], "Green: Both GPUs are healthy together.", 0),
         ([], "Amber: Nothing could be tested.", 3),
         (
             [make_finding(verdict=Verdict.UNKNOWN, value=1.0)],
@@ -139,7 +147,7 @@ ALIKE = "all are slow alike: 1.40 times as long as this model takes elsewhere"
 )
 def test_the_first_line_is_the_lamp_and_the_verdict(findings, headline, exit_code):
     report = report_of(findings)
-    assert (report.headline, report.exit_code) == (headline, exit_code)
+    assert (report.title, report.exit_code) == (headline, exit_code)
     assert " ".join(format_health(report).split()).startswith(f"{headline} 4 x NVIDIA H200")
 
 
@@ -230,16 +238,12 @@ def test_every_form_of_a_health_run_has_the_verdict(command, words, has):
 
 
 @pytest.mark.usefixtures("one_bad")
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("export --to mlflow", "a health check is exported as csv, json or junit"),
-    ],
-)
-def test_what_a_health_run_cannot_do_is_refused(command, words, told):
-    code, _, err = command(*words.split())
-    assert code == 2
-    assert told in err
+def test_a_health_run_goes_to_no_tracker_and_its_findings_come_back_as_written(tmp_path, command):
+    code, _, err = command("export", "--to", "mlflow")
+    assert (code, "a health check is exported as csv, json or junit" in err) == (2, True)
+    written = [(RUN, finding) for finding in (*ONE_BAD, slow_pair(0, 1))]
+    assert read_findings(tmp_path, RUN) == written
+    assert read_findings(tmp_path / "nothing") == []
 
 
 def test_a_check_that_was_interrupted_says_so_and_shows_no_scaling(tmp_path, command):
@@ -314,17 +318,3 @@ def test_checks_and_sweeps_are_kept_apart(tmp_path, command):
     assert (code, f"{FIRST} is a health check and sweep-1 is none" in err) == (2, True)
     code, _, err = command("history", "--health", "--filter", "world_size == 1")
     assert (code, "--health: goes without --point, --filter and --chart" in err) == (2, True)
-
-
-NODE = make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha")
-
-
-@pytest.mark.parametrize(
-    ("finding", "headline"),
-    [
-        (slow_pair(0, 1, verdict=Verdict.HEALTHY), "The paths between both GPUs are healthy."),
-        (make_finding(NODE), "Both GPUs are healthy together."),
-    ],
-)
-def test_where_no_device_was_tested_alone_the_devices_of_the_run_are_counted(finding, headline):
-    assert report_of([finding], count=2).headline == f"Green: {headline}"

@@ -28,7 +28,7 @@ from raybench.measure.profiling import (
 )
 from raybench.records import Answer, Group, ModuleTime, RankInfo, Task
 from raybench.sweep.loop import SweepSettings, sweep
-from raybench.sweep.rounds import Rounds
+from raybench.sweep.scheduler import Rounds
 from raybench.workloads.base import Workload
 from raybench.workloads.training.language_models import Decoder
 from raybench.workloads.training.mlp import Mlp

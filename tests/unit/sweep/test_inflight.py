@@ -8,7 +8,7 @@ from fakes import make_devices, make_measurement, make_point, make_started
 from raybench.errors import DETAIL_CHARACTERS, ClusterError
 from raybench.job.model import Measure
 from raybench.records import Failure, Status, Task
-from raybench.sweep.inflight import InFlight, RunningAttempt, make_record_of
+from raybench.sweep.loop import InFlight, RunningAttempt, make_record_of
 from raybench.sweep.scheduler import Attempt
 
 

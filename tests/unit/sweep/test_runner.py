@@ -38,9 +38,9 @@ from raybench.results.run import RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import EarlierSweeps, PointFinished
-from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
 from raybench.sweep.runner import record_run, run_sweep
+from raybench.sweep.scheduler import Rounds
 from tests.local_cluster import LocalCluster
 
 SETTINGS = make_settings(measure=make_measure())

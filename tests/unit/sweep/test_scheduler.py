@@ -25,10 +25,10 @@ from raybench.job.point import Precision
 from raybench.records import Cause, Status
 from raybench.results.point_row import point_row
 from raybench.sweep.loop import sweep
-from raybench.sweep.rounds import Rounds
 from raybench.sweep.scheduler import (
     Assign,
     Attempt,
+    Rounds,
     Schedule,
     Skip,
     workers_needed,

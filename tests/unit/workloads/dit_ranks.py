@@ -15,10 +15,9 @@ from torch import Tensor
 from raybench.job.point import Precision
 from raybench.workloads import attention
 from raybench.workloads.base import WrongResultError
-from raybench.workloads.dit import sequence_parallel
+from raybench.workloads.dit import DitShape, sequence_parallel
 from raybench.workloads.dit.model import Steps
 from raybench.workloads.dit.sequence_parallel import form_groups
-from raybench.workloads.dit.shape import DitShape
 from raybench.workloads.dit.workload import Dit
 
 SHAPE = DitShape(

@@ -41,8 +41,8 @@ def test_a_product_that_no_step_wrote_is_found_out():
     with pytest.raises(WrongResultError, match=r"^rank 1: the product in fp32 is off by nan"):
         gemm.check()
     gemm.step()
-    gemm.check()
-    with pytest.raises(WrongResultError, match="off by nan"):
+    gemm.product.copy_(gemm.product.roll(1, dims=0))
+    with pytest.raises(WrongResultError, match="rounding explains"):
         gemm.check()
 
 
@@ -63,15 +63,6 @@ def _to_tf32(tensor: torch.Tensor) -> torch.Tensor:
     """Rounded to 10 bits of the mantissa."""
     bits = tensor.view(torch.int32)
     return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
-
-
-@pytest.mark.parametrize("precision", USUAL_PRECISIONS)
-def test_a_product_of_other_matrices_is_found_out(precision):
-    gemm = make_gemm(precision)
-    gemm.step()
-    gemm.product.copy_(gemm.product.roll(1, dims=0))
-    with pytest.raises(WrongResultError):
-        gemm.check()
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

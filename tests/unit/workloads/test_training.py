@@ -240,9 +240,6 @@ def test_a_step_that_waits_for_the_device_cannot_be_a_graph():
     in_graph = replace(make_context(precision=Precision.FP16), cuda_graph=True)
     with pytest.raises(UsageError, match="cuda_graph: true cannot be had in precision fp16"):
         small_mlp(in_graph)
-    in_graph = replace(make_context(), cuda_graph=True)
-    with pytest.raises(UsageError, match="needs data: device"):
-        Linear(in_graph, rows=8, data="dataloader")
 
 
 def test_each_option_of_ddp_is_an_argument_of_torch_whose_default_it_has():
