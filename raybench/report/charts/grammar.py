@@ -276,9 +276,9 @@ def bar_panels(
             some = members[place * len(members) // count : (place + 1) * len(members) // count]
             # Two bars of one name would lie on each other.
             given = [name for name, _ in some]
-            earlier = [given[:place].count(name) for place, name in enumerate(given)]
             names = [
-                f"{name} ({n + 1})" if n else name for n, name in zip(earlier, given, strict=True)
+                f"{name} ({earlier + 1})" if (earlier := given[:n].count(name)) else name
+                for n, name in enumerate(given)
             ]
             marks = [
                 {**mark, "bar": name}
