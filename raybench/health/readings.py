@@ -23,7 +23,7 @@ from raybench.health.suite import (
 )
 from raybench.records import Device, Measurement, Record, Status
 from raybench.records.health import Subject, SubjectKind
-from raybench.stats.fleet import Floats
+from raybench.stats.outliers import Floats
 from raybench.stats.summary import median_above_smallest
 from raybench.workloads.collective import parse_groups
 from raybench.workloads.pairs import parse_pairs

@@ -1,6 +1,6 @@
 """The verdict of each subject in each test: healthy, suspect, bad, untested or unknown. Pure.
 
-A subject is compared with similar ones in the same passes (`raybench.stats.fleet`). Where fewer
+A subject is compared with similar ones in the same passes (`raybench.stats.outliers`). Where fewer
 than four are similar there is no spread: then it is compared with the fastest of them, with its own
 past, and with what its model reaches elsewhere. No such comparison sees what makes all of them
 slow: for that all together are compared with what their model reaches elsewhere.
@@ -23,7 +23,7 @@ from raybench.health.root_cause import find_root_causes
 from raybench.health.suite import WAIT_TEST, device_subjects
 from raybench.records import Device
 from raybench.records.health import Action, Finding, Subject, Verdict, figure
-from raybench.stats.fleet import (
+from raybench.stats.outliers import (
     LEAST_ALIKE,
     Bools,
     Floats,

@@ -43,10 +43,17 @@ from raybench.measure.marks import (
     tail_ms,
 )
 from raybench.measure.memory import FROM_GRAPH, peak_parts
-from raybench.measure.ranks import align_ranks, any_rank, max_over_ranks
-from raybench.measure.timers import Step, Timer, loop_step, no_garbage_collection
+from raybench.measure.timers import (
+    Step,
+    Timer,
+    align_ranks,
+    any_rank,
+    loop_step,
+    max_over_ranks,
+    no_garbage_collection,
+)
 from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic, WallTimes
-from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error
+from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
 
 # Registers a communication hook with the models of a workload.

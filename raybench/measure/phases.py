@@ -31,13 +31,6 @@ from raybench.job.registry import shares_work
 from raybench.measure import profiling
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.memory import AllocatorCalls, PeakMemory
-from raybench.measure.ranks import (
-    align_ranks,
-    any_rank,
-    broadcast_from_rank_0,
-    gather_durations,
-    max_over_ranks,
-)
 from raybench.measure.scripts import ScriptTimer, StepsEndedError, break_down_script
 from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
 from raybench.measure.streams import (
@@ -50,9 +43,14 @@ from raybench.measure.streams import (
 from raybench.measure.timers import (
     Step,
     Timer,
+    align_ranks,
+    any_rank,
+    broadcast_from_rank_0,
+    gather_durations,
     join_blocks,
     loop_step,
     make_timer,
+    max_over_ranks,
     no_garbage_collection,
     per_step,
 )
