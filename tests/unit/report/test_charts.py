@@ -248,7 +248,7 @@ def test_a_single_slow_step_stays_visible_where_columns_stand_for_many():
     assert by_rank.loc[0].max() < 8.1
 
 
-@pytest.mark.parametrize(("reason", "is_doubt"), [("power cap", False), ("heat", True)])
+@pytest.mark.parametrize(("reason", "is_doubt"), [("power_cap", False), ("heat", True)])
 def test_only_points_that_heat_or_a_fault_slowed_down_are_orange_in_the_telemetry(reason, is_doubt):
     times = pd.date_range(START, periods=50, freq="s")
     telemetry = pd.DataFrame({"node_id": "node-a", "index": 0, "time": times, "power_w": 500.0})
