@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -44,17 +44,21 @@ from raybench.measure.marks import (
 )
 from raybench.measure.memory import FROM_GRAPH, peak_parts
 from raybench.measure.timers import (
+    ScriptTimer,
     Step,
+    StepsEndedError,
     Timer,
     align_ranks,
     any_rank,
+    gather_objects,
     loop_step,
     max_over_ranks,
     no_garbage_collection,
 )
 from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic, WallTimes
 from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
-from raybench.workloads.base import Context, Workload
+from raybench.workloads.base import Context, PartTimes, Workload
+from raybench.workloads.script import RunningScript, ScriptEndedError
 
 # Registers a communication hook with the models of a workload.
 SetHook = Callable[[Any], None]
@@ -101,6 +105,14 @@ _WALL_METHODS = {
     "wall_synced_ms_by_rank": "host clock around one step of an idle device, waited for",
 }
 _NO_WALL_TIMES = "none: on a CPU nothing goes on behind the host's clock"
+
+# Loaded in the script's process alone, where its ScriptMarks takes the time of parts.
+_MARKS_MODULE = "raybench.measure.marks"
+# The first step with another hook, and two that fill the queue of the device.
+_SCRIPT_LEAD_IN = 3
+_SCRIPT_ENDED = "unknown: the script ended by itself before"
+_NOT_QUEUED = "unknown: the steps of a script cannot be queued beforehand"
+_WITH_GAPS = ", with the gaps that the host leaves"
 
 _NS_PER_MS = 1e6
 # Untimed steps where the step changes, and untimed samples before each block.
@@ -504,3 +516,70 @@ def _cycles_per_ms() -> float:
 
 def _spin(cycles: int) -> None:
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def break_down_script(
+    script: RunningScript, timer: ScriptTimer, context: Context, extent: Extent
+) -> Breakdown:
+    """Run instrumented steps of a script on all ranks, and return where their time goes.
+
+    First with timed communication, where there are several ranks, then without any. Afterwards the
+    script's gradients are not reduced any more. Where the script ends, or its gradients cannot be
+    hooked on some rank, the breakdown has only `methods`, which say why.
+    """
+    try:
+        return _break_script_down(script, timer, context, extent)
+    except StepsEndedError:
+        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _SCRIPT_ENDED))
+
+
+def _break_script_down(
+    script: RunningScript, timer: ScriptTimer, context: Context, extent: Extent
+) -> Breakdown:
+    has_peers = context.world_size > 1
+    try:
+        reason = script.process.mark_parts(_MARKS_MODULE, has_peers=has_peers)
+    except ScriptEndedError:
+        reason = _SCRIPT_ENDED
+    reasons = gather_objects(reason) if has_peers else [reason]
+    if any(reasons):
+        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, next(filter(None, reasons))))
+    hooked_ms: tuple[float, ...] = ()
+    hooked: Mapping[str, Sequence[float]] = {}
+    if has_peers:
+        script.process.time_gradients()
+        hooked_ms, hooked = _time_script_steps(script, timer, extent.steps)
+        if len(hooked["comm_ms"]) < len(hooked_ms):
+            return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, NO_BUCKETS))
+        script.process.keep_gradients()
+    first_ms, _ = _time_script_steps(script, timer, extent.steps)
+    second_ms, local = _time_script_steps(script, timer, extent.steps)
+    return Breakdown(
+        local_ms=(first_ms, second_ms),
+        optimizer_ms=statistics.median(local["optimizer_ms"]),
+        hooked_ms=hooked_ms,
+        comm_ms=tuple(hooked.get("comm_ms", ())),
+        tail_ms=tuple(hooked.get("tail_ms", ())),
+        methods=_script_methods(context),
+    )
+
+
+def _time_script_steps(
+    script: RunningScript, timer: ScriptTimer, steps: int
+) -> tuple[tuple[float, ...], Mapping[str, Sequence[float]]]:
+    """Return the durations of a block of steps, and the times of their parts by name, in ms."""
+    samples = timer.time_block(script.step, steps, PartTimes(), lead_in=_SCRIPT_LEAD_IN)
+    return tuple(ns / _NS_PER_MS for ns in samples.step_ns), script.process.parts
+
+
+def _script_methods(context: Context) -> dict[str, str]:
+    on_gpu = context.device.type == "cuda"
+    local = "step with DDP's noop_hook" if context.world_size > 1 else "the step as it is"
+    clock = "CUDA events" if on_gpu else "host clock"
+    return {
+        "local_step_ms": local,
+        "compute_ms": f"local step less optimizer_ms{_WITH_GAPS if on_gpu else ''}",
+        "host_gap_ms": _NOT_QUEUED if on_gpu else "none: on a CPU the host computes",
+        "optimizer_ms": f"{clock} around Optimizer.step",
+        **(REDUCED if context.world_size > 1 else {}),
+    }
