@@ -41,9 +41,8 @@ _SHAPES = {
     "suspect": ("diamond", "var(--s2)"),
     "bad": ("cross", "var(--bad)"),
 }
-_WORDS = {Verdict.BAD: "bad", Verdict.SUSPECT: "suspect"}
-# The axis of times reaches at least so far to both sides of 1.
-_LEAST_REACH = 0.1
+# The axis of times reaches at least from and to these.
+_LEAST_DOMAIN = (0.9, 1.1)
 _DEVICES_NOTE = (
     "Each mark is a test: the time that the device takes, against the median of the similar "
     "devices, or the fastest of fewer than four. Above 1 is slower."
@@ -171,25 +170,24 @@ def _device_figure(report: HealthReport) -> Figure | None:
     ]
     if not compared:
         return None
-    names = list(dict.fromkeys(one.subject.name for one in compared))
-    shown = names
+    names = shown = list(dict.fromkeys(one.subject.name for one in compared))
     if len(names) > _MOST_DEVICES:
-        unhealthy = [case.subject.name for case in report.cases if case.subject.name in names]
-        shown = list(dict.fromkeys((*unhealthy, *names)))[:_MOST_DEVICES]
+        unhealthy = {case.subject.name for case in report.cases}
+        shown = sorted(names, key=lambda name: name not in unhealthy)[:_MOST_DEVICES]
     short = dict(zip(shown, short_names(shown), strict=True))
     marks: list[Mark] = [
         {
             "y": short[one.subject.name],
             "x": round(min(one.ratio or 1.0, 100.0), 4),
-            "line": _WORDS.get(one.verdict, _LIKE_THE_OTHERS),
+            "line": one.verdict.value if one.verdict.is_slow else _LIKE_THE_OTHERS,
             "tip": plain_text.plain(f"{one.subject.name}, {one.test}:")
             + f"\n{_value(one)} {one.unit}, {one.ratio:.2f} times the time of similar devices",
         }
         for one in compared
         if one.subject.name in short
     ]
-    reach = max(1 + _LEAST_REACH, *(mark["x"] for mark in marks))
-    domain = [min(1 - _LEAST_REACH, *(mark["x"] for mark in marks)) * 0.99, reach * 1.01]
+    times = [mark["x"] for mark in marks]
+    domain = [min(_LEAST_DOMAIN[0], *times) * 0.99, max(_LEAST_DOMAIN[1], *times) * 1.01]
     ticks = [0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100]
     panel = scatter_panel(
         marks,
@@ -203,15 +201,13 @@ def _device_figure(report: HealthReport) -> Figure | None:
         names_axis(list(short.values()), grid=True),
         _SHAPES,
         height=max(110, min(900, 22 * len(short) + 60)),
-        level=(BAD_RATIO, "bad") if reach > BAD_RATIO else None,
+        level=(BAD_RATIO, "bad") if domain[1] > BAD_RATIO else None,
     )
-    note = _DEVICES_NOTE
-    if len(shown) < len(names):
-        note += f" The first {len(shown)} of {len(names)}."
+    more = f" The first {len(shown)} of {len(names)}." if len(shown) < len(names) else ""
     return Figure(
         anchor="devices",
         title="Devices",
-        note=note,
+        note=_DEVICES_NOTE + more,
         panels=[panel],
         table=make_table(
             compared,
