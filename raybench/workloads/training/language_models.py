@@ -89,16 +89,16 @@ class KeyValueCache:
     def make(
         cls, shape: LanguageShape, *, batch_size: int, room: int, **like: Any
     ) -> KeyValueCache:
-        """Return an empty cache for `room` tokens a sequence at most; like: of torch.empty."""
+        """Return an empty cache for `room` tokens a sequence at most; like: dtype and device."""
         heads = (shape.kv_heads, room, shape.head_width)
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
     def of_sequence(self, index: int) -> KeyValueCache:
-        """Return the cache of one sequence, a view of this one."""
+        """Return the cache of one sequence, a view of this one at the same position."""
         return KeyValueCache(self.memory[:, :, index : index + 1], self.position)
 
     def of_layer(self, layer: int) -> LayerCache:
-        """Return the cache of one layer, a view of this one."""
+        """Return the cache of one layer, a view of this one at the same position."""
         return LayerCache(self.memory[layer], self.position)
 
 
@@ -356,7 +356,7 @@ def _initialise(model: nn.Module, layers: int) -> None:
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the output of causal attention; shapes as `Attend`, of one length."""
+    """Return the output of causal attention; shapes as `Attend`, all of one length."""
     return functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
     )
