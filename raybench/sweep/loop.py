@@ -19,9 +19,9 @@ from raybench.cluster import Cluster
 from raybench.cluster.allocator import Isolation, Strategy
 from raybench.cluster.point_end import cause_of
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, shorten, shorten_start
-from raybench.job import memory
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
+from raybench.job.registry import estimate, explain_oom
 from raybench.records import (
     Answer,
     Cause,
@@ -36,7 +36,7 @@ from raybench.records import (
 )
 from raybench.records.checked_answers import check_answers
 from raybench.records.environment import Code
-from raybench.results.metrics.conditions import crowding
+from raybench.results.metrics import crowding
 from raybench.sweep.scheduler import Attempt, Rounds, Schedule, Skip
 
 # How long to wait for workers that are coming before the loop looks at the cluster again.
@@ -502,7 +502,7 @@ def make_record_of(running: RunningAttempt) -> Record:
     answers = check_answers(running.outcome)
     # The formulas are those of CUDA devices.
     is_cuda = all(device.kind == "cuda" for device in devices)
-    estimate_bytes = memory.estimate(attempt.point) if is_cuda else None
+    estimate_bytes = estimate(attempt.point) if is_cuda else None
     record = Record(
         **_identity(attempt),
         status=Status.OK,
@@ -546,7 +546,7 @@ def _explain(
     if failure.error_type == Cause.SCRIPT_EXIT and output:
         return f"{text}; its last line: {shorten(output.splitlines()[-1], _LINE_CHARACTERS)}"
     if failure.status is Status.OOM and estimate_bytes and device.memory_bytes:
-        return f"{text}; {memory.explain_oom(point, estimate_bytes, device.memory_bytes)}"
+        return f"{text}; {explain_oom(point, estimate_bytes, device.memory_bytes)}"
     return text
 
 
