@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raybench.records import Status
-from raybench.results.metrics.parts import why_no_breakdown
+from raybench.results.breakdown import why_no_breakdown
 from raybench.results.point_row import PointRow
 
 _PARTS = {

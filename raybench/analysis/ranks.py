@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raybench.results.metrics.parts import why_no_breakdown
+from raybench.results.breakdown import why_no_breakdown
 from raybench.results.point_row import PointRow
 
 # Of more ranks those that tell most are shown: rank 0, the quickest and the slowest.
