@@ -217,7 +217,7 @@ class RegionMarks(_StepMarks[_RegionSpan]):
         span.end = self._mark()
 
     def take(self) -> list[RegionSpans]:
-        """Return for each ended step the ms of the blocks of each region, by name; forget the steps.
+        """Return for each ended step the ms of each region's blocks, by name; forget the steps.
 
         The device must be done with the steps.
         """

@@ -35,8 +35,9 @@ _WARMUP_STEPS = 2
 def profile(workload: Workload, context: Context, steps: int) -> Profile:
     """Run steps, and return their trace and the times of the model's modules.
 
-    All ranks must call it. `steps` steps with timed modules, if the workload has a `model`, and as many under the profiler.
-    Gradients are reduced as the workload does by itself, without a hook.
+    All ranks must call it. Runs `steps` steps with timed modules, if the workload has a `model`,
+    and as many under the profiler. Gradients are reduced as the workload does by itself, without
+    a hook.
     """
     set_hook = hook_setter(workload, context) if context.world_size > 1 else ""
     if not isinstance(set_hook, str):
