@@ -18,7 +18,7 @@ from builders import (
 )
 
 import raybench
-from raybench.analysis.summary import write_summary
+from raybench.analysis.frames import write_summary
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.results.tables import TABLES
 from raybench.results.writer import RunStore
