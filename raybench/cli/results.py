@@ -230,7 +230,7 @@ def list_command(
     """List the runs in the results, the newest last."""
     from raybench.report.run_list import RunList
     from raybench.results import reader
-    from raybench.results.folder import no_runs, run_ids
+    from raybench.results.run import no_runs, run_ids
     from raybench.sweep.messages import name_program
 
     if last and is_all:

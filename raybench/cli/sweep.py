@@ -281,7 +281,7 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
     """Go on with the run that `--resume` names; the exit code."""
     from raybench.cli.output import make_console, say
     from raybench.cli.plans import print_plan, select_ids
-    from raybench.results.lock import hold_run
+    from raybench.results.run import hold_run
     from raybench.results.writer import clear_leftovers
     from raybench.sweep.run_state import (
         check_code,

@@ -109,7 +109,7 @@ def finish_point(
         return Outcome(answers=answers, unfit=frozenset(), group_is_gone=False)
     is_timeout = bool(point.missing) and not point.failures
     if not is_timeout:
-        point.collect(timeouts.abort_s, enough=lambda: own_failure(point.failures))
+        point.collect(timeouts.abort_s, enough=lambda: _own_failure(point.failures))
     finished = frozenset(point.answers)
     ranks.abort()
     # NCCL's abort wakes all ranks that wait for each other. A gloo collective wakes only when the
@@ -118,14 +118,29 @@ def finish_point(
     by_killing = is_timeout and (task.is_script or ranks.devices[0].kind == "cpu")
     point.collect(timeouts.stack_dump_s if by_killing else timeouts.abort_s)
     if by_killing:
-        to_kill = hanging(point.observe(finished))
+        to_kill = _hanging(point.observe(finished))
         point.missing.difference_update(to_kill)
         ranks.kill(to_kill)
         point.collect(timeouts.abort_s)
     observed = point.observe(finished)
     answers = after_timeout(observed, limit_s) if is_timeout else after_failure(observed)
     unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
-    answers = _kill_unfit(ranks, answers, unfit, timeouts.memory_free_s)
+    # Processes of a lost node can neither be reached nor waited for.
+    there = [
+        answer.rank
+        for answer in answers
+        if answer.rank in unfit
+        and not (isinstance(answer, Failure) and answer.error_type == Cause.NODE_LOST)
+    ]
+    if there:
+        ranks.kill(there)
+        kept = "\n".join(ranks.wait_until_free(there, timeouts.memory_free_s))
+        answers = tuple(
+            replace(answer, detail=f"{answer.detail}\n{kept}".strip())
+            if kept and isinstance(answer, Failure) and answer.rank in unfit
+            else answer
+            for answer in answers
+        )
     return Outcome(answers=answers, unfit=unfit, group_is_gone=True)
 
 
@@ -157,12 +172,12 @@ class _Point:
 
     def observe(self, finished: frozenset[int]) -> PointObservation:
         """Return all that is known of the ranks. finished: as of a `PointObservation`."""
-        died = [rank for rank, answer in self.answers.items() if is_death(answer)]
+        died = [rank for rank, answer in self.answers.items() if _is_death(answer)]
         self._log_tails |= self._ranks.log_tails([*self.missing, *died])
         return PointObservation(
             world_size=len(self._ranks.devices),
             answers={
-                rank: explain_death(answer, self._log_tails.get(rank, ""))
+                rank: _explain_death(answer, self._log_tails.get(rank, ""))
                 for rank, answer in self.answers.items()
             },
             finished=finished,
@@ -170,38 +185,13 @@ class _Point:
         )
 
 
-def _kill_unfit(
-    ranks: RunningRanks, answers: tuple[Answer, ...], unfit: frozenset[int], timeout_s: float
-) -> tuple[Answer, ...]:
-    """Kill the processes of unfit ranks, and wait until the memory of their devices is free.
-
-    Return the answers; failures of unfit ranks name memory that is not free in time.
-    """
-    # Processes of a lost node can neither be reached nor waited for.
-    there = [
-        answer.rank
-        for answer in answers
-        if answer.rank in unfit
-        and not (isinstance(answer, Failure) and answer.error_type == Cause.NODE_LOST)
-    ]
-    if not there:
-        return answers
-    ranks.kill(there)
-    kept = "\n".join(ranks.wait_until_free(there, timeout_s))
-    return tuple(
-        replace(answer, detail=f"{answer.detail}\n{kept}".strip())
-        if kept and isinstance(answer, Failure) and answer.rank in unfit
-        else answer
-        for answer in answers
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointObservation:
     """What is known of a point that failed.
 
     answers: by rank, in the order in which they came; ranks without one are stuck. finished: ranks
-    that answered before the others were told to stop. log_tails: last lines of stuck ranks.
+    that answered before the others were told to stop. log_tails: by rank, the last lines that
+    stuck and dead processes wrote.
     """
 
     world_size: int
@@ -215,7 +205,7 @@ class PointObservation:
         return [rank for rank in range(self.world_size) if rank not in self.answers]
 
     def waits_for(self, rank: int) -> Literal["nothing", "device", "collective"]:
-        """Return what a stuck rank waits for by the stack in its log."""
+        """Return what a stuck rank waits for, by the stack in its log; "nothing" without one."""
         frames = _main_thread(self.log_tails.get(rank, ""))
         if not frames:
             return "nothing"
@@ -255,24 +245,23 @@ def _main_thread(log_tail: str) -> list[re.Match[str]]:
     return [match for line in frames.splitlines() if thread and (match := _FRAME.match(line))]
 
 
-def own_failure(answers: Collection[Answer]) -> Failure | None:
+def _own_failure(answers: Collection[Answer]) -> Failure | None:
     """Return the first failure that is not the loss of a peer; None without one."""
-    failures = [answer for answer in answers if isinstance(answer, Failure)]
+    failures = (answer for answer in answers if isinstance(answer, Failure))
     return next((failure for failure in failures if not _is_loss_of_peer(failure)), None)
 
 
-def is_death(answer: Answer | None) -> bool:
-    """Return whether this is the answer of a rank whose process died."""
+def _is_death(answer: Answer) -> bool:
     deaths = [cause for cause in Cause if cause.is_death]
     return isinstance(answer, Failure) and answer.error_type in deaths
 
 
-def explain_death(answer: Answer, log_tail: str) -> Answer:
+def _explain_death(answer: Answer, log_tail: str) -> Answer:
     """Return the answer of a dead process with the end of its log, and the signal named there.
 
     Other answers are returned as they are.
     """
-    if not (isinstance(answer, Failure) and is_death(answer)):
+    if not (isinstance(answer, Failure) and _is_death(answer)):
         return answer
     explained = replace(answer, detail=log_tail or answer.detail)
     if answer.error_type == Cause.WORKER_DIED and (fatal := _FATAL.search(log_tail)):
@@ -291,8 +280,8 @@ def cause_of(answers: Collection[Answer]) -> Failure | None:
     return min(likely, key=lambda failure: _LIKELY_FIRST.index(failure.status), default=None)
 
 
-def hanging(point: PointObservation) -> list[int]:
-    """Return the stuck ranks that do not wait for others, or all stuck ranks if all may wait.
+def _hanging(point: PointObservation) -> list[int]:
+    """Return the stuck ranks that do not wait for other ranks; all stuck ones if all may wait.
 
     A rank that waits for its device may be in a collective, or in an endless kernel of its own: it
     hangs only if no rank hangs elsewhere.
@@ -305,8 +294,12 @@ def hanging(point: PointObservation) -> list[int]:
 
 
 def after_failure(point: PointObservation) -> tuple[Answer, ...]:
-    """Return the final answer of each rank of a point that failed before its time was up."""
-    cause = own_failure(point.answers.values())
+    """Return the final answer of each rank, in rank order, of a point that failed in time.
+
+    A failure of a rank's own stays; ranks that only lost a peer get PeerFailed, and those that are
+    stuck without any failure elsewhere NoAnswer.
+    """
+    cause = _own_failure(point.answers.values())
     if cause is None and not point.stuck:
         return tuple(_name_loss(point.answers[rank]) for rank in range(point.world_size))
     blamed = f"rank {cause.rank}" if cause else _ranks(point.stuck)
@@ -320,13 +313,13 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
 
 
 def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
-    """Return the final answer of each rank of a point whose time is up.
+    """Return the final answer of each rank, in rank order, of a point whose time is up.
 
     Ranks that answer once they are told to stop had only waited for others. So had those whose
     stack ends in a collective or in a wait for the device, if there is another rank to blame.
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
-    blamed = hanging(point) or late
+    blamed = _hanging(point) or late
     to_blame = frozenset(blamed)
     # One that stopped when it was told to had waited in a collective.
     waited = {
@@ -350,7 +343,7 @@ def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ..
 
 
 def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answer, ...]:
-    """Return the answers; a rank that was lost with its node or device says so.
+    """Return the answers; those of ranks that were lost with their node or device say so.
 
     A failure that the rank itself reported stays, also when it took the device along.
     reasons: why each rank's worker is lost, as the pool words it; "" where it is not.
@@ -404,7 +397,7 @@ def _beside(rank: int, reason: str, status: Status, point: PointObservation) -> 
 def _make_failed(
     rank: int, cause: Cause, message: str, point: PointObservation, status: Status | None = None
 ) -> Failure:
-    """Return a failure with the status of its cause, where no other is given."""
+    """Return the failure of a rank. status: None is that of the cause."""
     answer = point.answers.get(rank)
     return Failure(
         rank=rank,
@@ -417,6 +410,7 @@ def _make_failed(
 
 
 def _is_loss_of_peer(failure: Failure) -> bool:
+    """Return whether the failure is how NCCL or gloo report that another rank is gone."""
     names_loss = any(words in failure.message for words in _LOSS_WORDS)
     return failure.error_type in _LOSS_TYPES or (
         failure.error_type == "RuntimeError" and names_loss

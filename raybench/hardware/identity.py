@@ -73,8 +73,8 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
     processes = nvml.process_ids(handle)
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
     answers = {
-        "pci_bus_id": nvml.text(pci.busId) if pci else None,
-        "driver_version": nvml.text(nvml.ask(pynvml.nvmlSystemGetDriverVersion)),
+        "pci_bus_id": pci.busId if pci else None,
+        "driver_version": nvml.ask(pynvml.nvmlSystemGetDriverVersion),
         "sm_clock_mhz": nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, sm),
         "sm_clock_max_mhz": nvml.ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, sm),
         "memory_clock_mhz": nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, memory),

@@ -83,7 +83,7 @@ def uuid_of(index: int) -> str | None:
     if not entry.isdecimal():
         return entry if entry.startswith("GPU-") and device(entry) is not None else None
     handle = ask(pynvml.nvmlDeviceGetHandleByIndex, int(entry)) if _is_open() else None
-    return None if handle is None else text(ask(pynvml.nvmlDeviceGetUUID, handle))
+    return None if handle is None else ask(pynvml.nvmlDeviceGetUUID, handle)
 
 
 @cache
@@ -170,7 +170,7 @@ def pci_address(handle: Any) -> tuple[int, int, int] | None:
     pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     if pci is None:
         return None
-    domain, bus, slot = (text(pci.busId) or "").split(".")[0].split(":")
+    domain, bus, slot = pci.busId.split(".")[0].split(":")
     return int(domain, 16), int(bus, 16), int(slot, 16)
 
 
@@ -210,8 +210,3 @@ def process_ids(handle: Any) -> set[int]:
 def flag(answer: int | None) -> bool | None:
     """Return an answer that is 0 or 1 as a bool; None stays."""
     return None if answer is None else bool(answer)
-
-
-def text(answer: str | bytes | None) -> str | None:
-    """Return an answer as text: some versions of the bindings give bytes."""
-    return answer.decode() if isinstance(answer, bytes) else answer

@@ -230,7 +230,8 @@ class Examiner:
     def _passes_without_lost(self) -> Sequence[Probe]:
         """Return the probes of one more pass without lost devices; empty if all passes are done.
 
-        A device that was lost since the last call starts the passes anew, and gets a reading.
+        If a device was lost since the last call, the passes start anew, and readings say for each
+        device whether it was lost.
         """
         assert self._cluster is not None
         lost = self._cluster.lost

@@ -32,7 +32,8 @@ from raybench.results.columns import to_row
 from raybench.results.run import Run, RunStatus
 
 _SEVERITY = {verdict: place for place, verdict in enumerate(Verdict)}
-_MARKS = {Verdict.BAD: "!", Verdict.SUSPECT: "?", Verdict.UNTESTED: "x"}
+# Before figures that are not healthy; the worst first.
+_MARKS = {Verdict.BAD: "!", Verdict.UNTESTED: "x", Verdict.SUSPECT: "?"}
 _LEGEND = "! bad, ? suspect, x not tested"
 _TONES: Mapping[int, Tone] = {0: "good", 1: "alarm", 3: "advice"}
 _ACTION_WORDS: Mapping[Action | None, str] = {
@@ -497,6 +498,7 @@ def export(report: HealthReport, kind: str) -> str:
 
 
 def _junit_case(finding: Finding) -> JUnitCase:
+    """Return a finding as a case of JUnit, with its outcome as `export` says."""
     named = {
         "value": finding.value,
         "unit": finding.unit or None,

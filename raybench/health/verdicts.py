@@ -200,8 +200,9 @@ def _slow(finding: Finding, one: _Comparison) -> dict[str, Any]:
 def _with_problem(group: Group, column: int, value: float | None) -> dict[str, Any]:
     """Return the fields, for `replace`, of the finding of a subject with a problem or no value.
 
-    column: of the subject. value: of its finding. Bad where it had a fault, or never ran while
-    others did; suspect where it failed in some passes; untested where nothing blames it.
+    column: of the subject. value: of its finding. Bad where it had a fault, or failed in all
+    passes while others did not; suspect where it failed in some; untested where it has no value for
+    another reason. Only the evidence where another subject made some passes fail.
     """
     problems = group.problems.get(column, ())
     own = [one for one in problems if one.kind != "not read"]
@@ -305,7 +306,7 @@ def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
 
 
 def _unknown_models(compared: Iterable[_Comparison], elsewhere: Elsewhere) -> Iterator[Finding]:
-    """Yield an unknown finding for each model without references and without three checks."""
+    """Yield an unknown finding for each model with neither references nor three earlier checks."""
     groups: dict[str, list[Group]] = {}
     for one in compared:
         groups.setdefault(one.group.model, []).append(one.group)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from raybench.cluster import Cluster
 from raybench.cluster.allocator import Isolation, Strategy
@@ -36,7 +37,7 @@ from raybench.records import (
 from raybench.records.checked_answers import check_answers
 from raybench.records.environment import Code
 from raybench.results.metrics.conditions import crowding
-from raybench.sweep.scheduler import Attempt, Rounds, Schedule, Skip, is_tried_again
+from raybench.sweep.scheduler import Attempt, Rounds, Schedule, Skip
 
 # How long to wait for workers that are coming before the loop looks at the cluster again.
 _LOOK_AROUND_S = 1.0
@@ -51,6 +52,7 @@ _LINE_CHARACTERS = 500
 class SweepSettings:
     """How every point of the run is placed and measured.
 
+    stop_on_error: a point that fails has all that wait skipped. isolation: as of a `Schedule`.
     profiled: ids of points that are profiled too. code: source files that every worker must have.
     precisions: as of a `Task`. measure_of: returns a point's own settings for all rounds, or None
     where it has `measure`.
@@ -66,7 +68,7 @@ class SweepSettings:
     measure_of: Callable[[Point], Measure | None] | None = None
 
     def measure_attempt(self, attempt: Attempt) -> Measure:
-        """Return how an attempt is measured: later rounds and controls do less."""
+        """Return how an attempt is measured: with less time in later rounds, and for controls."""
         if self.measure_of and (own := self.measure_of(attempt.point)):
             return own
         is_first = attempt.round == 1 and not attempt.control_of
@@ -75,7 +77,7 @@ class SweepSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointStarted:
-    """The point is about to be sent to the workers of `devices`."""
+    """The point is about to be sent to the workers of `devices`, which are in rank order."""
 
     index: int
     point: Point
@@ -126,7 +128,7 @@ Event = PointStarted | PointFinished | PointRetried | PointAdded | RoundStarted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierSweeps:
-    """What earlier sweeps of a run have done, and what is left for this one.
+    """What earlier sweeps of a run have done, and which points this one may run.
 
     kept: how the trials ended that are not run again. attempts: point_id -> attempts so far.
     chosen: ids of the points that this sweep may run; None for all.
@@ -137,10 +139,10 @@ class EarlierSweeps:
     chosen: Collection[str] | None = None
 
     def left(self, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """Return the attempts that are to be run.
+        """Return the attempts that are not kept and may be run, in the same order.
 
-        Controls of blocks that are finished are dropped: repeating the baseline alone compares
-        nothing.
+        Controls of blocks in which no other attempt is left are dropped: repeating the baseline
+        alone compares nothing.
         """
         left = [
             attempt
@@ -175,7 +177,7 @@ def sweep(
     earlier: EarlierSweeps | None = None,
     callbacks: LoopCallbacks | None = None,
 ) -> Generator[Event]:
-    """Run the trials on the cluster, and yield an event for each step.
+    """Run the trials on the cluster, whose workers are started, and yield an event for each step.
 
     write: gets the records that end at the same time, each with its index, before their events.
     With one round the index is the point's position in the plan, in whatever order the points
@@ -214,17 +216,17 @@ class _Loop:
         self._round = 0
         self._statuses = dict(earlier.kept)
         self._attempts = Counter(earlier.attempts)
-        self._has_used_workers = False
+        self._has_used_workers = self._has_ended = False
         kept = by_point(earlier.kept)
-        self._schedule = Schedule((), settings.isolation)
+        self._schedule = Schedule(settings.isolation)
         for point in rounds.plan.points:
             if kept.get(point.point_id) is Status.OOM:
                 self._schedule.note_oom(point)
         self._running = InFlight(cluster)
         self._next_index = len(rounds.plan.points)
-        self._has_ended = False
 
     def events(self) -> Iterator[Event]:
+        """Run all rounds, and yield an event for each step, as `sweep`."""
         stopping = self._callbacks.stopping
         # At the end the cluster is not asked any more: it may be gone when all is measured.
         while not (self._running.is_empty and (stopping() or self._has_ended)):
@@ -252,10 +254,20 @@ class _Loop:
             self._write(batch)
 
     def _next_round(self) -> Iterator[Event]:
-        """Begin the next round, in fresh workers where the rounds ask for them."""
+        """Begin the next round, in fresh workers where the rounds ask for them; or end the sweep.
+
+        After the rounds of the plan, callbacks may give points of further ones.
+        """
         self._round += 1
         if self._round > self._rounds.count:
-            yield from self._further_round()
+            stopped = self._schedule.is_stopped
+            points = () if stopped else self._callbacks.further_round(self._round)
+            if not points:
+                self._has_ended = True
+                return
+            self._next_index = max(self._next_index, self._rounds.first_free_index)
+            yield RoundStarted(round=self._round, rounds=self._round, trials=(), later=0)
+            yield from self._add(points, self._round)
             return
         attempts = self._trials_left(self._round)
         if self._rounds.count > 1:
@@ -274,29 +286,20 @@ class _Loop:
         for attempt in attempts:
             self._schedule.add(attempt)
 
-    def _further_round(self) -> Iterator[Event]:
-        """Begin a round that was not in the plan, or end the sweep."""
-        stopped = self._schedule.is_stopped
-        points = () if stopped else self._callbacks.further_round(self._round)
-        if not points:
-            self._has_ended = True
-            return
-        self._next_index = max(self._next_index, self._rounds.first_free_index)
-        yield RoundStarted(round=self._round, rounds=self._round, trials=(), later=0)
-        yield from self._add(points, self._round)
-
     def _trials_left(self, number: int) -> list[Attempt]:
         if self._schedule.is_stopped:
             return []
         return self._earlier.left(self._rounds.attempts(number, self._statuses))
 
     def _refresh(self, timeout_s: float) -> None:
+        """Take in the state of the cluster; wait at most so long for a worker that is coming."""
         cluster = self._cluster
         cluster.refresh(timeout_s)
         self._schedule.see(cluster.devices, cluster.capacity, cluster.lost, cluster.pending)
 
     def _decide(self) -> Iterator[Event]:
-        """Start what can begin now, and write what is skipped."""
+        """Start the attempts that can begin now, and write records of those that are skipped."""
+        settings = self._settings
         while not self._callbacks.stopping() and (decision := self._schedule.next()) is not None:
             point_id = decision.attempt.point.point_id
             self._attempts[point_id] += 1  # over all rounds
@@ -305,24 +308,21 @@ class _Loop:
                 now = datetime.now(UTC)
                 skipped = make_unmeasured(attempt, decision.cause, decision.reason, started_at=now)
                 yield from self._end([(attempt, skipped)])
-            else:
-                yield from self._start(attempt, decision.worker_ids)
-
-    def _start(self, attempt: Attempt, worker_ids: Sequence[int]) -> Iterator[Event]:
-        settings = self._settings
-        devices = tuple(self._cluster.devices[worker_id] for worker_id in worker_ids)
-        yield PointStarted(index=attempt.index, point=attempt.point, devices=devices)
-        task = Task(
-            point=attempt.point,
-            settings=settings.measure_attempt(attempt),
-            profile=attempt.point.point_id in settings.profiled,
-            code=settings.code,
-            precisions=settings.precisions,
-        )
-        self._has_used_workers = True
-        self._running.submit(attempt, task, worker_ids, devices)
+                continue
+            devices = tuple(self._cluster.devices[worker_id] for worker_id in decision.worker_ids)
+            yield PointStarted(index=attempt.index, point=attempt.point, devices=devices)
+            task = Task(
+                point=attempt.point,
+                settings=settings.measure_attempt(attempt),
+                profile=point_id in settings.profiled,
+                code=settings.code,
+                precisions=settings.precisions,
+            )
+            self._has_used_workers = True
+            self._running.submit(attempt, task, decision.worker_ids, devices)
 
     def _end(self, ended: Sequence[tuple[Attempt, Record]]) -> Iterator[Event]:
+        """Free the workers of these attempts and write their records, then go on from each."""
         for attempt, _ in ended:
             self._schedule.free(attempt)
         if ended:
@@ -333,7 +333,9 @@ class _Loop:
     def _after_record(self, attempt: Attempt, record: Record) -> Iterator[Event]:
         """Try the trial again, or note how it ended and add the points that follow from it."""
         stopping = self._callbacks.stopping
-        if is_tried_again(record, attempt.tries) and not stopping():
+        # A trial that was lost on devices: they are to blame more often than the point.
+        is_lost = record.status is Status.LOST and record.devices
+        if is_lost and attempt.tries == 1 and not stopping():
             self._schedule.add(replace(attempt, tries=attempt.tries + 1))
             yield PointRetried(index=attempt.index, record=record)
             return
@@ -349,6 +351,7 @@ class _Loop:
             yield from self._add(self._callbacks.follow_ups(record), attempt.round)
 
     def _add(self, points: Sequence[Point], number: int) -> Iterator[Event]:
+        """Add points that were not in the plan to the round of this number."""
         for point in points:
             attempt = Attempt(index=self._next_index, point=point, number=1, round=number)
             self._next_index += 1
@@ -395,7 +398,10 @@ class InFlight:
     def submit(
         self, attempt: Attempt, task: Task, worker_ids: Sequence[int], devices: tuple[Device, ...]
     ) -> None:
-        """Run the attempt on the workers with these ids."""
+        """Run the attempt on the workers with these ids, in a thread; does not wait.
+
+        worker_ids, devices: in rank order.
+        """
         running = RunningAttempt(attempt=attempt, devices=devices, started_at=datetime.now(UTC))
         for node_id in dict.fromkeys(device.node_id for device in devices):
             for index in self._by_node[node_id]:
@@ -413,10 +419,10 @@ class InFlight:
         ).start()
 
     def next_finished(self, timeout_s: float | None) -> list[tuple[Attempt, Record]]:
-        """Wait for the next attempt that ends; return it with all that have ended by then.
+        """Wait for the next attempt that ends; return it with those that have ended by then.
 
-        Empty where none ends in time. Raises what `Cluster.run` raised; that attempt counts as
-        running then.
+        At most 64, in the order of their ends; empty where none ends in time. timeout_s: None waits
+        for ever. Raises what `Cluster.run` raised; that attempt counts as running then.
         """
         ended: list[tuple[Attempt, Record]] = []
         with suppress(Empty):
@@ -430,7 +436,7 @@ class InFlight:
                 del self._running[running.attempt.index]
                 for device in running.devices:
                     self._by_node[device.node_id].pop(running.attempt.index, None)
-                ended.append((running.attempt, make_record_of(running, running.outcome)))
+                ended.append((running.attempt, make_record_of(running)))
         return ended
 
     def _run(self, running: RunningAttempt, task: Task, worker_ids: Sequence[int]) -> None:
@@ -453,12 +459,9 @@ def make_unmeasured(
     started_at: datetime,
     neighbours: Collection[str] = (),
 ) -> Record:
-    """Make the record of an attempt that no rank has answered."""
+    """Return the record of an attempt that no rank has answered, with the status of the cause."""
     return Record(
-        point=attempt.point,
-        attempt=attempt.number,
-        round=attempt.round,
-        control_of=attempt.control_of,
+        **_identity(attempt),
         status=cause.status,
         started_at=started_at,
         duration_s=(datetime.now(UTC) - started_at).total_seconds(),
@@ -468,23 +471,31 @@ def make_unmeasured(
     )
 
 
-def make_record_of(running: RunningAttempt, answers: Sequence[Answer]) -> Record:
-    """Return the record of an attempt from the answers of its ranks.
+def _identity(attempt: Attempt) -> dict[str, Any]:
+    """Return the fields of a `Record` that say of which attempt it is."""
+    return {
+        "point": attempt.point,
+        "attempt": attempt.number,
+        "round": attempt.round,
+        "control_of": attempt.control_of,
+    }
+
+
+def make_record_of(running: RunningAttempt) -> Record:
+    """Return the record of an attempt whose ranks have answered.
 
     It has the measurements of all ranks, or none: a rank whose peer failed may have measured
     garbage.
     """
+    assert not isinstance(running.outcome, BaseException)
     attempt, devices = running.attempt, running.devices
-    outputs = tuple(answer.output for answer in answers)
-    answers = check_answers(answers)
+    outputs = tuple(answer.output for answer in running.outcome)
+    answers = check_answers(running.outcome)
     # The formulas are those of CUDA devices.
     is_cuda = all(device.kind == "cuda" for device in devices)
     estimate_bytes = memory.estimate(attempt.point) if is_cuda else None
     record = Record(
-        point=attempt.point,
-        attempt=attempt.number,
-        round=attempt.round,
-        control_of=attempt.control_of,
+        **_identity(attempt),
         status=Status.OK,
         started_at=running.started_at,
         duration_s=running.duration_s,

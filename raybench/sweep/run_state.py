@@ -35,9 +35,9 @@ from raybench.results import reader
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.batch_search import with_probes
-from raybench.sweep.loop import EarlierSweeps, RoundStarted
+from raybench.sweep.loop import EarlierSweeps, Event, PointAdded, PointFinished, RoundStarted
 from raybench.sweep.messages import Listener, command
-from raybench.sweep.scheduler import Rounds, is_kept
+from raybench.sweep.scheduler import Rounds
 
 _MOST_DIFFERENCES = 5
 
@@ -136,7 +136,7 @@ def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
 
 
 class RunRows:
-    """Writes the tables of a run. left: trials that the sweep still has to finish."""
+    """Writes the tables of a run. left: keys of the trials that the sweep still has to finish."""
 
     def __init__(self, start: RunState, store: RunStore, listener: Listener) -> None:
         self.start = start
@@ -150,7 +150,10 @@ class RunRows:
         self._is_told = False
 
     def keep_devices(self, devices: Sequence[Device]) -> None:
-        """Write the devices that the run has no row of. Raises ClusterError for other models."""
+        """Write the devices of which the run has no row.
+
+        Raises ClusterError where a resumed run was measured on other models of devices.
+        """
         strange = {device.name for device in devices} - self.start.models
         if self.start.models and strange:
             raise ClusterError(
@@ -168,7 +171,7 @@ class RunRows:
         self._known.update(new)
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write the records of attempts, and the samples of the devices since the last call."""
+        """Write the records of attempts with their indices, the devices, and their new samples."""
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
         for (_, measured), record in zip(batch, kept, strict=True):
@@ -177,24 +180,27 @@ class RunRows:
         self.keep_devices(cluster.devices)
         self.store.write_telemetry(batch, cluster.telemetry())
 
-    def begin_round(self, event: RoundStarted) -> None:
-        """Note the trials of a round, which are known when it begins."""
-        later = {key for key in self.left if key.round != event.round}
-        self.left = later.union(event.trials)
+    def note(self, event: Event) -> None:
+        """Keep `left`, and the number of points in the row of the run, as they are by an event."""
+        if isinstance(event, RoundStarted):
+            # The trials of a round are known when it begins.
+            later = {key for key in self.left if key.round != event.round}
+            self.left = later.union(event.trials)
+        elif isinstance(event, PointFinished):
+            self.left.discard(event.record.key)
+        elif isinstance(event, PointAdded):
+            point_id = event.point.point_id
+            self.left.add(TrialKey(point_id, event.round))
+            if point_id not in self._points:
+                self._points.add(point_id)
+                self._keep_total(self._run.points_total + 1)
 
     def adopt(self, rounds: Rounds) -> None:
-        """Take in the points of a run that had none before its devices were known."""
+        """Take in the rounds of a run that had no points before its devices were known."""
         self.start = replace(self.start, rounds=rounds)
         self.left = set(self.start.todo)
         self._points = {point.point_id for point in rounds.plan.points}
         self._keep_total(len(self._points))
-
-    def expect(self, key: TrialKey) -> None:
-        """Add a trial to those that are left."""
-        self.left.add(key)
-        if key.point_id not in self._points:
-            self._points.add(key.point_id)
-            self._keep_total(self._run.points_total + 1)
 
     def _keep_total(self, points: int) -> None:
         self._run = replace(self._run, points_total=points)
@@ -339,7 +345,10 @@ def check_code(run: Run, code: Code) -> None:
 
 
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
-    """Return the plan of the job with the points that a search for batch sizes added to the run."""
+    """Return the plan of the job with the points that a search for batch sizes added to the run.
+
+    Reads the rows of the run; raises ResultsError where they cannot be read.
+    """
     latest = reader.latest(root, run_id)
     first = {key.point_id: one.status for key, one in latest.items() if key.round == 1}
     return with_probes(plan, first)
@@ -356,10 +365,17 @@ def resume_run(
     retry_failed: bool,
     tags: Mapping[str, str],
 ) -> RunState:
-    """Return the run with what is left of its points `chosen`.
+    """Return the state of a run that goes on with its points `chosen`, which are ids.
 
-    The run must be held (`hold_run`), because its rows are read.
+    root: of the results. rounds: of the job. retry_failed: run failed trials again too. tags: are
+    added to those of the run. Writes nothing. The run must be held (`hold_run`), because its rows
+    are read.
     """
+
+    def is_kept(status: Status) -> bool:
+        # Skipped, cancelled and lost trials are run again; other failures where it is asked for.
+        return status is Status.OK if retry_failed else not status.is_retried
+
     latest = reader.latest(root, run.run_id)
     attempts: Counter[str] = Counter()
     for key, one in latest.items():
@@ -386,11 +402,7 @@ def resume_run(
         rounds=replace(rounds, seed=run.seed or 0),
         ended={key: one.status for key, one in latest.items()},
         earlier=EarlierSweeps(
-            kept={
-                key: one.status
-                for key, one in latest.items()
-                if is_kept(one.status, retry_failed=retry_failed)
-            },
+            kept={key: one.status for key, one in latest.items() if is_kept(one.status)},
             attempts=attempts,
             chosen=chosen,
         ),
@@ -435,7 +447,7 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
 
 
 def _difference(run: Run, job: Job) -> str:
-    """Return in words which settings differ from those of the run."""
+    """Return in words which settings of the job differ from those of the run, five at most."""
     before = job_of_run(run)
     if before is None:
         return "its --set overrides, or what this version of raybench takes as defaults, differ"

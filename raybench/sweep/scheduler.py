@@ -24,7 +24,7 @@ from itertools import chain
 from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy, in_device_order
 from raybench.job.plan import Plan
 from raybench.job.point import ANY, Point, Precision, choose_devices
-from raybench.records import Cause, Device, Record, Status, TrialKey
+from raybench.records import Cause, Device, Status, TrialKey
 from raybench.sweep.batch_search import largest_found
 
 # With so many rounds, speed-ups of GPU-bound points are known to half a percent:
@@ -53,12 +53,12 @@ class Attempt:
 
     @property
     def key(self) -> TrialKey:
-        """The key of its trial."""
+        """The key of the trial that it is an attempt at."""
         return TrialKey(self.point.point_id, self.round, self.control_of)
 
     @property
     def block(self) -> int:
-        """The world_size of the block in which it runs; for a control, that of the others there."""
+        """The world_size of the points of its block, also for the control that ends the block."""
         return self.control_of or self.point.world_size
 
 
@@ -85,28 +85,12 @@ _Rank = tuple[int, int, int, int]
 _Series = tuple[object, ...]
 
 
-def is_kept(status: Status, *, retry_failed: bool) -> bool:
-    """Return whether a resumed run keeps a trial whose latest attempt ended with this status.
-
-    Skipped, cancelled and lost trials are run again, other failures only with `retry_failed`, ok
-    ones never.
-    """
-    if retry_failed:
-        return status is Status.OK
-    return not status.is_retried
-
-
-def is_tried_again(record: Record, tries: int) -> bool:
-    """Return whether the sweep tries a trial once more, after this record of its last try.
-
-    It does where the trial was lost on devices: the machine is to blame more often than the point.
-    tries: so far, by this sweep.
-    """
-    return record.status is Status.LOST and bool(record.devices) and tries == 1
-
-
 def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") -> int:
-    """Return how many workers the plan can keep busy at once; 0 when no point fits."""
+    """Return how many workers the plan can keep busy at once, `capacity` at most; 0 if none fits.
+
+    capacity: number of devices of the cluster. Where it takes the devices themselves to know which
+    of them points will use, all are needed.
+    """
     fitting = [point.world_size for point in plan.points if point.world_size <= capacity]
     if fitting and any(point.devices != ANY for point in plan.points):
         return capacity  # the models of the devices are known when their workers are there
@@ -126,12 +110,11 @@ class Schedule:
 
     isolation `cluster`: points of one world_size follow each other, so that their process group
     is kept; `node` and `device`: points of many devices come first, because small ones fill the
-    gaps at the end (nobody knows how long each will take). Within a series smaller batches come
-    first, because one that runs out of memory spares the bigger ones. Otherwise the plan's order
-    stands. Each of several rounds keeps the order in which it is added.
+    gaps at the end (nobody knows how long each will take). Otherwise attempts run in the order in
+    which they are added, round by round.
     """
 
-    def __init__(self, attempts: Sequence[Attempt], isolation: Isolation) -> None:
+    def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
         self._stopped_by: str | None = None
         self._smallest_oom: dict[_Series, int] = {}
@@ -139,8 +122,6 @@ class Schedule:
         self._waiting: dict[tuple[int, Strategy], list[tuple[_Rank, Attempt]]] = {}
         self._ranks: dict[tuple[int, int], _Rank] = {}
         self._blocks: dict[tuple[int, int], int] = {}
-        for attempt in smaller_batches_first(attempts):
-            self.add(attempt)
         self._devices: Sequence[Device] = ()
         self._all_cuda = True
         self._capacity = 0
@@ -180,7 +161,11 @@ class Schedule:
         heapq.heappush(waiting, (self._rank(attempt), attempt))
 
     def next(self) -> Decision | None:
-        """Return what to do now; None while everything that waits needs workers that are busy."""
+        """Take the next attempt, and return what to do with it.
+
+        Its workers count as busy until `free`. None while all attempts that wait need workers that
+        are busy, and where none waits.
+        """
         if self._isolation == "cluster" and self._running:
             return None
         for waiting in sorted(filter(None, self._waiting.values())):
@@ -215,6 +200,7 @@ class Schedule:
         return self._ranks[trial]
 
     def _decide(self, attempt: Attempt) -> Decision | None:
+        """Return what to do with an attempt now; None where it has to wait for busy workers."""
         if why_not := self._why_not(attempt):
             return why_not
         taken = set(chain.from_iterable(self._running.values()))
@@ -228,19 +214,15 @@ class Schedule:
         """Return the allocator of the devices that the point may use."""
         asked = point.devices, point.strategy
         if asked not in self._allocators:
+            chosen = None
+            if point.devices != ANY:
+                ordered = in_device_order(self._devices)
+                models = [self._devices[worker_id].name for worker_id in ordered]
+                chosen = {ordered[number] for number in choose_devices(point.devices, models)}
             self._allocators[asked] = DeviceAllocator(
-                self._devices,
-                self._lost,
-                point.strategy,
-                self._isolation,
-                None if point.devices == ANY else self._choose_devices(point.devices),
+                self._devices, self._lost, point.strategy, self._isolation, chosen
             )
         return self._allocators[asked]
-
-    def _choose_devices(self, choice: str) -> set[int]:
-        ordered = in_device_order(self._devices)
-        models = [self._devices[worker_id].name for worker_id in ordered]
-        return {ordered[number] for number in choose_devices(choice, models)}
 
     def _why_not(self, attempt: Attempt) -> Skip | None:
         """Return the reason why the point cannot be run, now or later; None where it can."""
@@ -260,7 +242,7 @@ class Schedule:
         return None
 
     def _too_few_devices(self, attempt: Attempt) -> Skip:
-        """Return the reason; a lost node or worker where there were enough devices before."""
+        """Return why an attempt has too few devices: lost nodes or workers where those sufficed."""
         asked, choice = attempt.point.world_size, attempt.point.devices
         left = self._allocator(attempt.point).alive
         cause = Cause.TOO_FEW_DEVICES
@@ -270,8 +252,15 @@ class Schedule:
             each = ", ".join(f"{count} x {model}" for model, count in models.items())
             why = f"{left} {'is' if left == 1 else 'are'} {choice}; the cluster has {each}"
         elif self._lost and asked <= len(self._devices):
-            cause, gone = self._losses()
-            why = f"{left} {'is' if left == 1 else 'are'} left since {gone} lost"
+            hosts = Counter(device.host for device in self._devices)
+            lost = Counter(self._devices[worker_id].host for worker_id in sorted(self._lost))
+            cause, count, gone = Cause.WORKER_LOST, lost.total(), ""
+            if all(hosts[host] == number for host, number in lost.items()):
+                cause, count = Cause.NODE_LOST, len(lost)
+                gone = f"node{'s' * (count > 1)} {', '.join(lost)}"
+            gone = gone or f"{count} worker{'s' * (count > 1)} on {', '.join(lost)}"
+            was = "was" if count == 1 else "were"
+            why = f"{left} {'is' if left == 1 else 'are'} left since {gone} {was} lost"
         else:
             why = f"{left} {'has' if left == 1 else 'have'} a worker: the others did not come"
             if asked > self._capacity:
@@ -280,23 +269,13 @@ class Schedule:
                 why += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
         return Skip(attempt=attempt, cause=cause, reason=f"needs {asked} devices, {why}")
 
-    def _losses(self) -> tuple[Cause, str]:
-        """Return whether whole nodes or single workers are lost, and which in words."""
-        hosts = Counter(device.host for device in self._devices)
-        lost = Counter(self._devices[worker_id].host for worker_id in sorted(self._lost))
-        names = ", ".join(lost)
-        if all(hosts[host] == count for host, count in lost.items()):
-            return Cause.NODE_LOST, f"node{'s' * (len(lost) > 1)} {names} {_was(len(lost))}"
-        count = lost.total()
-        return Cause.WORKER_LOST, f"{count} worker{'s' * (count > 1)} on {names} {_was(count)}"
-
-
-def _was(count: int) -> str:
-    return "was" if count == 1 else "were"
-
 
 def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Return the attempts with each series sorted by batch size, in the places that it has."""
+    """Return the attempts with those of each series in turn by batch size, in the same places.
+
+    A batch that runs out of memory then spares the larger ones. A series: points that differ in
+    their batch size only.
+    """
     places: defaultdict[_Series, list[int]] = defaultdict(list)
     for place, attempt in enumerate(attempts):
         places[_series(attempt.point)].append(place)
@@ -313,13 +292,7 @@ def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
 def _series(point: Point) -> _Series:
     """Return a key that is equal for points which differ in their batch size only."""
     params = tuple(sorted(point.params.items()))
-    return (
-        point.workload,
-        params,
-        point.world_size,
-        *point.execution.values(),
-        point.scaling,
-    )
+    return (point.workload, params, point.world_size, *point.execution.values(), point.scaling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,7 +325,16 @@ class Rounds:
         points are in random order within blocks of one world size, and a control, which is the
         baseline point measured once more, ends each block.
         """
-        points = self._points(number, ended)
+        points: Sequence[Point] = self.plan.points
+        if self.plan.batch_search is not None and number > 1:
+            in_first = {key.point_id: one for key, one in ended.items() if key.round == 1}
+            points = largest_found(self.plan, in_first)
+        stopped = {
+            key.point_id
+            for key, status in ended.items()
+            if key.round < number and not key.control_of and status.is_lasting
+        }
+        points = [point for point in points if point.point_id not in stopped]
         of_plan = {point.point_id: index for index, point in enumerate(self.plan.points)}
         first = (number - 1) * (len(of_plan) + len(_blocks(self.plan.points)))
         found = (point.point_id for point in points if point.point_id not in of_plan)
@@ -373,18 +355,6 @@ class Rounds:
                     Attempt(index=place, point=control, number=1, round=number, control_of=of)
                 )
         return tuple(ordered)
-
-    def _points(self, number: int, ended: Mapping[TrialKey, Status]) -> Sequence[Point]:
-        points: Sequence[Point] = self.plan.points
-        if self.plan.batch_search is not None and number > 1:
-            first = {k.point_id: one for k, one in ended.items() if k.round == 1}
-            points = largest_found(self.plan, first)
-        stopped = {
-            key.point_id
-            for key, status in ended.items()
-            if key.round < number and not key.control_of and status.is_lasting
-        }
-        return [point for point in points if point.point_id not in stopped]
 
     def _in_order(self, number: int, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
         """Return the blocks of a round, the trials inside each shuffled.

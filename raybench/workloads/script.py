@@ -248,8 +248,8 @@ class ScriptProcess:
     """A script that runs until its first step, and then as many steps as it is asked for.
 
     parts: times in each step of the last block, in ms, by name; empty before `mark_parts`.
-    peaks: bytes that torch's allocator gave at most, and took at most, since `forget_memory`; None
-    on a CPU.
+    peaks: the most bytes of tensors, and the most that torch's allocator reserved, since
+    `forget_memory`; None on a CPU.
     """
 
     def __init__(

@@ -67,6 +67,7 @@ class _AfterImport(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return the spec of the module, whose import calls `then`; None for all other modules."""
         if name != self._name:
             return None
         sys.meta_path.remove(self)

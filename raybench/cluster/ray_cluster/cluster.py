@@ -17,7 +17,6 @@ from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation, ReservationTerms
 from raybench.cluster.point_end import RunningRanks, finish_point, with_losses
 from raybench.cluster.ray_cluster.actors import (
-    WorkerHandle,
     answer_of,
     node_address,
     node_lost,
@@ -135,7 +134,15 @@ class RayCluster:
     def _run(self, task: Task, worker_ids: tuple[int, ...]) -> tuple[Answer, ...]:
         workers = [self._pool[worker_id] for worker_id in worker_ids]
         self._pool.lose(self._agents.silent_nodes())
-        if _need_new_processes(task, workers):
+        # A process cannot run the point that was started with other variables, or has run one
+        # where the job asks for fresh ones, or one of another class of the user's: what such a
+        # class changes is not all put back.
+        is_fresh = task.settings.fresh_workers
+        if any(
+            worker.environment != task.worker_environment
+            or (worker.is_used and (is_fresh or worker.user_class != task.user_class))
+            for worker in workers
+        ):
             self._groups.leave(worker_ids)
             for worker in workers:
                 worker.environment = task.worker_environment
@@ -175,6 +182,10 @@ class RayCluster:
         )
 
     def _replace(self, worker_ids: Sequence[int]) -> None:
+        """Start new processes, as `WorkerPool.replace`.
+
+        Raises ClusterError where the cluster is gone, or is being closed.
+        """
         self._check_open()
         self._monitor.check(afresh=True)
         self._pool.replace(worker_ids)
@@ -298,20 +309,6 @@ class _RunningActors(RunningRanks):
         return self._agents.wait_until_free([self.devices[rank] for rank in ranks], timeout_s)
 
 
-def _need_new_processes(task: Task, workers: Sequence[WorkerHandle]) -> bool:
-    """Return whether the processes of these workers cannot run the point.
-
-    They were started with other variables, or have run a point before and the job asks for fresh
-    ones or this is another class of the user's: what such a class changes is not all put back.
-    """
-    is_fresh = task.settings.fresh_workers
-    return any(
-        worker.environment != task.worker_environment
-        or (worker.is_used and (is_fresh or worker.user_class != task.user_class))
-        for worker in workers
-    )
-
-
 class _Store:
     """The actor that holds the rendezvous store of all process groups, on the driver's node."""
 
@@ -328,9 +325,9 @@ class _Store:
 
 
 class ProcessGroups:
-    """The process groups of the workers, each kept while consecutive points use the same workers.
+    """Which workers are in which process group, and the store in which a new group meets.
 
-    Which workers are in which group, and the store in which a new group meets.
+    A group is kept while consecutive points use the same workers.
     """
 
     def __init__(
@@ -354,7 +351,8 @@ class ProcessGroups:
     def join(self, worker_ids: tuple[int, ...]) -> Group | None:
         """Return the group of exactly these workers, None for one alone; they leave all others.
 
-        Raises ClusterError when there can be no store.
+        A group that they are not in yet is only named: its ranks form it when their point begins.
+        Raises ClusterError where the store does not answer in a minute, or dies twice.
         """
         with self._lock:
             endpoint = self._endpoint() if len(worker_ids) > 1 else None
@@ -372,7 +370,7 @@ class ProcessGroups:
     def leave(self, worker_ids: Sequence[int]) -> None:
         """Have all members leave the groups of these workers, before one of them joins another.
 
-        They are idle: a point runs on all members of its group.
+        They must be idle. Members that do not leave in time get new processes. Waits until then.
         """
         with self._lock:
             for members in self._with(worker_ids):
@@ -389,7 +387,7 @@ class ProcessGroups:
                     self._pool.replace(members)
 
     def forget(self, worker_ids: Sequence[int]) -> None:
-        """Note that these workers' groups are gone, with their processes or without."""
+        """Take the groups of these workers off the list, because they have ended already."""
         with self._lock:
             for members in self._with(worker_ids):
                 del self._groups[members]
@@ -407,10 +405,14 @@ class ProcessGroups:
         self._store, self._groups = None, {}
 
     def _with(self, worker_ids: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the members of each group that has one of these workers."""
         return [members for members in self._groups if not set(members).isdisjoint(worker_ids)]
 
     def _endpoint(self) -> tuple[str, int]:
-        """Return address and port of the store; of a new one where that has died."""
+        """Return address and port of the store; of a new one where that has died.
+
+        Waits for a store that is starting. Raises ClusterError as `join`.
+        """
         for _ in range(2):
             if self._store is None:
                 self.start()

@@ -310,6 +310,7 @@ class Steps:
 
     rows, columns, text_tokens: tokens of one image and of its text; ranks divide both.
     device, dtype, seed: of all inputs and weights, the same on each rank.
+    attention: the kernel, or auto.
     fill: draws a module's weights.
     """
 

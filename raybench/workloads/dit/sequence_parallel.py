@@ -41,7 +41,11 @@ class _Peers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceParallel:
-    """How the sequence is divided, and the groups that its ranks communicate in."""
+    """How the sequence is divided, and the groups that its ranks communicate in.
+
+    rank: of this process. ulysses, ring: the groups that it is in. ring_kind: whether keys and
+    values go round the ring (p2p) or are gathered.
+    """
 
     rank: int
     ulysses: _Peers

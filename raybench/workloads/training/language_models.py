@@ -1,4 +1,4 @@
-"""The models of the workload `transformer`, decoder-only: GPT-2 (`Decoder`) and `Llama`."""
+"""The models of the workload `transformer`, decoder-only: GPT-2 and Llama."""
 
 from __future__ import annotations
 
@@ -89,16 +89,16 @@ class KeyValueCache:
     def make(
         cls, shape: LanguageShape, *, batch_size: int, room: int, **like: Any
     ) -> KeyValueCache:
-        """Return an empty cache for `room` tokens a sequence at most; like: of torch.empty."""
+        """Return an empty cache for `room` tokens a sequence at most; like: dtype and device."""
         heads = (shape.kv_heads, room, shape.head_width)
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
     def of_sequence(self, index: int) -> KeyValueCache:
-        """Return the cache of one sequence, a view of this one."""
+        """Return the cache of one sequence, a view of this one at the same position."""
         return KeyValueCache(self.memory[:, :, index : index + 1], self.position)
 
     def of_layer(self, layer: int) -> LayerCache:
-        """Return the cache of one layer, a view of this one."""
+        """Return the cache of one layer, a view of this one at the same position."""
         return LayerCache(self.memory[layer], self.position)
 
 
@@ -125,144 +125,48 @@ class LayerCache:
         return keys, values
 
 
-class Decoder(nn.Module):
-    """A GPT-2 shaped language model: token ids (batch, seq_len) to logits (..., vocabulary).
+class LanguageModel(nn.Module):
+    """A decoder-only language model, a GPT-2 or a Llama by its shape.
 
-    Pre-norm blocks, learned positions, the output layer tied to the token embedding, no dropout.
+    Both have pre-norm blocks and no dropout. GPT-2: LayerNorm, learned positions, GELU, biases, and
+    the output layer tied to the token embedding. Llama: RMSNorm, rotary positions, attention with
+    grouped queries, SwiGLU, and no biases.
+
+    seq_len: the longest sequence. checkpointing: of each block. region: as Context.region.
+    looked_up: name of the table of which a token reads one row, in `named_parameters`.
     """
-
-    # Of these, a token reads one row.
-    looked_up = ("positions",)
 
     def __init__(
         self,
-        shape: DecoderShape,
+        shape: LanguageShape,
         *,
         seq_len: int,
         checkpointing: Checkpointing = "none",
         region: Region = lambda name: nullcontext(),
     ) -> None:
         super().__init__()
+        self._region = region
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.positions = nn.Parameter(torch.empty(seq_len, shape.width))
+        self.positions: nn.Parameter | None = None
+        if isinstance(shape, DecoderShape):
+            self.positions = nn.Parameter(torch.empty(seq_len, shape.width))
+            nn.init.normal_(self.positions, std=0.02)
         self.blocks = nn.ModuleList(
             Block(shape, checkpointing, region) for _ in range(shape.layers)
         )
-        self.norm = nn.LayerNorm(shape.width)
-        self._region = region
-        nn.init.normal_(self.positions, std=0.02)
-        _initialise(self, shape.layers, into_residual=("attention_out", "mlp_out"))
-
-    def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Return logits (batch, length, vocabulary) of the token after each one of `tokens`.
-
-        tokens: (batch, length). cache: keys and values of earlier tokens; those of these tokens are
-        written into it, and logits are of the last position alone, (batch, 1, vocabulary).
-        """
-        with self._region("embedding"):
-            begin, length = 0 if cache is None else cache.position, tokens.shape[1]
-            positions: Tensor = self.positions
-            # A part of the parameter would cost a kernel more, in the backward pass another.
-            if length < len(positions):
-                positions = positions[begin : begin + length]
-            x = self.tokens(tokens) + positions
-        for layer, block in enumerate(self.blocks):
-            x = block(x, None if cache is None else cache.of_layer(layer))
-        if cache is not None:
-            x = x[:, -1:]
-        with self._region("logits"):
-            logits: Tensor = functional.linear(self.norm(x), self.tokens.weight)
-        return logits
-
-
-class Linear(nn.Linear):
-    """A linear layer whose bias is added apart where code is compiled for a single row.
-
-    Inductor makes a reduction of the product of a matrix with one row, fused with what follows; but
-    not where the product adds a bias itself (torch._inductor.decomposition, `mm` and `addmm`).
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (..., outputs) for x (..., inputs)."""
-        if torch.compiler.is_compiling() and x.shape[:-1].numel() == 1:
-            return functional.linear(x, self.weight) + self.bias
-        return super().forward(x)
-
-
-class Block(nn.Module):
-    """Causal self-attention and an MLP of four times the width, each with a residual."""
-
-    def __init__(self, shape: DecoderShape, checkpointing: Checkpointing, region: Region) -> None:
-        super().__init__()
-        self._heads = shape.heads
-        self._checkpointing: Checkpointing = checkpointing
-        self._region = region
-        self.attention_norm = nn.LayerNorm(shape.width)
-        self.attention_in = Linear(shape.width, 3 * shape.width)
-        self.attention_out = Linear(shape.width, shape.width)
-        self.mlp_norm = nn.LayerNorm(shape.width)
-        self.mlp_in = Linear(shape.width, 4 * shape.width)
-        self.mlp_out = Linear(4 * shape.width, shape.width)
-
-    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
-        """Return the tokens after the block, (batch, length, width) as x; cache: of this layer."""
-        return run_block(self._run, self._checkpointing, x, cache)
-
-    def _run(self, x: Tensor, cache: LayerCache | None) -> Tensor:
-        """Return `forward` without checkpointing."""
-        with self._region("attention"):
-            x = x + self._attend(self.attention_norm(x), cache)
-        with self._region("mlp"):
-            hidden = functional.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh")
-            out: Tensor = x + self.mlp_out(hidden)
-        return out
-
-    def _attend(self, x: Tensor, cache: LayerCache | None) -> Tensor:
-        """Return attention's output, (batch, length, width) as x; writes into the cache."""
-        batch, length, width = x.shape
-        joint = self.attention_in(x).view(batch, length, 3, self._heads, width // self._heads)
-        query, key, value = by_kind = joint.permute(2, 0, 3, 1, 4)
-        if cache is not None:
-            key, value = cache.extend(by_kind[1:])
-        # One token sees all that are there; torch would let it see the first alone.
-        is_causal = cache is None or length > 1
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-        out: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return out
-
-
-class Llama(nn.Module):
-    """Llama: token ids (batch, seq_len) to logits (batch, seq_len, vocabulary).
-
-    Pre-norm blocks of RMSNorm, attention with grouped queries and rotary positions, and SwiGLU; no
-    biases, no dropout.
-    """
-
-    # Of these, a token reads one row.
-    looked_up = ("tokens.weight",)
-
-    def __init__(
-        self,
-        shape: LlamaShape,
-        *,
-        seq_len: int,
-        checkpointing: Checkpointing = "none",
-        region: Region = lambda name: nullcontext(),
-    ) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.blocks = nn.ModuleList(
-            LlamaBlock(shape, checkpointing, region) for _ in range(shape.layers)
-        )
-        self.norm = nn.RMSNorm(shape.width, eps=1e-5)
-        self.output = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        self._region = region
-        # Angles by which pairs of numbers are turned (Su et al. 2021).
-        exponents = torch.arange(0, shape.head_width, 2, dtype=torch.float32) / shape.head_width
-        angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), shape.theta**-exponents)
-        self.register_buffer("cosines", angles.cos(), persistent=False)
-        self.register_buffer("sines", angles.sin(), persistent=False)
-        _initialise(self, shape.layers, into_residual=("attention.output", "mlp.down"))
+        self.norm = _make_norm(shape)
+        # A tied output layer needs no memory of its own, not even for a moment.
+        place = "meta" if shape.is_tied else None
+        self.output = nn.Linear(shape.width, shape.vocabulary, bias=False, device=place)
+        self.looked_up = "positions" if shape.is_tied else "tokens.weight"
+        if isinstance(shape, LlamaShape):
+            # Angles by which pairs of numbers are turned (Su et al. 2021).
+            exponents = torch.arange(0, shape.head_width, 2, dtype=torch.float32) / shape.head_width
+            places = torch.arange(seq_len, dtype=torch.float32)
+            angles = torch.outer(places, shape.theta**-exponents)
+            self.register_buffer("cosines", angles.cos(), persistent=False)
+            self.register_buffer("sines", angles.sin(), persistent=False)
+        _initialise(self, shape.layers)
         if shape.is_tied:
             self.output.weight = self.tokens.weight
 
@@ -272,11 +176,18 @@ class Llama(nn.Module):
         tokens: (batch, length). cache: keys and values of earlier tokens; those of these tokens are
         written into it, and logits are of the last position alone, (batch, 1, vocabulary).
         """
-        begin = 0 if cache is None else cache.position
-        length = slice(begin, begin + tokens.shape[1])
-        rotation = self.get_buffer("cosines")[length], self.get_buffer("sines")[length]
+        begin, length = 0 if cache is None else cache.position, tokens.shape[1]
+        here = slice(begin, begin + length)
+        rotation: Rotation | None = None
         with self._region("embedding"):
             x = self.tokens(tokens)
+            if self.positions is None:
+                rotation = self.get_buffer("cosines")[here], self.get_buffer("sines")[here]
+            elif length == len(self.positions):
+                # A part of the parameter would cost a kernel more, in the backward pass another.
+                x = x + self.positions
+            else:
+                x = x + self.positions[here]
         for layer, block in enumerate(self.blocks):
             x = block(x, rotation, None if cache is None else cache.of_layer(layer))
         if cache is not None:
@@ -286,24 +197,33 @@ class Llama(nn.Module):
         return logits
 
 
-class LlamaBlock(nn.Module):
-    """Causal self-attention and an MLP, each with a residual."""
+class Block(nn.Module):
+    """Causal self-attention and an MLP, each behind a norm and with a residual."""
 
-    def __init__(self, shape: LlamaShape, checkpointing: Checkpointing, region: Region) -> None:
+    def __init__(self, shape: LanguageShape, checkpointing: Checkpointing, region: Region) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(shape.width, eps=1e-5)
-        self.attention = Attention(shape)
-        self.mlp_norm = nn.RMSNorm(shape.width, eps=1e-5)
-        self.mlp = Mlp(shape)
+        self.attention_norm = _make_norm(shape)
+        self.mlp_norm = _make_norm(shape)
+        self.attention: nn.Module
+        self.mlp: nn.Module
+        if isinstance(shape, LlamaShape):
+            self.attention, self.mlp = Attention(shape), GatedMlp(shape)
+        else:
+            self.attention, self.mlp = JointAttention(shape), Mlp(shape)
         self._checkpointing: Checkpointing = checkpointing
         self._region = region
 
-    def forward(self, x: Tensor, rotation: Rotation, cache: LayerCache | None = None) -> Tensor:
-        """Return the tokens after the block, (batch, length, width) as x; cache: of this layer."""
+    def forward(
+        self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """Return the tokens after the block, (batch, length, width) as x; cache: of this layer.
+
+        rotation: of these tokens; None for GPT-2.
+        """
         # Here and not around the block: compiled, what no gradient needs is not computed again.
         return run_block(self._run, self._checkpointing, x, rotation, cache)
 
-    def _run(self, x: Tensor, rotation: Rotation, cache: LayerCache | None) -> Tensor:
+    def _run(self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None) -> Tensor:
         """Return `forward` without checkpointing."""
         with self._region("attention"):
             x = x + self.attention(self.attention_norm(x), rotation, cache)
@@ -348,7 +268,30 @@ class Attention(nn.Module):
         return out
 
 
-class Mlp(nn.Module):
+class JointAttention(nn.Module):
+    """Causal self-attention of GPT-2: query, key and value by one matrix product."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self._heads = shape.heads
+        self.joint = Linear(shape.width, 3 * shape.width)
+        self.output = Linear(shape.width, shape.width)
+
+    def forward(self, x: Tensor, rotation: None, cache: LayerCache | None = None) -> Tensor:
+        """Return attention's output, (batch, length, width) as x; writes into the cache."""
+        batch, length, width = x.shape
+        joint = self.joint(x).view(batch, length, 3, self._heads, width // self._heads)
+        query, key, value = by_kind = joint.permute(2, 0, 3, 1, 4)
+        if cache is not None:
+            key, value = cache.extend(by_kind[1:])
+        # One token sees all that are there; torch would let it see the first alone.
+        is_causal = cache is None or length > 1
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+        out: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+class GatedMlp(nn.Module):
     """SwiGLU, the MLP of Llama: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, shape: LlamaShape) -> None:
@@ -363,22 +306,57 @@ class Mlp(nn.Module):
         return out
 
 
-def _initialise(model: nn.Module, layers: int, into_residual: tuple[str, ...]) -> None:
+class Mlp(nn.Module):
+    """The MLP of GPT-2: two layers with GELU between, the first to four times the width."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.up = Linear(shape.width, 4 * shape.width)
+        self.down = Linear(4 * shape.width, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the MLP's output, (batch, length, width) as x."""
+        out: Tensor = self.down(functional.gelu(self.up(x), approximate="tanh"))
+        return out
+
+
+class Linear(nn.Linear):
+    """A linear layer whose bias is added apart where code is compiled for a single row.
+
+    Inductor makes a reduction of the product of a matrix with one row, fused with what follows; but
+    not where the product adds a bias itself (torch._inductor.decomposition, `mm` and `addmm`).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., outputs) for x (..., inputs)."""
+        if torch.compiler.is_compiling() and x.shape[:-1].numel() == 1:
+            return functional.linear(x, self.weight) + self.bias
+        return super().forward(x)
+
+
+def _make_norm(shape: LanguageShape) -> nn.Module:
+    """Return a norm of the width of the model."""
+    if isinstance(shape, LlamaShape):
+        return nn.RMSNorm(shape.width, eps=1e-5)
+    return nn.LayerNorm(shape.width)
+
+
+def _initialise(model: nn.Module, layers: int) -> None:
     """Draw all weights of embeddings and linear layers, and set biases to zero, in place.
 
-    Normal numbers, narrower in the layers whose names end in one of `into_residual`, which add up
-    (GPT-2, Radford et al. 2019; torchtitan and OLMo do so for Llama).
+    Normal numbers, narrower in the layers whose outputs add up in residuals (GPT-2, Radford et al.
+    2019; torchtitan and OLMo do so for Llama).
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.Linear):
-            depth = 2 * layers if name.endswith(into_residual) else 1
+            depth = 2 * layers if name.endswith(("attention.output", "mlp.down")) else 1
             nn.init.normal_(module.weight, std=0.02 / math.sqrt(depth))
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the output of causal attention; shapes as `Attend`, of one length."""
+    """Return the output of causal attention; shapes as `Attend`, all of one length."""
     return functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
     )

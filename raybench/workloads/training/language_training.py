@@ -10,7 +10,7 @@ A model has `tokens`, `blocks`, `norm` and, unless it is the table of tokens, `o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, cast
@@ -38,9 +38,7 @@ from raybench.workloads.replicas import DdpOptions, option_defaults
 from raybench.workloads.training.language_models import (
     Block,
     Checkpointing,
-    Decoder,
-    Llama,
-    LlamaBlock,
+    LanguageModel,
     next_token_loss,
 )
 from raybench.workloads.training.model import (
@@ -56,25 +54,11 @@ from raybench.workloads.training.shapes import LanguageShape, Layout, LayoutOpti
 
 # Tokens whose logits are compared: their memory is a small part of what a step has left free.
 _COMPARED = 256
-# What models consist of, layer by layer.
-BLOCKS: tuple[type[nn.Module], ...] = (Block, LlamaBlock)
 # Torch keeps what it found out of a mesh in caches by its ranks and names, with its groups. Those
 # of another point have been taken down: each mesh has names of its own.
 _MESHES = count()
 # Types that FlashAttention takes.
 _HALVES = (torch.float16, torch.bfloat16)
-
-
-def make_model(
-    shape: LanguageShape, seq_len: int, *, checkpointing: Checkpointing = "none", **regions: Any
-) -> Decoder | Llama:
-    """Return an initialised model, a Llama for a LlamaShape, else a Decoder.
-
-    seq_len: the longest sequence. regions: `region`, as the models take it.
-    """
-    kind: Any = Llama if isinstance(shape, LlamaShape) else Decoder
-    model: Decoder | Llama = kind(shape, seq_len=seq_len, checkpointing=checkpointing, **regions)
-    return model
 
 
 def random_tokens(context: Context, vocabulary: int, shape: tuple[int, int]) -> Tensor:
@@ -134,7 +118,7 @@ class LanguageTraining:
         usual = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16 if self._is_stored else usual)
         try:
-            model = make_model(self.shape, self.seq_len, checkpointing=checkpointing)
+            model = LanguageModel(self.shape, seq_len=self.seq_len, checkpointing=checkpointing)
         finally:
             torch.set_default_dtype(usual)
         if self.context.precision is Precision.FLOAT8:
@@ -173,9 +157,10 @@ class LanguageTraining:
         Compiles the blocks where they are compiled one by one. All ranks must call it together.
         """
         context = self.context
-        compiled = BLOCKS if self._is_by_block and not self._is_counted else ()
+        compiles = self._is_by_block and not self._is_counted
         if not self.layout.is_divided:
-            compile_blocks(model, *compiled)
+            if compiles:
+                compile_blocks(model, Block)
             ddp = DdpOptions.__annotations__.keys() & self.options.keys()
             return context.ddp(model, **{name: self._option(name) for name in ddp})
         is_autocast = context.precision not in (Precision.FP32, Precision.TF32)
@@ -185,7 +170,7 @@ class LanguageTraining:
             device=context.device,
             compute_dtype=compute_dtype(context) if is_autocast and not self._is_stored else None,
             reshard_after_forward=bool(self._option("reshard_after_forward")),
-            compiled=compiled,
+            compiles=compiles,
         )
 
     def _loss(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -227,14 +212,14 @@ def divide(
     *,
     compute_dtype: torch.dtype | None,
     reshard_after_forward: bool,
-    compiled: Sequence[type[nn.Module]] = (),
+    compiles: bool = False,
 ) -> nn.Module:
     """Divide the model over all ranks, in place, and return it.
 
     By tensor parallelism, context parallelism and FSDP2, as the degrees of `layout` say. All ranks
     must call it together. compute_dtype: the type that gathered weights are cast to; gradients are
-    then reduced in fp32. None: both keep the type of the stored weights. compiled: classes of
-    modules to compile.
+    then reduced in fp32. None: both keep the type of the stored weights. compiles: compile
+    each block.
     """
     mesh = _make_mesh(
         device, replicate=layout.dp_replicate, shard=layout.ranks_per_copy, tensor=layout.tp
@@ -242,7 +227,7 @@ def divide(
     replicate, shard, tensor = cast("tuple[str, ...]", mesh.mesh_dim_names)
     if layout.tp > 1:
         _divide_products(model, mesh[tensor])
-        if compiled:
+        if compiles:
             # In torch 2.13 compiled code fails in its backward pass where its input is a collective
             # that nobody has waited for: a copy is none.
             embedding = cast("nn.Module", model.tokens)
@@ -250,7 +235,8 @@ def divide(
     if layout.cp > 1:
         _divide_sequences(model, layout, device)
     # Before they are sharded: gathering is not part of the compiled code.
-    compile_blocks(model, *compiled)
+    if compiles:
+        compile_blocks(model, Block)
     if layout.dp_replicate * layout.ranks_per_copy == 1 and compute_dtype is None:
         return model
     data = mesh[replicate, shard] if layout.dp_replicate > 1 else mesh[shard]

@@ -79,6 +79,7 @@ _WORKSPACES_BYTES = 64 * 2**20
 class Recipe:
     """How a model is trained.
 
+    loss: function of the model's outputs and of the targets; their mean loss, a scalar.
     compile: the model is compiled as a whole, with DDP around it.
     divide: distributes the model over the ranks and returns what is to be called; by default
     Context.ddp.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -22,6 +22,8 @@ REST = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
     """Sizes of a GPT-2: its output layer is tied to the token embedding."""
+
+    is_tied: ClassVar[bool] = True
 
     layers: int
     heads: int

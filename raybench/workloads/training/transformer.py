@@ -297,8 +297,8 @@ class Transformer(Model):
         Every step computes the same: decoding goes on at one position, so that no step has more
         before it than another one.
         """
-        from raybench.workloads.training.language_models import KeyValueCache
-        from raybench.workloads.training.language_training import BLOCKS, make_model, random_tokens
+        from raybench.workloads.training.language_models import Block, KeyValueCache, LanguageModel
+        from raybench.workloads.training.language_training import random_tokens
 
         batch_size, device = context.batch_size, context.device
         is_decode = phase == "decode"
@@ -306,7 +306,7 @@ class Transformer(Model):
         room = length + is_decode
         self.load(
             context,
-            lambda: make_model(shape, room, region=context.region),
+            lambda: LanguageModel(shape, seq_len=room, region=context.region),
             cast_weights=cast_weights,
         )
         tokens = random_tokens(context, shape.vocabulary, (batch_size, room))
@@ -326,7 +326,7 @@ class Transformer(Model):
             # Else Inductor leaves products with one row to cuBLAS, and makes several kernels of the
             # norm of one row.
             options = {"coordinate_descent_tuning": True, "split_reductions": False}
-            compile_blocks(self.model, *BLOCKS, options=options if is_decode else None)
+            compile_blocks(self.model, Block, options=options if is_decode else None)
         self.run_forward(lambda: self.model(tokens, cache))
         self.tokens_per_s = tokens.numel()
         setattr(self, "decode_ms_per_token" if is_decode else "prefill_ms", 1)
@@ -349,9 +349,8 @@ class Transformer(Model):
         Without tables of which a token reads one row; a tied output layer reads all of its table.
         Also sets `bandwidth_share_pct` where `triad_gb_s` is known.
         """
-        looked_up: Any = self.model.looked_up
         parameters = self.model.named_parameters()
-        weights = sum(p.nbytes for name, p in parameters if name not in looked_up)
+        weights = sum(p.nbytes for name, p in parameters if name != self.model.looked_up)
         self.memory_bytes = weights + cache.memory.nbytes
         if self.triad_gb_s is not None:
             # The share is the time that the bytes would take over that of the step.

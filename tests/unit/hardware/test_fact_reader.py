@@ -28,7 +28,7 @@ def link_errors(handle, link, counter):
 
 
 ALL = {
-    "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:1B:00.0"),
+    "nvmlDeviceGetPciInfo": SimpleNamespace(busId="00000000:1B:00.0"),
     "nvmlDeviceGetCudaComputeCapability": (9, 0),
     "nvmlDeviceGetMemoryInfo": lambda _, version: SimpleNamespace(
         total=141 * GIB, reserved=GIB, free=139 * GIB, used=GIB
@@ -136,8 +136,6 @@ def test_the_kernels_log_is_read_for_the_errors_of_each_device(monkeypatch, tmp_
     assert read(log).kernel_xids == (31, 48)
     log.write_text(re.sub("Xid.*", "", LOG))
     assert read(log).kernel_xids == ()
-
-
-def test_a_log_that_may_not_be_read_is_unknown_and_not_empty(tmp_path):
+    # Unknown, and not empty.
     assert kernel_xids(NO_LOG) is None
     assert kernel_xids(tmp_path) is None

@@ -18,9 +18,12 @@ from builders import (
     make_subject,
 )
 
+from raybench.errors import UsageError
+from raybench.health.comparison import FigureChange, trace_figures
 from raybench.health.page import health_figures
 from raybench.health.references import read_findings
 from raybench.health.report import HealthReport
+from raybench.health.suite import WAIT_TEST
 from raybench.records.health import Action, Verdict
 from raybench.report.documents import format_document
 from raybench.results.run import RunStatus
@@ -318,3 +321,88 @@ def test_checks_and_sweeps_are_kept_apart(tmp_path, command):
     assert (code, f"{FIRST} is a health check and sweep-1 is none" in err) == (2, True)
     code, _, err = command("history", "--health", "--filter", "world_size == 1")
     assert (code, "--health: goes without --point, --filter and --chart" in err) == (2, True)
+
+
+def change_of(
+    base: float, new: float, kind: str = "cuda", least: float = 1.015, **changes: Any
+) -> FigureChange:
+    checks = [[make_finding(value=value, **changes)] for value in (base, new)]
+    [found] = trace_figures(checks, [kind], least)
+    return found
+
+
+GEMM = {"test": "gemm fp32 8192", "unit": "TFLOP/s"}
+
+
+def test_a_rate_that_fell_is_slower_beyond_what_days_differ():
+    assert change_of(50.0, 46.0, **GEMM).verdict == "same"
+    found = change_of(50.0, 40.0, **GEMM)
+    assert (found.verdict, found.ratio) == ("slower", 1.25)
+    assert change_of(40.0, 50.0, **GEMM).verdict == "faster"
+    # Of a time the larger is slower; one H200, in two checks six minutes apart, is the same.
+    step = {"test": "step compute", "unit": "ms", "stage": "straggler"}
+    assert change_of(5.0, 7.0, **step).verdict == "slower"
+    assert change_of(5.39, 6.23, **step).verdict == "same"
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "limit"),
+    [
+        ("cuda", GEMM, 1.1),
+        ("cuda", {"test": "gemm bf16 8192"}, 1.125),
+        ("cuda", {"test": "both alone", "unit": "GB/s", "stage": "host-links"}, 1.5),
+        ("cuda", {"test": "launch", "unit": "µs"}, 10),
+        ("cpu", {"test": "gemm fp32 256"}, 10),
+        ("cuda", {"test": "of a later version"}, 1.1),
+    ],
+)
+def test_each_test_has_the_limit_of_its_verdict(kind, settings, limit):
+    assert change_of(1.0, 1.0, kind, **settings).limit == pytest.approx(limit)
+    assert change_of(1.0, 1.0, kind, least=20.0, **settings).limit == 20.0
+
+
+def test_facts_waits_and_what_one_check_alone_has_are_no_figures():
+    first = [
+        make_finding(test="Xid errors", stage="facts", unit="errors"),
+        make_finding(test=WAIT_TEST, unit="ms", stage="straggler"),
+        make_finding(make_subject(0)),
+        make_finding(make_subject(1), value=None),
+        make_finding(make_subject(2), value=0.0),
+    ]
+    second = [*first[:2], make_finding(make_subject(1)), make_finding(make_subject(2))]
+    assert trace_figures([first, second], ["cuda"], 1.0) == []
+
+
+@pytest.fixture
+def examined(monkeypatch):
+    """The devices that each check was asked for; none is made."""
+    asked: list[Any] = []
+
+    def examine(where, *_, **__):
+        asked.append(where.only)
+        raise UsageError("stopped")
+
+    monkeypatch.setattr("raybench.health.check.examine", examine)
+    return asked
+
+
+def test_a_list_that_cannot_be_written_is_refused_before_the_check(tmp_path, examined, command):
+    missing = tmp_path / "missing" / "healthy.txt"
+    words = ("health", "-o", tmp_path, "--healthy-devices", missing)
+    told = f"{missing}: cannot be written: No such file"
+    assert told in command(*words, results=None).err
+    assert examined == []
+
+
+def test_only_the_devices_of_a_file_are_checked(tmp_path, examined, command):
+    some = tmp_path / "some.txt"
+    some.write_text("alpha:1  # the second worker\n")
+    kept = tmp_path / "healthy.txt"
+    kept.write_text("GPU-1\n")
+    words = ("--devices", some, "--healthy-devices", kept)
+    command("health", "-o", tmp_path, *words, results=None)
+    assert [only.names for only in examined] == [("alpha:1",)]
+    # The list of an earlier check stays until there is a new one.
+    assert kept.read_text() == "GPU-1\n"
+    missing = command("health", "-o", tmp_path, "--devices", tmp_path / "no.txt", results=None)
+    assert "no.txt: No such file" in missing.err

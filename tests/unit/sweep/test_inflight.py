@@ -57,9 +57,12 @@ def record_of(point=None, *, status=Status.ERROR, error_type="ValueError", **fac
     failure = Failure(rank=0, status=status, error_type=error_type, message="no", **facts)
     attempt = Attempt(index=0, point=point or make_point(), number=1)
     running = RunningAttempt(
-        attempt=attempt, devices=(make_device(),), started_at=datetime.now(UTC)
+        attempt=attempt,
+        devices=(make_device(),),
+        started_at=datetime.now(UTC),
+        outcome=(failure,),
     )
-    return make_record_of(running, (failure,))
+    return make_record_of(running)
 
 
 def test_the_last_lines_of_a_rank_stand_below_its_traceback():

@@ -17,7 +17,7 @@ from raybench.job.point import Precision
 from raybench.workloads.base import Context
 from raybench.workloads.replicas import DdpOptions, option_defaults
 from raybench.workloads.training import model as trained
-from raybench.workloads.training.language_models import Decoder, Llama
+from raybench.workloads.training.language_models import LanguageModel
 from raybench.workloads.training.linear import Linear
 from raybench.workloads.training.mlp import Mlp
 from raybench.workloads.training.model import Model
@@ -180,7 +180,7 @@ def test_an_fp16_overflow_skips_the_update_and_halves_the_scale():
 
 
 def test_the_transformer_is_causal():
-    model = Decoder(DECODER_PRESETS["tiny"], seq_len=8)
+    model = LanguageModel(DECODER_PRESETS["tiny"], seq_len=8)
     tokens = torch.arange(8).unsqueeze(0)
     changed = tokens.clone()
     changed[0, 5] = 99
@@ -217,7 +217,7 @@ def test_checkpointing_gives_the_same_gradients():
 
 def test_a_block_with_checkpointing_is_compiled_as_one():
     shape = LLAMA_PRESETS["llama-tiny"]
-    model = Llama(shape, seq_len=8, checkpointing="selective")
+    model = LanguageModel(shape, seq_len=8, checkpointing="selective")
     x, rotation = torch.ones(1, 8, shape.width), (model.cosines, model.sines)
     found = torch._dynamo.explain(model.blocks[0])(x, rotation)
     torch._dynamo.reset()
