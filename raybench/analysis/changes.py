@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from raybench.records import Status
-from raybench.results.metrics.parts import why_no_breakdown
+from raybench.results.breakdown import why_no_breakdown
 from raybench.results.point_row import PointRow
 from raybench.results.run import Run
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from raybench.records import Status
 from raybench.results.columns import columns_of
-from raybench.results.metrics.steps import half_interval
+from raybench.results.metrics import half_interval
 from raybench.results.point_row import PointRow
 
 # What tells the attempts of some runs apart, and what came of them.

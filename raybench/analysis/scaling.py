@@ -18,8 +18,8 @@ from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import EXECUTION, SETTINGS, batch_column, number_of, setting
 from raybench.job.point import UNEVEN, Scalar, setting_text
 from raybench.records import Status
-from raybench.results.metrics.parts import BREAKDOWN, why_no_breakdown
-from raybench.results.metrics.rates import NO_ITEMS
+from raybench.results.breakdown import BREAKDOWN, why_no_breakdown
+from raybench.results.metrics import NO_ITEMS
 from raybench.results.point_row import PointRow
 from raybench.stats.outliers import slowest_and_other
 from raybench.stats.shares import DeviceSpeed

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raybench.results.metrics.parts import why_no_breakdown
+from raybench.results.breakdown import why_no_breakdown
 from raybench.results.point_row import PointRow
 from raybench.results.tables import RegionRow
 

@@ -100,7 +100,7 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
 
     Raises UsageError where none is left.
     """
-    from raybench.job.filter import select_points
+    from raybench.job.plan import select_points
 
     alike: dict[tuple[str, ...], dict[int, tuple[Point, str]]] = {}
     for row in {row.point_id: row for row in points}.values():

@@ -11,7 +11,7 @@ import click
 
 from raybench.cli.options import Size, json_option, overrides_option
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
-from raybench.job.memory import USABLE, estimate, explain_oom, gib
+from raybench.job.registry import USABLE, estimate, explain_oom, gib
 from raybench.report.plain_text import counted, printable
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan
     """
     if expression is None:
         return plan
-    from raybench.job.filter import select_points
+    from raybench.job.plan import select_points
 
     return replace(plan, points=select_points(plan.points, expression, option))
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -44,17 +44,21 @@ from raybench.measure.marks import (
 )
 from raybench.measure.memory import FROM_GRAPH, peak_parts
 from raybench.measure.timers import (
+    ScriptTimer,
     Step,
+    StepsEndedError,
     Timer,
     align_ranks,
     any_rank,
+    gather_objects,
     loop_step,
     max_over_ranks,
     no_garbage_collection,
 )
 from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic, WallTimes
 from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
-from raybench.workloads.base import Context, Workload
+from raybench.workloads.base import Context, PartTimes, Workload
+from raybench.workloads.script import RunningScript, ScriptEndedError
 
 # Registers a communication hook with the models of a workload.
 SetHook = Callable[[Any], None]
@@ -101,6 +105,14 @@ _WALL_METHODS = {
     "wall_synced_ms_by_rank": "host clock around one step of an idle device, waited for",
 }
 _NO_WALL_TIMES = "none: on a CPU nothing goes on behind the host's clock"
+
+# Loaded in the script's process alone, where its ScriptMarks takes the time of parts.
+_MARKS_MODULE = "raybench.measure.marks"
+# The first step with another hook, and two that fill the queue of the device.
+_SCRIPT_LEAD_IN = 3
+_SCRIPT_ENDED = "unknown: the script ended by itself before"
+_NOT_QUEUED = "unknown: the steps of a script cannot be queued beforehand"
+_WITH_GAPS = ", with the gaps that the host leaves"
 
 _NS_PER_MS = 1e6
 # Untimed steps where the step changes, and untimed samples before each block.
@@ -251,17 +263,15 @@ def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> Wall
 
 
 def _take_apart(instrumented: _Instrumented) -> Breakdown:
-    """Return the times of computing and communicating, with the methods of `ALL_COLUMNS`."""
-    if instrumented.context.world_size == 1:
-        return _time_local_steps(instrumented, instrumented.workload.step, _PLAIN_STEP)
-    if instrumented.workload.message_bytes is not None:
-        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _IS_COMMUNICATION))
-    return _take_apart_with_peers(instrumented)
+    """Return the times of computing and communicating, with the methods of `ALL_COLUMNS`.
 
-
-def _take_apart_with_peers(instrumented: _Instrumented) -> Breakdown:
-    """Time the communication of gradients, then the step without communication."""
+    With peers the communication of gradients is timed first, then the step without communication.
+    """
     workload, context = instrumented.workload, instrumented.context
+    if context.world_size == 1:
+        return _time_local_steps(instrumented, workload.step, _PLAIN_STEP)
+    if workload.message_bytes is not None:
+        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _IS_COMMUNICATION))
     set_hook = hook_setter(workload, context)
     if isinstance(set_hook, str):
         hooked, how = Breakdown(methods=_NOT_HOOKED), _LOCAL_COPIES
@@ -409,9 +419,9 @@ def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -
     queued ones, for a host that is late now may not be later.
     """
     context, extent = instrumented.context, instrumented.extent
-    size = _half(extent.steps)
+    size = max(_SHORTEST_BLOCK, math.ceil(extent.steps / 2))
+    most = math.ceil(extent.most_local_steps / 2) if context.world_size > 1 else 0
     blocks = [instrumented.time_block(loop, size, around)]
-    most = _half(extent.most_local_steps) if context.world_size > 1 else 0
 
     def is_unsure() -> bool:
         done_ms = list(chain(*blocks))
@@ -421,10 +431,6 @@ def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -
     while sum(map(len, blocks)) < most and any_rank(is_unsure(), context.device):
         blocks.append(instrumented.time_block(loop, size, around))
     return blocks
-
-
-def _half(steps: int) -> int:
-    return max(_SHORTEST_BLOCK, -(-steps // 2))
 
 
 def _local_methods(device: torch.device, *, is_queued: bool) -> dict[str, str]:
@@ -475,7 +481,8 @@ def time_queued_steps(
     with around(), optimizer.watching():
         for _ in range(steps):
             if hold_ms:
-                _hold_back(hold_ms)
+                # The device is busy for so long, and the host goes on.
+                torch.cuda._sleep(round(hold_ms * cycles_per_ms()))  # type: ignore[no-untyped-call]
             start = mark()
             step()
             spans.append((start, mark()))
@@ -484,23 +491,66 @@ def time_queued_steps(
     return statistics.median(elapsed_ms(start, end) for start, end in spans)
 
 
-def _hold_back(ms: float) -> None:
-    """Keep the current stream of the device busy for so many ms; the host goes on."""
-    _spin(round(ms * _cycles_per_ms()))
-
-
 @cache
-def _cycles_per_ms() -> float:
-    """Return the cycles that torch's spin kernel counts in a ms, by running it."""
+def cycles_per_ms() -> float:
+    """Return the cycles that torch's spin kernel counts in a ms; waits for the device once."""
     mark = make_marker(torch.device("cuda"))
     # The first launch of a kernel loads it.
-    _spin(1)
+    torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
     start = mark()
-    _spin(_CALIBRATION_CYCLES)
+    torch.cuda._sleep(_CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
     end = mark()
     torch.cuda.synchronize()
     return _CALIBRATION_CYCLES / elapsed_ms(start, end)
 
 
-def _spin(cycles: int) -> None:
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+def break_down_script(
+    script: RunningScript, timer: ScriptTimer, context: Context, extent: Extent
+) -> Breakdown:
+    """Run instrumented steps of a script on all ranks, and return where their time goes.
+
+    All ranks must call it. First steps with timed communication, where there are several ranks,
+    then steps without any; afterwards the script's gradients are not reduced any more. Where the
+    script ends, or its gradients cannot be hooked on some rank, the breakdown has only `methods`,
+    which say why.
+    """
+    has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"
+    process = script.process
+
+    def time_steps() -> tuple[tuple[float, ...], Mapping[str, Sequence[float]]]:
+        samples = timer.time_block(script.step, extent.steps, PartTimes(), lead_in=_SCRIPT_LEAD_IN)
+        return tuple(ns / _NS_PER_MS for ns in samples.step_ns), process.parts
+
+    try:
+        reason = process.mark_parts(_MARKS_MODULE, has_peers=has_peers)
+    except ScriptEndedError:
+        reason = _SCRIPT_ENDED
+    if reasons := list(filter(None, gather_objects(reason))):
+        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, reasons[0]))
+    hooked_ms: tuple[float, ...] = ()
+    hooked: Mapping[str, Sequence[float]] = {}
+    try:
+        if has_peers:
+            process.time_gradients()
+            hooked_ms, hooked = time_steps()
+            if len(hooked["comm_ms"]) < len(hooked_ms):
+                return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, NO_BUCKETS))
+            process.keep_gradients()
+        first_ms, _ = time_steps()
+        second_ms, local = time_steps()
+    except StepsEndedError:
+        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _SCRIPT_ENDED))
+    return Breakdown(
+        local_ms=(first_ms, second_ms),
+        optimizer_ms=statistics.median(local["optimizer_ms"]),
+        hooked_ms=hooked_ms,
+        comm_ms=tuple(hooked.get("comm_ms", ())),
+        tail_ms=tuple(hooked.get("tail_ms", ())),
+        methods={
+            "local_step_ms": "step with DDP's noop_hook" if has_peers else _PLAIN_STEP,
+            "compute_ms": f"local step less optimizer_ms{_WITH_GAPS if on_gpu else ''}",
+            "host_gap_ms": _NOT_QUEUED if on_gpu else "none: on a CPU the host computes",
+            "optimizer_ms": f"{'CUDA events' if on_gpu else 'host clock'} around Optimizer.step",
+            **(REDUCED if has_peers else {}),
+        },
+    )

@@ -29,9 +29,8 @@ from raybench.hardware.counters import (
 from raybench.job.model import Measure
 from raybench.job.registry import shares_work
 from raybench.measure import profiling
-from raybench.measure.breakdown import Extent, break_down
+from raybench.measure.breakdown import Extent, break_down, break_down_script
 from raybench.measure.memory import AllocatorCalls, PeakMemory
-from raybench.measure.scripts import ScriptTimer, StepsEndedError, break_down_script
 from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
 from raybench.measure.streams import (
     EAGER_ITERATIONS,
@@ -41,7 +40,9 @@ from raybench.measure.streams import (
     workload_stream,
 )
 from raybench.measure.timers import (
+    ScriptTimer,
     Step,
+    StepsEndedError,
     Timer,
     align_ranks,
     any_rank,

@@ -21,8 +21,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from raybench.records import Samples
+from raybench.records import Cause, Failure, Repetition, Samples
 from raybench.workloads.base import PartTimes
+from raybench.workloads.script import ScriptEndedError, ScriptFailedError, ScriptProcess
 
 Step = Callable[[], None]
 
@@ -256,3 +257,91 @@ def gather_objects(value: Any) -> list[Any]:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
+
+
+class StepsEndedError(Exception):
+    """The script ended on a rank before all steps were timed; raised on all ranks.
+
+    repetition: the steps that it made, equally many on each rank.
+    """
+
+    def __init__(self, repetition: Repetition) -> None:
+        super().__init__("the script has ended")
+        self.repetition = repetition
+
+    @property
+    def warning(self) -> str:
+        """Say in a sentence how many iterations were measured."""
+        timed, warmup = (
+            len(phase.step_ns) for phase in (self.repetition.timed, self.repetition.warmup)
+        )
+        return (
+            f"the script ended by itself before enough was measured: its last {timed} iterations "
+            f"are timed, and the {warmup} before them warm-up; let it make more steps"
+        )
+
+
+class ScriptTimer:
+    """Has the process of the script time its steps, and keeps all samples.
+
+    It is a Timer, and takes the place of a PeakMemory: allocated_bytes and reserved_bytes are the
+    peaks of torch's allocator in the process of the script.
+    """
+
+    def __init__(self, process: ScriptProcess, device: torch.device) -> None:
+        self._process, self._device = process, device
+        self._blocks: list[Samples] = []
+        self._warmup_iterations = 0
+        self.allocated_bytes: int | None = None
+        self.reserved_bytes: int | None = None
+
+    def time_block(
+        self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
+    ) -> Samples:
+        """Return the durations of iterations that the script runs and times; all must call it.
+
+        Raises StepsEndedError where the script ends before that many iterations, and
+        ScriptFailedError where it ends before the first iteration that was timed.
+        """
+        try:
+            samples = self._process.run_steps(iterations, lead_in=lead_in)
+        except ScriptEndedError:
+            samples = Samples()
+        allocated_bytes, reserved_bytes = self._process.peaks
+        if allocated_bytes is not None and reserved_bytes is not None:
+            self.allocated_bytes = max(allocated_bytes, self.allocated_bytes or 0)
+            self.reserved_bytes = max(reserved_bytes, self.reserved_bytes or 0)
+        done = min_over_ranks(len(samples.step_ns), self._device)
+        self._blocks.append(_cut(samples, 0, done))
+        if done < iterations:
+            raise StepsEndedError(self._split())
+        return samples
+
+    def restart(self) -> None:
+        """Count all iterations until now as warm-up, and their memory not at all."""
+        self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
+        self._process.forget_memory()
+        self.allocated_bytes = None
+
+    def _split(self) -> Repetition:
+        """Split all samples into warm-up and timed ones; at most half of them are warm-up."""
+        samples = join_blocks(self._blocks)
+        count = len(samples.step_ns)
+        if not count:
+            message = "the script ended after its first step: it has no iteration that was timed"
+            raise ScriptFailedError(
+                Failure.of(Cause.NO_STEPS, rank=0, message=message, worker_reusable=True)
+            )
+        warmup = min(self._warmup_iterations or count, count // 2)
+        return Repetition(warmup=_cut(samples, 0, warmup), timed=_cut(samples, warmup, count))
+
+
+def _cut(samples: Samples, start: int, end: int) -> Samples:
+    """Return iterations `start` to `end` of samples without parts."""
+    return replace(
+        samples,
+        start_ns=samples.start_ns[start:end],
+        step_ns=samples.step_ns[start:end],
+        host_ns=samples.host_ns[start:end],
+        throttled=samples.throttled[start:end],
+    )

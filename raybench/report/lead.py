@@ -31,7 +31,7 @@ from raybench.report.answers import (
 from raybench.report.blocks import Listing
 from raybench.report.marks import doubts
 from raybench.report.plain_text import counted, span
-from raybench.results.metrics.parts import is_slowed_by_one_rank
+from raybench.results.breakdown import is_slowed_by_one_rank
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary

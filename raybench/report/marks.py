@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from raybench.analysis.rows import ScaledRow
 from raybench.analysis.scaling import NORMAL_LIMITS
-from raybench.results.metrics.parts import is_slowed_by_one_rank
-from raybench.results.metrics.steps import is_imprecise
+from raybench.results.breakdown import is_slowed_by_one_rank
+from raybench.results.metrics import is_imprecise
 
 MARKS = {
     "u": "unsteady, the level of the step time still changes",

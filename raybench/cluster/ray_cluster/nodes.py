@@ -21,8 +21,15 @@ import click
 import psutil
 import ray
 
-from raybench.cluster.device_reservation import DeviceLocks, Holder, LockResult, lock_name
-from raybench.cluster.other_processes import NodeUse, other_users, read_node_use
+from raybench.cluster.device_reservation import (
+    DeviceLocks,
+    Holder,
+    LockResult,
+    NodeUse,
+    lock_name,
+    other_users,
+    read_node_use,
+)
 from raybench.cluster.ray_cluster.actors import start_on_node
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts

@@ -27,7 +27,7 @@ def speed_up_figure(data: ChartData) -> Figure | None:
         "speed_up",
         title=f"Speed-up over the number of {data.ranks}",
         note=f"Samples per second over those of the same settings on {of}. Both axes are "
-        "logarithmic. Thin bars: 95 % intervals, mostly smaller than the points.",
+        "logarithmic. Thin bars: 95 % intervals.",
         y=axis(f"times the samples/s of {of}", 2, format="~g"),
         ideal=[(size, size / float(base)) for size in sizes],
         number=lambda row: formatting.ratio(row.speed_up),

@@ -11,7 +11,7 @@ from raybench.report.charts.grammar import Figure, Mark, axis
 from raybench.report.charts.rates import time_figure
 from raybench.report.plain_text import counted
 from raybench.report.point_settings import distinguishing_settings
-from raybench.results.metrics.parts import is_slowed_by_one_rank
+from raybench.results.breakdown import is_slowed_by_one_rank
 
 # What one slow rank takes longer than the others; it is no column, but a share of other parts.
 _SLOWER = "slower_ms"

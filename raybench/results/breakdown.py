@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from raybench.records import NO_COLLECTIVES, Breakdown, Measurement, Traffic
 from raybench.records.metric import Column
-from raybench.results.metrics.steps import NS_PER_MS, data_wait_ms
+from raybench.results.metrics import NS_PER_MS, data_wait_ms
 from raybench.stats import summary as stats
 from raybench.stats.outliers import (
     NEARLY_ALL,
