@@ -98,7 +98,7 @@ class ReservationTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockResult:
-    """Who else uses some devices. others: name of the device -> its other holders.
+    """What came of locking devices. others: name of each device that others use -> these sweeps.
 
     problem: why the locks could not be had; then no other sweep is seen, and none is kept out.
     """
@@ -143,7 +143,10 @@ class DeviceLocks:
         return LockResult(others=others)
 
     def other_users(self, devices: Sequence[str], sweep: str = "") -> LockResult:
-        """Return who uses the devices now. sweep: of a `Holder` that is left out."""
+        """Return who uses the devices now, or why that cannot be seen; locks nothing.
+
+        devices: as by `lock_name`. sweep: of a `Holder` that is left out.
+        """
         try:
             return LockResult(others=self._find_others(devices, sweep))
         except OSError as error:
@@ -268,10 +271,11 @@ def reserve_this_hosts_cpus(
     log: Callable[[str], None],
     timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS,
 ) -> Iterator[None]:
-    """Lock the CPUs of this host before Ray starts here, which would disturb other sweeps.
+    """Return a context in which this process has locked the CPUs of this host.
 
-    log: gets a line for the user while they are waited for. With shared terms nobody is waited
-    for. Raises DevicesInUseError where another sweep has them for longer than the terms say.
+    For the start of Ray, which would disturb other sweeps here: they are waited for first, but not
+    with shared terms. log: gets a line for the user while they are waited for. Raises
+    DevicesInUseError where another sweep has them for longer than the terms say.
     """
     locks = DeviceLocks()
 
@@ -295,7 +299,7 @@ class NodeLocks(Protocol):
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, LockResult]]:
-        """Lock the devices; return one device of each node with what came of it there."""
+        """Lock the devices; return one device of each node, with the result of the lock there."""
 
     def unlock(self, devices: Sequence[Device]) -> None:
         """Release all locks on the nodes of these devices."""
@@ -546,7 +550,10 @@ def _is_foreign(process: psutil.Process) -> bool:
 
 
 def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
-    """Name other processes on the GPU; None where NVML does not even name the worker's."""
+    """Return other processes on the GPU in words; None where NVML does not even name the worker's.
+
+    own: ids of the processes of this sweep.
+    """
     from raybench.hardware import nvml
 
     handle = nvml.device(device.uuid)

@@ -111,7 +111,7 @@ class PointAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStarted:
-    """A round begins, of several.
+    """Round `round` of `rounds` begins.
 
     trials: those of this round that the sweep will run. later: how many it will run in later
     rounds, as far as that is known.
@@ -247,7 +247,7 @@ class _Loop:
                 self._refresh(_LOOK_AROUND_S)
 
     def write_in_flight(self, cause: Cause, reason: str) -> None:
-        """Write a record of each point in flight, which ended for this cause."""
+        """Write a record of each point in flight with the status of this cause, and the reason."""
         batch = []
         for one in self._running.now:
             record = make_unmeasured(
@@ -291,6 +291,7 @@ class _Loop:
             self._schedule.add(attempt)
 
     def _trials_left(self, number: int) -> list[Attempt]:
+        """Return the attempts of this round that are to be run, in order; [] once stopped."""
         if self._schedule.is_stopped:
             return []
         return self.earlier.left(self.rounds.attempts(number, self._statuses))
@@ -381,7 +382,7 @@ class RunningAttempt:
 
 
 class InFlight:
-    """Starts attempts on a cluster and gives back their records, one after the other."""
+    """Runs attempts on a cluster, each on a thread of its own, and gives back their records."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -444,6 +445,7 @@ class InFlight:
         return ended
 
     def _run(self, running: RunningAttempt, task: Task, worker_ids: Sequence[int]) -> None:
+        """Run the attempt to its end, note its outcome, and queue it for `next_finished`."""
         started_s = time.perf_counter()
         try:
             seen = self._cluster.watch_other_users(worker_ids)
@@ -463,7 +465,10 @@ def make_unmeasured(
     started_at: datetime,
     neighbours: Collection[str] = (),
 ) -> Record:
-    """Return the record of an attempt that no rank has answered, with the status of the cause."""
+    """Return the record of an attempt that no rank has answered, with the status of the cause.
+
+    neighbours: ids of points that ran beside it.
+    """
     return Record(
         **_identity(attempt),
         status=cause.status,

@@ -74,7 +74,8 @@ class _Worker:
     ) -> Device | None:
         """Take the device with this index, or the GPU that Ray assigned, and return it.
 
-        only: names of the devices that may be used; return None where it is none of them.
+        index: as of a `Worker`; None is the GPU that Ray assigned. only: names of the devices that
+        may be used; return None where it is none of them.
         """
         from raybench.hardware import nvml
         from raybench.worker.worker import Worker
@@ -123,9 +124,10 @@ class WorkerHandle:
 
 
 def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | None = None) -> Any:
-    """Start a worker process on the device of this slot; return its actor. Does not wait.
+    """Start a worker process on the device of this slot; return its `_Worker`. Does not wait.
 
-    environment: variables of the job, in addition to those that all workers have.
+    Call its `attach_device` next. environment: variables of the job, in addition to those that all
+    workers have.
     """
     there = PlacementGroupSchedulingStrategy(
         slot.placement, placement_group_bundle_index=slot.bundle
@@ -238,7 +240,7 @@ def answer_of(ref: Any, rank: int, device: Device) -> Answer:
 
 
 def node_lost(rank: int, device: Device) -> Failure:
-    """Return the failure of a rank whose node is gone, frozen or cut off."""
+    """Return the failure of a rank whose node is gone, frozen or cut off. device: the rank's."""
     message = f"node {device.host} does not answer"
     return Failure.of(Cause.NODE_LOST, rank=rank, message=message)
 

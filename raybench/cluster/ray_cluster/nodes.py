@@ -107,7 +107,10 @@ class NodeAgent:
         return tuple(sample for sampler in self._samplers for sample in sampler.drain())
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Read these devices of this node, whose errors are watched from the first call on."""
+        """Return the facts of these devices of this node, in their order.
+
+        Their errors are watched from the first call on.
+        """
         if self._facts is None:
             from raybench.hardware.telemetry import FactReader
 
@@ -131,7 +134,10 @@ class NodeAgent:
         return {process: new_output(logs, process, ends) for process, ends in read_to.items()}
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
-        """Return by GPU how much more memory is in use than before the first worker."""
+        """Return by UUID how many more bytes of a GPU are in use than before the first worker.
+
+        GPUs of which NVML does not tell are left out.
+        """
         from raybench.hardware.telemetry import memory_in_use_bytes
 
         now = memory_in_use_bytes()
@@ -480,7 +486,10 @@ class NodeAgents:
         )
 
     def with_clocks(self, answers: Sequence[Answer], devices: Sequence[Device]) -> list[Answer]:
-        """Return the answers, with the SM clocks of the GPUs while they were timed."""
+        """Return the answers, measurements with the SM clocks of their GPU while they were timed.
+
+        answers, devices: in rank order.
+        """
         gpus = [device for device in devices if device.kind == "cuda"]
         spans = {
             device.uuid: answer.timed_at_ns
@@ -500,7 +509,7 @@ class NodeAgents:
         ]
 
     def stop(self) -> None:
-        """Release all locks of devices, and end the agents of all nodes."""
+        """Release all locks of devices, and end the agents of all nodes. Waits 0.5 s at most."""
         if self._holder is not None:
             devices = [device for node in self._nodes.values() for device in node.devices]
             self._ask("unlock", devices, lambda _: ())
