@@ -84,6 +84,7 @@ def plan_problems(job: Job) -> list[Problem]:
 
 
 def _make_plan(job: Job) -> tuple[Plan, list[Problem]]:
+    """Return the plan, and the problems for which it must not be run; none where it may."""
     excluded = [_accept_all(job, entry) for entry in job.exclude]
     is_used = [False] * len(excluded)
     problems: dict[KeyPath, Problem] = {}
@@ -268,6 +269,7 @@ def _find_no_baseline(baseline: Mapping[str, Scalar], points: Collection[Point])
 
 
 def _budget_remarks(job: Job) -> list[Problem]:
+    """Return a remark where `max_seconds` or `timeout_s` ends a point early; else none."""
     measure = job.measure
     budget_s = measure.repeats * measure.max_seconds
     if "min_seconds" in measure.model_fields_set and measure.min_seconds > measure.max_seconds:

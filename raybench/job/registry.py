@@ -139,6 +139,10 @@ def _target(kind: str) -> tuple[str, str]:
 
 
 def _import(name: str) -> Any:
+    """Return the module of this name; puts the current directory into `sys.path`.
+
+    Raises UsageError, in one line, for whatever the module raises, but for KeyboardInterrupt.
+    """
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -203,6 +207,11 @@ _Declared = tuple[str, Any, Any]
 
 
 def _declared(where: str, workload_class: type) -> Iterator[_Declared]:
+    """Yield each keyword-only argument of the `__init__` of a class, with its type and default.
+
+    where: names the `__init__` in errors. Raises UsageError where it takes more arguments by
+    position than `context`, and for a type that cannot be read.
+    """
     init = inspect.unwrap(workload_class.__init__)  # type: ignore[misc]
     found = list(inspect.signature(init).parameters.values())
     positional = [
@@ -246,6 +255,10 @@ def _unpack(where: str, name: str, annotation: Any) -> Iterator[_Declared]:
 
 
 def _parameter(where: str, name: str, annotation: Any, default: Any) -> Setting:
+    """Return the setting of a parameter. annotation: None where it has none.
+
+    Raises UsageError for a reserved name, a type that is no scalar, and a default out of bounds.
+    """
     where = f"{where}: parameter {name}"
     if name in RESERVED:
         raise UsageError(f"{where} has a name that is raybench's own; choose another")
@@ -283,7 +296,7 @@ def _setting(name: str, annotation: Any, default: Any, description: str) -> Sett
 
 
 def shares_work(workload_class: type) -> bool:
-    """Whether the ranks of a point finish the same items together."""
+    """Return whether the ranks of a point finish the same items together."""
     return bool(getattr(workload_class, "shares_work", False))
 
 
@@ -404,7 +417,7 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusive
 
 
 def _type_in_words(schema: Mapping[str, Any]) -> str | None:
-    """`integer >= 1`, `'sgd' | 'adam'`; None when the type is not a scalar."""
+    """Return a JSON schema in words, as `integer >= 1`; None when the type is not a scalar."""
     if "anyOf" in schema:
         members = [_type_in_words(member) for member in schema["anyOf"]]
         return None if None in members else " | ".join(map(str, members))

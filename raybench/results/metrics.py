@@ -95,7 +95,7 @@ class StepColumns:
 
 
 def step_columns(record: Record) -> StepColumns:
-    """Compute the columns from the timed samples of the ranks that work.
+    """Return the columns, from the timed samples of the ranks that work.
 
     Raises ValueError where ranks differ in their sample counts: our bug, never the user's.
     """
@@ -114,6 +114,12 @@ def step_columns(record: Record) -> StepColumns:
     settled = [repetition.settled for m in measurements for repetition in m.repetitions]
     # A script's first step is part of its set-up.
     is_cold_known = record.point.workload != SCRIPT
+    builds = [m.repetitions[0] for m in measurements if is_cold_known]
+    first_ns = [ns for build in builds for ns in build.warmup.step_ns[:1]]
+    # The first warm-up step that compiled nothing, of ranks that compiled before it.
+    compiled = [(b.compiling_steps, b.warmup.step_ns) for b in builds if b.compiling_steps]
+    after_ns = [ns for compiling, step_ns in compiled for ns in step_ns[compiling:][:1]]
+    are_new = [m.is_of_new_process for m in measurements]
     return StepColumns(
         repeats=len(repeats),
         warmup_iterations=sum(len(repetition.warmup.step_ns) for repetition in first),
@@ -131,9 +137,9 @@ def step_columns(record: Record) -> StepColumns:
         step_ms_ci_high=interval.high if interval else None,
         skew_ms_p50=stats.median_skew(ranks) if len(ranks) > 1 else None,
         stable=False if False in settled else None if None in settled else True,
-        first_step_ms=_first_step_ms(measurements) if is_cold_known else None,
-        compiled_step_ms=_compiled_step_ms(measurements) if is_cold_known else None,
-        new_processes=_are_new(measurements) if is_cold_known else None,
+        first_step_ms=max(first_ns) / NS_PER_MS if first_ns else None,
+        compiled_step_ms=max(after_ns) / NS_PER_MS if after_ns else None,
+        new_processes=None if not is_cold_known or None in are_new else all(are_new),
         data_ms=data_wait_ms(measurements),
     )
 
@@ -163,25 +169,6 @@ def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
         and any("data" in samples.part_ns for samples in timed)
     ]
     return stats.summarize(stats.per_iteration_max(waits_ns)).p50 / NS_PER_MS if waits_ns else None
-
-
-def _first_step_ms(measurements: Sequence[Measurement]) -> float | None:
-    """Return the first step after the first build, in ms, on the rank where it took longest."""
-    first_ns = [ns for m in measurements for ns in m.repetitions[0].warmup.step_ns[:1]]
-    return max(first_ns) / NS_PER_MS if first_ns else None
-
-
-def _compiled_step_ms(measurements: Sequence[Measurement]) -> float | None:
-    """Return the first warm-up step that compiled nothing, in ms; None where no step compiled."""
-    builds = [m.repetitions[0] for m in measurements if m.repetitions[0].compiling_steps]
-    after_ns = [ns for b in builds for ns in b.warmup.step_ns[b.compiling_steps :][:1]]
-    return max(after_ns) / NS_PER_MS if after_ns else None
-
-
-def _are_new(measurements: Sequence[Measurement]) -> bool | None:
-    """Return whether all processes were new; None where a rank does not tell."""
-    news = [measurement.is_of_new_process for measurement in measurements]
-    return None if None in news else all(news)
 
 
 def half_interval(row: StepColumns) -> float | None:
@@ -309,7 +296,7 @@ class RateColumns:
 
 
 def rate_columns(record: Record, step_ms: float) -> RateColumns:
-    """Compute the columns for steps that take `step_ms` each."""
+    """Return the rates of a record whose mean step takes `step_ms`; None where nothing is known."""
     measurements, step_s = record.measurements, step_ms / _MS_PER_S
     first = measurements[0]
     items = sum(m.items_per_step for m in measurements if m.items_per_step)
@@ -404,7 +391,7 @@ class ConditionColumns:
 
 
 def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
-    """Compute the columns; clocks that no rank read are None."""
+    """Return the columns; a clock is None unless all ranks read theirs."""
     marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
     is_known = any(marks)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)

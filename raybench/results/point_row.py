@@ -248,6 +248,7 @@ def _combine_ranks(
 
 
 def _identity(run_id: str, record: Record) -> dict[str, Any]:
+    """Return the columns that do not depend on a measurement, by name."""
     point, devices = record.point, record.devices
     settings = point.settings
     kind = devices[0].kind if devices else None

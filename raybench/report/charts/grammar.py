@@ -116,9 +116,9 @@ class Figure:
 
 
 def axis(title: str | None, log: int | None = None, **settings: Any) -> Spec:
-    """Return a quantitative axis, linear from zero, or logarithmic to the base `log`.
+    """Return the encoding of a quantitative axis, linear from zero or logarithmic to base `log`.
 
-    settings: of the axis in Vega-Lite (`format`, `values`), or `scale`.
+    settings: of the axis in Vega-Lite, as `format` and `values`; `scale` has those of its scale.
     """
     scale = {"type": "log", "base": log, "nice": False, "padding": 14} if log else {"zero": True}
     scale |= settings.pop("scale", {})
@@ -139,7 +139,10 @@ SIZE_LABELS = (
 
 
 def names_axis(names: Sequence[str], **settings: Any) -> Spec:
-    """Return the axis of bars or of rows of cells, a place for each name, in this order."""
+    """Return the encoding of an axis with a place for each name, in this order.
+
+    settings: of the axis in Vega-Lite.
+    """
     return {
         "type": "nominal",
         "title": None,
@@ -437,7 +440,10 @@ def scatter_panel(
 
 
 def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
-    """Return the encoding that colours cells from blue to brown, with a scale as its legend."""
+    """Return the encoding that colours cells from blue to brown, with a scale as its legend.
+
+    steps: six values of `field`, ascending, at which the colour changes. title: of the legend.
+    """
     return {
         "field": field,
         "type": "quantitative",
@@ -455,22 +461,22 @@ def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
 
 def draw(panel: Panel, name: str) -> str:
     """Return a panel as an SVG element for the page. name: what a screen reader calls it."""
-    spec = _with_config(
+    svg = _svg(
         width=_WIDTH,
         height=panel.height,
         autosize={"type": "fit", "contains": "padding"},
         layer=list(panel.layers),
     )
     label = html.escape(printable(name))
-    return _svg(spec).replace('class="marks"', f'class="chart" role="img" aria-label="{label}"', 1)
+    return svg.replace('class="marks"', f'class="chart" role="img" aria-label="{label}"', 1)
 
 
 def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") -> bytes:
-    """Return a whole figure as the bytes of an `svg` or `png` file.
+    """Return a whole figure as the bytes of a file; kind: `svg` or `png`.
 
     The colours of an SVG follow the theme of its reader where that is a browser; elsewhere it is
     light, as a PNG is, which has two pixels for each of the layout.
-    title: instead of the figure's. below: a line under it.
+    title: instead of the figure's. below: a line under the title.
     """
     columns = {1: 1, 2: 2, 4: 2}.get(len(figure.panels), 3)
     width, least = (520, 300) if columns == 1 else (300, 0)
@@ -488,7 +494,7 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
     ]
     note = textwrap.wrap(figure.note, int(columns * (width + 60) / _LETTER_PX))
     heading = {"text": title or figure.title, "subtitle": [below, *note] if below else note}
-    spec = _with_config(
+    svg = _svg(
         title=heading | {"fontSize": 17, "offset": 14, "subtitlePadding": 5},
         padding=16,
         background="var(--page)",
@@ -496,7 +502,6 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
         columns=columns,
         spacing=24,
     )
-    svg = _svg(spec)
     style = resources.files("raybench.report.html").joinpath("page.css").read_text("utf-8")
     colors = {name: (light, dark) for name, light, dark in _COLOR.findall(style)}
     light_svg = _USED.sub(lambda found: colors[found[1]][0], svg)
@@ -514,24 +519,23 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
     return light_svg.replace("><", f">{style}<", 1).encode()
 
 
-def _with_config(**spec: Any) -> Spec:
-    return {"$schema": _SCHEMA, "background": None, "config": CONFIG, **spec}
-
-
-def _svg(spec: Spec) -> str:
+def _svg(**spec: Any) -> str:
+    """Return a Vega-Lite specification, completed by CONFIG, as SVG without what nobody sees."""
     import vl_convert
 
+    spec = {"$schema": _SCHEMA, "background": None, "config": CONFIG, **spec}
     svg = _NOISE.sub("", str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)))
     # No character of the results turns the direction of writing.
     return "\n".join(map(printable, svg.split("\n")))
 
 
 def _with_data(*layers: Spec) -> list[Spec]:
+    """Return the layers that have marks."""
     return [layer for layer in layers if layer["data"]["values"]]
 
 
 def _layer(values: Sequence[Mark], mark: Spec, at: Spec, **encoding: Spec) -> Spec:
-    """Return a layer; where its marks have tips, they can be pointed at."""
+    """Return a layer of marks of one kind; where the first one has a tip, the page shows tips."""
     tip = {"description": {"field": "tip", "type": "nominal"}}
     has_tips = mark["type"] not in ("line", "rule") and bool(values) and "tip" in values[0]
     return {
@@ -542,13 +546,17 @@ def _layer(values: Sequence[Mark], mark: Spec, at: Spec, **encoding: Spec) -> Sp
 
 
 def _text(values: Sequence[Mark], at: Spec, field: str = "text", **settings: Any) -> Spec:
+    """Return a layer of texts, which are in `field` of the marks; settings: of Vega-Lite's mark."""
     words = [{name: one for name, one in value.items() if name != "tip"} for value in values]
     mark = {"type": "text", "fontSize": 12, "baseline": "middle", "color": "var(--text)"}
     return _layer(words, mark | settings, at, text={"field": field, "type": "nominal"})
 
 
 def _level_line(level: tuple[float, str] | None, channel: str, axis: Spec) -> list[Spec]:
-    """Return a dashed line over the chart, and its label: along a line of y, above one of x."""
+    """Return the layers of a dashed line across the chart at a value of `channel`, with its label.
+
+    [] where `level` is None. The label is along a line of y, and above a line of x.
+    """
     if level is None:
         return []
     values = [{"level": level[0], "text": level[1]}]
@@ -571,13 +579,13 @@ def _ends(marks: Sequence[Mark], ideal: Sequence[tuple[float, float]], y: Spec) 
     last = sorted((mark for mark in known if mark["x"] == end), key=lambda mark: mark["y"])
     if not last:
         return []
-    found = [mark.get(name) for mark in marks for name in ("y", "low", "high")]
-    places = [place(one) for one in (*filter(None, found), *(value for _, value in ideal))]
+    found = [mark.get(name) or 0.0 for mark in marks for name in ("y", "low", "high")]
+    places = [place(one) for one in (*found, *(value for _, value in ideal)) if one > 0]
     low = min(places) if is_log else 0.0
     is_apart = place(last[-1]["y"]) - place(last[0]["y"]) >= _APART * (max(places) - low)
     return [last[0], last[-1]] if is_apart else last[-1:]
 
 
 def _beside(names: Sequence[str]) -> float:
-    """Return the width that is left beside the names of bars, in px."""
+    """Return the width in px that is left for bars beside their names."""
     return _WIDTH - 20 - min(_NAME_PX, _LETTER_PX * max(map(len, names), default=0))

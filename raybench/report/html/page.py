@@ -70,7 +70,7 @@ _COLORS = {
 
 
 def format_page(data: ChartData) -> str:
-    """Return the page of a run as HTML."""
+    """Return the page of a run as HTML, with all of its charts that apply."""
     summary = data.summary
     report = RunReport(summary=summary)
     points = _point_table(in_order(data.rows), summary)
@@ -269,6 +269,7 @@ def _with_sort(value: float | None, write: Callable[[float], str], digits: int) 
 
 
 def _setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> ColumnOf[ScaledRow]:
+    """Return the column of a setting; sizes are sorted by their bytes. ranks: for `world_size`."""
     column = Column(
         title=ranks if name == "world_size" else formatting.heading(name),
         is_text=not is_numeric(rows, name),
@@ -341,6 +342,7 @@ def _change(row: ComparedPoint) -> float:
 
 
 def _mark(row: ComparedPoint, name: str) -> Mark:
+    """Return the bar of a point from 0 to its change, with its interval; name: begins its tip."""
     change, words = _change(row), percent(_change(row))
     # An interval of no width keeps the text beside its bar: the panels have one scale.
     low, high = change, change
