@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from raybench.analysis.own_speeds import probe_speeds
 from raybench.analysis.rows import ScaledRow
+from raybench.analysis.scaling import probe_speeds
 from raybench.analysis.settings import EXECUTION, batch_column, setting
 from raybench.records import Status
 from raybench.stats.shares import fast_devices

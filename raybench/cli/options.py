@@ -7,6 +7,7 @@ which takes longer than a Tab key may.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,49 @@ overrides_option = click.option(
     help="Override a job setting; may be repeated. baseline.precision=fp32 sets one key beside "
     "those of the file, 'baseline={precision: fp32}' takes their place.",
 )
+
+
+file_option = click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write it to this file."
+)
+
+
+def read_share(_: click.Context, option: click.Parameter, text: str) -> float:
+    """Return the share that the text of an option means, 0.05 for "5%" and for "0.05".
+
+    Raises UsageError for any other text, and for 100% and more.
+    """
+    if re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*%?", text.strip()):
+        value = float(text.rstrip("% ")) / (100 if "%" in text else 1)
+        if value < 1:
+            return value
+    raise UsageError(
+        f"{option.opts[0]}: must be from 0% up to 100%, as in 5% or 0.05, got {text!r}"
+    )
+
+
+def threshold_option(meaning: str) -> Option:
+    """Return the option `--threshold`, whose value is a share. meaning: its help."""
+    return click.option(
+        "--threshold", callback=read_share, default="1.5%", show_default=True, help=meaning
+    )
+
+
+def _check_chart(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and path.suffix.lower() not in (".svg", ".png"):
+        raise UsageError(f"--chart: must end in .svg or .png, got {path}")
+    return path
+
+
+def chart_option(meaning: str) -> Option:
+    """Return the option `--chart`, a path that ends in .svg or .png. meaning: its help."""
+    return click.option(
+        "--chart",
+        type=click.Path(path_type=Path),
+        callback=_check_chart,
+        metavar="FILE.svg|.png",
+        help=meaning,
+    )
 
 
 def _load_references(

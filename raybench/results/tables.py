@@ -1,6 +1,6 @@
 """The ten tables: the dataclass of each, and the Arrow schema that follows from it.
 
-`summary` is derived from `points` when a run ends (`raybench.analysis.summary`).
+`summary` is derived from `points` when a run ends (`raybench.analysis.frames`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from raybench.analysis.losses import CAUSES, LOSSES
 from raybench.analysis.rows import ScaledRow
+from raybench.analysis.scaling import CAUSES, LOSSES
 from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Table, make_table
 from raybench.report.charts.chart import Chart, ChartData, bar_figure, in_order

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from raybench.analysis.ranks import (
+from raybench.analysis.step_times import (
     MOST_RANKS,
     RankStep,
     ranks_of_step,

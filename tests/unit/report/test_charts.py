@@ -22,7 +22,7 @@ from builders import (
     make_sweep,
 )
 
-from raybench.analysis.environment_changes import Change
+from raybench.analysis.changes import Change
 from raybench.analysis.history import history
 from raybench.analysis.step_times import rank_by_iteration
 from raybench.cli.results import load_summary

@@ -23,8 +23,8 @@ from builders import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.analysis.losses import LOSSES
 from raybench.analysis.rows import value_of
+from raybench.analysis.scaling import LOSSES
 from raybench.analysis.settings import setting
 from raybench.job.point import Precision
 from raybench.records import Status
