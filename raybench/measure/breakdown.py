@@ -203,7 +203,10 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
 
 
 def _time_regions(instrumented: _Instrumented) -> tuple[RegionTime, ...]:
-    """Time the regions in steps that are otherwise as the timed ones; () where there are none."""
+    """Return the median of each region over steps that are otherwise as the timed ones.
+
+    All ranks must call it. () where no rank's step names a region.
+    """
     context, extent = instrumented.context, instrumented.extent
     if not any_rank(context.regions.are_used, context.device):
         return ()
@@ -218,7 +221,7 @@ def _time_regions(instrumented: _Instrumented) -> tuple[RegionTime, ...]:
 
 
 def _region_methods(context: Context) -> dict[str, str]:
-    """Say how regions were timed, and which are left out because they are compiled."""
+    """Return {"regions": how they were timed, which are left out as compiled}; {} without any."""
     methods = []
     if context.regions.are_used:
         clock = "CUDA events" if context.device.type == "cuda" else "host clock"
@@ -232,7 +235,10 @@ def _region_methods(context: Context) -> dict[str, str]:
 
 
 def _time_by_host_clock(instrumented: _Instrumented) -> WallTimes | None:
-    """Time the plain step by the host's clock; None on a CPU, whose samples are by that clock."""
+    """Return the plain step by the host's clock; None on a CPU, whose samples are by that clock.
+
+    All ranks must call it.
+    """
     device, step = instrumented.context.device, instrumented.workload.step
     if device.type != "cuda":
         return None
@@ -244,9 +250,9 @@ def _time_by_host_clock(instrumented: _Instrumented) -> WallTimes | None:
 
 
 def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> WallTimes:
-    """Time steps one at a time, as a script does that has no events; medians in ms.
+    """Return the median ms of a step by the host's clock: until it is issued, and until it is done.
 
-    wait: waits for the device, which is idle before each step.
+    Runs `steps` steps one at a time, each on an idle device. wait: blocks until the device is idle.
     """
     issued_ns, done_ns = [], []
     for _ in range(steps):
@@ -301,7 +307,7 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
 
 
 def hook_setter(workload: Workload, context: Context) -> SetHook | str:
-    """Return a function that registers a communication hook for gradients, or why there is none.
+    """Return a function that registers a communication hook for gradients, else the reason as text.
 
     It is the workload's own `set_comm_hook`, else that of the models which the context wrapped.
     """
@@ -310,7 +316,10 @@ def hook_setter(workload: Workload, context: Context) -> SetHook | str:
 
 
 def _time_gradients(instrumented: _Instrumented, set_hook: SetHook) -> Breakdown:
-    """Time the buckets of gradients in steps one after the other, as the timed ones.
+    """Return hooked_ms, comm_ms and tail_ms of steps whose gradients are timed by a hook of DDP.
+
+    All ranks must call it. Has only `methods` where DDP reduced no gradients in some step. Steps
+    follow each other as the timed ones do.
 
     Ranks that are brought together before each step would differ by the jitter of their hosts.
     """
@@ -353,9 +362,9 @@ class _StepWithoutPeers:
 
 
 def _count_collectives(instrumented: _Instrumented, step: _StepWithoutPeers) -> tuple[Traffic, ...]:
-    """Run two steps with local copies, and return what the second one sends.
+    """Run two steps with local copies, and return the traffic of the second.
 
-    Nothing where the step failed: it has not issued all its collectives.
+    All ranks must call it. () where the step failed, or sends nothing.
     """
     copies = CountedCopies()
     align_ranks(instrumented.context.device)
@@ -414,6 +423,8 @@ def _time_local_steps(
 def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -> list[list[float]]:
     """Time blocks of local steps until each rank's step is known well enough, or most are run.
 
+    Returns the ms of each step, by block, in order. All ranks must call it.
+
     Two ranks must be told apart where they differ by half of what marks a slow one: half, as they
     may differ by their blocks too. Alone one block is enough. As many steps follow after the
     queued ones, for a host that is late now may not be later.
@@ -434,7 +445,10 @@ def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -
 
 
 def _local_methods(device: torch.device, *, is_queued: bool) -> dict[str, str]:
-    """Say how the parts of a local step are measured; is_queued: whether steps could be queued."""
+    """Return how compute_ms, optimizer_ms and host_gap_ms are measured, by these names.
+
+    is_queued: whether the steps could be queued before the device worked on them.
+    """
     if device.type != "cuda":
         return {
             "compute_ms": "local step less data_ms and optimizer_ms",

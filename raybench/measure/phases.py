@@ -207,6 +207,7 @@ def _repeat(workload: Workload, run: _PointRun) -> None:
 
 
 def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
+    """Return the samples of one build, warm-up and timed; all ranks must call it."""
     with no_garbage_collection():
         warmup = _warm_up(workload, run)
         run.memory.restart()
@@ -260,7 +261,10 @@ class _Blocks:
 
 
 def _warm_up(workload: Workload, run: _PointRun) -> _Blocks:
-    """Run eager steps one by one until they are steady and no rank's clocks are held back."""
+    """Run eager steps until they are steady and no rank's clocks are held back; return the steps.
+
+    All ranks must call it.
+    """
     context, warmup, is_limited = run.context, _Blocks(), False
     at_least = EAGER_ITERATIONS if context.cuda_graph else 1
 

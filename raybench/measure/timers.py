@@ -132,6 +132,7 @@ def _run_block(
 
 
 def _differences(marks_ns: list[int]) -> tuple[int, ...]:
+    """Return the ns from each mark to the next, one fewer than there are marks."""
     return tuple(end - start for start, end in pairwise(marks_ns))
 
 
@@ -203,7 +204,7 @@ def join_blocks(blocks: Sequence[Samples]) -> Samples:
 
 
 def align_ranks(device: torch.device) -> None:
-    """Wait until all ranks have come here, and on a GPU until the work queued before is done."""
+    """Block until all ranks have called this, and on a GPU until the work queued before is done."""
     if dist.is_initialized():
         dist.all_reduce(torch.zeros(1, device=device))
     if device.type == "cuda":
@@ -211,7 +212,7 @@ def align_ranks(device: torch.device) -> None:
 
 
 def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> int:
-    """Return the result of `decide` on rank 0; other ranks do not call it."""
+    """Return on all ranks what `decide` returns on rank 0; the other ranks do not call `decide`."""
     if not dist.is_initialized():
         return decide()
     decision = decide() if dist.get_rank() == 0 else 0
@@ -241,7 +242,10 @@ def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
 
 
 def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Return the durations of a block on each rank, in rank order; equally many on each."""
+    """Return the ns of each iteration of a block, a list for each rank in rank order.
+
+    All ranks must give equally many.
+    """
     if not dist.is_initialized():
         return [list(step_ns)]
     own = torch.tensor(step_ns, dtype=torch.int64, device=device)
@@ -251,7 +255,7 @@ def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return the value of each rank, in rank order; the value is pickled."""
+    """Return a list with the value of each rank, in rank order. Values must be picklable."""
     if not dist.is_initialized():
         return [value]
     found: list[Any] = [None] * dist.get_world_size()
@@ -318,7 +322,7 @@ class ScriptTimer:
         return samples
 
     def restart(self) -> None:
-        """Count all iterations until now as warm-up, and their memory not at all."""
+        """Count all iterations until now as warm-up, and set the peaks of memory back."""
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
         self._process.forget_memory()
         self.allocated_bytes = None

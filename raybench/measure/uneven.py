@@ -139,6 +139,7 @@ def _slowed(context: Context) -> Context:
 
 
 def _share_out(maker: StepMaker, group_probe: GroupProbe) -> UnevenStep:
+    """Return this rank's part of the step, with what was found; all ranks must call it."""
     rank = maker.context.rank
     shares, own_s = _choose_shares(maker, group_probe)
     context, params = maker.context_among(shares), maker.size(shares[rank])[1]
@@ -174,7 +175,7 @@ def _share_out(maker: StepMaker, group_probe: GroupProbe) -> UnevenStep:
 def _choose_shares(maker: StepMaker, group_probe: GroupProbe) -> tuple[Shares, tuple[float, ...]]:
     """Return the samples of each rank, and the measured seconds of each rank's own step.
 
-    Raises UsageError where shares by speed are not possible.
+    All ranks must call it. Raises UsageError where shares by speed are not possible.
     """
 
     def time_each_alone(shares: Shares) -> tuple[float, ...]:
@@ -206,6 +207,7 @@ def has_other_gradients(error: float | None, precision: Precision) -> bool:
 
 
 def _warnings(maker: StepMaker, share: RankShare, *, has_batch_norm: bool) -> Iterator[str]:
+    """Yield a sentence about emulation, BatchNorm and gradients, each where it applies."""
     point = maker.point
     if share.slow_ratio is not None:
         by = "extra compute" if point.slow_by is SlowBy.COMPUTE else f"{maker.context.sms} SMs"
@@ -413,11 +415,13 @@ class StepMaker:
         return max(0, int((_MEMORY_SHARE * total - fixed_bytes) / item_bytes))
 
     def _time_alone(self, items: int, context: Context) -> _TimedStep:
+        """Time a step of `items` samples on this rank as the only one."""
         batch_size, params = self.size(items)
         alone = replace(context, batch_size=batch_size, rank=0, world_size=1)
         return self._time(alone, params, items)
 
     def _time(self, context: Context, params: Parameters, items: int) -> _TimedStep:
+        """Build the workload, time its step and close it; all ranks of the context must call it."""
         context = replace(context, replicas=Replicas(), parts=PartTimes())
         on_gpu = context.device.type == "cuda"
         if on_gpu:
@@ -444,7 +448,7 @@ class StepMaker:
 
 
 def _step_s(workload: Workload, context: Context) -> float:
-    """Return the median of steps in seconds, after others that warm up."""
+    """Return the median seconds of a step, after steps of a warm-up; all ranks must call it."""
     timer, is_alone = make_timer(context.device), context.world_size == 1
 
     def block_ns(steps: int) -> float:

@@ -319,16 +319,13 @@ def choose_interface(address: str) -> None:
     of the measurement (without InfiniBand it uses several at once), and torchrun does not change it
     either: where it is wrong, the user sets NCCL_SOCKET_IFNAME.
     """
-    if not os.environ.get("GLOO_SOCKET_IFNAME") and (name := _interface_of(address)):
-        os.environ["GLOO_SOCKET_IFNAME"] = name
-
-
-def _interface_of(address: str) -> str | None:
-    """Return the interface whose first IPv4 address this is; None for IPv6 and behind a NAT."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return
     for name, addresses in psutil.net_if_addrs().items():
+        # None has it as its first IPv4 address behind a NAT, or where it is one of IPv6.
         if [one.address for one in addresses if one.family == socket.AF_INET][:1] == [address]:
-            return name
-    return None
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+            return
 
 
 class NcclFile:

@@ -81,7 +81,11 @@ class _Worker:
         from raybench.worker.worker import Worker
 
         if index is None:
-            index = _index_of_gpu()
+            # Ray names a GPU by its entry in the raylet's CUDA_VISIBLE_DEVICES where that is set,
+            # and torch, which sees all GPUs, counts along that list.
+            (assigned,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            index = visible.split(",").index(assigned) if visible else int(assigned)
         if only is not None and kind == "cuda" and nvml.uuid_of(index) not in (None, *only):
             return None
         self._worker = Worker(kind, index)
@@ -167,17 +171,6 @@ def start_on_node(actor: type, node_id: str) -> Any:
 def node_address() -> str:
     """Return the IP address of this node by which the others reach it."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-
-
-def _index_of_gpu() -> int:
-    """Return torch's index of the GPU that Ray assigned to this actor, where all GPUs are visible.
-
-    Ray names a GPU by its entry in the raylet's CUDA_VISIBLE_DEVICES where that is set, and torch
-    counts along that list.
-    """
-    (assigned,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",").index(assigned) if visible else int(assigned)
 
 
 def _worker_environment() -> dict[str, str]:
