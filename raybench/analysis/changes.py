@@ -50,7 +50,7 @@ _DEVICE_FACTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is not as it was: its values in the two runs, `none` where one has none."""
+    """A fact that differs between two runs. base, new: its text in each; `none` where missing."""
 
     name: str
     base: str
@@ -58,7 +58,9 @@ class Change:
 
 
 def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
-    """Return what can change a number, by name. devices: the rows of the run in that table.
+    """Return name -> text of all that can change a measured time in a run: versions, devices, code.
+
+    devices: the rows of the run in that table.
 
     Where devices differ among themselves, their values stand beside each other.
     """
@@ -114,6 +116,7 @@ def _merge(of_driver: Any, of_workers: pd.Series) -> dict[str, str]:
 
 
 def _join(values: Iterable[Any]) -> str:
+    """Return the known values once each, sorted, with commas; `none` where none is known."""
     known = {_text(value) for value in values if not pd.isna(value)}
     return ", ".join(sorted(known)) or NONE
 

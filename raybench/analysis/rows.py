@@ -156,6 +156,7 @@ class Columns:
 
 
 def _show(names: str, *, optional: str) -> Columns:
+    """Return the columns of a table. names, optional: names of columns, separated by spaces."""
     return Columns(
         metrics=tuple(BY_NAME[name] for name in names.split()),
         optional=tuple(BY_NAME[name] for name in optional.split()),

@@ -93,6 +93,7 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
 
 
 def _series_key(row: ScaledRow, baseline: Mapping[str, Scalar]) -> tuple[Any, ...]:
+    """Return the key of a point's series: every setting that the baseline does not name."""
     names = ("run_id", *_SETTINGS, *filter(None, [batch_column(row)]))
     settings = tuple((name, str(getattr(row, name))) for name in names if name not in baseline)
     params = tuple(sorted((k, v) for k, v in row.params.items() if k not in baseline))
@@ -165,6 +166,7 @@ def _serial_fraction(speed_up: float, devices: float, of_base: int) -> float | N
 
 
 def _base(members: Sequence[ScaledRow]) -> ScaledRow | None:
+    """Return the first baseline point of a series; None without one."""
     return next((row for row in members if row.is_baseline), None)
 
 
@@ -225,6 +227,7 @@ def _half_widths(
 
 
 def _samples_per_joule(row: PointRow) -> float | None:
+    """Return the samples of the timed steps over their energy; None where either is not known."""
     if row.status is not Status.OK or not row.throughput or not row.step_ms_mean:
         return None
     if not row.energy_j or row.inner_iterations is None or row.iterations is None:
@@ -256,6 +259,7 @@ def _why_not(
 
 
 def _why_other_device(row: ScaledRow, base: ScaledRow, own: OwnSpeeds) -> str:
+    """Return why a point cannot be weighed against a baseline point on another device model."""
     if len(set(models_of(row))) < 2:
         return f"baseline point ran on another device: {base.device_name}"
     missing = " and ".join(own.missing(row)) or str(base.device_name)
@@ -364,13 +368,13 @@ class OwnSpeeds:
         return sum(probe_speeds(row)) or None
 
     def missing(self, row: PointRow) -> Sequence[str]:
-        """Return the models that no point of one device measured; all where some are emulated."""
+        """Return the models of a point that none of one device measured; all if one is emulated."""
         known = self._alone.get(_key(row), {}) if row.slow_ratio == 1 else {}
         return [model for model in dict.fromkeys(models_of(row)) if model not in known]
 
 
 def differ(row: PointRow, base: PointRow) -> bool:
-    """Return whether the devices of two points are of several models, or one is emulated."""
+    """Return whether two points ran on devices of several models, or `row` on an emulated one."""
     is_emulated = row.slow_ratio < 1
     return is_emulated or len({*models_of(row), *models_of(base)}) > 1
 
@@ -458,6 +462,7 @@ class _Parts:
 
 
 def _parts(row: PointRow) -> _Parts:
+    """Return the parts of a point's step in ms; without a breakdown only the wait for data."""
     local_ms = row.local_step_ms
     if local_ms is None:
         return _Parts(data=row.data_ms)

@@ -88,6 +88,7 @@ class Scenario:
 
     @property
     def _are_fast(self) -> Sequence[bool]:
+        """Return for each rank whether its device is a fast one; empty where nothing tells."""
         ratios = self.row.slow_ratio_by_rank or ()
         if any(ratio is not None for ratio in ratios):
             return [ratio is None for ratio in ratios]

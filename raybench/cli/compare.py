@@ -127,7 +127,7 @@ def _gate(comparison: Comparison, fail_on: str, blind: float) -> int:
 
 
 def find_sides(results: Path, base: str, new: str) -> tuple[Side, Side]:
-    """Return the runs of both sides. Raises ResultsError for a missing run, or one on both."""
+    """Return both sides, BASE first. Raises ResultsError for a missing run, or one on both."""
     sides = find_side(results, base), find_side(results, new)
     ids = [{(run.root.resolve(), run.run_id) for run in side.runs} for side in sides]
     if both := ids[0] & ids[1]:
@@ -289,6 +289,7 @@ def find_side(results: Path, text: str) -> Side:
 
 
 def _find(results: Path, text: str) -> Found:
+    """Return the run that `text` names. Raises ResultsError where there is none."""
     from raybench.results.run import find_run
 
     root, run_id = find_run(results, text)

@@ -156,7 +156,7 @@ def check_ids(results: Path) -> list[str]:
 def load_health(
     results: Path, run: str, references: References | None = None
 ) -> HealthReport | None:
-    """Return the results of a health check; None where the run is not one.
+    """Return the results of a health check with its verdicts; None where the run is not one.
 
     run: an id, or "latest". references: None: those that come with raybench. Raises ResultsError
     where there is no such run.

@@ -76,7 +76,11 @@ def history_command(
 
 
 def _points(results: Path, prefix: str | None, expression: str | None) -> list[PointRow]:
-    """Return the rows of `points` that the options select. Raises ResultsError without any."""
+    """Return the rows of `points` that the options select, without those of health checks.
+
+    prefix: of a point id. Raises ResultsError where none is left, and UsageError for a wrong
+    expression.
+    """
     from raybench.analysis.history import POINT_COLUMNS
     from raybench.analysis.rows import point_rows
     from raybench.results import reader
@@ -180,6 +184,7 @@ def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
 
 
 def _draw(rows: Sequence[HistoryRow], path: Path) -> None:
+    """Write the chart of the step time over time to an .svg or .png file."""
     from raybench.report.charts.grammar import draw_figure
     from raybench.report.charts.history import history_figure
 

@@ -77,6 +77,7 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
 
 
 def _list_of_templates() -> str:
+    """Return the table of the jobs that come with raybench, and how to take one."""
     from raybench.job.catalog import templates
 
     rows = [[one.name, ", ".join(map(str, one.device_counts)), one.question] for one in templates()]

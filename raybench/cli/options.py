@@ -97,6 +97,10 @@ def chart_option(meaning: str) -> Option:
 def _load_references(
     ctx: click.Context, _: click.Parameter, path: Path | None
 ) -> References | None:
+    """Return the references of a site and of raybench; None while the Tab key completes.
+
+    Raises UsageError for a file that cannot be read or breaks the schema.
+    """
     if ctx.resilient_parsing:
         # The Tab key must not wait for it.
         return None
@@ -148,6 +152,7 @@ def device_option(meaning: str) -> Option:
 
 
 def _check_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float:
+    """Return the seconds to wait. Raises UsageError outside of 0 to 1,000,000."""
     # Nothing is above or below NaN: it fails this test, and passes that of click's ranges.
     if not 0 <= wait_s <= _LONGEST_WAIT_S:
         raise UsageError(f"--wait {wait_s:g}: must be from 0 to {_LONGEST_WAIT_S:,.0f} seconds")
@@ -220,7 +225,10 @@ class Size(click.ParamType[int]):
 
 
 def format_asked(kind: str | None, as_json: bool) -> str | None:
-    """Return the format that --format or --json asks for."""
+    """Return the format that --format or --json asks for; None where neither is given.
+
+    Raises UsageError where both are given and differ.
+    """
     if as_json and kind not in (None, "json"):
         raise UsageError(f"--json: means --format json, got --format {kind}")
     return "json" if as_json else kind
@@ -303,6 +311,7 @@ def _inside(ctx: click.Context) -> list[str]:
 
 
 def _folders(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the folders inside a folder but hidden ones; empty where it is no folder."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:

@@ -139,6 +139,7 @@ def load_summary(results: Path, run: str, references: References | None = None) 
 
 
 def _health_page(root: Path, check: HealthReport) -> str:
+    """Return the page of a health check, which is in the results folder `root`."""
     from raybench.health.page import format_page
     from raybench.results import reader
 
@@ -339,6 +340,7 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
 
 
 def _points(results: Path, run_id: str) -> PointList:
+    """Return the latest attempt at each trial of a run, in the order of the first attempts."""
     from raybench.analysis.rounds import latest_trials
     from raybench.analysis.rows import point_rows
     from raybench.report.point_details import PointList
@@ -349,6 +351,10 @@ def _points(results: Path, run_id: str) -> PointList:
 
 
 def _details(results: Path, run_id: str, prefix: str, references: References) -> PointDetails:
+    """Return everything about one point, its rounds as one.
+
+    prefix: of its id. Raises ResultsError where no point, or more than one, has it.
+    """
     from dataclasses import replace
 
     from raybench.analysis.rounds import Trials, mean_of_rounds
