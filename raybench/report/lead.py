@@ -79,8 +79,11 @@ class Insight:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Return what makes the number of one point doubtful, in words."""
-        return doubts(self.rows[0]) if len(self.rows) == 1 else ()
+        """Return in words what makes the number doubtful; of a range what all its points share."""
+        if len(self.rows) == 1:
+            return doubts(self.rows[0])
+        shared = doubts(self.rows[0]) if self.rows else ()
+        return tuple(f"all {one}" for one in shared if all(one in doubts(r) for r in self.rows))
 
 
 def insights(summary: Summary) -> list[Insight]:

@@ -61,8 +61,12 @@ class RunReport(Document):
         text = next(filter(None, leads), "") or "; ".join(
             filter(None, (self._why_not_compared(), lead_of(summary)))
         )
-        if text and not summary.largest_batches and summary.has_one_start:
-            text += f"; {_ONE_START}"
+        if text and not summary.largest_batches:
+            ones = sum(row.status == "ok" and row.rounds == 1 for row in summary.rows)
+            if summary.has_one_start:
+                text += f"; {_ONE_START}"
+            elif ones and "±" not in text:
+                text += f"; {counted(ones, 'point')} of {_ONE_START}"
         count = sum(bool(impossible_among(row.warnings)) for row in summary.rows)
         if text and count:
             text += f"; {counted(count, 'point')} with numbers that cannot be: see the warnings"

@@ -79,6 +79,20 @@ def test_a_speed_up_over_an_unsteady_baseline_stands_and_is_said_to_be_one(stabl
     assert told.startswith(f"2 GPUs do 1.78x ({doubt}) the samples/s of 1 GPU")
 
 
+def test_a_doubt_that_all_points_of_a_range_share_is_told_with_the_range():
+    records = [
+        make_steady(1, step_ms, batch_size=batch, precision=precision)
+        for batch, precision, step_ms in (
+            (64, Precision.FP32, 8.0),
+            (64, Precision.BF16, 4.0),
+            (256, Precision.FP32, 8.0),
+            (256, Precision.BF16, 2.0),
+        )
+    ]
+    told = said(records, OVER_FP32, quick=[True] * 4)
+    assert told == "bf16 is 2.00x to 4.00x as fast as fp32 (all quick)"
+
+
 def test_what_has_the_most_samples_is_told_with_the_next():
     job = ASKED % ("throughput", "precision")
     told = said([ran(1, 8.0), ran(1, 4.0, Precision.BF16)], {}, job)
