@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 import click
+from ruamel.yaml import YAML
 
 from raybench.cli.output import write_result
 from raybench.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A word with its meaning. also: other words for the same."""
+
+    word: str
+    means: str
+    also: tuple[str, ...] = ()
+
+
+@cache
+def load_glossary() -> tuple[Entry, ...]:
+    """Return the entries of glossary.yaml in alphabetical order."""
+    text = files("raybench.report").joinpath("glossary.yaml").read_text(encoding="utf-8")
+    found = YAML(typ="safe", pure=True).load(text)
+    entries = [
+        Entry(word=word, means=told)
+        if isinstance(told, str)
+        else Entry(word=word, means=told["means"], also=tuple(told.get("also", ())))
+        for word, told in found.items()
+    ]
+    return tuple(sorted(entries, key=lambda entry: entry.word))
 
 
 @click.command()
@@ -27,7 +53,6 @@ def explain_command(term: tuple[str, ...]) -> None:
     """
     from raybench.analysis.rows import BY_NAME
     from raybench.job.problems import say_unknown
-    from raybench.report.glossary import load_glossary
 
     folder = files("raybench").joinpath("how-to")
     pages = {
@@ -56,8 +81,7 @@ def explain_command(term: tuple[str, ...]) -> None:
 def _meanings(wanted: str) -> Iterator[str]:
     """Yield what a term means, as a word, as marks, and as a heading or column."""
     from raybench.analysis.rows import BY_NAME
-    from raybench.report.glossary import load_glossary
-    from raybench.report.marks import MARKS
+    from raybench.report.messages import MARKS
 
     key = wanted.lower()
     for entry in load_glossary():

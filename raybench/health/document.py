@@ -22,7 +22,7 @@ from raybench.report.documents import Document, format_document
 from raybench.report.export.formats import csv
 from raybench.report.export.formats.junit import Case as JUnitCase
 from raybench.report.export.formats.junit import format_suite
-from raybench.report.references import HOW_TO_MAKE
+from raybench.report.sections.references import HOW_TO_MAKE
 from raybench.results.columns import to_row
 
 _TONES: Mapping[int, Tone] = {0: "good", 1: "alarm", 3: "advice"}

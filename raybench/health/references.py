@@ -11,7 +11,7 @@ from raybench.health.groups import placement_of
 from raybench.records import Device
 from raybench.records.health import Finding, Verdict
 from raybench.report.formatting import some
-from raybench.report.references import Standing, count_within, standings
+from raybench.report.sections.references import Standing, count_within, standings
 
 METRIC = "value"
 _STAGES = ("alone", "host-links", "pairs", "together")

@@ -15,7 +15,7 @@ from raybench.analysis.references import Measurement
 from raybench.records.health import Action, Finding, Subject, Verdict, figure
 from raybench.report import formatting
 from raybench.report.advice import Advice, estimate_gains
-from raybench.report.references import Standing
+from raybench.report.sections.references import Standing
 from raybench.results.run import Run, RunStatus
 
 # The worst first.

@@ -19,10 +19,10 @@ from raybench.report.blocks import (
 )
 from raybench.report.charts.data import in_order
 from raybench.report.charts.scaling import speed_up_words
-from raybench.report.marks import MARKS, marks
+from raybench.report.messages import MARKS, marks
 from raybench.report.plain_text import shorten
+from raybench.report.sections.points import STEP_MEANING
 from raybench.report.summary import Summary
-from raybench.report.tables import STEP_MEANING
 
 _HINT_CHARS = 300
 _EMPTY = Cell(text="")
