@@ -33,8 +33,7 @@ from benchmarks.made_up import devices, measurement, telemetry
 from raybench.job.model import Job, load_job
 from raybench.job.plan import make_plan
 from raybench.records import Answer, Device, DeviceSample, Task
-from raybench.results.compaction import compact_run
-from raybench.results.writer import RunStore
+from raybench.results.writer import RunStore, compact_run
 from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import PointFinished, PointStarted, SweepSettings
 from raybench.sweep.run_state import RunRows, start_run

@@ -3,7 +3,7 @@
     python -m benchmarks.simulated_fleets [--fleets 1000] [--tests 16] [--only WORD] [-o FILE.json]
 
 Fleets of 8 to 10,000 devices in three passes of several tests go through the verdicts of
-`raybench.stats.fleet`. Every value is made here, independent of what is measured.
+`raybench.stats.outliers`. Every value is made here, independent of what is measured.
 
 noise (`NOISES`): what each pass adds to each device, and what a device keeps over all passes, as
 the silicon that it is made of. false_alarms: the share of healthy fleets in which any device is
@@ -26,7 +26,7 @@ from benchmarks.made_up import devices
 from raybench.health.readings import Reading
 from raybench.health.suite import HealthTest, device_subjects
 from raybench.health.verdicts import judge
-from raybench.stats.fleet import Floats, compare_peers, find_slow
+from raybench.stats.outliers import Floats, compare_peers, find_slow
 
 PASSES = 3
 FLOOR = 0.01  # as that of a GEMM

@@ -10,9 +10,15 @@ RaybenchError
 Anything else that escapes is a bug of raybench and exits with 4.
 Every class takes one string, so that an instance survives pickling between processes.
 ResultsWarning says what of the results is left out; the commands print it as a line on stderr.
+
+`message_of` and `brief` tell what any exception says, bounded, and without running into it again: a
+workload's may have a `__str__` that raises, notes that are no text, or a text of 10 MB.
 """
 
 from __future__ import annotations
+
+import traceback
+from contextlib import suppress
 
 
 class RaybenchError(Exception):
@@ -47,3 +53,75 @@ class ResultsWarning(UserWarning):
 
 class DevicesInUseError(ClusterError):
     """Another sweep has one of the devices: nothing is started, and nothing is kept."""
+
+
+# The most that is kept: of a message with its notes, and of a traceback or a log.
+MESSAGE_CHARACTERS = 2000
+DETAIL_CHARACTERS = 4000
+
+
+def message_of(error: BaseException) -> str:
+    """Return the first line of the error's text, and of each of its notes; "; " between them.
+
+    An error without a text is told as `TypeName: no message`. At most 2,000 characters.
+    """
+    notes = getattr(error, "__notes__", None)
+    texts = [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+    told = [_first_line(_text(error)) or brief(error), *filter(None, map(_first_line, texts))]
+    return shorten("; ".join(told), MESSAGE_CHARACTERS)
+
+
+def brief(error: BaseException) -> str:
+    """Return `TypeName: first line of its text`, for use in a sentence; at most 2,000 characters.
+
+    `TypeName: no message` for an error without a text.
+    """
+    text = _first_line(_text(error)) or "no message"
+    return shorten(f"{type(error).__name__}: {text}", MESSAGE_CHARACTERS)
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the end of the error's traceback, at most 4,000 characters."""
+    return shorten_start("".join(traceback.format_exception(error)), DETAIL_CHARACTERS)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to the error in place; nothing where somebody made its `__notes__` no list."""
+    with suppress(TypeError):
+        error.add_note(note)
+
+
+def mentions(error: BaseException, *words: str) -> bool:
+    """Return whether the error's text has one of these words."""
+    text = _text(error)
+    return any(word in text for word in words)
+
+
+def shorten(text: str, characters: int) -> str:
+    """Return the text; a longer one is cut at its end to `characters`, with a mark that says so."""
+    if len(text) <= characters:
+        return text
+    mark = f" ... [cut: {len(text):,} characters]"
+    return text[: characters - len(mark)] + mark
+
+
+def shorten_start(text: str, characters: int) -> str:
+    """Return the text; of a longer one the end, `characters` with a mark in front of it."""
+    if len(text) <= characters:
+        return text
+    mark = f"[cut: {len(text):,} characters] ..."
+    return mark + text[len(mark) - characters :]
+
+
+def _text(error: BaseException) -> str:
+    """Return str(error), of a KeyError in a sentence; empty where its `__str__` raises."""
+    try:
+        text = str(error)
+    except BaseException:
+        return ""
+    # The text of a KeyError is the key alone.
+    return f"no such key: {text}" if isinstance(error, KeyError) and text else text
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")

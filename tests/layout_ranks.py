@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from raybench.job.point import Precision
 from raybench.workloads.base import Context
-from raybench.workloads.training import language_training, sharding
-from raybench.workloads.training.layout import Layout
+from raybench.workloads.training import language_training
+from raybench.workloads.training.shapes import Layout
 from raybench.workloads.training.transformer import Transformer
 
 BATCH = 2
@@ -129,7 +129,7 @@ def _faults() -> dict[str, tuple[dict[str, Any], AbstractContextManager[object]]
         "keys of this rank alone": (
             {"cp": 2},
             mock.patch.object(
-                sharding.collectives,
+                language_training.collectives,
                 "all_gather_tensor_autograd",
                 lambda own, gather_dim, group: own.repeat(1, 1, 2, 1),
             ),

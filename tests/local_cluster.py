@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from raybench.cluster import DeviceKind, allocator
+from raybench.cluster import allocator
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.point_end import RunningRanks, finish_point
-from raybench.hardware.device_facts import FactReader
-from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
-from raybench.records.device_facts import DeviceFacts
+from raybench.hardware.telemetry import FactReader
+from raybench.records import Answer, Device, DeviceKind, DeviceSample, Group, RankInfo, Task
+from raybench.records.devices import DeviceFacts
 
 
 def choose_workers(

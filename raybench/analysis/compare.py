@@ -3,7 +3,7 @@
 A side is one run or several of the same thing. A run is one observation of a point: the geometric
 mean over its rounds. Rounds of one run share its machine and its moment, so they make that mean
 surer and add no observations: T. Kalibera, R. Jones, "Rigorous benchmarking in reasonable time",
-ISMM 2013. How far runs of a side lie apart is estimated for each point by `raybench.stats.starts`,
+ISMM 2013. How far runs of a side lie apart is estimated for each point by `raybench.stats.summary`,
 the model that reports use for rounds. Where a side has one run nothing is known of that, so there
 is no verdict.
 
@@ -31,7 +31,7 @@ from raybench.analysis.rounds import (
 from raybench.analysis.settings import EXECUTION
 from raybench.records import Status
 from raybench.results.point_row import PointRow
-from raybench.stats.starts import Scatter, scatter
+from raybench.stats.summary import Scatter, scatter
 
 # At most this share of comparisons in which nothing changed calls a point slower, and as many call
 # one faster (Y. Benjamini, Y. Hochberg, J. R. Stat. Soc. B 57(1), 1995, over all points).

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raybench.results.point_row import PointRow
-from raybench.stats.stragglers import slowest_and_other
+from raybench.stats.outliers import slowest_and_other
 
 # In the order in which they are told; together they are 1 - efficiency.
 LOSSES = (

@@ -57,7 +57,7 @@ class ScaledRow(PointRow):
 
     batch: Annotated[int | None, Column("", "batch size that the job fixed")] = None
     rounds: Annotated[int, Column("", "how many are ok")] = 0
-    # The 95 % interval over the rounds of this run: raybench.stats.starts.
+    # The 95 % interval over the rounds of this run: raybench.stats.summary.
     step_ms_low: Annotated[float | None, Column("ms", "95 % interval over rounds")] = None
     step_ms_high: Annotated[float | None, Column("ms", "95 % interval over rounds")] = None
     # A series is all points that are equal but for the settings of the baseline.

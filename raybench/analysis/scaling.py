@@ -22,7 +22,7 @@ from raybench.records import Status
 from raybench.results.metrics.parts import BREAKDOWN, why_no_breakdown
 from raybench.results.metrics.rates import NO_ITEMS
 from raybench.results.point_row import PointRow
-from raybench.stats.starts import scatter
+from raybench.stats.summary import scatter
 
 # Settings that make a series besides the workload's parameters; the batch of the scaling kind
 # joins them. In weak scaling the global batch follows from the others, in strong the local one.
@@ -43,7 +43,7 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     apart). Without settings there is no baseline.
 
     * Intervals (`*_low`, `*_high`) are over the rounds of this run, by the ratios within each
-      round, see `raybench.stats.starts`.
+      round, see `raybench.stats.summary`.
     * efficiency is speed_up / (world_size / that of the baseline point), where the baseline names
       world_size. Where devices differ it is over what each of them does alone, added up
       (`OwnSpeeds`); losses and serial fraction are not known then.

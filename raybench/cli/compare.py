@@ -114,7 +114,7 @@ def compare_command(
         return _IS_REGRESSION if fail_on and checks.is_regression else 0
     comparison = compare_sides(sides, threshold)
     if kind == "html":
-        from raybench.report.html.comparison import format_comparison
+        from raybench.report.html.page import format_comparison
 
         text = format_comparison(comparison)
     else:
@@ -307,7 +307,7 @@ def find_side(results: Path, text: str) -> Side:
 
 
 def _find(results: Path, text: str) -> Found:
-    from raybench.results.folder import find_run
+    from raybench.results.run import find_run
 
     root, run_id = find_run(results, text)
     return Found(root=root, run_id=run_id)
@@ -315,7 +315,7 @@ def _find(results: Path, text: str) -> Found:
 
 def _runs_with_tag(results: Path, text: str) -> Side:
     """Return the newest run with the tag `text`, and the runs with it that are alike."""
-    from raybench.results.folder import run_ids
+    from raybench.results.run import run_ids
 
     name, _, value = text.partition("=")
     runs = (Found(root=results, run_id=run_id) for run_id in reversed(run_ids(results)))

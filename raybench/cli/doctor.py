@@ -24,7 +24,7 @@ from raybench.cli.output import (
 from raybench.sweep.interrupts import Interrupts
 
 if TYPE_CHECKING:
-    from raybench.doctor.facts import Diagnosis
+    from raybench.doctor.diagnosis import Diagnosis
 
 SCHEMA_VERSION = 1  # of the JSON object
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}

@@ -77,7 +77,7 @@ def _text(results: Path, run: str, kind: str | None, tracker: str | None) -> str
     from raybench.cli.results import load_summary
 
     if (check := load_health(results, run)) is not None:
-        from raybench.health.document import export as export_check
+        from raybench.health.report import export as export_check
 
         if kind in ("json", "csv", "junit"):
             return export_check(check, kind)
@@ -94,7 +94,7 @@ def _references(results: Path, runs: Sequence[str]) -> str:
     from raybench.analysis.references import format_references, load_files, pool, reference_files
     from raybench.analysis.rounds import latest_trials, without_controls
     from raybench.cli.results import load_summary
-    from raybench.report.sections.references import measurements
+    from raybench.report.references import measurements
     from raybench.results import reader
 
     files = []

@@ -104,9 +104,8 @@ def health_command(
     """
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.health.check import examine
-    from raybench.health.document import HealthDocument
     from raybench.health.suite import STAGES, title
-    from raybench.records.device_list import check_list_writable, write_device_list
+    from raybench.records.devices import check_list_writable, write_device_list
     from raybench.results.run import RunStatus
     from raybench.results.writer import check_writable
 
@@ -133,5 +132,5 @@ def health_command(
         write_device_list(healthy_file, found.healthy_devices, comment)
     report = load_health(where.output, found.run.run_id, references)
     assert report is not None, "its command line says that it is a check"
-    write_document(HealthDocument(report=report), "json" if as_json else "terminal")
+    write_document(report, "json" if as_json else "terminal")
     ctx.exit(report.exit_code)

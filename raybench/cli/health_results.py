@@ -37,8 +37,7 @@ def load_health(
     where there is no such run.
     """
     from raybench.analysis.references import SHIPPED
-    from raybench.health.expected import read_findings
-    from raybench.health.references import grades, measurements
+    from raybench.health.references import grades, measurements, read_findings
     from raybench.health.report import HealthReport
     from raybench.records import Device
     from raybench.report import formatting
@@ -68,7 +67,7 @@ def load_health_history(results: Path, threshold: float) -> HealthHistory:
     threshold: the smallest change that counts, as a share. Raises ResultsError where there is none.
     """
     from raybench.health.comparison import HealthHistory, trace_figures
-    from raybench.health.expected import read_findings
+    from raybench.health.references import read_findings
     from raybench.results import reader
 
     by_run: dict[str, list[Finding]] = {}

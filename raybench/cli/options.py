@@ -144,7 +144,7 @@ def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()
 
     profiled: ids of the points to profile. Raises UsageError where the file of --devices is wrong.
     """
-    from raybench.records.device_list import read_device_list
+    from raybench.records.devices import read_device_list
     from raybench.sweep.run_state import RunTarget
 
     file = given["devices_file"]

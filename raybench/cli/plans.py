@@ -176,7 +176,7 @@ def _point_table(plan: Plan, varying: Sequence[str], needs: Sequence[str]) -> st
 
 def _needs(job: Job, plan: Plan) -> Iterator[str]:
     """Yield how many points and devices there are, the time, and what more rounds would take."""
-    from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
+    from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE
 
     measure, count = job.measure, len(plan.points)
     devices = max((point.devices_needed for point in plan.points), default=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,41 +46,31 @@ def read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[
     metavar="N,N,…",
     help="Numbers of devices, each more than the run measured.",
 )
-@click.option(
-    "--network",
-    "asked",
-    metavar="GB/s@µs|RUN",
-    shell_complete=complete_run,
-    help="The network between nodes: busbw of a large all_reduce and time of a tiny one, as in "
-    "45@30; or a run with all_reduces, as of jobs/collectives.yaml.",
-)
 @results_option
 @text_format_option
 @json_format_option
 def predict_command(
     run: str,
     world_sizes: tuple[int, ...],
-    asked: str | None,
     results: Path,
     kind: str | None,
     as_json: bool,
 ) -> None:
     """Predict the data-parallel steps of RUN on more devices than it measured, with intervals.
 
-    RUN is as for `raybench report`. More devices of the nodes that RUN measured are predicted from
-    its own points, or from all_reduces that some run measured on the same devices. More nodes than
-    it measured need --network. Needs no cluster.
+    RUN is as for `raybench report`. More devices of its nodes are predicted from any run; more
+    nodes only from a run over several nodes. Needs no cluster.
     """
     kind = format_asked(kind, as_json) or "terminal"
-    write_document(load_forecast(results, run, world_sizes, asked), kind)
+    write_document(load_forecast(results, run, world_sizes), kind)
 
 
-def load_forecast(
-    results: Path, run: str, world_sizes: tuple[int, ...], asked: str | None
-) -> Forecast:
-    """Return the predictions of a run. Raises ResultsError where nothing can be predicted."""
-    from raybench.analysis.networks import find_network
-    from raybench.analysis.prediction import omissions, predict
+def load_forecast(results: Path, run: str, world_sizes: tuple[int, ...]) -> Forecast:
+    """Return the predictions of a run. Raises ResultsError where nothing can be predicted.
+
+    Raises UsageError where the run measured as many devices as one of the world sizes, or more.
+    """
+    from raybench.analysis.prediction import predict
     from raybench.analysis.rows import point_rows
     from raybench.report.prediction import Forecast
     from raybench.results import reader
@@ -91,15 +82,15 @@ def load_forecast(
         raise UsageError(
             f"--world-size {world_sizes[0]}: must be more than the {largest} that {run_id} measured"
         )
-    network, source = find_network(results, root, run_id, largest, asked)
+    nodes = reader.read_table(root, "devices", run_id, ("node_id",))["node_id"].to_pylist()
+    devices_per_node = max(Counter(nodes).values(), default=1)
     try:
-        predictions = predict(points, world_sizes, network)
+        predictions, left_out = predict(points, world_sizes, devices_per_node)
     except ResultsError as error:
         raise ResultsError(f"{run_id}: cannot predict: {error}") from error
     return Forecast(
         run=found,
         predictions=predictions,
-        network=network,
-        source=source,
-        left_out=tuple(omissions(points).values()),
+        devices_per_node=devices_per_node,
+        left_out=left_out,
     )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from raybench.analysis.references import References
     from raybench.analysis.rows import ScaledRow
     from raybench.health.report import HealthReport
-    from raybench.report.charts.data import RankTimes
+    from raybench.report.charts.chart import RankTimes
     from raybench.report.show import PointDetails, PointList
     from raybench.report.summary import Summary
     from raybench.results.run import Run
@@ -100,9 +100,7 @@ def report_command(
     root, run_id = reader.find_run(results, run)
     document: Document
     if (check := load_health(root, run_id, references)) is not None:
-        from raybench.health.document import HealthDocument
-
-        document = HealthDocument(report=check)
+        document = check
         make_page, draw = partial(_health_page, root, check), partial(_draw_health, check)
     else:
         summary = load_summary(root, run_id, references)
@@ -168,8 +166,7 @@ def _draw_health(check: HealthReport, kind: str) -> bytes:
 
 def _draw(root: Path, summary: Summary, kind: str) -> bytes:
     """Return the chart that the page begins with; kind: "svg" or "png". Raises UsageError."""
-    from raybench.report.charts.data import ChartData
-    from raybench.report.charts.registry import draw_main_figure, why_no_figure
+    from raybench.report.charts.chart import ChartData, draw_main_figure, why_no_figure
     from raybench.results import reader
 
     data = ChartData(summary=summary, devices=reader.load(root, "devices", summary.run.run_id))
@@ -181,7 +178,7 @@ def _draw(root: Path, summary: Summary, kind: str) -> bytes:
 
 def format_page(root: Path, summary: Summary) -> str:
     """Format the page of the run that `summary` reports, which is in the results folder `root`."""
-    from raybench.report.charts.data import ChartData
+    from raybench.report.charts.chart import ChartData
     from raybench.report.charts.rank_times import heat_points
     from raybench.report.charts.telemetry import TELEMETRY_COLUMNS
     from raybench.report.html import page
@@ -204,7 +201,7 @@ def _rank_times(root: Path, run_id: str, rows: list[ScaledRow]) -> list[RankTime
     from raybench.analysis.rounds import Trials
     from raybench.analysis.rows import point_rows
     from raybench.analysis.step_times import SAMPLE_COLUMNS, join_rounds, rank_by_iteration
-    from raybench.report.charts.data import RankTimes
+    from raybench.report.charts.chart import RankTimes
     from raybench.report.charts.rank_times import columns_of_a_map
     from raybench.results import reader
 
@@ -238,7 +235,7 @@ def list_command(
     """List the runs in the results, the newest last."""
     from raybench.report.show import RunList
     from raybench.results import reader
-    from raybench.results.folder import no_runs, run_ids
+    from raybench.results.run import no_runs, run_ids
     from raybench.sweep.messages import name_program
 
     if last and is_all:
@@ -283,7 +280,7 @@ def _lead(results: Path, run_id: str) -> str:
 
     try:
         if health := load_health(results, run_id):
-            return health.headline
+            return health.title
         return RunReport(summary=load_summary(results, run_id)).lead
     except ResultsError as error:
         return str(error)

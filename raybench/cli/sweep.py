@@ -281,17 +281,18 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
     """Go on with the run that `--resume` names; the exit code."""
     from raybench.cli.output import make_console, say
     from raybench.cli.plans import print_plan, select_ids
-    from raybench.results.lock import hold_run
+    from raybench.results.run import hold_run
     from raybench.results.writer import clear_leftovers
-    from raybench.sweep.resume import (
+    from raybench.sweep.run_state import (
         check_code,
+        code_of_job,
         devices_of_run,
         nothing_left,
         plan_of_run,
         resume_run,
+        rounds_of_job,
         run_to_resume,
     )
-    from raybench.sweep.run_state import code_of_job, rounds_of_job
 
     assert asked.resumed is not None
     output, run = run_to_resume(asked.output, asked.resumed, job)
@@ -327,7 +328,7 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     from raybench.cli.output import ConsoleListener, make_console, say, write_document
     from raybench.cli.results import load_summary
     from raybench.report.run_report import RunReport
-    from raybench.sweep.resume import end_of_run, nothing_left
+    from raybench.sweep.run_state import end_of_run, nothing_left
     from raybench.sweep.runner import run_sweep
 
     console = make_console()

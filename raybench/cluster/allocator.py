@@ -87,12 +87,16 @@ def _ordered(
 
 
 def _in_turn(groups: Iterable[Sequence[_Place]]) -> list[_Place]:
+    """Return the first place of each group, then the second of each, and so on."""
     rounds = zip_longest(*groups)
     return [place for taken in rounds for place in taken if place is not None]
 
 
 def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
-    """Return the ranks of the devices of a point, which are in rank order."""
+    """Return rank, local rank and node rank for each device of a point, as torchrun has them.
+
+    devices: in rank order.
+    """
     sizes = Counter(device.node_id for device in devices)
     nodes = {node: place for place, node in enumerate(sizes)}
     taken: Counter[str] = Counter()
@@ -112,10 +116,9 @@ def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
 
 
 def devices_shared(devices: Sequence[Device]) -> list[str]:
-    """Return the UUIDs that several workers have: such workers would measure each other."""
-    return [
-        uuid for uuid, owners in Counter(device.uuid for device in devices).items() if owners > 1
-    ]
+    """Return the UUIDs of devices that several workers have; these would measure each other."""
+    owners = Counter(device.uuid for device in devices)
+    return [uuid for uuid, count in owners.items() if count > 1]
 
 
 # The shape of a point within a rack: (devices of a node, model of the node) -> number of nodes.
@@ -163,38 +166,35 @@ class DeviceAllocator:
         return len(self._worker_ids)
 
     def choose(self, world_size: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:
-        """Return the workers for one more point, in rank order; None where it has to wait.
+        """Return the ids of workers for one more point, in rank order; None where it has to wait.
 
-        taken: workers of the points that run; lost ones are ignored.
+        None also where there are fewer workers than it needs. taken: ids of the workers of points
+        that run; lost ones among them are ignored.
         """
         if world_size > self.alive or (self._isolation == "cluster" and taken):
             return None
         busy = self._alive.intersection(taken)
         if not busy and (self._isolation == "cluster" or self._strategy == "rail"):
             return self._on_idle_cluster(world_size)
-        worker_ids = self._find(world_size, self._idle_by_node(busy))
-        return worker_ids and tuple(sorted(worker_ids, key=self._order.__getitem__))
-
-    def _on_idle_cluster(self, world_size: int) -> tuple[int, ...]:
-        chosen = self._order_of_choice[:world_size]
-        return tuple(sorted(chosen, key=self._order.__getitem__))
-
-    def _idle_by_node(self, busy: Collection[int]) -> dict[str, list[int]]:
-        """Return by node the workers that a point can have now; nodes without any are left out."""
-        used: set[str] = set()
-        if self._isolation == "node":
-            used = {self._devices[worker_id].node_id for worker_id in busy}
+        used = {self._devices[worker_id].node_id for worker_id in busy}
         idle = {
             node: [worker_id for worker_id in worker_ids if worker_id not in busy]
             for node, worker_ids in self._of_node.items()
-            if node not in used
+            if not (self._isolation == "node" and node in used)
         }
-        return {node: worker_ids for node, worker_ids in idle.items() if worker_ids}
+        idle = {node: worker_ids for node, worker_ids in idle.items() if worker_ids}
+        worker_ids = self._find(world_size, idle)
+        return worker_ids and tuple(sorted(worker_ids, key=self._order.__getitem__))
+
+    def _on_idle_cluster(self, world_size: int) -> tuple[int, ...]:
+        """Return the workers of a point that runs alone, in rank order."""
+        chosen = self._order_of_choice[:world_size]
+        return tuple(sorted(chosen, key=self._order.__getitem__))
 
     def _find(self, world_size: int, idle: Mapping[str, Sequence[int]]) -> tuple[int, ...] | None:
-        """Return idle workers in the shape that the point has on the idle cluster, rack by rack.
+        """Return idle workers in the shape that the point has on the idle cluster, in any order.
 
-        None where there are none.
+        None where no rack has room for its part of the shape. idle: node -> its idle workers.
         """
         alone, on_rails = self._on_idle_cluster(world_size), self._strategy == "rail"
         shapes: dict[str, _Shape] = {}

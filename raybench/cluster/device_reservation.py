@@ -114,9 +114,10 @@ class DeviceLocks:
         self._held: dict[str, tuple[int, Path]] = {}
 
     def lock(self, devices: Sequence[str], holder: Holder, *, shared: bool) -> LockResult:
-        """Lock the devices, and return who else uses them.
+        """Lock the devices, and return who else uses them, or why they could not be locked.
 
         Without `shared` none is locked where another sweep uses one. devices: as by `lock_name`.
+        Waits 5 s at most for other processes that lock devices of this host now.
         """
         try:
             with _exclusive(self._folder):
@@ -174,6 +175,7 @@ class DeviceLocks:
         return file, hidden.rename(hidden.with_name(f"{_file_name(device)}{hidden.name}"))
 
     def _problem(self, error: OSError) -> LockResult:
+        """Return the result of a lock that could not be had for this error."""
         return LockResult(problem=f"{self._folder}: {error.strerror or error}")
 
 
@@ -205,6 +207,7 @@ def _try_lock(file: int, kind: int) -> bool:
 
 
 def _file_name(device: str) -> str:
+    """Return the beginning of the names of a device's lock files."""
     return re.sub(r"[^A-Za-z0-9-]", "_", device)
 
 
@@ -235,6 +238,7 @@ def _read_holder(path: Path) -> Holder | None:
 
 
 def _clean(text: object) -> str:
+    """Return a text of a lock file on one short line; "unknown" for what is no text."""
     if not isinstance(text, str):
         return "unknown"
     return "".join(c if c.isprintable() else "?" for c in text[:_MOST_CHARACTERS])
@@ -369,11 +373,8 @@ def _wait_for_others(
         is_ending = all(one.has_ended for held_by in others.values() for one in held_by)
         patience_s = max(terms.wait_s, timeouts.ended_sweep_s if is_ending else 0.0)
         if time.monotonic() >= begun_s + patience_s:
-            gpus = (
-                ""
-                if "processors" in _in_use(others)
-                else ", CUDA_VISIBLE_DEVICES to use other GPUs"
-            )
+            is_cpu = "processors" in _in_use(others)
+            gpus = "" if is_cpu else ", CUDA_VISIBLE_DEVICES to use other GPUs"
             raise DevicesInUseError(
                 f"{_in_use(others)}; --wait SECONDS waits for them, --shared measures beside them "
                 f"and says so in each row{gpus}"

@@ -79,7 +79,10 @@ def read_node_use(devices: Sequence[Device], locks: DeviceLocks, holder: Holder)
 
 
 def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Iterator[str]:
-    """Name who else used these devices of one node between two looks, a few words for each."""
+    """Yield in a few words each sweep and process that used devices of this node beside ours.
+
+    before, after: two looks at the node, between which the devices were used.
+    """
     host = devices[0].host
     yield from (str(one) for one in dict.fromkeys((*before.holders, *after.holders)))
     for device in devices:
@@ -109,6 +112,7 @@ def _own_cpu_time_s(
 
 
 def _cpu_times(processes: Collection[int]) -> dict[tuple[int, float], CpuTime]:
+    """Return the processor time of each process by id and start time, without ended ones."""
     found = {}
     for number in processes:
         with suppress(psutil.Error):  # it has ended

@@ -1,19 +1,45 @@
-"""The end of a point: collect each rank's answer, and after a failure stop all the others.
+"""The end of a point: each rank's answer, all others stopped after a failure, and who is to blame.
 
-A cluster implements `RunningRanks` to reach the ranks of a point.
+A cluster implements `RunningRanks` to reach the ranks of a point. A failure of one rank shows on
+the others too, as broken connections or as no answer at all. These become PeerFailed, so that the
+failure of the point is the one that came first.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Literal
 
-from raybench.cluster import failures
-from raybench.cluster.failures import PointObservation
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
-from raybench.records import Answer, Cause, Device, Failure, Task
+from raybench.records import Answer, Cause, Device, Failure, Status, Task
+
+# How NCCL's and gloo's collectives report the loss of a peer.
+_LOSS_TYPES = (Cause.PEER_FAILED, "DistBackendError", "DistNetworkError")
+_LOSS_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+# NCCL's error has one type for lost peers and for wrong calls.
+_LOST_TYPES = (Cause.PEER_FAILED, "DistNetworkError")
+_NCCL_LOSSES = ("ncclRemoteError", "remote process exited or there was a network error")
+# Lines of Python's and Ray's handlers in the log of a process that a signal ends.
+_FATAL = re.compile(r"Fatal Python error: (.+)|\*\*\* (SIG[A-Z]+) received")
+_SIGNALS = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating-point exception": "SIGFPE",
+    "Floating point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+}
+# Which of several failures is the cause: the peers of a dead rank report broken connections, and
+# those of a slow one nothing at all.
+_LIKELY_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
+# From this number on, consecutive ranks are named by the first and the last of them.
+_MANY_RANKS = 4
+_FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
 class RunningRanks(ABC):
@@ -83,7 +109,7 @@ def finish_point(
         return Outcome(answers=answers, unfit=frozenset(), group_is_gone=False)
     is_timeout = bool(point.missing) and not point.failures
     if not is_timeout:
-        point.collect(timeouts.abort_s, enough=lambda: failures.own_failure(point.failures))
+        point.collect(timeouts.abort_s, enough=lambda: _own_failure(point.failures))
     finished = frozenset(point.answers)
     ranks.abort()
     # NCCL's abort wakes all ranks that wait for each other. A gloo collective wakes only when the
@@ -92,18 +118,29 @@ def finish_point(
     by_killing = is_timeout and (task.is_script or ranks.devices[0].kind == "cpu")
     point.collect(timeouts.stack_dump_s if by_killing else timeouts.abort_s)
     if by_killing:
-        hanging = failures.hanging(point.observe(finished))
-        point.missing.difference_update(hanging)
-        ranks.kill(hanging)
+        to_kill = _hanging(point.observe(finished))
+        point.missing.difference_update(to_kill)
+        ranks.kill(to_kill)
         point.collect(timeouts.abort_s)
     observed = point.observe(finished)
-    answers = (
-        failures.after_timeout(observed, limit_s)
-        if is_timeout
-        else failures.after_failure(observed)
-    )
+    answers = after_timeout(observed, limit_s) if is_timeout else after_failure(observed)
     unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
-    answers = _kill_unfit(ranks, answers, unfit, timeouts.memory_free_s)
+    # Processes of a lost node can neither be reached nor waited for.
+    there = [
+        answer.rank
+        for answer in answers
+        if answer.rank in unfit
+        and not (isinstance(answer, Failure) and answer.error_type == Cause.NODE_LOST)
+    ]
+    if there:
+        ranks.kill(there)
+        kept = "\n".join(ranks.wait_until_free(there, timeouts.memory_free_s))
+        answers = tuple(
+            replace(answer, detail=f"{answer.detail}\n{kept}".strip())
+            if kept and isinstance(answer, Failure) and answer.rank in unfit
+            else answer
+            for answer in answers
+        )
     return Outcome(answers=answers, unfit=unfit, group_is_gone=True)
 
 
@@ -135,12 +172,12 @@ class _Point:
 
     def observe(self, finished: frozenset[int]) -> PointObservation:
         """Return all that is known of the ranks. finished: as of a `PointObservation`."""
-        died = [rank for rank, answer in self.answers.items() if failures.is_death(answer)]
+        died = [rank for rank, answer in self.answers.items() if _is_death(answer)]
         self._log_tails |= self._ranks.log_tails([*self.missing, *died])
         return PointObservation(
             world_size=len(self._ranks.devices),
             answers={
-                rank: failures.explain_death(answer, self._log_tails.get(rank, ""))
+                rank: _explain_death(answer, self._log_tails.get(rank, ""))
                 for rank, answer in self.answers.items()
             },
             finished=finished,
@@ -148,27 +185,249 @@ class _Point:
         )
 
 
-def _kill_unfit(
-    ranks: RunningRanks, answers: tuple[Answer, ...], unfit: frozenset[int], timeout_s: float
-) -> tuple[Answer, ...]:
-    """Kill the processes of unfit ranks, and wait until the memory of their devices is free.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointObservation:
+    """What is known of a point that failed.
 
-    Return the answers; failures of unfit ranks name memory that is not free in time.
+    answers: by rank, in the order in which they came; ranks without one are stuck. finished: ranks
+    that answered before the others were told to stop. log_tails: by rank, the last lines that
+    stuck and dead processes wrote.
     """
-    # Processes of a lost node can neither be reached nor waited for.
-    there = [
-        answer.rank
-        for answer in answers
-        if answer.rank in unfit
-        and not (isinstance(answer, Failure) and answer.error_type == Cause.NODE_LOST)
-    ]
-    if not there:
-        return answers
-    ranks.kill(there)
-    kept = "\n".join(ranks.wait_until_free(there, timeout_s))
+
+    world_size: int
+    answers: Mapping[int, Answer]
+    finished: frozenset[int]
+    log_tails: Mapping[int, str]
+
+    @property
+    def stuck(self) -> list[int]:
+        """The ranks without an answer."""
+        return [rank for rank in range(self.world_size) if rank not in self.answers]
+
+    def waits_for(self, rank: int) -> Literal["nothing", "device", "collective"]:
+        """Return what a stuck rank waits for, by the stack in its log; "nothing" without one."""
+        frames = _main_thread(self.log_tails.get(rank, ""))
+        if not frames:
+            return "nothing"
+        # A script has run its steps, while its worker waits for other ranks.
+        if any(
+            frame["path"].endswith("/raybench/workloads/script_child.py")
+            and frame["function"] == "receive"
+            for frame in frames
+        ):
+            return "collective"
+        path, function = frames[0]["path"], frames[0]["function"]
+        if "/torch/distributed/" in path or "/torch/autograd/" in path:
+            return "collective"
+        return "device" if "/torch/cuda/" in path and function == "synchronize" else "nothing"
+
+    def place(self, rank: int) -> str:
+        """Return `, at net.py:60 in spin` for a stuck rank; "" where that is not known."""
+        frames = [] if rank in self.answers else _main_thread(self.log_tails.get(rank, ""))
+        if not frames:
+            return ""
+        of_workload = (
+            frame
+            for frame in frames
+            if "/raybench/workloads/" in frame["path"] or "/lib/python3" not in frame["path"]
+        )
+        line = next(of_workload, frames[0])
+        return f", at {PurePath(line['path']).name}:{line['line']} in {line['function']}"
+
+
+def _main_thread(log_tail: str) -> list[re.Match[str]]:
+    """Return the frames of the main thread, the innermost first, where its time was up.
+
+    log_tail: ends with the stacks that faulthandler wrote; empty without them.
+    """
+    # Of several threads the main one stands last.
+    _, thread, frames = log_tail.rpartition("(most recent call first):")
+    return [match for line in frames.splitlines() if thread and (match := _FRAME.match(line))]
+
+
+def _own_failure(answers: Collection[Answer]) -> Failure | None:
+    """Return the first failure that is not the loss of a peer; None without one."""
+    failures = (answer for answer in answers if isinstance(answer, Failure))
+    return next((failure for failure in failures if not _is_loss_of_peer(failure)), None)
+
+
+def _is_death(answer: Answer) -> bool:
+    deaths = [cause for cause in Cause if cause.is_death]
+    return isinstance(answer, Failure) and answer.error_type in deaths
+
+
+def _explain_death(answer: Answer, log_tail: str) -> Answer:
+    """Return the answer of a dead process with the end of its log, and the signal named there.
+
+    Other answers are returned as they are.
+    """
+    if not (isinstance(answer, Failure) and _is_death(answer)):
+        return answer
+    explained = replace(answer, detail=log_tail or answer.detail)
+    if answer.error_type == Cause.WORKER_DIED and (fatal := _FATAL.search(log_tail)):
+        python, signal = fatal.groups()
+        by = signal or _SIGNALS.get(python, python)
+        if by not in answer.message:  # its parent has seen by which, as of a script
+            return replace(explained, message=f"the worker process died by {by}")
+    return explained
+
+
+def cause_of(answers: Collection[Answer]) -> Failure | None:
+    """Return the failure of the rank that most likely made its point fail; None without one."""
+    failures = [answer for answer in answers if isinstance(answer, Failure)]
+    own = [failure for failure in failures if failure.error_type != Cause.PEER_FAILED]
+    likely = own or failures
+    return min(likely, key=lambda failure: _LIKELY_FIRST.index(failure.status), default=None)
+
+
+def _hanging(point: PointObservation) -> list[int]:
+    """Return the stuck ranks that do not wait for other ranks; all stuck ones if all may wait.
+
+    A rank that waits for its device may be in a collective, or in an endless kernel of its own: it
+    hangs only if no rank hangs elsewhere.
+    """
+    waiting = {rank: point.waits_for(rank) for rank in point.stuck}
+    for harmless in ({"device", "collective"}, {"collective"}):
+        if found := [rank for rank, what in waiting.items() if what not in harmless]:
+            return found
+    return point.stuck
+
+
+def after_failure(point: PointObservation) -> tuple[Answer, ...]:
+    """Return the final answer of each rank, in rank order, of a point that failed in time.
+
+    A failure of a rank's own stays; ranks that only lost a peer get PeerFailed, and those that are
+    stuck without any failure elsewhere NoAnswer.
+    """
+    cause = _own_failure(point.answers.values())
+    if cause is None and not point.stuck:
+        return tuple(_name_loss(point.answers[rank]) for rank in range(point.world_size))
+    blamed = f"rank {cause.rank}" if cause else _ranks(point.stuck)
+    unheard = "no answer, and the others lost the connection to it"
     return tuple(
-        replace(answer, detail=f"{answer.detail}\n{kept}".strip())
-        if kept and isinstance(answer, Failure) and answer.rank in unfit
-        else answer
-        for answer in answers
+        _make_failed(rank, Cause.NO_ANSWER, unheard + point.place(rank), point)
+        if cause is None and rank in point.stuck
+        else _beside(rank, f"{blamed} failed", Status.LOST, point)
+        for rank in range(point.world_size)
     )
+
+
+def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
+    """Return the final answer of each rank, in rank order, of a point whose time is up.
+
+    Ranks that answer once they are told to stop had only waited for others. So had those whose
+    stack ends in a collective or in a wait for the device, if there is another rank to blame.
+    """
+    late = [rank for rank in range(point.world_size) if rank not in point.finished]
+    blamed = _hanging(point) or late
+    to_blame = frozenset(blamed)
+    # One that stopped when it was told to had waited in a collective.
+    waited = {
+        rank: "collective" if rank in point.answers else point.waits_for(rank)
+        for rank in late
+        if rank not in to_blame
+    }
+    facts = [f"{_ranks(blamed)} gave none"] if len(blamed) > 1 else []
+    for what, where in (("collective", "in a collective"), ("device", "for the device")):
+        if those := [rank for rank, waited_for in waited.items() if waited_for == what]:
+            facts.append(f"{_ranks(those)} waited {where}")
+    if point.finished:
+        facts.append(f"{_ranks(sorted(point.finished))} had finished")
+    message = f"no answer within measure.timeout_s = {timeout_s:g} s"
+    return tuple(
+        _make_failed(rank, Cause.TIMEOUT, "; ".join([message + point.place(rank), *facts]), point)
+        if rank in to_blame
+        else _beside(rank, f"waited for {_ranks(blamed)}", Status.TIMEOUT, point)
+        for rank in range(point.world_size)
+    )
+
+
+def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answer, ...]:
+    """Return the answers; those of ranks that were lost with their node or device say so.
+
+    A failure that the rank itself reported stays, also when it took the device along.
+    reasons: why each rank's worker is lost, as the pool words it; "" where it is not.
+    """
+    told = []
+    for answer, reason in zip(answers, reasons, strict=True):
+        if (
+            reason
+            and isinstance(answer, Failure)
+            and answer.status in (Status.LOST, Status.TIMEOUT)
+        ):
+            cause = Cause.NODE_LOST if reason.startswith("node ") else Cause.WORKER_LOST
+            answer = replace(answer, status=Status.LOST, error_type=cause, message=reason)
+        told.append(answer)
+    return tuple(told)
+
+
+def _name_loss(answer: Answer) -> Answer:
+    """Give a failure that is the loss of a peer the status `lost`; return other answers unchanged.
+
+    For points in which all ranks lost a peer, and none says why.
+    """
+    if not isinstance(answer, Failure):
+        return answer
+    words = (*_LOSS_WORDS, *_NCCL_LOSSES)
+    is_lost = answer.error_type in _LOST_TYPES or any(
+        word in answer.message + answer.detail for word in words
+    )
+    return replace(answer, status=Status.LOST) if is_lost else answer
+
+
+def _beside(rank: int, reason: str, status: Status, point: PointObservation) -> Answer:
+    """Return the answer of a rank that is not to blame.
+
+    Its own failure stays, and so does a measurement that it had finished.
+    """
+    answer = point.answers.get(rank)
+    if answer is None:
+        text = f"{reason}, and this rank did not stop{point.place(rank)}"
+        return _make_failed(rank, Cause.PEER_FAILED, text, point, status)
+    if isinstance(answer, Failure):
+        # The death of a process that was told to stop is no failure of its own.
+        is_own = answer.error_type != Cause.WORKER_DIED or rank in point.finished
+        if is_own and not _is_loss_of_peer(answer):
+            return answer
+    elif rank in point.finished:
+        return answer
+    return _make_failed(rank, Cause.PEER_FAILED, reason, point, status)
+
+
+def _make_failed(
+    rank: int, cause: Cause, message: str, point: PointObservation, status: Status | None = None
+) -> Failure:
+    """Return the failure of a rank. status: None is that of the cause."""
+    answer = point.answers.get(rank)
+    return Failure(
+        rank=rank,
+        status=status or cause.status,
+        error_type=cause,
+        message=message,
+        detail=answer.detail if isinstance(answer, Failure) else point.log_tails.get(rank, ""),
+        worker_reusable=answer is not None and answer.worker_reusable,
+    )
+
+
+def _is_loss_of_peer(failure: Failure) -> bool:
+    """Return whether the failure is how NCCL or gloo report that another rank is gone."""
+    names_loss = any(words in failure.message for words in _LOSS_WORDS)
+    return failure.error_type in _LOSS_TYPES or (
+        failure.error_type == "RuntimeError" and names_loss
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return ascending ranks as `rank 1`, `ranks 1, 2 and 5` or `ranks 0 to 1022 and 1024`."""
+    rows: list[list[int]] = []
+    for rank in ranks:
+        if rows and rank == rows[-1][-1] + 1:
+            rows[-1].append(rank)
+        else:
+            rows.append([rank])
+    texts: list[str] = []
+    for row in rows:
+        is_long = len(row) >= _MANY_RANKS
+        texts += [f"{row[0]} to {row[-1]}"] if is_long else map(str, row)
+    *others, last = texts
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(others)}{' and ' * bool(others)}{last}"

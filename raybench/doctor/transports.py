@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 
-from raybench.doctor.facts import Check, Facts, Verdict, count_noun, join_names
-from raybench.doctor.gpu_checks import nvlinks
-from raybench.hardware.nccl_log import NcclLog, Route, describe, parse, route_interface
+from raybench.doctor.checks import Check, Facts, Verdict, active_nvlinks
+from raybench.hardware.nccl_log import NcclLog, Route, parse
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Device, Failure, Measurement, Task
+from raybench.report.formatting import some
+from raybench.report.plain_text import counted
 
-_WORKLOAD = "raybench.workloads.communication.transport_probe:TransportProbe"
+_WORKLOAD = "raybench.workloads.transport_probe:TransportProbe"
 _SETTINGS = Measure(
     warmup=Span(min=1, max=1),
     iterations=Span(min=1, max=1),
@@ -24,7 +25,6 @@ _SETTINGS = Measure(
 _SAID = re.compile(r"^raybench: (\w+) ?(.*)$")
 # Interfaces that other hosts do not reach, or by a detour.
 _INNER = re.compile(r"lo$|docker|br-|virbr|veth|cni|flannel|podman")
-_UNLIMITED = "unlimited"
 _NO_PEERS = (
     "devices of one node do not reach each other's memory: data goes through the host; look at "
     "NCCL_P2P_DISABLE and NCCL_P2P_LEVEL, at `nvidia-smi topo -p2p r`, and in a virtual machine or "
@@ -40,8 +40,9 @@ _NO_ADAPTER = (
 class RankTransports:
     """What one rank printed.
 
-    adapters: the RDMA adapters of its host. memlock: bytes that may be locked, or `unlimited`.
-    peers: gloo's connections as (interface, own address, address of the other).
+    adapters: the RDMA adapters of its host. memlock: bytes that may be locked, or `unlimited`;
+    empty where it is not told. peers: gloo's connections as (interface, own address, address of
+    the other).
     """
 
     log: NcclLog
@@ -50,30 +51,12 @@ class RankTransports:
     peers: tuple[tuple[str, str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """The routes of all ranks within nodes, or between nodes.
-
-    ways: the ranks that use each way, by its words. interfaces: those that sockets use.
-    """
-
-    ways: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    routes: Sequence[Route] = ()
-    interfaces: Sequence[str] = ()
-
-    @property
-    def kinds(self) -> set[str]:
-        """Return the kinds of the routes in NCCL's words."""
-        return {route.kind for route in self.routes}
-
-    @property
-    def networks(self) -> set[str]:
-        """Return the networks of the routes in NCCL's words; empty where none is over a network."""
-        return {route.network for route in self.routes if route.network}
+# A route, and the rank that printed it.
+_RankRoute = tuple[int, Route]
 
 
 def probe_task(world_size: int) -> Task:
-    """Return the task of all workers."""
+    """Return the task by which every rank prints the way of its bytes, for `judge`."""
     point = Point(
         workload=_WORKLOAD,
         params={},
@@ -87,9 +70,10 @@ def probe_task(world_size: int) -> Task:
 
 
 def judge(facts: Facts, answers: Sequence[Answer]) -> list[Check]:
-    """Return the checks of the workers' answers, those between nodes last.
+    """Return the check of routes within nodes, then that between nodes, where there are any.
 
-    One check "unknown" where a rank failed or none printed its routes.
+    answers: to `probe_task`, by rank. One check "unknown" where a rank failed or none printed its
+    routes; one check on CPU workers, of gloo's interfaces.
     """
     if failure := next((one for one in answers if isinstance(one, Failure)), None):
         return [_unknown(f"rank {failure.rank}: {failure.message}")]
@@ -98,17 +82,18 @@ def judge(facts: Facts, answers: Sequence[Answer]) -> list[Check]:
         return [_unknown("the ranks printed nothing of it")]
     if not facts.is_cuda:
         return [_gloo(facts.devices, ranks)]
-    within, between = (_see(facts.devices, ranks, is_within=one) for one in (True, False))
-    checks = [_within(facts.devices, ranks, within)] if within.routes else []
-    if between.routes:
-        found = f"{_list(between)}{_adapter_count(ranks, between)}"
-        advice = "; ".join(_hints(ranks, between))
-        checks.append(_check("transport, network", found, advice, between))
-    return checks
+    within: list[_RankRoute] = []
+    between: list[_RankRoute] = []
+    for rank, told in enumerate(ranks):
+        for route in told.log.routes:
+            ends = (facts.devices[end].node_id for end in (route.sender, route.receiver))
+            (within if len(set(ends)) == 1 else between).append((rank, route))
+    checks = [_within(facts.devices, ranks, within)] if within else []
+    return [*checks, _between(ranks, between)] if between else checks
 
 
 def read_rank(output: str) -> RankTransports:
-    """Parse what a rank printed: the lines of `TransportProbe`, and NCCL's log."""
+    """Return what a rank printed: the lines of `TransportProbe`, and NCCL's log."""
     lines = output.splitlines()
     said: dict[str, list[str]] = {}
     for found in filter(None, map(_SAID.match, lines)):
@@ -124,6 +109,7 @@ def read_rank(output: str) -> RankTransports:
 
 
 def _unknown(why: str) -> Check:
+    """Return the warning that the transport is not known."""
     return Check(
         name="transport",
         verdict=Verdict.WARN,
@@ -132,88 +118,81 @@ def _unknown(why: str) -> Check:
     )
 
 
-def _see(devices: Sequence[Device], ranks: Sequence[RankTransports], *, is_within: bool) -> _Seen:
-    """Return the routes within nodes, or those between nodes, of all ranks."""
-    ways: dict[str, list[int]] = {}
-    routes: list[Route] = []
-    interfaces: dict[str, None] = {}
-    for rank, told in enumerate(ranks):
-        for route in told.log.routes:
-            nodes = {devices[end].node_id for end in (route.sender, route.receiver)}
-            if (len(nodes) == 1) != is_within:
-                continue
-            routes.append(route)
-            owners = ways.setdefault(describe(route, told.log), [])
-            owners += [rank] if rank not in owners else []
-            if (place := route_interface(route, told.log)) is not None:
-                interfaces[place[0]] = None
-    return _Seen(ways=ways, routes=routes, interfaces=tuple(interfaces))
-
-
-def _within(devices: Sequence[Device], ranks: Sequence[RankTransports], seen: _Seen) -> Check:
-    is_direct = seen.kinds == {"P2P"}
-    medium = ", NVLink" if is_direct and all(map(nvlinks, devices)) else ""
+def _within(
+    devices: Sequence[Device], ranks: Sequence[RankTransports], routes: Sequence[_RankRoute]
+) -> Check:
+    """Return the check of the routes within nodes; it warns unless all are peer to peer."""
+    is_direct = {route.kind for _, route in routes} == {"P2P"}
+    medium = ", NVLink" if is_direct and all(map(active_nvlinks, devices)) else ""
     nvls = {rank.log.has_nvls for rank in ranks} - {None}
     switch = f"; NVLS {'on' if True in nvls else 'off'}" if nvls else ""
     advice = "" if is_direct else _NO_PEERS
-    return _check("transport, node", f"{_list(seen)}{medium}{switch}", advice, seen)
+    return _check("transport, node", routes, f"{medium}{switch}", advice)
 
 
-def _hints(ranks: Sequence[RankTransports], seen: _Seen) -> Iterator[str]:
-    """Yield what to do about the way between nodes; nothing where it is as it should be."""
+def _between(ranks: Sequence[RankTransports], routes: Sequence[_RankRoute]) -> Check:
+    """Return the check of the routes between nodes; it warns where there are hints."""
+    networks = {route.network for _, route in routes} - {""}
+    counts = sorted({rank.log.adapter_count for rank in ranks} - {0})
+    more = ""
+    if counts and "IB" in networks:
+        least, most = counts[0], counts[-1]
+        count = f"{least} to {most} adapters" if least != most else counted(least, "adapter")
+        more = f"; {count} a rank"
+    return _check("transport, network", routes, more, "; ".join(_hints(ranks, routes, networks)))
+
+
+def _hints(
+    ranks: Sequence[RankTransports], routes: Sequence[_RankRoute], networks: Set[str]
+) -> Iterator[str]:
+    """Yield what to do about the routes between nodes; nothing where they are as they should be.
+
+    networks: those of the routes, in NCCL's words.
+    """
     adapters = sorted({name for rank in ranks for name in rank.adapters})
-    if "Socket" in seen.networks and adapters:
-        yield f"TCP although {join_names(adapters)} is there: {_NO_ADAPTER}"
-    inner = sorted(name for name in seen.interfaces if _INNER.match(name))
+    if "Socket" in networks and adapters:
+        yield f"TCP although {some(adapters)} is there: {_NO_ADAPTER}"
+    inner = sorted({route.interface for _, route in routes if _INNER.match(route.interface)})
     if inner:
         yield (
-            f"{join_names(inner)} leads to no other host, or by a detour: set NCCL_SOCKET_IFNAME "
-            "to the interface of the cluster's network (ip -br address)"
+            f"{some(inner)} leads to no other host, or by a detour: set NCCL_SOCKET_IFNAME to the "
+            "interface of the cluster's network (ip -br address)"
         )
-    if seen.networks - {"Socket"}:
-        yield from _rdma_hints(ranks, seen)
-    if seen.kinds - {"NET"}:
-        yield "nodes of Ray are on one host here: this is no network between hosts"
-
-
-def _rdma_hints(ranks: Sequence[RankTransports], seen: _Seen) -> Iterator[str]:
-    if not all(route.gpu_direct for route in seen.routes if route.network not in ("", "Socket")):
+    by_adapter = [route for _, route in routes if route.network not in ("", "Socket")]
+    if not all(route.gpu_direct for route in by_adapter):
         yield (
             "GPUDirect RDMA is off, so data goes through the host's memory: load nvidia-peermem, "
             "or use a kernel and driver with DMA-BUF; look at NCCL_NET_GDR_LEVEL"
         )
-    limits = sorted({rank.memlock for rank in ranks} - {"", _UNLIMITED})
-    if limits:
+    limits = sorted({rank.memlock for rank in ranks} - {"", "unlimited"})
+    if by_adapter and limits:
         yield (
-            f"memory that may be locked is limited to {join_names(limits)} bytes, and RDMA needs "
-            "more: start with --ulimit memlock=-1, or raise it for slurmd or kubelet"
+            f"memory that may be locked is limited to {some(limits)} bytes, and RDMA needs more: "
+            "start with --ulimit memlock=-1, or raise it for slurmd or kubelet"
         )
+    if any(route.kind != "NET" for _, route in routes):
+        yield "nodes of Ray are on one host here: this is no network between hosts"
 
 
-def _adapter_count(ranks: Sequence[RankTransports], seen: _Seen) -> str:
-    counts = sorted({len(rank.log.adapters) for rank in ranks if rank.log.adapters})
-    if not counts or "IB" not in seen.networks:
-        return ""
-    least, most = counts[0], counts[-1]
-    count = f"{least} to {most} adapters" if least != most else count_noun(least, "adapter")
-    return f"; {count} a rank"
+def _check(name: str, routes: Sequence[_RankRoute], more: str, advice: str) -> Check:
+    """Return the check that shows each way of the routes; it warns where there is advice.
 
-
-def _list(seen: _Seen) -> str:
+    more: is shown after the ways.
+    """
+    ranks_by_way: dict[str, list[int]] = {}
+    for rank, route in routes:
+        owners = ranks_by_way.setdefault(route.words, [])
+        owners += [rank] if rank not in owners else []
     ways = [
-        f"{way} of {count_noun(len(owners), 'rank')}" if len(seen.ways) > 1 else way
-        for way, owners in sorted(seen.ways.items())
+        f"{way} of {counted(len(owners), 'rank')}" if len(ranks_by_way) > 1 else way
+        for way, owners in sorted(ranks_by_way.items())
     ]
-    return join_names(ways)
-
-
-def _check(name: str, found: str, advice: str, seen: _Seen) -> Check:
     return Check(
         name=name,
         verdict=Verdict.WARN if advice else Verdict.OK,
-        found=found,
+        found=f"{some(ways)}{more}",
         advice=advice,
-        details={"ranks_by_way": {way: list(owners) for way, owners in seen.ways.items()}},
+        details={"ranks_by_way": ranks_by_way},
     )
 
 
@@ -226,13 +205,13 @@ def _gloo(devices: Sequence[Device], ranks: Sequence[RankTransports]) -> Check:
     advice = ""
     if inner and not is_one_host:
         advice = (
-            f"{join_names(sorted(inner))} leads to no other host: set GLOO_SOCKET_IFNAME to the "
+            f"{some(sorted(inner))} leads to no other host: set GLOO_SOCKET_IFNAME to the "
             "interface of the cluster's network (ip -br address)"
         )
     return Check(
         name="transport",
         verdict=Verdict.WARN if advice else Verdict.OK,
-        found=f"gloo over TCP on {join_names(found)}",
+        found=f"gloo over TCP on {some(found)}",
         advice=advice,
         details={"interfaces": found},
     )

@@ -47,7 +47,7 @@ class Counters:
         self._handle = handle
 
     def read(self) -> Reading | None:
-        """Read all counters at once; None where the device has none."""
+        """Return all counters as they are now; None where the device has none."""
         if self._handle is None:
             return None
         energy_mj = nvml.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
@@ -70,7 +70,7 @@ class Counters:
 
 
 def open_counters(device: torch.device) -> Counters:
-    """Return the counters of a device; those of a CPU, or without NVML, read None."""
+    """Return the counters of a device; `read` of a CPU's, or without NVML, returns None."""
     if device.type != "cuda":
         return Counters(None)
     # torch has no prefix, NVML has one.
@@ -80,11 +80,11 @@ def open_counters(device: torch.device) -> Counters:
 def wait_until_unlimited(
     counters: Counters, since: Reading | None, at_most_s: float = _LONGEST_WAIT_S
 ) -> None:
-    """Wait until no limit of the clocks has acted for 0.3 s; 3 s at most.
+    """Block until no limit of the clocks has acted for 0.3 s, for 3 s at most.
 
-    Limits of the work before must not slow down what is measured next.
-    since: an earlier reading, from which on time without a limit counts; None: do not wait.
-    at_most_s: a shorter limit of the wait: another program may use up the device's power.
+    Limits of the work before must not slow down what is measured next. Returns at once where the
+    device counts no limits. since: an earlier reading, from which on time without a limit counts;
+    None: do not wait. at_most_s: less than 3 s, where another program may use up the power.
     """
     deadline_s = time.monotonic() + min(at_most_s, _LONGEST_WAIT_S)
     last, unlimited_since_s = since, since.time_s if since else 0.0
@@ -98,9 +98,10 @@ def wait_until_unlimited(
 
 
 def throttle_reasons(before: Reading | None, after: Reading | None) -> tuple[str, ...]:
-    """Return why the clocks were limited for more than 2 % of the time between two readings.
+    """Return the reasons that limited the clocks for over 2 % of the time between two readings.
 
-    Empty also where a reading is None. Idling and clocks that an administrator set do not count.
+    As "power_cap" or "thermal_sw"; empty also where a reading is None. Idling and clocks that an
+    administrator set do not count.
     """
     if before is None or after is None:
         return ()

@@ -23,7 +23,11 @@ from raybench.records.environment import package_versions, usable_cores, variabl
 
 
 def describe_device(device: torch.device, index: int, *, node_id: str, address: str) -> Device:
-    """Return the facts of the device of this process. index: its number on its node."""
+    """Return identity, versions and settings of the device of this process and of the process.
+
+    What NVML does not tell is None. index: number of the device on its node. node_id, address: of
+    the node in Ray.
+    """
     facts: dict[str, Any] = {
         "node_id": node_id,
         "host": socket.gethostname(),
@@ -60,7 +64,7 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
-    """Return what NVML knows of the device, by field of Device; unknown facts are left out."""
+    """Return what NVML knows of the device by field of `Device`; unknown facts are left out."""
     handle = nvml.device(uuid)
     if handle is None:
         return {}
@@ -69,8 +73,8 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
     processes = nvml.process_ids(handle)
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
     answers = {
-        "pci_bus_id": nvml.text(pci.busId) if pci else None,
-        "driver_version": nvml.text(nvml.ask(pynvml.nvmlSystemGetDriverVersion)),
+        "pci_bus_id": pci.busId if pci else None,
+        "driver_version": nvml.ask(pynvml.nvmlSystemGetDriverVersion),
         "sm_clock_mhz": nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, sm),
         "sm_clock_max_mhz": nvml.ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, sm),
         "memory_clock_mhz": nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, memory),
@@ -100,7 +104,11 @@ def _pcie_link(handle: Any, which: Literal["Curr", "Max"]) -> str | None:
 
 
 def _topology(handle: Any) -> str:
-    """Return how this device reaches the others of its node, as `nvidia-smi topo -m` names it."""
+    """Return how this device reaches the others of its node, as `NVLink x18, 1:PHB, 2:SYS`.
+
+    First the active NVLinks, then by NVML's index of the other device the level that
+    `nvidia-smi topo -m` names. Raises NVMLError where NVML does not answer.
+    """
     names = {
         pynvml.NVML_TOPOLOGY_INTERNAL: "board",
         pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
@@ -121,6 +129,7 @@ def _topology(handle: Any) -> str:
 
 
 def _free_bytes(folder: str) -> int | None:
+    """Return the free bytes of the file system of a folder; None where there is no such folder."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -128,6 +137,7 @@ def _free_bytes(folder: str) -> int | None:
 
 
 def _cpu_name() -> str:
+    """Return the model of the processor; of an unknown one its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -8,7 +8,7 @@ Libfabric.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 _ROUTE = re.compile(
@@ -32,8 +32,10 @@ _NVLS_CHANNELS = re.compile(r"(\d+) nvls channels")
 class Route:
     """The way from one rank to another. kind: P2P, SHM, NET or another word of NCCL.
 
-    detail: such as CUMEM or IPC of P2P. network: Socket, IB or the name of a plug-in; device: the
-    number of its device. gpu_direct: the adapter reads and writes the GPU's memory itself.
+    detail: such as CUMEM or IPC of P2P. network: Socket, IB or the name of a plug-in; empty unless
+    the kind is NET. interface: name of the interface of sockets; empty where it is not known.
+    place: the interface or the adapter in words, as `mlx5_0 (RoCE)`. gpu_direct: the adapter reads
+    and writes the GPU's memory itself.
     """
 
     sender: int
@@ -41,32 +43,41 @@ class Route:
     kind: str
     detail: str = ""
     network: str = ""
-    device: int | None = None
+    interface: str = ""
+    place: str = ""
     gpu_direct: bool = False
+
+    @property
+    def words(self) -> str:
+        """Return `P2P/CUMEM`, or `NET/IB on mlx5_0 (RoCE), GPUDirect`."""
+        if self.kind != "NET":
+            return "/".join(filter(None, (self.kind, self.detail)))
+        place = f" on {self.place}" if self.place else ""
+        return f"NET/{self.network}{place}{', GPUDirect' if self.gpu_direct else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclLog:
     """What the log of one rank says.
 
-    interfaces: name and address of those for sockets, by number. adapters: name of each InfiniBand
-    adapter, and IB or RoCE. has_nvls: the switch reduces; None: unknown.
+    routes: without repeats. adapter_count: InfiniBand adapters that NCCL uses; 0 where it tells of
+    none. has_nvls: the switch reduces; None: unknown.
     """
 
     routes: tuple[Route, ...] = ()
-    interfaces: tuple[tuple[str, str], ...] = ()
-    adapters: tuple[tuple[str, str], ...] = ()
+    adapter_count: int = 0
     has_nvls: bool | None = None
 
 
 def parse(lines: Iterable[str]) -> NcclLog:
-    """Parse the lines of one rank; lines that say nothing of transports are ignored."""
+    """Return what the lines of one rank say; lines that say nothing of transports are ignored."""
     kept = [line for line in lines if "NCCL" in line]
-    routes = (_route(found) for found in map(_ROUTE.search, kept) if found)
+    interfaces = _listed("NET/Socket : Using", _INTERFACE, kept)
+    adapters = _listed("NET/IB : Using", _ADAPTER, kept)
+    routes = (_route(found, interfaces, adapters) for found in map(_ROUTE.search, kept) if found)
     return NcclLog(
         routes=tuple(dict.fromkeys(routes)),
-        interfaces=_listed("NET/Socket : Using", _INTERFACE, kept),
-        adapters=_listed("NET/IB : Using", _ADAPTER, kept),
+        adapter_count=len(adapters),
         has_nvls=_has_nvls("\n".join(kept)),
     )
 
@@ -81,48 +92,36 @@ def choices(lines: Iterable[str]) -> Iterator[str]:
         )
 
 
-def describe(route: Route, log: NcclLog) -> str:
-    """Return a route in words: `P2P/CUMEM`, `NET/IB mlx5_0 (RoCE), GPUDirect`."""
-    if route.kind != "NET":
-        return "/".join(filter(None, (route.kind, route.detail)))
-    direct = ", GPUDirect" if route.gpu_direct else ""
-    return f"NET/{route.network}{_device(route, log)}{direct}"
+# The devices of a network in the order of their numbers: name, and address or kind.
+_Devices = Sequence[tuple[str, str]]
 
 
-def _device(route: Route, log: NcclLog) -> str:
-    """Return the interface or the adapter of a route in words; "" where it is unknown."""
-    if (place := route_interface(route, log)) is not None:
-        return f" on {place[0]} ({place[1]})"
-    if route.network == "IB" and route.device is not None and route.device < len(log.adapters):
-        name, kind = log.adapters[route.device]
-        return f" on {name} ({kind})"
-    return "" if route.device is None else f" on device {route.device}"
+def _route(found: re.Match[str], interfaces: _Devices, adapters: _Devices) -> Route:
+    """Return the route of one line. found: a match of `_ROUTE`.
 
-
-def route_interface(route: Route, log: NcclLog) -> tuple[str, str] | None:
-    """Return name and address of the interface of a route by sockets; None for any other route."""
-    if route.network != "Socket" or route.device is None or route.device >= len(log.interfaces):
-        return None
-    return log.interfaces[route.device]
-
-
-def _route(found: re.Match[str]) -> Route:
+    interfaces, adapters: the devices of the networks Socket and IB, by their numbers.
+    """
     sender, receiver, way = int(found["sender"]), int(found["receiver"]), found["way"]
-    if network := _NETWORK.fullmatch(way):
-        return Route(
-            sender=sender,
-            receiver=receiver,
-            kind="NET",
-            network=network["name"],
-            device=int(network["device"]),
-            gpu_direct="GDRDMA" in network["rest"],
-        )
-    kind, _, detail = way.partition("/")
-    return Route(sender=sender, receiver=receiver, kind=kind, detail=detail.partition("/")[0])
+    network = _NETWORK.fullmatch(way)
+    if network is None:
+        kind, _, detail = way.partition("/")
+        return Route(sender=sender, receiver=receiver, kind=kind, detail=detail.partition("/")[0])
+    name, number = network["name"], int(network["device"])
+    devices = {"Socket": interfaces, "IB": adapters}.get(name, ())
+    device, more = devices[number] if number < len(devices) else ("", "")
+    return Route(
+        sender=sender,
+        receiver=receiver,
+        kind="NET",
+        network=name,
+        interface=device if name == "Socket" else "",
+        place=f"{device} ({more})" if device else f"device {number}",
+        gpu_direct="GDRDMA" in network["rest"],
+    )
 
 
 def _listed(lead: str, each: re.Pattern[str], lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return the devices in the first line that contains `lead`, in their order."""
+    """Return the last two groups of `each` for all its matches in the first line with `lead`."""
     line = next((line for line in lines if lead in line), "")
     return tuple((found[-2], found[-1]) for found in each.findall(line))
 

@@ -73,21 +73,22 @@ def devices() -> list[Any]:
 
 
 def uuid_of(index: int) -> str | None:
-    """Return the UUID of the CUDA device with this index; None where NVML does not tell.
+    """Return the UUID of the device that CUDA gives this index; None where NVML does not tell.
 
-    By CUDA_VISIBLE_DEVICES and the order of the PCI bus. Without CUDA: a device that is bad may
-    hang a process that asks it.
+    By CUDA_VISIBLE_DEVICES and the order of the PCI bus. CUDA itself is not asked: a bad device may
+    hang the process that asks.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     entry = visible.split(",")[index].strip() if visible else str(index)
     if not entry.isdecimal():
         return entry if entry.startswith("GPU-") and device(entry) is not None else None
     handle = ask(pynvml.nvmlDeviceGetHandleByIndex, int(entry)) if _is_open() else None
-    return None if handle is None else text(ask(pynvml.nvmlDeviceGetUUID, handle))
+    return None if handle is None else ask(pynvml.nvmlDeviceGetUUID, handle)
 
 
 @cache
 def _is_open() -> bool:
+    """Open NVML at the first call; return whether it could be opened."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -114,7 +115,10 @@ def field_values(handle: Any, fields: Sequence[Field]) -> dict[Field, int | floa
 
 
 def throttle_reasons(handle: Any) -> tuple[str, ...]:
-    """Return why clocks are limited now; a reason without a name by its bit, such as "0x800"."""
+    """Return why clocks are limited now, as ("power_cap",); empty where they are not, or unknown.
+
+    A reason without a name here is its bit, as "0x800".
+    """
     bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:
         # The name before driver 535.
@@ -135,7 +139,10 @@ def temperature_c(handle: Any) -> float | None:
 
 
 def watts(question: Callable[..., Any], handle: Any) -> float | None:
-    """Return the answer to a question about power, which NVML gives in milliwatts, in watts."""
+    """Return the power that a function of NVML tells, in watts; None where it is unknown.
+
+    question: returns milliwatts.
+    """
     answer = ask(question, handle)
     return None if answer is None else answer / 1000
 
@@ -147,22 +154,28 @@ def ecc_errors(handle: Any) -> int | None:
 
 
 def memory(handle: Any) -> Any | None:
-    """Return the memory in bytes as `total`, `reserved` by the driver, `used` and `free`."""
+    """Return NVML's object with bytes `total`, `reserved` by the driver, `used` and `free`.
+
+    None where it is unknown.
+    """
     # The second version counts what the driver reserves for itself apart.
     return ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
 
 
 def pci_address(handle: Any) -> tuple[int, int, int] | None:
-    """Return PCI domain, bus and device, by which the kernel names a GPU in its log."""
+    """Return (PCI domain, bus, device), by which the kernel names a GPU in its log.
+
+    None where they are unknown.
+    """
     pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     if pci is None:
         return None
-    domain, bus, slot = (text(pci.busId) or "").split(".")[0].split(":")
+    domain, bus, slot = pci.busId.split(".")[0].split(":")
     return int(domain, 16), int(bus, 16), int(slot, 16)
 
 
 def numa_node(handle: Any) -> int | None:
-    """Return the nearest memory node; None where several are near, or it is unknown.
+    """Return the number of the nearest NUMA node; None where several are near, or it is unknown.
 
     Not nvmlDeviceGetNumaNodeId: that is the node of a Grace Hopper GPU's own memory.
     """
@@ -183,7 +196,7 @@ def nvlink_states(handle: Any) -> dict[int, bool]:
 
 
 def process_ids(handle: Any) -> set[int]:
-    """Return the processes that have a context on the GPU; empty where NVML does not say.
+    """Return the ids of the processes with a context on the GPU; empty where NVML does not say.
 
     To be called between points: it may hold up the work of other processes for a moment.
     """
@@ -197,8 +210,3 @@ def process_ids(handle: Any) -> set[int]:
 def flag(answer: int | None) -> bool | None:
     """Return an answer that is 0 or 1 as a bool; None stays."""
     return None if answer is None else bool(answer)
-
-
-def text(answer: str | bytes | None) -> str | None:
-    """Return an answer as text: some versions of the bindings give bytes."""
-    return answer.decode() if isinstance(answer, bytes) else answer

@@ -10,7 +10,6 @@ from pathlib import Path
 from raybench.analysis.references import SHIPPED, References
 from raybench.cluster import Cluster
 from raybench.health.device_facts import facts_readings
-from raybench.health.expected import read_findings
 from raybench.health.readings import (
     Reading,
     drift,
@@ -18,26 +17,26 @@ from raybench.health.readings import (
     read_record,
     split_by_room,
 )
+from raybench.health.references import read_findings
 from raybench.health.suite import BURN_IN, PASS_STAGES, Fleet, Probe, device_subjects, probes
 from raybench.health.verdicts import judge
 from raybench.job.model import Job, Measure, Span, load_job
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device, Record
-from raybench.records.device_facts import DeviceFacts
+from raybench.records.devices import DeviceFacts
 from raybench.records.environment import usable_cores
-from raybench.records.health import Finding, Stage, Verdict
+from raybench.records.health import Finding, Stage
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.messages import Listener
-from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunTarget, start_run
 from raybench.sweep.runner import run_sweep
+from raybench.sweep.scheduler import Rounds
 
 MakeProbes = Callable[[Fleet], tuple[Probe, ...]]
 
 _JOB = Path(__file__).with_name("job.yaml")
-_NOT_HEALTHY = (Verdict.BAD, Verdict.SUSPECT, Verdict.UNTESTED)
 # A point of the burn-in is as long as a device needs to get hot, and so short that a hang is
 # noticed soon.
 _BURN_IN_POINT_S = 10.0
@@ -70,7 +69,7 @@ class Examination:
         unhealthy = {
             uuid
             for finding in self.findings
-            if finding.verdict in _NOT_HEALTHY
+            if finding.verdict.is_unhealthy
             and finding.subject.kind in ("device", "node")
             and not finding.culprit
             for uuid in finding.subject.uuids
@@ -91,11 +90,13 @@ def examine(
     make_probes: MakeProbes | None = None,
     references: References = SHIPPED,
 ) -> Examination:
-    """Run the stages on all devices of a cluster, and write readings and findings to the tables.
+    """Run a check on all devices of a cluster and return its findings; blocks until it ends.
 
-    serial: one pair at a time. burn_in_s: how long the burn-in lasts at least; 0: none.
-    make_probes: returns the probes of each pass; None: those of the suite.
-    Raises ClusterError where the cluster cannot be used, ResultsError where nothing can be written.
+    Writes a run into the tables below `where.output`: its points, and the findings in `health`.
+    stages: those to run. argv: the command line, for the table `runs`. serial: one pair at a time.
+    burn_in_s: how long the burn-in lasts at least; 0: none. make_probes: returns the probes of
+    each pass; None: those of the suite. Raises ClusterError where the cluster cannot be used,
+    ResultsError where nothing can be written.
     """
     job = health_job()
     of_passes = [stage for stage in PASS_STAGES if stage in stages]
@@ -126,16 +127,17 @@ def examine(
 
 
 def health_job() -> Job:
-    """Return the job of a check, without its points."""
+    """Return the job of a check from job.yaml, without its points."""
     return load_job(_JOB)
 
 
 @dataclass(slots=True)
 class Examiner:
-    """Makes the points of a check once its devices are known, and reads records: a PointSource.
+    """The source of the points of a check, for `run_sweep`; it keeps the readings of its records.
 
     make_probes: returns the probes of each pass. stages: the stages that are run.
     measure: of the job. burn_in_s: how long the burn-in lasts; 0: none.
+    devices, readings: what is known of the check so far; devices by rank.
     """
 
     make_probes: MakeProbes
@@ -157,9 +159,10 @@ class Examiner:
     _burn_in_ends_s: float = 0.0
 
     def rounds(self, cluster: Cluster) -> Rounds:
-        """Return the passes over the probes.
+        """Return the passes over the probes, on the devices of the cluster that are not lost.
 
-        First it reads the facts of the devices, and sets `devices` to those that are not lost.
+        Sets `devices`, reads the facts of the devices, and adds readings for probes that a device
+        has no memory for.
         """
         lost = cluster.lost
         self._cluster, self._facts_before = cluster, cluster.read_device_facts()
@@ -174,7 +177,10 @@ class Examiner:
         )
 
     def _use_devices(self, places: Sequence[int]) -> None:
-        """Plan the probes that fit into the memory of the devices at these positions."""
+        """Make the fleet and the probes anew, for the devices at these positions in the cluster.
+
+        A probe that a device has no memory for becomes a reading of that device.
+        """
         assert self._cluster is not None
         self._places = tuple(places)
         self._fleet = Fleet(devices=tuple(self._cluster.devices[place] for place in places))
@@ -189,7 +195,10 @@ class Examiner:
         self._probes = {probe.point.point_id: probe for probe in self._planned}
 
     def measure_of(self, point: Point) -> Measure | None:
-        """Return how a point of the burn-in or the straggler test is measured, None for others."""
+        """Return how a point is measured; None: as the job says.
+
+        Only points of the burn-in and of the straggler test differ.
+        """
         if any(probe.point == point for probe in self._burn_in):
             return _BURN_IN_MEASURE
         probe = self._probes.get(point.point_id)
@@ -197,13 +206,14 @@ class Examiner:
         return self.measure if probe is not None and probe.test.reads == "parts" else None
 
     def note(self, record: Record) -> None:
-        """Keep the readings of a record."""
+        """Add the readings of a record of one of the probes to `readings`."""
         self.readings += read_record(record, self._probes[record.point.point_id], self._fleet)
 
     def further_round(self, number: int) -> Sequence[Point]:
-        """Return the points of one more round; none when the check is over.
+        """Return the points of one more round; empty when the check is over.
 
-        The facts of the devices are read once more then.
+        Before it returns none, it adds readings of the facts before and after the check, and of
+        the drift in the burn-in. number: of the round; not used.
         """
         if again := self._passes_without_lost():
             return [probe.point for probe in again]
@@ -218,7 +228,11 @@ class Examiner:
         return ()
 
     def _passes_without_lost(self) -> Sequence[Probe]:
-        """Return the probes of one more pass on the remaining devices, where some were lost."""
+        """Return the probes of one more pass without lost devices; empty if all passes are done.
+
+        If a device was lost since the last call, the passes start anew, and readings say for each
+        device whether it was lost.
+        """
         assert self._cluster is not None
         lost = self._cluster.lost
         gone = [rank for rank, place in enumerate(self._places) if place in lost]
@@ -235,7 +249,7 @@ class Examiner:
         return self._planned
 
     def _turn_of_burn_in(self) -> Sequence[Probe]:
-        """Return the probes of the burn-in; nothing when its time is over."""
+        """Return the probes of the burn-in; empty where none is asked for or its time is over."""
         if self.burn_in_s and not self._burn_in:
             self._burn_in = probes(self._fleet, [BURN_IN])
             self._burn_in_ends_s = time.monotonic() + self.burn_in_s

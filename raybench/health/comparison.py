@@ -14,8 +14,8 @@ from typing import Any
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER
 from raybench.analysis.environment_changes import Change
-from raybench.health.expected import limit_elsewhere
-from raybench.health.report import UNHEALTHY, HealthReport, reason_with_value
+from raybench.health.references import limit_elsewhere
+from raybench.health.report import HealthReport, reason_with_value
 from raybench.health.suite import COMM_TEST, SUITE, WAIT_TEST
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
 from raybench.records.health import Finding, Verdict, figure, is_time
@@ -102,11 +102,10 @@ class FigureChange:
 def trace_figures(
     checks: Iterable[Iterable[Finding]], kinds: Iterable[str], least: float
 ) -> list[FigureChange]:
-    """Return the figures that at least two of the checks have: slower, faster, same.
+    """Return the figures that at least two of the checks have: the slower, the faster, the same.
 
-    Of each verdict the largest change first.
-    checks: their findings, the oldest check first. kinds: of the devices, "cuda" or "cpu".
-    least: the smallest limit, as a ratio.
+    Of each verdict the largest change first. checks: the findings of each, the oldest check first.
+    kinds: of the devices, "cuda" or "cpu". least: the smallest limit of a change, as a ratio.
     """
     checked = set(kinds)
     limits = {
@@ -182,9 +181,9 @@ class HealthComparison(Document):
 
     @cached_property
     def new_cases(self) -> list[Finding]:
-        """Return the unhealthy findings of the new check that were healthy in the base."""
+        """Return the unhealthy findings of the new check whose test and subject were healthy."""
         fine = {_key(one) for one in self.base.findings if one.verdict is Verdict.HEALTHY}
-        return [one for one in self.new.findings if one.verdict in UNHEALTHY and _key(one) in fine]
+        return [one for one in self.new.findings if one.verdict.is_unhealthy and _key(one) in fine]
 
     @property
     def is_regression(self) -> bool:
@@ -193,7 +192,7 @@ class HealthComparison(Document):
 
     @property
     def title(self) -> str:
-        """Return how many figures are slower and how much the median changed, in a sentence."""
+        """Return how many figures are slower and the median change of all, in a sentence."""
         if not self.figures:
             return "No figure was read in both checks: other devices, or other stages."
         verdicts = [one.verdict for one in self.figures]
@@ -214,7 +213,7 @@ class HealthComparison(Document):
             for name, side in sides
         ]
         yield Listing(lines=lines, is_quoted=True)
-        yield Listing(title="Verdicts", lines=[(name, side.headline) for name, side in sides])
+        yield Listing(title="Verdicts", lines=[(name, side.title) for name, side in sides])
         if self.new_cases:
             yield Listing(
                 title="No longer healthy",
@@ -245,8 +244,8 @@ class HealthComparison(Document):
             "base": asdict(self.base.run),
             "new": asdict(self.new.run),
             "headline": self.title,
-            "headline_base": self.base.headline,
-            "headline_new": self.new.headline,
+            "headline_base": self.base.title,
+            "headline_new": self.new.title,
             "is_regression": self.is_regression,
             "changes": [asdict(one) for one in self.changes],
             "figures": [one.members for one in self.figures],

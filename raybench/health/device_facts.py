@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from raybench.health.readings import Problem, Reading
 from raybench.health.suite import HealthTest, device_subject
-from raybench.records.device_facts import DeviceFacts
+from raybench.records.devices import DeviceFacts
 from raybench.records.health import Action
 from raybench.report.plain_text import counted
 
@@ -55,9 +55,10 @@ ACTIONS: Mapping[str, Action] = {name: action for name, (_, action) in _FACTS.it
 def facts_readings(
     before: Sequence[DeviceFacts], after: Sequence[DeviceFacts]
 ) -> tuple[Reading, ...]:
-    """Return a reading of each fact of each GPU, from its facts before and after the check.
+    """Return a reading of each fact of each GPU: its value after the check, and any problem.
 
-    before: may lack devices, which then count as unchanged. CPUs have no facts and no readings.
+    The value is None where the driver does not tell it. before: may lack devices, which then count
+    as unchanged. CPUs have no facts and no readings.
     """
     earlier = {facts.device.uuid: facts for facts in before}
     links = _expected_links(after)
@@ -90,7 +91,10 @@ def _expected_links(facts: Sequence[DeviceFacts]) -> dict[tuple[str, str], froze
 def _device_readings(
     before: DeviceFacts, now: DeviceFacts, expected_links: frozenset[int]
 ) -> Iterator[Reading]:
-    """Yield a reading of each fact of one GPU."""
+    """Yield a reading of each fact of one GPU; all have the problem if it was lost meanwhile.
+
+    expected_links: numbers of the NVLinks that should be up.
+    """
     # What was read before and is silent now is lost; many containers have no NVML at all.
     lost = now.unread if now.unread != before.unread else ""
     for name, (value, problem) in _values(before, now, expected_links).items():
@@ -108,7 +112,10 @@ def _device_readings(
 def _values(
     before: DeviceFacts, now: DeviceFacts, expected_links: frozenset[int]
 ) -> dict[str, tuple[float | None, str]]:
-    """Return the value of each fact, None where it is not known, and its problem, empty if none."""
+    """Return (value, problem) of each fact by its name.
+
+    The value is None where it is not known, the problem is empty where there is none.
+    """
     minutes = (now.read_at - before.read_at).total_seconds() / _S_PER_MIN
     lanes, most_lanes = now.pcie_lanes, now.pcie_lanes_max
     has_few_lanes = lanes is not None and most_lanes is not None and lanes < most_lanes
@@ -117,16 +124,15 @@ def _values(
     down = [one.link for one in now.nvlinks or () if not one.is_active]
     down = sorted(expected_links.intersection(down))
     counts = [sum(one.errors.values()) for one in now.nvlinks or () if one.errors]
-    rows = _remapped_rows(now)
     xids = [found for found in (now.kernel_xids, now.new_xids) if found is not None]
     return {
         FREE_MEMORY: (now.memory_free_bytes and now.memory_free_bytes / _BYTES_PER_GIB, ""),
         MEMORY_ERRORS: (now.ecc_errors, _memory_problem(before, now)),
         "remapped rows": (
-            rows,
+            now.remapped_rows,
             "a row of memory is to be remapped at the next reset"
             if now.is_remap_pending
-            else _went_bad(_growth(_remapped_rows(before), rows), "row"),
+            else _went_bad(_growth(before.remapped_rows, now.remapped_rows), "row"),
         ),
         "failed remaps": (
             now.is_remap_failed,
@@ -162,6 +168,7 @@ def _values(
 
 
 def _memory_problem(before: DeviceFacts, now: DeviceFacts) -> str:
+    """Return how many uncorrected memory errors there are, in words; empty for none."""
     if not now.ecc_errors:
         return ""
     grown = _growth(before.ecc_errors, now.ecc_errors)
@@ -173,15 +180,8 @@ def _went_bad(grown: int, noun: str) -> str:
     return f"{counted(grown, noun)} of memory went bad during the check" if grown else ""
 
 
-def _remapped_rows(facts: DeviceFacts) -> int | None:
-    """Return how many rows of memory were remapped; None where neither count is known."""
-    counts = (facts.remapped_rows_correctable, facts.remapped_rows_uncorrectable)
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
-
-
 def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> str:
-    """Return what is wrong: errors of the check, else earlier ones that the hardware is blamed for.
+    """Return Xid errors of the check, else earlier ones of the hardware, in words; empty for none.
 
     NVML reports only errors since it is watched; the log is complete, where it may be read.
     """
@@ -213,7 +213,10 @@ def _link_errors(before: DeviceFacts, now: DeviceFacts, minutes: float) -> str:
 
 
 def _growth(before: int | None, now: int | None) -> int:
-    """Return by how much a counter grew; one that was reset meanwhile grew by all that it shows."""
+    """Return by how much a counter grew; 0 where it is unknown before or now.
+
+    One that was reset meanwhile grew by all that it shows.
+    """
     if before is None or now is None:
         return 0
     return now - before if now >= before else now

@@ -7,8 +7,7 @@ from operator import itemgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
-from raybench.health.document import HealthDocument, PairMap, marked, pair_maps, short_names
-from raybench.health.report import HealthReport
+from raybench.health.report import HealthReport, PairMap, marked, pair_maps, short_names
 from raybench.records.health import Finding, Verdict, figure, is_time
 from raybench.report import blocks, formatting, plain_text
 from raybench.report.blocks import Column, make_table
@@ -18,13 +17,12 @@ from raybench.report.charts.grammar import (
     Panel,
     axis,
     by_threshold,
-    heat_map,
-    legend_height,
+    heat_panel,
     names_axis,
-    scatter_chart,
+    scatter_panel,
 )
 from raybench.report.html.page import device_table, render
-from raybench.stats.fleet import BAD_RATIO
+from raybench.stats.outliers import BAD_RATIO
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,9 +41,8 @@ _SHAPES = {
     "suspect": ("diamond", "var(--s2)"),
     "bad": ("cross", "var(--bad)"),
 }
-_WORDS = {Verdict.BAD: "bad", Verdict.SUSPECT: "suspect"}
-# The axis of times reaches at least so far to both sides of 1.
-_LEAST_REACH = 0.1
+# The axis of times reaches at least from and to these.
+_LEAST_DOMAIN = (0.9, 1.1)
 _DEVICES_NOTE = (
     "Each mark is a test: the time that the device takes, against the median of the similar "
     "devices, or the fastest of fewer than four. Above 1 is slower."
@@ -53,8 +50,11 @@ _DEVICES_NOTE = (
 
 
 def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
-    """Return the page of a check as HTML. devices: the table `devices` of its run."""
-    found = list(HealthDocument(report=report).body())
+    """Return the page of a check as HTML, complete in one file.
+
+    devices: the table `devices` of its run.
+    """
+    found = list(report.body())
     run = report.run
     return render(
         "health.html",
@@ -79,7 +79,10 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
 
 
 def health_figures(report: HealthReport) -> list[Figure]:
-    """Return the chart of pairs (from four devices on), then that of devices; those with data."""
+    """Return the chart of pairs, then that of devices; empty where nothing was compared.
+
+    The chart of pairs is left out where fewer than four devices were paired.
+    """
     found = (_pair_figure(report), _device_figure(report))
     return [one for one in found if one is not None]
 
@@ -115,7 +118,10 @@ def _pair_figure(report: HealthReport) -> Figure | None:
 
 
 def _heat_map(pairs: PairMap) -> Panel:
-    """Return a cell for each pair of the first 32 devices; unhealthy pairs are outlined."""
+    """Return the heat map of one test: a cell for each pair of the first 32 devices.
+
+    Unhealthy pairs are outlined; up to 8 devices the values are written into the cells.
+    """
     drawn = pairs.names[:_MOST_DEVICES_IN_A_MAP]
     short = dict(zip(drawn, short_names(drawn), strict=True))
     has_text = len(drawn) <= _MOST_WITH_TEXT
@@ -143,45 +149,47 @@ def _heat_map(pairs: PairMap) -> Panel:
     labels = list(short.values())
     angle = 0 if len(labels) <= 4 else -45
     shown = {"labelOverlap": not has_text}
-    layers = heat_map(
+    return heat_panel(
         cells,
         names_axis(labels, **shown, orient="top", labelAngle=angle) | {"title": "to"},
         names_axis(labels, **shown),
         by_threshold("excess", _STEPS, "time against the median"),
+        title=pairs.title,
+        height=max(150, min(550, 30 * len(labels) + 80)),
         inverse=f"datum.excess < {_STEPS[0]} || datum.excess >= {_STEPS[-1]}",
     )
-    height = max(150, min(550, 30 * len(labels) + 80))
-    return Panel(title=pairs.title, layers=layers, height=height)
 
 
 def _device_figure(report: HealthReport) -> Figure | None:
-    """Return a mark for each test of each device; None where no devices were compared."""
+    """Return the chart with a mark for each test of each device, by its time against the others.
+
+    None where no devices were compared. Of more than 40 devices it shows 40, unhealthy ones first.
+    """
     compared = [
         one for one in report.findings if one.subject.kind == "device" and one.ratio is not None
     ]
     if not compared:
         return None
-    names = list(dict.fromkeys(one.subject.name for one in compared))
-    shown = names
+    names = shown = list(dict.fromkeys(one.subject.name for one in compared))
     if len(names) > _MOST_DEVICES:
-        unhealthy = [case.subject.name for case in report.cases if case.subject.name in names]
-        shown = list(dict.fromkeys((*unhealthy, *names)))[:_MOST_DEVICES]
+        unhealthy = {case.subject.name for case in report.cases}
+        shown = sorted(names, key=lambda name: name not in unhealthy)[:_MOST_DEVICES]
     short = dict(zip(shown, short_names(shown), strict=True))
     marks: list[Mark] = [
         {
             "y": short[one.subject.name],
             "x": round(min(one.ratio or 1.0, 100.0), 4),
-            "line": _WORDS.get(one.verdict, _LIKE_THE_OTHERS),
+            "line": one.verdict.value if one.verdict.is_slow else _LIKE_THE_OTHERS,
             "tip": plain_text.plain(f"{one.subject.name}, {one.test}:")
             + f"\n{_value(one)} {one.unit}, {one.ratio:.2f} times the time of similar devices",
         }
         for one in compared
         if one.subject.name in short
     ]
-    reach = max(1 + _LEAST_REACH, *(mark["x"] for mark in marks))
-    domain = [min(1 - _LEAST_REACH, *(mark["x"] for mark in marks)) * 0.99, reach * 1.01]
+    times = [mark["x"] for mark in marks]
+    domain = [min(_LEAST_DOMAIN[0], *times) * 0.99, max(_LEAST_DOMAIN[1], *times) * 1.01]
     ticks = [0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100]
-    layers = scatter_chart(
+    panel = scatter_panel(
         marks,
         axis(
             "time against similar devices",
@@ -192,17 +200,15 @@ def _device_figure(report: HealthReport) -> Figure | None:
         ),
         names_axis(list(short.values()), grid=True),
         _SHAPES,
-        level=(BAD_RATIO, "bad") if reach > BAD_RATIO else None,
+        height=max(110, min(900, 22 * len(short) + 60)),
+        level=(BAD_RATIO, "bad") if domain[1] > BAD_RATIO else None,
     )
-    height = max(110, min(900, 22 * len(short) + 60)) + legend_height(list(_SHAPES))
-    note = _DEVICES_NOTE
-    if len(shown) < len(names):
-        note += f" The first {len(shown)} of {len(names)}."
+    more = f" The first {len(shown)} of {len(names)}." if len(shown) < len(names) else ""
     return Figure(
         anchor="devices",
         title="Devices",
-        note=note,
-        panels=[Panel(layers=layers, height=height)],
+        note=_DEVICES_NOTE + more,
+        panels=[panel],
         table=make_table(
             compared,
             [

@@ -1,20 +1,32 @@
-"""The readings of each subject of a health check, made from its records. Pure."""
+"""The readings of each subject of a health check, made from its records and grouped. Pure."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import chain
 from typing import Literal
 
-from raybench.health.suite import COMM_TEST, WAIT_TEST, Fleet, HealthTest, Probe
-from raybench.records import Measurement, Record, Status
-from raybench.records.health import Subject
+import numpy as np
+
+from raybench.health.suite import (
+    COMM_TEST,
+    WAIT_TEST,
+    Fleet,
+    HealthTest,
+    Probe,
+    device_subjects,
+)
+from raybench.records import Device, Measurement, Record, Status
+from raybench.records.health import Subject, SubjectKind
+from raybench.stats.outliers import Floats
 from raybench.stats.summary import median_above_smallest
-from raybench.workloads.communication.collective import parse_groups
-from raybench.workloads.communication.pairs import parse_pairs
+from raybench.workloads.collective import parse_groups
+from raybench.workloads.pairs import parse_pairs
 
 _GIB = 2**30
 _WRONG_ERROR = "WrongResultError"
@@ -60,14 +72,29 @@ def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ..
 
     Where the point failed, all of them have a problem and no value.
     """
+    reading = partial(
+        Reading,
+        pass_number=record.round,
+        other_programs=record.neighbours,
+        point_id=record.point.point_id,
+    )
+    subjects = _participants(record, probe, fleet)
     if record.status is not Status.OK:
         return tuple(
-            _reading(record, test, subject, None, _why_unread(record, ranks, fleet))
-            for test, subject, ranks in _participants(record, probe, fleet)
+            reading(
+                test=test,
+                subject=subject,
+                value=None,
+                problem=_why_unread(record, ranks, fleet),
+            )
+            for test, subject, ranks in subjects
         )
     if probe.test.reads == "parts":
-        return tuple(_read_parts(record, probe, fleet))
-    problems = {}
+        return tuple(
+            reading(test=test, subject=subject, value=value_ms)
+            for test, subject, value_ms in _step_parts(record, probe, fleet)
+        )
+    problems: dict[int, str] = {}
     if probe.test.reads == "bits":
         metrics = [
             {metric.name: value for metric, value in measured.workload_metrics.items()}
@@ -75,39 +102,20 @@ def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ..
         ]
         problems = wrong_bits(metrics, fleet.subjects)
     return tuple(
-        _reading(
-            record,
-            test,
-            subject,
-            _value(test, [record.measurements[rank] for rank in ranks]),
-            Problem(text=problems[ranks[0]]) if ranks[0] in problems else None,
+        reading(
+            test=test,
+            subject=subject,
+            value=_value(test, [record.measurements[rank] for rank in ranks]),
+            problem=Problem(text=problems[ranks[0]]) if ranks[0] in problems else None,
         )
-        for test, subject, ranks in _participants(record, probe, fleet)
-    )
-
-
-def _reading(
-    record: Record,
-    test: HealthTest,
-    subject: Subject,
-    value: float | None,
-    problem: Problem | None = None,
-) -> Reading:
-    return Reading(
-        test=test,
-        subject=subject,
-        pass_number=record.round,
-        value=value,
-        problem=problem,
-        other_programs=record.neighbours,
-        point_id=record.point.point_id,
+        for test, subject, ranks in subjects
     )
 
 
 def _value(test: HealthTest, measured: Sequence[Measurement]) -> float:
-    """Return the figure of a test in its unit, by the median step of the slowest rank.
+    """Return the figure of one subject in the unit of the test, by the slowest rank's median step.
 
-    measured: of the ranks of one subject.
+    measured: of the ranks of the subject. A rate is 0 where the amount of work is not known.
     """
     first = measured[0]
     step_ns = max(statistics.median(one.step_ns) for one in measured)
@@ -127,11 +135,11 @@ def _value(test: HealthTest, measured: Sequence[Measurement]) -> float:
 def wrong_bits(
     metrics: Sequence[Mapping[str, float]], subjects: Sequence[Subject]
 ) -> dict[int, str]:
-    """Return the ranks whose product is wrong, each with the reason.
+    """Return the reason by rank for each rank whose product is wrong; empty where all are right.
 
-    metrics: those of the workload `same_bits`, by rank. Wrong is a product that differs from that
-    of most devices of the model. Where no product is that of most, wrong are the devices that
-    contradict themselves, and where none does, all.
+    metrics: those of the workload `same_bits`, by rank. subjects: the devices by rank. Wrong is a
+    product that differs from that of most devices of the model. Where no product is that of most,
+    wrong are the devices that contradict themselves, and where none does, all.
     """
     problems = {
         rank: "wrong bits: its product changed from one check to the next"
@@ -149,7 +157,10 @@ def wrong_bits(
 def _wrong_products(
     ranks: Sequence[int], metrics: Sequence[Mapping[str, float]], subjects: Sequence[Subject]
 ) -> dict[int, str]:
-    """Return the ranks of one model whose product is wrong, each with the reason."""
+    """Return the reason by rank for those ranks of one model whose product is wrong.
+
+    ranks: of the model. metrics, subjects: as for `wrong_bits`.
+    """
     digests = {rank: metrics[rank]["digest"] for rank in ranks}
     usual, count = Counter(digests.values()).most_common(1)[0]
     if count == len(ranks):
@@ -166,13 +177,18 @@ def _wrong_products(
     return dict.fromkeys(ranks, text)
 
 
-def _read_parts(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
-    """Yield how long each rank computes in a step; if all ranks tell it, waits and communicates."""
+def _step_parts(
+    record: Record, probe: Probe, fleet: Fleet
+) -> Iterator[tuple[HealthTest, Subject, float]]:
+    """Yield (test, device, ms) for the parts of each rank's training step.
+
+    First how long each rank computes; then how long it waits and how long it communicates, if all
+    ranks tell that. A rank whose step was not taken apart is left out.
+    """
     broken_down = [one.breakdown for one in record.measurements if one.breakdown]
     for subject, one in zip(fleet.subjects, broken_down, strict=False):
         if any(one.local_ms):
-            own_ms = statistics.median(chain(*one.local_ms))
-            yield _reading(record, probe.test, subject, own_ms)
+            yield probe.test, subject, statistics.median(chain(*one.local_ms))
     tails_ms = [one.tail_ms for one in broken_down]
     if len(tails_ms) < fleet.size or not all(tails_ms):
         return
@@ -181,17 +197,17 @@ def _read_parts(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]
     )
     waits_ms = median_above_smallest(tails_ms)
     for subject, one, waited_ms in zip(fleet.subjects, broken_down, waits_ms, strict=True):
-        yield _reading(record, wait, subject, waited_ms)
-        shared_ms = max(0.0, statistics.median(one.comm_ms) - waited_ms)
-        yield _reading(record, communication, subject, shared_ms)
+        yield wait, subject, waited_ms
+        yield communication, subject, max(0.0, statistics.median(one.comm_ms) - waited_ms)
 
 
 def _participants(
     record: Record, probe: Probe, fleet: Fleet
 ) -> Iterator[tuple[HealthTest, Subject, Sequence[int]]]:
-    """Yield the test, the subject and its ranks for each subject that took part in a point.
+    """Yield (test, subject, ranks of the subject) for each subject that took part in a point.
 
-    A pair is named from where the bytes come. A group of ranks is a node, or the cluster.
+    A pair is named from the sender to the receiver, and between nodes its test has another name. A
+    group of ranks is a node or the cluster.
     """
     params, test = record.point.params, probe.test
     subjects = fleet.subjects
@@ -224,7 +240,10 @@ def _participants(
 
 
 def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> Problem:
-    """Return why a failed point has no figure of a subject, by whether its ranks made it fail."""
+    """Return the problem of a subject in a failed point.
+
+    ranks: of the subject. "not read" where the rank of another subject made the point fail.
+    """
     reason = record.error_message or record.status.clause
     if not record.devices:
         return Problem(text=f"not read: {reason}", kind="not read")
@@ -239,9 +258,10 @@ def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> Problem:
 def split_by_room(
     probes: Iterable[Probe], fleet: Fleet, free_bytes: Mapping[str, int]
 ) -> tuple[tuple[Probe, ...], tuple[Reading, ...]]:
-    """Return the probes that all devices have memory for, and a reading of each device without.
+    """Return the probes that all devices have memory for, and readings of the devices without.
 
-    free_bytes: of devices by their uuids; devices that are not in it are taken to have enough.
+    Such a reading has a problem and no value, and takes the place of the probe. free_bytes: by the
+    uuid of the device; devices that are not in it are taken to have enough.
     """
     fitting: list[Probe] = []
     left_out: list[Reading] = []
@@ -268,22 +288,17 @@ def split_by_room(
     return tuple(fitting), tuple(left_out)
 
 
-_PRESENCE = HealthTest(
-    name="worker",
-    stage="facts",
-    unit="",
-    floor=0.0,
-    is_compared=False,
-)
-
-
 def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
-    """Yield a reading of each device: 1 where it has a worker, a problem where it was lost."""
+    """Yield a reading of the fact "worker" for each device: 1, or a problem where it was lost.
+
+    lost: ranks.
+    """
+    test = HealthTest(name="worker", stage="facts", unit="", floor=0.0, is_compared=False)
     gone = Problem(text="lost: no worker could be started on it any more", kind="failed")
     for rank, subject in enumerate(fleet.subjects):
         is_lost = rank in lost
         yield Reading(
-            test=_PRESENCE,
+            test=test,
             subject=subject,
             pass_number=1,
             value=None if is_lost else 1.0,
@@ -292,10 +307,10 @@ def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
 
 
 def drift(readings: Iterable[Reading], floor: float) -> Iterator[Reading]:
-    """Yield the time in the last tenth of the burn-in over that in the first, for each subject.
+    """Yield a reading per test and subject of the burn-in: time in its last tenth over the first.
 
-    Heat and wear show there; the other devices of the model tell whether it is usual. Nothing
-    where a subject was read once.
+    Above 1 is slower. Heat and wear show there; the other devices of the model tell whether it is
+    usual. A subject that was read once has none. floor: noise of the ratio on healthy devices.
     """
     series: dict[tuple[str, Subject], list[Reading]] = {}
     for reading in readings:
@@ -315,3 +330,133 @@ def drift(readings: Iterable[Reading], floor: float) -> Iterator[Reading]:
         )
         value = statistics.median(times[-count:]) / statistics.median(times[:count])
         yield Reading(test=test, subject=subject, pass_number=1, value=value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """How many devices a subject has, and on how many nodes; only equal placements are compared.
+
+    level: for a pair on a node how the driver names its connection, as "NV18" or "PHB".
+    """
+
+    kind: SubjectKind = "device"
+    devices: int = 1
+    nodes: int = 1
+    level: str = ""
+
+    def __str__(self) -> str:
+        """Return how references say it: "device", "pair on a node", "4 on 2 nodes"."""
+        if self.kind == "device":
+            return "device"
+        if self.kind == "pair":
+            return "pair on a node" if self.nodes == 1 and self.devices == 2 else "pair of nodes"
+        return f"{self.devices} on {'a node' if self.nodes < 2 else f'{self.nodes} nodes'}"
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
+class Group:
+    """The readings of one test of subjects of one model and placement.
+
+    topology: of the first device, in the words of `Device`; empty where unknown.
+    values: [passes, subjects], NaN where there is none; passes with fewer than half as
+    many values as the fullest one are left out. problems: by the column of the subject, of
+    all passes, without repeats. failed_passes: in how many passes it failed by itself, by column.
+    pass_count: of all passes.
+    """
+
+    test: HealthTest
+    placement: Placement
+    topology: str
+    subjects: Sequence[Subject]
+    values: Floats
+    problems: Mapping[int, Sequence[Problem]]
+    failed_passes: Mapping[int, int]
+    pass_count: int
+
+    @cached_property
+    def typical(self) -> Floats:
+        """Return the median over the passes of each subject; NaN where none has a value."""
+        known = ~np.isnan(self.values).all(axis=0)
+        found = np.full(self.values.shape[1], np.nan)
+        found[known] = np.nanmedian(self.values[:, known], axis=0)
+        return found
+
+    @property
+    def model(self) -> str:
+        """Return the model of the devices."""
+        return self.subjects[0].model
+
+
+def devices_by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
+    """Return each device by the uuid that its subject has (see `device_subjects`)."""
+    subjects = device_subjects(devices)
+    return {subject.uuids[0]: device for subject, device in zip(subjects, devices, strict=True)}
+
+
+def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> list[Group]:
+    """Return the groups within which subjects are compared, in the order of the first readings.
+
+    known: devices as of `devices_by_uuid`.
+    """
+    cells: dict[tuple[str, str, Placement], list[Reading]] = {}
+    placements: dict[Subject, Placement] = {}
+    for reading in readings:
+        subject = reading.subject
+        if subject not in placements:
+            placements[subject] = placement_of(subject, known)
+        placement = placements[subject]
+        cells.setdefault((reading.test.name, subject.model, placement), []).append(reading)
+    return [_group(found, placement, known) for (_, _, placement), found in cells.items()]
+
+
+def _group(readings: Sequence[Reading], placement: Placement, known: Mapping[str, Device]) -> Group:
+    """Return the group of readings of one test, model and placement; there is one at least."""
+    subjects = list({reading.subject.uuids: reading.subject for reading in readings}.values())
+    columns = {subject.uuids: column for column, subject in enumerate(subjects)}
+    numbers = sorted({reading.pass_number for reading in readings})
+    lines = {number: line for line, number in enumerate(numbers)}
+    values = np.full((len(numbers), len(subjects)), np.nan)
+    problems: dict[int, list[Problem]] = {}
+    failed_passes: dict[int, int] = {}
+    for reading in readings:
+        column = columns[reading.subject.uuids]
+        if reading.value is not None:
+            values[lines[reading.pass_number], column] = reading.value
+        if reading.problem and reading.problem not in problems.setdefault(column, []):
+            problems[column].append(reading.problem)
+        if reading.problem and reading.problem.kind == "failed":
+            failed_passes[column] = failed_passes.get(column, 0) + 1
+    # In a pass of fewer than half of the subjects the median would be that of few.
+    counts = (~np.isnan(values)).sum(axis=1)
+    first = known.get(subjects[0].uuids[0]) if subjects[0].uuids else None
+    return Group(
+        test=readings[0].test,
+        placement=placement,
+        topology=(first.topology or "") if first else "",
+        subjects=subjects,
+        values=values[2 * counts >= counts.max()] if counts.any() else values,
+        problems=problems,
+        failed_passes=failed_passes,
+        pass_count=len(numbers),
+    )
+
+
+def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
+    """Return how many devices the subject has, and on how many nodes.
+
+    known: devices as of `devices_by_uuid`; devices that are not in it do not count.
+    """
+    if subject.kind == "device":
+        return Placement()
+    devices = [known[uuid] for uuid in subject.uuids if uuid in known]
+    nodes = len({device.node_id for device in devices})
+    if subject.kind != "pair":
+        # A half of the cluster may be a node.
+        kind: SubjectKind = "node" if nodes < 2 else "cluster"
+        return Placement(kind=kind, devices=len(devices), nodes=nodes)
+    level = None
+    if len(devices) == 2 and nodes == 1:
+        level = re.search(rf"\b{devices[1].index}:(\w+)", devices[0].topology or "")
+    return Placement(
+        kind="pair", devices=len(devices), nodes=nodes, level=level[1] if level else ""
+    )

@@ -1,19 +1,41 @@
-"""Figures of health checks beside the references of their devices' models."""
+"""What a value of a health check should be: by references of the model, and by earlier checks.
+
+Earlier checks are read from the table `health`. References also grade each device and node, and the
+sound values of a check can be exported as references.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from statistics import median
 
-from raybench.analysis.references import Measurement, References
-from raybench.health.groups import placement_of
+from raybench.analysis.references import Measurement, Quantity, References
+from raybench.health.readings import Group, placement_of
+from raybench.health.suite import HealthTest
 from raybench.records import Device
-from raybench.records.health import Finding, Verdict
+from raybench.records.health import Finding, Subject, Verdict, figure
 from raybench.report.formatting import some
-from raybench.report.sections.references import Standing, count_within, standings
+from raybench.report.references import Standing, count_within, standings
+from raybench.results import reader
+from raybench.results.columns import from_row
 
-METRIC = "value"
+# Devices differ from day to day, and from machine to machine, by more than beside each other: by
+# this share, and by so many floors of the test. What a link to the host carries is up to the host:
+# two H200s copied both ways at 78 GB/s, and six minutes later on the same host at 91 and 96. Too
+# slow is there only what would be bad among similar ones.
+_USUAL_SHARE, _USUAL_FLOORS = 0.1, 5
+# Tests with such a floor share their device with whatever else the host does, as CPU workers do: a
+# busy hour makes all of them slow, memory by 6 times on two cores with loads of 6 to 15.
+_SHARED_FLOOR, _SHARED_RATIO = 0.1, 10.0
+_LEAST_PAST_CHECKS = 3
+_ALMOST_ZERO = 1e-300
+# The metric of all references of health checks.
+_METRIC = "value"
 _STAGES = ("alone", "host-links", "pairs", "together")
 # Figures that say little of a device: what all of a host reach at once depends on how many they
 # are, a library may do a small product by another kernel in its next version, and products that
@@ -21,25 +43,112 @@ _STAGES = ("alone", "host-links", "pairs", "together")
 _LEFT_OUT = re.compile(r"all at once|same bits|gemm \w+ (256|512|1024)$")
 
 
-def grades(
-    findings: Iterable[Finding], known: Mapping[str, Device], references: References
-) -> dict[str, list[Standing]]:
-    """Return how the values of each device, and of each node of several, stand.
+def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Finding]]:
+    """Return (run_id, finding) of one check, or of all; empty where a folder has no check.
 
-    The names of nodes begin with "node". known: the GPUs of the check by UUID. Devices without a
-    reference are left out.
+    Raises ResultsError where the table cannot be read.
+    """
+    if not (root / "health").is_dir():
+        return []
+    found = reader.read_table(root, "health", run_id).to_pylist()
+    return [(row["run_id"], from_row(Finding, row)) for row in found]
+
+
+def limit_elsewhere(test: HealthTest) -> float:
+    """Return the ratio from which a time is too long, over the time of another day or machine."""
+    if test.floor >= _SHARED_FLOOR:
+        return _SHARED_RATIO
+    if test.stage == "host-links":
+        return test.bad_ratio
+    return 1 + max(_USUAL_SHARE, _USUAL_FLOORS * test.floor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRange:
+    """The range of a figure on other days or machines. source: how it is known, for people."""
+
+    low: float
+    high: float
+    source: str
+
+    def excess(self, value: float, test: HealthTest) -> float | None:
+        """Return the time of a value over the worst time of the range; None: within the limit."""
+        ratio = value / self.high if test.is_time else self.low / max(value, _ALMOST_ZERO)
+        return ratio if ratio > limit_elsewhere(test) else None
+
+    def words(self, unit: str) -> str:
+        """Return the range as `671 to 782 TFLOP/s (source)`."""
+        ends = dict.fromkeys((figure(self.low), figure(self.high)))
+        return f"{' to '.join(ends)} {unit} ({self.source})"
+
+
+class Elsewhere:
+    """Values of subjects in earlier checks, and of models by references or earlier checks.
+
+    past: findings of earlier checks with the ids of their runs; only healthy ones with a value
+    count.
+    """
+
+    def __init__(self, past: Iterable[tuple[str, Finding]], references: References) -> None:
+        self._references = references
+        # The values by run, of each test of a subject, and of a kind of subject of a model.
+        self._past: dict[object, dict[str, list[float]]] = {}
+        for run_id, one in past:
+            if one.verdict is Verdict.HEALTHY and one.value is not None:
+                for key in ((one.test, one.subject.uuids), _model_key(one.test, one.subject)):
+                    self._past.setdefault(key, {}).setdefault(run_id, []).append(one.value)
+
+    def of_subject(self, subject: Subject, test: HealthTest) -> ValueRange | None:
+        """Return the median of a subject in earlier checks; None where fewer than three have it."""
+        return self._past_range((test.name, subject.uuids), "its earlier checks")
+
+    def of_model(self, group: Group) -> ValueRange | None:
+        """Return the range in the references of the group's model, test and placement.
+
+        Else the median of all earlier checks of the model; None where fewer than three have one.
+        """
+        of = {"test": group.test.name, "where": str(group.placement)}
+        quantity = Quantity(of=of, metric=_METRIC, unit=group.test.unit, fabric=group.topology)
+        found = self._references.find(group.model, quantity)
+        if found is not None:
+            low, high = found.observed
+            return ValueRange(low=low, high=high, source=found.provenance)
+        key = _model_key(group.test.name, group.subjects[0])
+        return self._past_range(key, "earlier checks of this model")
+
+    def _past_range(self, key: object, source: str) -> ValueRange | None:
+        """Return the median, because an earlier check may have had a bad day."""
+        by_run = self._past.get(key, {})
+        if len(by_run) < _LEAST_PAST_CHECKS:
+            return None
+        middle = median(chain(*by_run.values()))
+        return ValueRange(low=middle, high=middle, source=f"{source}, {len(by_run)} of them")
+
+
+def _model_key(test: str, subject: Subject) -> object:
+    """Return a key that subjects of one kind, model and number of devices share in a test."""
+    return test, subject.kind, subject.model, len(subject.uuids)
+
+
+def grades(
+    findings: Iterable[Finding], gpus: Mapping[str, Device], references: References
+) -> dict[str, list[Standing]]:
+    """Return how the values of each device, and of each node with several devices, stand.
+
+    By the name of the device, or `node HOST`. gpus: those of the check, by UUID. Devices and nodes
+    without a reference are left out.
     """
     by_device: dict[str, list[Standing]] = {}
     by_node: dict[str, list[Standing]] = {}
     for finding in findings:
-        for standing in standings(_measured(finding, known), references):
+        for standing in standings(_measured(finding, gpus), references):
             if finding.subject.kind == "device":
                 by_device.setdefault(finding.subject.name, []).append(standing)
-            host, *others = {known[uuid].host for uuid in finding.subject.uuids}
+            host, *others = {gpus[uuid].host for uuid in finding.subject.uuids}
             if not others:
-                by_node.setdefault(host, []).append(standing)
-    counts = Counter(device.host for device in known.values())
-    return by_device | {f"node {host}": own for host, own in by_node.items() if counts[host] > 1}
+                by_node.setdefault(f"node {host}", []).append(standing)
+    counts = Counter(f"node {device.host}" for device in gpus.values())
+    return by_device | {node: own for node, own in by_node.items() if counts[node] > 1}
 
 
 def grade_text(graded: Sequence[Standing]) -> str:
@@ -48,25 +157,25 @@ def grade_text(graded: Sequence[Standing]) -> str:
     return "; ".join(filter(None, (count_within(graded), some(outside))))
 
 
-def measurements(findings: Iterable[Finding], known: Mapping[str, Device]) -> list[Measurement]:
+def measurements(findings: Iterable[Finding], gpus: Mapping[str, Device]) -> list[Measurement]:
     """Return the values that references may be made of: those that no test has found bad.
 
-    known: the GPUs of the check by UUID.
+    gpus: those of the check, by UUID.
     """
     sound = (one for one in findings if one.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN))
-    return [measured for one in sound for measured in _measured(one, known)]
+    return [measured for one in sound for measured in _measured(one, gpus)]
 
 
-def _measured(finding: Finding, known: Mapping[str, Device]) -> Iterator[Measurement]:
-    """Yield the value of a finding where a model of GPU has a typical one."""
+def _measured(finding: Finding, gpus: Mapping[str, Device]) -> Iterator[Measurement]:
+    """Yield the value of a finding if it is typical of a model of GPU, else nothing."""
     subject, value = finding.subject, finding.value
     is_typical = finding.stage in _STAGES and not _LEFT_OUT.search(finding.test)
-    if is_typical and value and subject.uuids and set(subject.uuids) <= set(known):
-        topology = "" if subject.kind == "device" else known[subject.uuids[0]].topology or ""
+    if is_typical and value and subject.uuids and set(subject.uuids) <= set(gpus):
+        topology = "" if subject.kind == "device" else gpus[subject.uuids[0]].topology or ""
         yield Measurement(
             model=subject.model,
-            of={"test": finding.test, "where": str(placement_of(subject, known))},
-            metric=METRIC,
+            of={"test": finding.test, "where": str(placement_of(subject, gpus))},
+            metric=_METRIC,
             unit=finding.unit,
             fabric=topology.split(", ")[0],
             value=value,

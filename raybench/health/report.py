@@ -1,33 +1,63 @@
-"""The results of a health check as a person reads them: lamp, sentence, then each case. Pure.
+"""The report of a health check: verdict in a sentence, cases, tables of tests, and exports. Pure.
 
 A case is a subject that is not healthy, with all its findings: a device that fails in many tests is
-one case. A finding that another subject is to blame for is part of the case of that subject.
+one case. A finding that another subject is to blame for belongs to the case of that subject.
+
+Tests are the rows of a table, because there are more tests than fit side by side. Devices are its
+columns where they fit; otherwise it has the range of the devices, and the outliers by name. A mark
+stands before a figure that is not healthy, so that it is seen without colour.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Literal
+from statistics import median
+from typing import Any, Literal
 
 from raybench.analysis.references import Measurement
+from raybench.health.references import grade_text
+from raybench.health.suite import BETWEEN_NODES
 from raybench.records.health import Action, Finding, Subject, Verdict, figure
-from raybench.report import formatting
 from raybench.report.advice import Advice, estimate_gains
-from raybench.report.sections.references import Standing
+from raybench.report.blocks import SETTING_CHARS, Block, Column, Line, Listing, Table, Tone
+from raybench.report.documents import Document, format_document
+from raybench.report.export.formats import csv
+from raybench.report.export.formats.junit import Case as JUnitCase
+from raybench.report.export.formats.junit import format_suite
+from raybench.report.formatting import course, sentence, some
+from raybench.report.references import HOW_TO_MAKE, Standing
+from raybench.results.columns import to_row
 from raybench.results.run import Run, RunStatus
 
-# The worst first.
-UNHEALTHY = (Verdict.BAD, Verdict.UNTESTED, Verdict.SUSPECT)
 _SEVERITY = {verdict: place for place, verdict in enumerate(Verdict)}
-# The gravest action first.
-ACTION_WORDS: Mapping[Action, str] = {
+# Before figures that are not healthy; the worst first.
+_MARKS = {Verdict.BAD: "!", Verdict.UNTESTED: "x", Verdict.SUSPECT: "?"}
+_LEGEND = "! bad, ? suspect, x not tested"
+_TONES: Mapping[int, Tone] = {0: "good", 1: "alarm", 3: "advice"}
+_ACTION_WORDS: Mapping[Action | None, str] = {
     Action.REPLACE: "replace it: keep jobs off it until then",
     Action.RESET: "reset it; where that does not help, replace it",
     Action.SETTING: "change a setting",
     Action.WATCH: "look at it, and watch it",
+    None: "",
 }
+# The titles of the tables.
+_STAGES = {
+    "alone": "Each alone, all at the same time",
+    "host-links": "Between host and device",
+    "pairs": "Pairs",
+    "together": "Together",
+    "smoke": "A training step",
+    "straggler": "Who waits for whom",
+    "burn-in": "Burn-in",
+}
+_LEAST_IN_A_MATRIX, _MOST_IN_A_MATRIX = 3, 8
+_MOST_COLUMNS = 16
+_MOST_OUTLIERS = 20
+# A fact that is neither right nor wrong.
+_NO_VERDICT = "free memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +85,7 @@ class Case:
             way = " the other way" if self.subject.kind == "pair" and is_reverse else ""
             much = "not tested" if one.verdict is Verdict.UNTESTED else one.reason
             found.append(f"{one.test}{way} ({f'{one.ratio:.2f}x the time' if one.ratio else much})")
-        return formatting.some(found)
+        return some(found)
 
     @property
     def evidence(self) -> str:
@@ -70,7 +100,7 @@ class Case:
     def action(self) -> Action | None:
         """Return the gravest action of the findings; None where no finding has one."""
         asked = {one.action for one in self.findings}
-        return next((action for action in ACTION_WORDS if action in asked), None)
+        return next((action for action in Action if action in asked), None)
 
     @property
     def commands(self) -> list[str]:
@@ -89,9 +119,9 @@ def reason_with_value(finding: Finding) -> str:
     return f"{text} ({', against '.join(filter(None, (value, finding.expected)))})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class HealthReport:
-    """The results of a check.
+@dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
+class HealthReport(Document):
+    """The results of a check: a document (see `raybench.report.documents`).
 
     machine: the devices and nodes in words. kinds: "cuda" or "cpu" of each device.
     grades: how the values of each device and node stand against the references. measurements:
@@ -114,7 +144,7 @@ class HealthReport:
             subject = finding.subject
             if finding.culprit:
                 victims.setdefault(finding.culprit, {})[subject.name] = None
-            elif finding.verdict in UNHEALTHY:
+            elif finding.verdict.is_unhealthy:
                 # Both directions of a pair are one case, and so are all devices of a model.
                 name: object = subject.model if subject.kind == "cluster" else subject.name
                 if subject.kind == "pair" and subject.uuids:
@@ -130,11 +160,6 @@ class HealthReport:
             names = list(victims.get(subject.name, ()))
             found.append(Case(subject=subject, findings=findings, victims=names))
         return sorted(found, key=lambda case: _SEVERITY[case.verdict])
-
-    @property
-    def noun(self) -> str:
-        """Return `GPU` or `CPU worker`."""
-        return "GPU" if "cuda" in self.kinds else "CPU worker"
 
     @property
     def exit_code(self) -> int:
@@ -160,27 +185,31 @@ class HealthReport:
         return "red" if self.verdict is Verdict.BAD else "amber"
 
     @cached_property
-    def headline(self) -> str:
+    def title(self) -> str:
         """Return the lamp and the verdict in a sentence: `Red: 1 of 4 GPUs is bad: a GPU 3`."""
         if parts := list(self._unhealthy_words()):
             if all(case.subject.kind in ("pair", "cluster") for case in self.cases):
-                parts.append(f"no {self.noun} is bad by itself")
-            sentence = "; ".join(parts)
+                parts.append(f"no {self._noun} is bad by itself")
+            words = "; ".join(parts)
         elif not self.findings and self.run.status is not RunStatus.OK:
-            sentence = "The check did not come to its end: nothing can be said."
+            words = "The check did not come to its end: nothing can be said."
         elif self.exit_code and any(one.value is not None for one in self.findings):
-            sentence = "It ran, but there is nothing to compare it with."
+            words = "It ran, but there is nothing to compare it with."
         elif self.exit_code:
-            sentence = "Nothing could be tested."
+            words = "Nothing could be tested."
         else:
-            sentence = formatting.sentence(self._healthy_words())
-        return f"{self.lamp.capitalize()}: {sentence}"
+            words = sentence(self._healthy_words())
+        return f"{self.lamp.capitalize()}: {words}"
+
+    @property
+    def _noun(self) -> str:
+        return "GPU" if "cuda" in self.kinds else "CPU worker"
 
     def _healthy_words(self) -> str:
         """Return `all 4 GPUs are healthy, and the paths between them`, or what of it was tested."""
         count = len(self.kinds)
         many = "both" if count == 2 else f"all {count}"
-        devices = f"the {self.noun}" if count == 1 else f"{many} {self.noun}s"
+        devices = f"the {self._noun}" if count == 1 else f"{many} {self._noun}s"
         kinds = {one.subject.kind for one in self.findings if one.verdict is Verdict.HEALTHY}
         if "device" in kinds:
             paths = ", and the paths between them" if "pair" in kinds else ""
@@ -192,9 +221,9 @@ class HealthReport:
     def _unhealthy_words(self) -> Iterator[str]:
         """Yield `1 of 4 GPUs is bad: a GPU 3` for each verdict and kind of subject."""
         count = len(self.kinds)
-        for verdict in UNHEALTHY:
+        for verdict in _MARKS:
             own = [case for case in self.cases if case.verdict is verdict]
-            for kind, noun in (("device", self.noun), ("node", "node"), ("pair", "path")):
+            for kind, noun in (("device", self._noun), ("node", "node"), ("pair", "path")):
                 names = [case.subject.name for case in own if case.subject.kind == kind]
                 if not names:
                     continue
@@ -204,12 +233,12 @@ class HealthReport:
                 verb = f"{'is' if len(names) == 1 else 'are'} {word}"
                 if verdict is Verdict.UNTESTED:
                     verb = "could not be tested"
-                yield f"{len(names)}{of} {noun}{plural} {verb}: {formatting.some(names)}"
+                yield f"{len(names)}{of} {noun}{plural} {verb}: {some(names)}"
             for case in own:
                 if case.subject.kind == "cluster":
                     yield f"{case.subject.name}: {case.findings[0].reason}"
 
-    @cached_property
+    @property
     def notes(self) -> list[str]:
         """Return a sentence for each model without any known figures."""
         found = [
@@ -219,9 +248,9 @@ class HealthReport:
             and one.subject.kind == "cluster"
             and one.value is None
         ]
-        return [formatting.sentence(text) for text in dict.fromkeys(found)]
+        return [sentence(text) for text in dict.fromkeys(found)]
 
-    @cached_property
+    @property
     def advice(self) -> list[Advice]:
         """Return for each device that is not healthy whether to leave it out.
 
@@ -242,3 +271,253 @@ class HealthReport:
             tests = tuple(dict.fromkeys(finding.test for finding in case.findings))
             advice.append(Advice(about="devices", text=text, rows=tests))
         return advice
+
+    @property
+    def tone(self) -> Tone:
+        """Return the colour of the verdict."""
+        return _TONES[self.exit_code]
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the machine, the run, and everything in `body`."""
+        yield Line(text=self.machine)
+        yield Line(text=f"{course(self.run)}; run {self.run.run_id}")
+        yield from self.body()
+
+    def body(self) -> Iterator[Block]:
+        """Yield a listing for each case, then advice, notes, tables, marks and grades."""
+        for case in self.cases:
+            lines = [
+                ("what", reason_with_value(case.findings[0])),
+                ("also", case.further),
+                ("why", case.evidence),
+                ("victims", some(case.victims)),
+                ("do", _ACTION_WORDS[case.action]),
+                *(("type", command) for command in case.commands),
+                ("is", ", ".join(case.subject.uuids) if case.subject.kind == "device" else ""),
+            ]
+            yield Listing(
+                title=f"{case.subject.name}: {case.verdict.value}",
+                lines=[(name, text) for name, text in lines if text],
+            )
+        for one in self.advice:
+            yield Line(text=sentence(one.text), is_apart=True)
+        for note in self.notes:
+            yield Line(text=note, tone="advice", is_apart=True)
+        yield from _stage_blocks(self.findings)
+        if any(one.verdict in _MARKS for one in self.findings):
+            yield Line(text=_LEGEND, tone="aside", is_apart=True)
+        for place, (name, graded) in enumerate(self.grades.items()):
+            yield Line(text=f"{name}: {grade_text(graded)}.", is_apart=not place)
+        if not self.grades and "cuda" in self.kinds:
+            yield Line(text=HOW_TO_MAKE, tone="aside", is_apart=True)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the findings as rows of the table `health`, by column."""
+        return [{"run_id": self.run.run_id, **to_row(one)} for one in self.findings]
+
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object.
+
+        run, machine, verdict, lamp, headline, exit_code, cases (the subjects that are not healthy,
+        the worst first, with what to do), advice (as of `raybench advise`), notes (models without
+        known figures), findings (the table `health`), grades (how each device and node stands
+        against references).
+        """
+        return {
+            "run": asdict(self.run),
+            "machine": self.machine,
+            "verdict": self.verdict,
+            "lamp": self.lamp,
+            "headline": self.title,
+            "exit_code": self.exit_code,
+            "cases": [
+                {
+                    "subject": asdict(case.subject),
+                    "verdict": case.verdict,
+                    "what": reason_with_value(case.findings[0]),
+                    "evidence": case.evidence,
+                    "victims": case.victims,
+                    "action": case.action,
+                    "action_words": _ACTION_WORDS[case.action],
+                    "commands": case.commands,
+                    "tests": [one.test for one in case.findings],
+                }
+                for case in self.cases
+            ],
+            "advice": [asdict(one) for one in self.advice],
+            "notes": self.notes,
+            "findings": self.rows(),
+            "grades": {
+                name: {"text": grade_text(graded), "standings": [one.members for one in graded]}
+                for name, graded in self.grades.items()
+            },
+        }
+
+
+def _stage_blocks(findings: Sequence[Finding]) -> Iterator[Table | Line]:
+    """Yield the names of the healthy facts, then the tables of each stage that has values."""
+    facts = [one for one in findings if one.stage == "facts" and one.passes]
+    wrong = {one.test for one in facts if one.verdict.is_unhealthy}
+    healthy = {one.test for one in facts if one.verdict is Verdict.HEALTHY}
+    if names := healthy - wrong - {_NO_VERDICT}:
+        text = f"Facts that are as they should be: {', '.join(sorted(names))}."
+        yield Line(text=text, is_apart=True)
+    maps = pair_maps(findings)
+    has_matrices = maps and _LEAST_IN_A_MATRIX <= len(maps[0].names) <= _MOST_IN_A_MATRIX
+    for stage, title in _STAGES.items():
+        # Elsewhere a finding about the cluster says that all are slow alike, which is a case.
+        kinds = ("pair",) if stage == "pairs" else ("device", "node")
+        if stage == "together":
+            kinds = ("node", "cluster")
+        own = [
+            one
+            for one in findings
+            if one.stage == stage and one.subject.kind in kinds and one.passes and one.subject.uuids
+        ]
+        if stage == "pairs" and has_matrices:
+            yield from map(_matrix, maps)
+        elif own:
+            yield _stage_table(title, own)
+
+
+def _stage_table(title: str, findings: Sequence[Finding]) -> Table:
+    """Return the table of a stage: a column for each subject, or ranges where these do not fit."""
+    subjects = list(dict.fromkeys(one.subject.name for one in findings))
+    by_test: dict[tuple[str, str], list[Finding]] = {}
+    for one in findings:
+        by_test.setdefault((one.test, one.unit), []).append(one)
+    range_rows, subject_rows = [], []
+    for test, own in by_test.items():
+        values = [one.value for one in own if one.value is not None]
+        ends = [figure(of(values)) for of in (min, median, max)] if values else ["", "", ""]
+        outliers = [f"{one.subject.name} {marked(one)}" for one in own if one.verdict in _MARKS]
+        range_rows.append((*test, *ends, some(outliers, _MOST_OUTLIERS)))
+        cells = {one.subject.name: marked(one) for one in own}
+        subject_rows.append((*test, *(cells.get(name, "") for name in subjects)))
+    heads = tuple(Column(title=name, is_text=True) for name in ("test", "unit"))
+    ranges = Table(
+        columns=(
+            *heads,
+            *(Column(title=name) for name in ("least", "median", "most")),
+            Column(title="stands out", is_text=True, min_chars=SETTING_CHARS),
+        ),
+        rows=tuple(range_rows),
+        kind=title,
+    )
+    if len(subjects) > _MOST_COLUMNS:
+        return ranges
+    columns = (*heads, *(Column(title=name) for name in short_names(subjects)))
+    return Table(columns=columns, rows=tuple(subject_rows), kind=title, narrower=ranges)
+
+
+def marked(finding: Finding) -> str:
+    """Return the value after its mark: `! 470`; an empty text where it has neither."""
+    value = "" if finding.value is None else figure(finding.value)
+    return f"{_MARKS.get(finding.verdict, '')} {value}".strip()
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return the names without their host, as "GPU 3", where several names share one host."""
+    host = names[0].partition(" ")[0]
+    is_short = len(names) > 1 and all(name.startswith(f"{host} ") for name in names)
+    return [name.replace(f"{host} ", "") if is_short else name for name in names]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairMap:
+    """The findings of one test of pairs of devices.
+
+    title: as "copy 256 MiB, GB/s". names: of the devices, in the order of hosts and indices.
+    findings: by the names of (sender, receiver); both ways for a latency.
+    """
+
+    title: str
+    names: Sequence[str]
+    findings: Mapping[tuple[str, str], Finding]
+
+
+def pair_maps(findings: Sequence[Finding]) -> list[PairMap]:
+    """Return a map for each test of pairs; pairs on a node and between nodes are in the same."""
+    by_test: dict[str, dict[tuple[str, str], Finding]] = {}
+    for one in findings:
+        if one.subject.kind == "pair" and one.subject.uuids and one.value is not None:
+            title = f"{one.test.removesuffix(BETWEEN_NODES)}, {one.unit}"
+            start, _, end = one.subject.name.partition(" to ")
+            found = by_test.setdefault(title, {})
+            found[start, end] = one
+            if one.unit == "µs":
+                found[end, start] = one
+
+    def natural_order(name: str) -> list[tuple[int, str]]:
+        """Return a sort key that puts "GPU 10" after "GPU 9"."""
+        return [(int(word), "") if word.isdigit() else (-1, word) for word in name.split()]
+
+    return [
+        PairMap(
+            title=title,
+            names=sorted({name for pair in found for name in pair}, key=natural_order),
+            findings=found,
+        )
+        for title, found in by_test.items()
+    ]
+
+
+def _matrix(pairs: PairMap) -> Table:
+    """Return a row for each sender, a column for each receiver, "-" where nothing was measured."""
+    rows = [
+        (
+            short,
+            *(
+                marked(pairs.findings[start, end]) if (start, end) in pairs.findings else "-"
+                for end in pairs.names
+            ),
+        )
+        for start, short in zip(pairs.names, short_names(pairs.names), strict=True)
+    ]
+    columns = (
+        Column(title="from / to", is_text=True),
+        *(Column(title=short) for short in short_names(pairs.names)),
+    )
+    return Table(columns=columns, rows=tuple(rows), kind=f"Pairs: {pairs.title}")
+
+
+def export(report: HealthReport, kind: str) -> str:
+    """Return a check as the text of a file; CSV and JUnit XML have a row per test and subject.
+
+    csv has the columns of the table `health`. In junit a finding that is bad or suspect is a
+    failure, one that could not be tested is an error, and one that is unknown, or slow because of
+    another subject, is skipped. kind: "json", "csv" or "junit".
+    """
+    if kind == "json":
+        return format_document(report, "json")
+    if kind == "csv":
+        rows = report.rows()
+        return csv.write(list(rows[0]) if rows else [], rows)
+    facts = {"run_id": report.run.run_id, "machine": report.machine}
+    return format_suite(report.title, report.run, facts, list(map(_junit_case, report.findings)))
+
+
+def _junit_case(finding: Finding) -> JUnitCase:
+    """Return a finding as a case of JUnit, with its outcome as `export` says."""
+    named = {
+        "value": finding.value,
+        "unit": finding.unit or None,
+        "expected": finding.expected or None,
+        "ratio": finding.ratio,
+        "uuids": " ".join(finding.subject.uuids) or None,
+    }
+    is_unhealthy = finding.verdict.is_unhealthy
+    outcome: Literal["ok", "failure", "error", "skipped"] = "failure" if is_unhealthy else "ok"
+    if finding.verdict is Verdict.UNKNOWN or (finding.culprit and is_unhealthy):
+        outcome = "skipped"
+    elif finding.verdict is Verdict.UNTESTED:
+        outcome = "error"
+    return JUnitCase(
+        group=f"health.{finding.stage}",
+        name=f"{finding.subject.name}: {finding.test}",
+        properties={name: value for name, value in named.items() if value is not None},
+        outcome=outcome,
+        kind=finding.verdict.value,
+        message=f"because of {finding.culprit}" if finding.culprit else reason_with_value(finding),
+        text="\n".join(filter(None, (finding.evidence, finding.command))),
+    )

@@ -7,21 +7,20 @@ Nodes come before devices: a node whose devices are all slow with other nodes is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import partial
 from statistics import median
 from typing import Literal
 
 import numpy as np
 
-from raybench.health.groups import Group
+from raybench.health.readings import Group
 from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, device_subjects
 from raybench.records import Device
 from raybench.records.health import Finding, Subject, Verdict
+from raybench.report.formatting import some
 
 _LEAST_PARTNERS = 2
-_MOST_NAMES = 4
 # A rank is late where the others wait for it for more than this share of a step, and for more than
 # so many floors of the test, in each pass.
 _WAIT_SHARE, _WAIT_FLOORS = 0.1, 2
@@ -36,10 +35,11 @@ _Cause = tuple[Sequence[Finding], Finding]
 def find_root_causes(
     findings: Sequence[Finding], groups: Sequence[Group], known: Mapping[str, Device]
 ) -> list[Finding]:
-    """Return the findings, with new ones about the devices, nodes and paths that make pairs slow.
+    """Return the findings in order, and new ones about devices, nodes and paths that slow pairs.
 
-    The finding of a slow pair, or of a waiting rank, gets the name of its culprit.
-    known: devices by the identity that subjects have of them.
+    The finding of a slow pair, or of a waiting rank, gets the name of its culprit. The rank that
+    all others wait for becomes suspect. groups: of all tests. known: devices as of
+    `devices_by_uuid`.
     """
     alone = [one for one in findings if one.stage == "alone" and len(one.subject.uuids) == 1]
     slow_alone = {one.subject.uuids[0] for one in alone if one.verdict is not Verdict.HEALTHY}
@@ -61,59 +61,75 @@ def find_root_causes(
 def _causes(pairs: Sequence[Finding], known: Mapping[str, Device]) -> list[_Cause]:
     """Return the nodes, then the paths between nodes, then the devices that explain slow pairs.
 
-    pairs: all of one test. A pair has one root cause at most.
+    Each as (the pairs that it explains, the finding about it); a pair has one root cause at most.
+    pairs: all of one test.
     """
     node_of = {uuid: device.node_id for uuid, device in known.items()}
-    hosts = {device.node_id: device.host for device in known.values()}
     itself = {uuid: uuid for uuid in known}
-    names = {one.uuids[0]: one.name for one in device_subjects(list(known.values()))}
+    names = {device.node_id: device.host for device in known.values()}
+    names |= {one.uuids[0]: one.name for one in device_subjects(list(known.values()))}
     between = [one for one in pairs if len(set(_ends(one, node_of))) == 2]
     within = [one for one in pairs if len(set(_ends(one, node_of))) == 1]
     found: list[_Cause] = []
-    slow_nodes = partial(_slow_ends, ends=node_of, names=hosts, kind="node")
-    slow_paths = partial(_slow_paths, node_of=node_of, hosts=hosts)
-    slow_devices = partial(_slow_ends, ends=itself, names=names, kind="device")
-    searches: list[tuple[list[Finding], Callable[[list[Finding]], Iterator[_Cause]]]] = [
-        (between, slow_nodes),
-        (between, slow_paths),
-        (between, slow_devices),
-        (within, slow_devices),
-    ]
-    for own, find in searches:
+    for kind, own in (
+        ("node", between),
+        ("path", between),
+        ("device", between),
+        ("device", within),
+    ):
         explained = {one.subject for slow, _ in found for one in slow}
-        found += find([one for one in own if one.subject not in explained])
+        left = [one for one in own if one.subject not in explained]
+        if kind == "path":
+            found += _slow_paths(left, node_of, names)
+        elif kind == "node":
+            found += _slow_ends(left, "node", node_of, names)
+        else:
+            found += _slow_ends(left, "device", itself, names)
     return found
 
 
 def _slow_ends(
     pairs: Sequence[Finding],
+    kind: Literal["node", "device"],
     ends: Mapping[str, str],
     names: Mapping[str, str],
-    kind: Literal["node", "device"],
 ) -> Iterator[_Cause]:
     """Yield the nodes or devices that are slow with partners that are fast with others.
 
-    ends: the node of each device, or the device itself. names: of these.
+    ends: by the uuid of a device the id of its node, or the uuid itself, by `kind`. names: for
+    people, of nodes and devices.
     """
-    for end, partners in _culprits(*_paths(pairs, ends)).items():
+    slow_ways: dict[_Edge, list[bool]] = {}
+    for one in pairs:
+        if one.value is not None:
+            slow_ways.setdefault(frozenset(_ends(one, ends)), []).append(one.verdict.is_slow)
+    # Two devices are slow where one direction is, two nodes where most of their pairs are.
+    slow_edges = {
+        edge
+        for edge, ways in slow_ways.items()
+        if (any(ways) if kind == "device" else 2 * sum(ways) > len(ways))
+    }
+    for end, partners in _culprits(slow_edges, slow_ways.keys() - slow_edges).items():
         slow = [one for one in pairs if end in _ends(one, ends) and one.verdict.is_slow]
-        good = sorted(names.get(one, one) for one in partners)
         subject = Subject(
             kind=kind,
             uuids=tuple(uuid for uuid, owner in ends.items() if owner == end),
             name=names.get(end, end),
             model=slow[0].subject.model,
         )
-        reason = f"slow with {len(good)} partners that are fast with others: the {kind} is to blame"
-        more = f" and {len(good) - _MOST_NAMES} more" if len(good) > _MOST_NAMES else ""
-        evidence = f"slow with {', '.join(good[:_MOST_NAMES])}{more}"
-        yield slow, _cause(slow, subject, reason, evidence)
+        count = len(partners)
+        reason = f"slow with {count} partners that are fast with others: the {kind} is to blame"
+        good = some(sorted(names.get(one, one) for one in partners))
+        yield slow, _cause(slow, subject, reason, f"slow with {good}")
 
 
 def _slow_paths(
-    pairs: Sequence[Finding], node_of: Mapping[str, str], hosts: Mapping[str, str]
+    pairs: Sequence[Finding], node_of: Mapping[str, str], names: Mapping[str, str]
 ) -> Iterator[_Cause]:
-    """Yield the paths between two nodes on which several pairs, and most of them, are slow."""
+    """Yield the paths between two nodes on which several pairs, and most of them, are slow.
+
+    node_of: node ids by the uuid of a device. names: of nodes, for people.
+    """
     by_path: dict[_Edge, list[Finding]] = {}
     for one in pairs:
         if one.value is not None:
@@ -122,16 +138,16 @@ def _slow_paths(
         slow = [one for one in own if one.verdict.is_slow]
         if len({frozenset(one.subject.uuids) for one in own}) < 2 or 2 * len(slow) <= len(own):
             continue
-        first, second = sorted(hosts.get(node, node) for node in edge)
-        subject = Subject(
-            kind="pair", uuids=(), name=f"{first} to {second}", model=own[0].subject.model
-        )
-        reason = f"slow for {len(slow)} of {len(own)} pairs: {_PATH}"
-        yield slow, _cause(slow, subject, reason, "")
+        name = " to ".join(sorted(names.get(node, node) for node in edge))
+        subject = Subject(kind="pair", uuids=(), name=name, model=own[0].subject.model)
+        yield slow, _cause(slow, subject, f"slow for {len(slow)} of {len(own)} pairs: {_PATH}", "")
 
 
 def _cause(slow: Sequence[Finding], subject: Subject, reason: str, evidence: str) -> Finding:
-    """Return the finding about a root cause: the worst verdict and the median of slow pairs."""
+    """Return the finding about a root cause, with the worst verdict of the slow pairs.
+
+    Its value and ratio are their medians; the ratio is None where no pair has one.
+    """
     ratios = [one.ratio for one in slow if one.ratio is not None]
     is_bad = any(one.verdict is Verdict.BAD for one in slow)
     return replace(
@@ -146,33 +162,15 @@ def _cause(slow: Sequence[Finding], subject: Subject, reason: str, evidence: str
 
 
 def _ends(pair: Finding, ends: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the two devices of a pair, or their nodes, by what `ends` has for a device."""
+    """Return what `ends` has for the two devices of a pair: their nodes, or the devices."""
     return tuple(ends.get(uuid, uuid) for uuid in pair.subject.uuids)
-
-
-def _paths(pairs: Sequence[Finding], ends: Mapping[str, str]) -> tuple[set[_Edge], set[_Edge]]:
-    """Return the slow and the fast paths between devices, or between nodes.
-
-    A path between devices is slow where one direction is, one between nodes where most pairs are.
-    """
-    marks: dict[_Edge, list[bool]] = {}
-    for one in pairs:
-        if one.value is not None:
-            marks.setdefault(frozenset(_ends(one, ends)), []).append(one.verdict.is_slow)
-    is_of_devices = len(set(ends.values())) == len(ends)
-    slow = {
-        edge
-        for edge, found in marks.items()
-        if (any(found) if is_of_devices else 2 * sum(found) > len(found))
-    }
-    return slow, marks.keys() - slow
 
 
 def _culprits(slow: Iterable[_Edge], fast: Iterable[_Edge]) -> dict[str, set[str]]:
     """Return the ends that are slow with two partners or more that are fast with others.
 
-    With these partners, the worst end first; a partner that a culprit explains does not count
-    against others.
+    By each such end its partners, the worst end first. An end must have more of these partners than
+    partners that it is fast with; a partner that is itself returned does not count against others.
     """
     slow_with, fast_with = _partners(slow), _partners(fast)
     found: dict[str, set[str]] = {}
@@ -192,20 +190,19 @@ def _culprits(slow: Iterable[_Edge], fast: Iterable[_Edge]) -> dict[str, set[str
 
 
 def _partners(edges: Iterable[_Edge]) -> dict[str, set[str]]:
-    """Return the partners of each end."""
+    """Return the partners of each end; an edge from an end to itself counts for nothing."""
     found: dict[str, set[str]] = {}
-    for edge in edges:
-        if len(edge) == 2:
-            first, second = edge
-            found.setdefault(first, set()).add(second)
-            found.setdefault(second, set()).add(first)
+    for first, second in (edge for edge in edges if len(edge) == 2):
+        found.setdefault(first, set()).add(second)
+        found.setdefault(second, set()).add(first)
     return found
 
 
 def _explain_rest(pairs: Sequence[Finding], slow_alone: Set[str]) -> dict[Subject, Finding]:
-    """Return the slow pairs by their subject; the reason tells if the path must be to blame.
+    """Return the findings of the slow pairs by subject; their reason now says what is to blame.
 
-    pairs: all of one test. slow_alone: devices that are not healthy without partners.
+    That is the path where both devices are fast with other partners; else the path or one of the
+    two. pairs: all of one test. slow_alone: uuids of devices that are not healthy alone.
     """
     healthy = [one for one in pairs if one.verdict is Verdict.HEALTHY]
     fast_with = _partners(frozenset(one.subject.uuids) for one in healthy)
@@ -228,10 +225,10 @@ def _explain_rest(pairs: Sequence[Finding], slow_alone: Set[str]) -> dict[Subjec
 
 
 def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> list[Finding]:
-    """Return the findings with the rank that the others wait for in each pass as a suspect.
+    """Return the findings, with the rank that the others wait for in each pass as a suspect.
 
-    It is the culprit of the others. Unchanged where there is no such rank, or where a pass does not
-    tell how long each rank waits.
+    The others' findings of that test name it as their culprit. Unchanged where there is no such
+    rank, or where a pass does not tell how long each rank waits.
     """
     waits = next((group for group in groups if group.test.name == WAIT_TEST), None)
     steps = next((group for group in groups if group.test.name == COMPUTE_TEST), None)
@@ -248,22 +245,21 @@ def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> li
     late = np.flatnonzero((waited_ms / step_ms[:, None] > least).all(axis=0))
     if not len(late):
         return list(findings)
-    column = int(late[0])
-    culprit = waits.subjects[column]
-    stages = {one.stage for one in findings if one.subject == culprit and one.verdict.is_slow}
-    why = "its device and its links are as fast as the others': look at its CPU and its data"
-    if "alone" in stages:
-        why = "its device is slow alone too"
-    elif {"host-links", "pairs"} & stages:
-        why = "its link to the host or to others is slow too"
+    culprit = waits.subjects[int(late[0])]
     reason = (
         f"in a step of {np.median(step_ms):.3g} ms each of the others waits "
-        f"{np.median(waited_ms[:, column]):.3g} ms for it"
+        f"{np.median(waited_ms[:, int(late[0])]):.3g} ms for it"
     )
+    stages = {one.stage for one in findings if one.subject == culprit and one.verdict.is_slow}
+    evidence = "its device and its links are as fast as the others': look at its CPU and its data"
+    if "alone" in stages:
+        evidence = "its device is slow alone too"
+    elif {"host-links", "pairs"} & stages:
+        evidence = "its link to the host or to others is slow too"
     found = []
     for one in findings:
         if one.test == WAIT_TEST and one.subject == culprit:
-            one = replace(one, verdict=Verdict.SUSPECT, reason=reason, evidence=why)
+            one = replace(one, verdict=Verdict.SUSPECT, reason=reason, evidence=evidence)
         elif one.test == WAIT_TEST:
             wait = f"waits {one.value or 0.0:.3g} ms of each step for it"
             one = replace(one, culprit=culprit.name, evidence=wait)

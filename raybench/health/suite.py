@@ -17,8 +17,8 @@ from raybench.job import registry
 from raybench.job.point import RUN_SETTINGS, USUAL_PRECISIONS, Point, Precision, Scalar
 from raybench.records import Device
 from raybench.records.health import Stage, Subject, SubjectKind, is_time
-from raybench.workloads.communication.collective import groups_text
-from raybench.workloads.communication.pairs import Pair, pairs_of_turn, pairs_text, turns
+from raybench.workloads.collective import groups_text
+from raybench.workloads.pairs import Pair, pairs_of_turn, pairs_text, turns
 
 DeviceKind = Literal["cuda", "cpu"]
 # What is read of the record of a point: a figure of each rank, the same and whether its product is
@@ -92,7 +92,7 @@ class HealthTest:
 
     @property
     def between_nodes(self) -> HealthTest:
-        """Return the test of the pairs whose devices are on different nodes."""
+        """Return the test for pairs of devices on different nodes; only its name differs."""
         return replace(self, name=f"{self.name}{BETWEEN_NODES}")
 
 
@@ -105,7 +105,10 @@ def size_text(size_bytes: int) -> str:
 
 
 def _gemm(precision: Precision, size: int, floor: float, *, cuda_graph: bool = False) -> HealthTest:
-    """Return the test of matrix products: small ones are replayed, large ones draw full power."""
+    """Return the test of the rate of square matrix products, alone on each device.
+
+    floor: noise on healthy devices, as a share. cuda_graph: replay the product from a graph.
+    """
     return HealthTest(
         name=f"gemm {precision} {size}",
         stage="alone",
@@ -122,7 +125,7 @@ def _gemm(precision: Precision, size: int, floor: float, *, cuda_graph: bool = F
 def _same_bits(
     precision: Precision, size: int, floor: float, *, cuda_graph: bool = False
 ) -> HealthTest:
-    """Return the test of one product on all devices of a model, compared to the last bit."""
+    """Return the test that all devices of a model get the same bits of a product; also its rate."""
     return replace(
         _gemm(precision, size, floor, cuda_graph=cuda_graph),
         name=f"same bits {precision} {size}",
@@ -160,7 +163,10 @@ _LAUNCH_AND_WAIT = replace(_LAUNCH, name="launch and wait", params={"wait": True
 
 
 def _host_copies(direction: str) -> tuple[HealthTest, HealthTest]:
-    """Return the tests of the link to the host: of one device a node at a time, then of all."""
+    """Return the tests of copies between host and device: one device a node at a time, then all.
+
+    direction: "h2d", "d2h" or "both".
+    """
     alone = HealthTest(
         name=f"{direction} alone",
         stage="host-links",
@@ -212,9 +218,9 @@ _LATENCY = HealthTest(
 
 
 def _all_reduces(size_bytes: int, floor: float, **changes: Any) -> tuple[HealthTest, HealthTest]:
-    """Return the tests of a sum in each node, and of one over all nodes; `changes` to both.
+    """Return the tests of an all_reduce in each node, and of one over all nodes.
 
-    Its unit is GB/s of bus bandwidth, as nccl-tests counts it, unless `changes` says otherwise.
+    In GB/s of bus bandwidth, as nccl-tests counts it. changes: other values of fields, of both.
     """
     in_nodes = HealthTest(
         name=f"all_reduce {size_text(size_bytes)}",
@@ -246,7 +252,10 @@ _SMOKE = HealthTest(
 def _training_step(
     hidden: int, layers: int, precision: Precision, batch_size: int, floor: float
 ) -> HealthTest:
-    """Return the test of a rank's training step without communication."""
+    """Return the test of the time that a rank computes in a training step of an MLP, in ms.
+
+    batch_size: samples per rank.
+    """
     return HealthTest(
         name=COMPUTE_TEST,
         stage="straggler",
@@ -261,7 +270,10 @@ def _training_step(
 
 
 def _burn_in(product: HealthTest, all_reduce: HealthTest) -> tuple[HealthTest, HealthTest]:
-    """Return the tests that a burn-in alternates: a product on each device, and a sum over all."""
+    """Return the two tests that a burn-in alternates, made from tests of the other stages.
+
+    product: one of `_same_bits`, on each device. all_reduce: becomes one over all devices.
+    """
     return (
         replace(product, name=product.name.replace("same bits", "burn-in product"), stage=BURN_IN),
         replace(all_reduce, name=f"burn-in {all_reduce.name}", stage=BURN_IN, run_on="one group"),
@@ -269,7 +281,7 @@ def _burn_in(product: HealthTest, all_reduce: HealthTest) -> tuple[HealthTest, H
 
 
 def _gpu_gemm_floor(precision: Precision, size: int) -> float:
-    """Return the noise of a product on healthy GPUs.
+    """Return the noise of the rate of a square product on healthy GPUs, as a share.
 
     Products on tensor cores from 2048 on draw all the power that a GPU may have: healthy H200s of
     one host differ by 6 % then (tf32 2048: 336 and 356 TFLOP/s in health-20261122-193240-9d20).
@@ -341,7 +353,7 @@ class Fleet:
 
     @property
     def kind(self) -> DeviceKind:
-        """Return the kind of all devices."""
+        """Return "cuda" or "cpu": all devices are of one kind."""
         return self.devices[0].kind
 
     @property
@@ -356,7 +368,7 @@ class Fleet:
 
     @cached_property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
-        """Return the ranks of each node."""
+        """Return the ranks of each node, in the order of their first ranks."""
         found: dict[str, list[int]] = {}
         for rank, device in enumerate(self.devices):
             found.setdefault(device.node_id, []).append(rank)
@@ -367,10 +379,10 @@ class Fleet:
         return self.devices[pair[0]].node_id == self.devices[pair[1]].node_id
 
     def probe(self, test: HealthTest, **participants: Scalar) -> Probe:
-        """Return a point of a test over all devices.
+        """Return a point of a test over all devices, with the test to read its record by.
 
-        participants: parameters that say which devices do something; parameters that neither they
-        nor the test name have the defaults of the workload.
+        participants: parameters of the workload that say which devices do something. Other
+        parameters are those of the test, else the defaults of the workload.
         """
         batch_size = test.batch_size
         point = Point(
@@ -402,10 +414,10 @@ def device_subject(device: Device) -> Subject:
 
 
 def device_subjects(devices: Iterable[Device]) -> tuple[Subject, ...]:
-    """Return the subjects of all devices of a check.
+    """Return the subjects of all devices of a check, in their order.
 
-    The identity of a CPU worker is its place among the workers of its host: its process may be
-    replaced, and Ray names the node anew in each run.
+    The uuid of a GPU is its own, that of a CPU worker `HOST/NUMBER`, by its place among the workers
+    of its host: its process may be replaced, and Ray names the node anew in each run.
     """
     places = Counter[str]()
     found = []
@@ -421,7 +433,8 @@ def device_subjects(devices: Iterable[Device]) -> tuple[Subject, ...]:
 def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> tuple[Probe, ...]:
     """Return the probes of these stages on these devices, in the order in which they are run.
 
-    serial: one pair at a time, so that none shares a path with another.
+    A test for which there are too few devices has none. serial: one pair of devices at a time, so
+    that none shares a path with another.
     """
     return tuple(
         fleet.probe(test, **participants)
@@ -432,9 +445,9 @@ def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> 
 
 
 def _participants(fleet: Fleet, run_on: RunOn, serial: bool) -> Iterator[Mapping[str, Scalar]]:
-    """Yield the parameters that say which devices take part in each point of a test.
+    """Yield for each point of a test the parameters that say which devices take part.
 
-    Nothing where there are too few devices.
+    Nothing where there are too few devices. serial: one pair in each point, not disjoint ones.
     """
     match run_on:
         case "each device":
@@ -487,7 +500,10 @@ _PREFIXES = {"local_rank": "local rank ", "wait": "wait "}
 
 
 def title(point: Point) -> str:
-    """Return a few words for a point of a health check: what is not usual for its workload."""
+    """Return the title of a point: workload, precision, and parameters that are not usual.
+
+    As `gemm bf16 256` or `host_copy d2h local rank 1 128 MiB`.
+    """
     precision = () if point.precision is Precision.FP32 else (point.precision.value,)
     usual = _defaults(point.workload)
     shown = [
@@ -500,7 +516,10 @@ def title(point: Point) -> str:
 
 @cache
 def _defaults(workload: str) -> Mapping[str, Scalar]:
-    """Return the defaults of the parameters of a workload, without settings of the run."""
+    """Return the defaults of the parameters of a workload, without settings of the run.
+
+    Parameters without a default are left out.
+    """
     settings = registry.settings(registry.load(workload))
     return {
         name: setting.default

@@ -1,6 +1,6 @@
 """The verdict of each subject in each test: healthy, suspect, bad, untested or unknown. Pure.
 
-A subject is compared with similar ones in the same passes (`raybench.stats.fleet`). Where fewer
+A subject is compared with similar ones in the same passes (`raybench.stats.outliers`). Where fewer
 than four are similar there is no spread: then it is compared with the fastest of them, with its own
 past, and with what its model reaches elsewhere. No such comparison sees what makes all of them
 slow: for that all together are compared with what their model reaches elsewhere.
@@ -8,6 +8,7 @@ slow: for that all together are compared with what their model reaches elsewhere
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,16 +16,14 @@ from typing import Any
 import numpy as np
 
 from raybench.analysis.references import SHIPPED, References, peak_of
-from raybench.health.actions import advise
 from raybench.health.device_facts import ACTIONS
-from raybench.health.expected import Elsewhere, ValueRange
-from raybench.health.groups import Group, devices_by_uuid, group_readings
-from raybench.health.readings import Reading
+from raybench.health.readings import Group, Reading, devices_by_uuid, group_readings
+from raybench.health.references import Elsewhere, ValueRange
 from raybench.health.root_cause import find_root_causes
-from raybench.health.suite import device_subjects
+from raybench.health.suite import WAIT_TEST, device_subjects
 from raybench.records import Device
 from raybench.records.health import Action, Finding, Subject, Verdict, figure
-from raybench.stats.fleet import (
+from raybench.stats.outliers import (
     LEAST_ALIKE,
     Bools,
     Floats,
@@ -38,6 +37,15 @@ EXPECTED_TEST, OTHER_PROGRAMS_TEST = "expected values", "other programs"
 # From this share of the points on, programs that used the devices meanwhile are a finding.
 _LEAST_DISTURBED = 0.5
 _MOST_PROGRAMS = 2
+# Variables that make all devices or links slow: in tests that use NCCL, and in those that launch
+# kernels. NCCL_NVLS_ENABLE=0 does not: the expected figures are without it.
+_SLOWING_NCCL = (
+    *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"),
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"),
+)
+_SLOWING_KERNELS = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE")
+_STAGES_OF_NCCL = ("pairs", "together", "smoke", "straggler", "burn-in")
+_OFF = ("", "0")
 
 
 def judge(
@@ -48,8 +56,9 @@ def judge(
 ) -> tuple[Finding, ...]:
     """Return a finding for each subject in each test, with its root cause and what to do about it.
 
-    devices: those that were checked. past: findings of
-    earlier checks, each with the id of its run; only healthy ones with a value count.
+    Then findings about what several subjects share: a slow model, a node, a path, other programs.
+    devices: those that were checked. past: findings of earlier checks, each with the id of its run;
+    only healthy ones with a value count.
     """
     readings = list(readings)
     known = devices_by_uuid(devices)
@@ -84,7 +93,10 @@ class _Comparison:
 
 
 def _compare(groups: Sequence[Group]) -> list[_Comparison]:
-    """Compare the subjects of each group; chance counts over all tests together."""
+    """Return each group beside its peers, in the order of the groups.
+
+    The false alarms of all groups together are limited (see `find_slow`).
+    """
     peers = [
         compare_peers(group.values, is_time=group.test.is_time, floor=group.test.floor)
         if (~np.isnan(group.typical)).sum() >= LEAST_ALIKE
@@ -107,7 +119,10 @@ def _compare(groups: Sequence[Group]) -> list[_Comparison]:
 
 
 def _healthy(group: Group) -> Iterator[Finding]:
-    """Yield the findings of the subjects of a group as if nothing was wrong with them."""
+    """Yield a healthy finding for each subject of a group, in order, to be changed by the caller.
+
+    With the median of the passes; its value is None where no pass has one.
+    """
     passes = (~np.isnan(group.values)).sum(axis=0).tolist()
     for subject, count, value in zip(group.subjects, passes, group.typical.tolist(), strict=True):
         yield Finding(
@@ -122,7 +137,10 @@ def _healthy(group: Group) -> Iterator[Finding]:
 
 
 def _compared_findings(one: _Comparison, elsewhere: Elsewhere) -> Iterator[Finding]:
-    """Yield the findings of a test whose values are compared."""
+    """Yield the finding of each subject of a group whose values are compared.
+
+    Last one about all of them, where all are slower than their model elsewhere.
+    """
     group = one.group
     ratios = one.ratios.tolist()
     expected = _expected_words(one)
@@ -144,7 +162,10 @@ def _compared_findings(one: _Comparison, elsewhere: Elsewhere) -> Iterator[Findi
 
 
 def _expected_words(one: _Comparison) -> str:
-    """Return what the subjects of a group are compared with; empty where there is one."""
+    """Return what the values of a group are compared with, as `750 TFLOP/s, the best of 2 alike`.
+
+    Empty where fewer than two subjects have a value.
+    """
     unit, typical = one.group.test.unit, one.group.typical
     count = int((~np.isnan(typical)).sum())
     if count < 2:
@@ -160,7 +181,7 @@ def _expected_words(one: _Comparison) -> str:
 
 
 def _slow(finding: Finding, one: _Comparison) -> dict[str, Any]:
-    """Return the changes of a healthy finding that make it one of a slow subject."""
+    """Return the fields, for `replace`, that make a healthy finding one of a slow subject."""
     ratio = finding.ratio or 0.0
     evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
     if one.peers is not None:
@@ -177,7 +198,12 @@ def _slow(finding: Finding, one: _Comparison) -> dict[str, Any]:
 
 
 def _with_problem(group: Group, column: int, value: float | None) -> dict[str, Any]:
-    """Return the changes of a finding whose subject had a problem, or no value, in any pass."""
+    """Return the fields, for `replace`, of the finding of a subject with a problem or no value.
+
+    column: of the subject. value: of its finding. Bad where it had a fault, or failed in all
+    passes while others did not; suspect where it failed in some; untested where it has no value for
+    another reason. Only the evidence where another subject made some passes fail.
+    """
     problems = group.problems.get(column, ())
     own = [one for one in problems if one.kind != "not read"]
     reason = "; ".join(one.text for one in own or problems) or "it was not read"
@@ -197,7 +223,10 @@ def _with_problem(group: Group, column: int, value: float | None) -> dict[str, A
 
 
 def _fact_findings(group: Group) -> Iterator[Finding]:
-    """Yield the findings of a test without comparison: wrong is what has a problem."""
+    """Yield the finding of each subject in a test without comparison: wrong is what has a problem.
+
+    Unknown where there is neither a problem nor a value.
+    """
     for column, finding in enumerate(_healthy(group)):
         if column in group.problems:
             changes = _with_problem(group, column, finding.value)
@@ -211,7 +240,11 @@ def _fact_findings(group: Group) -> Iterator[Finding]:
 
 
 def _against_elsewhere(finding: Finding, group: Group, elsewhere: Elsewhere) -> dict[str, Any]:
-    """Return the changes of the finding of one of few, by its past and by its model elsewhere."""
+    """Return the fields, for `replace`, of the finding of a subject with fewer than four peers.
+
+    It is compared with its own earlier checks and with its model elsewhere: bad or suspect where it
+    is slower, unknown where there is neither these nor a peer.
+    """
     value, test = finding.value or 0.0, group.test
     own, others = elsewhere.of_subject(finding.subject, test), elsewhere.of_model(group)
     for found in filter(None, (own, others)):
@@ -273,7 +306,7 @@ def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
 
 
 def _unknown_models(compared: Iterable[_Comparison], elsewhere: Elsewhere) -> Iterator[Finding]:
-    """Yield a finding for each model that nothing is known of: all slow would not be seen."""
+    """Yield an unknown finding for each model with neither references nor three earlier checks."""
     groups: dict[str, list[Group]] = {}
     for one in compared:
         groups.setdefault(one.group.model, []).append(one.group)
@@ -291,7 +324,7 @@ def _unknown_models(compared: Iterable[_Comparison], elsewhere: Elsewhere) -> It
 
 
 def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> Iterator[Finding]:
-    """Yield a finding where other programs used the devices in half of the points or more.
+    """Yield one finding if other programs used the devices in half of the points or more.
 
     Comparing devices shows only a neighbour that slows one of them by more than the noise.
     """
@@ -327,10 +360,13 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
 
 
 def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
-    """Return the finding with an action and commands, where it needs them and has none."""
+    """Return the finding with an action and commands.
+
+    Unchanged where it is healthy or unknown, has a culprit, or has an action already.
+    """
     if finding.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN) or finding.culprit or finding.action:
         return finding
-    action, commands = advise(finding, known)
+    action, commands = _advise(finding, known)
     return replace(finding, action=action, command="\n".join(commands))
 
 
@@ -340,3 +376,89 @@ def _both_or_all(count: int) -> str:
 
 def _times(ratio: float) -> str:
     return f"{ratio:.2f} times" if ratio < 100 else "over 100 times"
+
+
+def _advise(finding: Finding, known: Mapping[str, Device]) -> tuple[Action, Sequence[str]]:
+    """Return the action for a finding that is not healthy, and commands to type, a line each.
+
+    known: devices as of `devices_by_uuid`.
+    """
+    devices = [known[uuid] for uuid in finding.subject.uuids if uuid in known]
+    kind, stage = finding.subject.kind, finding.stage
+    action = Action.WATCH
+    if stage == "facts":
+        action = ACTIONS.get(finding.test, Action.WATCH)
+    elif finding.verdict is Verdict.UNTESTED or finding.test == WAIT_TEST or not devices:
+        action = Action.WATCH
+    elif kind in ("node", "cluster") and (names := _slowing_variables(finding, devices)):
+        return Action.SETTING, [f"unset {' '.join(names)}"]
+    elif kind == "cluster":
+        # What all devices share.
+        topology = f"nvidia-smi topo -m; numactl --hardware; lscpu  # on {devices[0].host}"
+        return action, [topology if stage == "host-links" else "raybench doctor"]
+    elif kind in ("pair", "node"):
+        return action, [_look_at_path(devices)]
+    elif finding.ratio is not None or finding.value is None:
+        return _about_slow(finding, devices[0])
+    elif finding.verdict is not Verdict.SUSPECT:
+        # Wrong results; suspect is a device of which some passes failed.
+        action = Action.REPLACE
+    return action, _commands(action, devices)
+
+
+def _about_slow(finding: Finding, device: Device) -> tuple[Action, Sequence[str]]:
+    """Return action and commands for a slow device: other programs, a power limit, or itself."""
+    if device.kind == "cpu":
+        return Action.WATCH, [f"ps -eo pcpu,psr,pid,comm --sort=-pcpu | head  # on {device.host}"]
+    at = f"-i {device.index}  # on {device.host}"
+    is_bad = finding.verdict is Verdict.BAD
+    if finding.stage == "host-links":
+        return Action.RESET if is_bad else Action.WATCH, [f"nvidia-smi -q {at}, GPU Link Info"]
+    if device.other_processes:
+        return Action.SETTING, [f"nvidia-smi -q -d PIDS {at}"]
+    cap, default = device.power_cap_w, device.power_cap_default_w
+    if cap is not None and default is not None and cap < default:
+        return Action.SETTING, [f"nvidia-smi --power-limit={default:g} {at}"]
+    if not is_bad:
+        return Action.WATCH, ["raybench health --only alone --burn-in 10m"]
+    return Action.RESET, _commands(Action.RESET, [device])
+
+
+def _commands(action: Action, devices: Iterable[Device]) -> Sequence[str]:
+    """Return the commands that reset the devices, or keep jobs off their nodes (REPLACE).
+
+    For another action the command that shows the first device.
+    """
+    if action is Action.RESET:
+        return [f"nvidia-smi --gpu-reset -i {one.index}  # on {one.host}" for one in devices]
+    if action is Action.REPLACE:
+        hosts = [shlex.quote(host) for host in dict.fromkeys(device.host for device in devices)]
+        slurm = "scontrol update nodename={} state=drain reason='raybench health'"
+        return [line.format(host) for host in hosts for line in (slurm, "kubectl cordon {}")]
+    return [
+        f"nvidia-smi -q -i {device.index}  # on {device.host}"
+        if device.kind == "cuda"
+        else f"ps -o pid,stat,pcpu,wchan:20,comm -p {device.process_id}  # on {device.host}"
+        for device in devices
+    ][:1]
+
+
+def _look_at_path(devices: Sequence[Device]) -> str:
+    """Return the command that shows the links between these devices."""
+    hosts = dict.fromkeys(device.host for device in devices)
+    if len({device.node_id for device in devices}) == 1 and devices[0].kind == "cuda":
+        return f"nvidia-smi topo -m; nvidia-smi nvlink --status  # on {devices[0].host}"
+    return f"ip -s link; tc qdisc show  # on {' and on '.join(hosts)}"
+
+
+def _slowing_variables(finding: Finding, devices: Sequence[Device]) -> list[str]:
+    """Return the variables that are set on any device and are known to make such a test slow."""
+    is_of_nccl = finding.stage in _STAGES_OF_NCCL and not finding.test.startswith("copy ")
+    names = (_SLOWING_NCCL if is_of_nccl else ()) + (
+        _SLOWING_KERNELS if finding.stage != "host-links" else ()
+    )
+    return [
+        name
+        for name in names
+        if any(device.environment.get(name, "") not in _OFF for device in devices)
+    ]

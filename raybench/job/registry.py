@@ -24,7 +24,7 @@ from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from raybench.errors import UsageError
+from raybench.errors import UsageError, brief
 from raybench.job.point import (
     BATCH_SIZES,
     MAX_SIZE,
@@ -37,19 +37,19 @@ from raybench.job.point import (
 from raybench.job.problems import rule_of, say_unknown
 
 BUILTIN: Mapping[str, str] = {
-    "collective": "raybench.workloads.communication.collective:Collective",
+    "collective": "raybench.workloads.collective:Collective",
     "dit": "raybench.workloads.dit.workload:Dit",
-    "gemm": "raybench.workloads.compute.kernels:Gemm",
-    "grouped_collective": "raybench.workloads.communication.collective:GroupedCollective",
-    "host_copy": "raybench.workloads.compute.memory:HostCopy",
-    "launch": "raybench.workloads.compute.kernels:Launch",
+    "gemm": "raybench.workloads.kernels:Gemm",
+    "grouped_collective": "raybench.workloads.collective:GroupedCollective",
+    "host_copy": "raybench.workloads.memory:HostCopy",
+    "launch": "raybench.workloads.kernels:Launch",
     "linear": "raybench.workloads.training.linear:Linear",
-    "memory": "raybench.workloads.compute.memory:Memory",
+    "memory": "raybench.workloads.memory:Memory",
     "mlp": "raybench.workloads.training.mlp:Mlp",
-    "pairs": "raybench.workloads.communication.pairs:Pairs",
+    "pairs": "raybench.workloads.pairs:Pairs",
     "resnet50": "raybench.workloads.training.resnet50:ResNet",
-    "same_bits": "raybench.workloads.compute.kernels:SameBits",
-    "script": "raybench.workloads.scripts.script:Script",
+    "same_bits": "raybench.workloads.kernels:SameBits",
+    "script": "raybench.workloads.script:Script",
     "smoke": "raybench.workloads.training.smoke:Smoke",
     "transformer": "raybench.workloads.training.transformer:Transformer",
 }
@@ -146,7 +146,7 @@ def _import(name: str) -> Any:
         raise
     except BaseException as error:
         # A user's module may raise anything at all while it is imported.
-        raise UsageError(f"cannot import module {name!r}: {_cause(error)}") from error
+        raise UsageError(f"cannot import module {name!r}: {brief(error)}") from error
 
 
 @contextmanager
@@ -157,15 +157,7 @@ def _one_line(what: str) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{what} cannot be read: {_cause(error)}") from error
-
-
-def _cause(error: BaseException) -> str:
-    try:
-        reason = " ".join(str(error).split())
-    except Exception:
-        reason = ""  # an exception is the user's code, too
-    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        raise UsageError(f"{what} cannot be read: {brief(error)}") from error
 
 
 def settings(workload_class: type) -> dict[str, Setting]:

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
+from raybench.errors import brief
 from raybench.measure.collectives import CountedCopies, LocalCopies, add_up, replace_collectives
 from raybench.measure.marks import (
     BucketMarks,
@@ -42,11 +43,17 @@ from raybench.measure.marks import (
     tail_ms,
 )
 from raybench.measure.memory import FROM_GRAPH, peak_parts
-from raybench.measure.ranks import align_ranks, any_rank, max_over_ranks
-from raybench.measure.timers import Step, Timer, loop_step, no_garbage_collection
+from raybench.measure.timers import (
+    Step,
+    Timer,
+    align_ranks,
+    any_rank,
+    loop_step,
+    max_over_ranks,
+    no_garbage_collection,
+)
 from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic, WallTimes
-from raybench.records.failure_text import brief
-from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error
+from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
 
 # Registers a communication hook with the models of a workload.

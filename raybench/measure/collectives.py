@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup, Work
 from torch.futures import Future
 
 from raybench.records import Traffic
-from raybench.workloads.communication.collective import busbw_factor
+from raybench.workloads.collective import busbw_factor
 
 _KEYS = ("CPU", "CUDA")
 # Scale of random numbers: above any usual eps of a norm, and as small as embeddings are.

@@ -22,10 +22,9 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from raybench.errors import UsageError
+from raybench.errors import UsageError, brief, mentions, message_of
 from raybench.job.point import Precision, Scalar
 from raybench.job.registry import ranks_per_item
-from raybench.records.failure_text import brief, mentions, message_of
 from raybench.workloads import precision as modes
 from raybench.workloads.base import Context, PartTimes, Regions
 

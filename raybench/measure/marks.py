@@ -252,7 +252,7 @@ _OWN_GROUP = "unknown: the script's DistributedDataParallel has a process group 
 class ScriptMarks:
     """Buckets and optimizers of a script's steps; it lives in the script's own process.
 
-    `raybench.workloads.scripts.child` makes it once the timed steps of the script are over.
+    `raybench.workloads.script_child` makes it once the timed steps of the script are over.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from raybench.errors import add_note, brief
 from raybench.hardware.counters import (
     Counters,
     Reading,
@@ -30,13 +31,6 @@ from raybench.job.registry import shares_work
 from raybench.measure import profiling
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.memory import AllocatorCalls, PeakMemory
-from raybench.measure.ranks import (
-    align_ranks,
-    any_rank,
-    broadcast_from_rank_0,
-    gather_durations,
-    max_over_ranks,
-)
 from raybench.measure.scripts import ScriptTimer, StepsEndedError, break_down_script
 from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
 from raybench.measure.streams import (
@@ -49,21 +43,25 @@ from raybench.measure.streams import (
 from raybench.measure.timers import (
     Step,
     Timer,
+    align_ranks,
+    any_rank,
+    broadcast_from_rank_0,
+    gather_durations,
     join_blocks,
     loop_step,
     make_timer,
+    max_over_ranks,
     no_garbage_collection,
     per_step,
 )
 from raybench.measure.uneven import has_other_gradients
 from raybench.records import Breakdown, Measurement, Repetition, Samples, SpanNs
 from raybench.records.checked_answers import DECLARED, check_declared, check_metric
-from raybench.records.failure_text import add_note, brief
 from raybench.records.metric import Metric
 from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.replicas import count_compiled_frames
-from raybench.workloads.scripts.script import RunningScript
+from raybench.workloads.script import RunningScript
 
 T = TypeVar("T")
 # Runs a step, and describes what NCCL ran for its collectives.

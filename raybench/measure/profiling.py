@@ -25,8 +25,7 @@ from torch.utils._pytree import tree_map_only
 
 from raybench.measure.breakdown import hook_setter
 from raybench.measure.marks import Mark, elapsed_ms, make_marker
-from raybench.measure.ranks import align_ranks
-from raybench.measure.timers import Step
+from raybench.measure.timers import Step, align_ranks
 from raybench.records import ModuleTime, Profile
 from raybench.workloads.base import Context, Workload
 

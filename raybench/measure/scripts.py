@@ -13,12 +13,15 @@ from dataclasses import replace
 import torch
 
 from raybench.measure.breakdown import ALL_COLUMNS, NO_BUCKETS, REDUCED, Extent
-from raybench.measure.ranks import gather_objects, min_over_ranks
-from raybench.measure.timers import Step, join_blocks
+from raybench.measure.timers import Step, gather_objects, join_blocks, min_over_ranks
 from raybench.records import Breakdown, Cause, Failure, Repetition, Samples
 from raybench.workloads.base import Context, PartTimes
-from raybench.workloads.scripts.process import ScriptEndedError, ScriptFailedError, ScriptProcess
-from raybench.workloads.scripts.script import RunningScript
+from raybench.workloads.script import (
+    RunningScript,
+    ScriptEndedError,
+    ScriptFailedError,
+    ScriptProcess,
+)
 
 # Loaded in the script's process alone, where its ScriptMarks takes the time of parts.
 _MARKS_MODULE = "raybench.measure.marks"

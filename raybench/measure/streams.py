@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from raybench.errors import UsageError
-from raybench.measure.ranks import align_ranks
-from raybench.measure.timers import Step, loop_step
+from raybench.measure.timers import Step, align_ranks, loop_step
 from raybench.workloads.base import Context, Workload
 
 # DistributedDataParallel times its first ten iterations with events that it waits for; torch's

@@ -1,8 +1,9 @@
-"""Durations of iterations: by CUDA events on a GPU, by the host's monotonic clock on a CPU.
+"""Durations of iterations, and the values that ranks exchange between blocks of them.
 
-Iterations are timed in blocks. Inside a block nothing synchronises: on a GPU one event is
-recorded between consecutive iterations, so the durations of a block add up to its whole time,
-and the only synchronisation is at its end.
+Iterations are timed in blocks, by CUDA events on a GPU and by the host's monotonic clock on a CPU.
+Inside a block nothing synchronises: on a GPU one event is recorded between consecutive iterations,
+so the durations of a block add up to its whole time, and the only synchronisation is at its end.
+Ranks communicate between blocks only.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from itertools import pairwise
 
 # Bound now: a workload that replaces the clock in `time` does not time itself with it.
 from time import perf_counter_ns
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from raybench.records import Samples
 from raybench.workloads.base import PartTimes
@@ -193,3 +195,64 @@ def join_blocks(blocks: Sequence[Samples]) -> Samples:
         },
         throttled=tuple(mark for block in blocks for mark in block.throttled) if is_known else (),
     )
+
+
+# All functions below are collectives: every rank must call them, in the same order. Without a
+# process group the only rank gets its own value back.
+
+
+def align_ranks(device: torch.device) -> None:
+    """Wait until all ranks have come here, and on a GPU until the work queued before is done."""
+    if dist.is_initialized():
+        dist.all_reduce(torch.zeros(1, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> int:
+    """Return the result of `decide` on rank 0; other ranks do not call it."""
+    if not dist.is_initialized():
+        return decide()
+    decision = decide() if dist.get_rank() == 0 else 0
+    shared = torch.tensor([decision], dtype=torch.int64, device=device)
+    dist.broadcast(shared, src=0)
+    return int(shared.item())
+
+
+def any_rank(condition: bool, device: torch.device) -> bool:
+    """Return True on all ranks where the condition is true on at least one of them."""
+    return bool(max_over_ranks([int(condition)], device)[0])
+
+
+def min_over_ranks(value: int, device: torch.device) -> int:
+    """Return the smallest value over the ranks."""
+    return -max_over_ranks([-value], device)[0]
+
+
+def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
+    """Return at each position the largest value over the ranks; all give equally many values."""
+    if not dist.is_initialized():
+        return list(values)
+    shared = torch.tensor(values, dtype=torch.int64, device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    largest: list[int] = shared.tolist()
+    return largest
+
+
+def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[int]]:
+    """Return the durations of a block on each rank, in rank order; equally many on each."""
+    if not dist.is_initialized():
+        return [list(step_ns)]
+    own = torch.tensor(step_ns, dtype=torch.int64, device=device)
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
+    return [ns.tolist() for ns in gathered]
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Return the value of each rank, in rank order; the value is pickled."""
+    if not dist.is_initialized():
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found

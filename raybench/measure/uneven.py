@@ -30,9 +30,8 @@ from raybench.job.point import (
     Scalar,
     SlowBy,
 )
-from raybench.measure.ranks import align_ranks, gather_objects, max_over_ranks
 from raybench.measure.streams import workload_stream
-from raybench.measure.timers import make_timer
+from raybench.measure.timers import align_ranks, gather_objects, make_timer, max_over_ranks
 from raybench.records import RankShare
 from raybench.stats.shares import (
     DeviceSpeed,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from raybench.records.environment import Code
 
 
+DeviceKind = Literal["cuda", "cpu"]
 _Text = TypeVar("_Text", bound=str)
 
 # In `Breakdown.methods`, where the ranks send each other nothing that could be seen.
@@ -424,7 +425,7 @@ class Device:
     disk_free_bytes: where the worker keeps temporary files. shm_free_bytes: of /dev/shm.
     """
 
-    kind: Annotated[Literal["cuda", "cpu"], Column("", "cuda or cpu")]
+    kind: Annotated[DeviceKind, Column("", "cuda or cpu")]
     node_id: Annotated[str, Column("", "node")]
     host: Annotated[str, Column("", "host name")]
     address: Annotated[str, Column("", "IP address")]

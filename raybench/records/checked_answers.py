@@ -11,9 +11,8 @@ import numbers
 import statistics
 from collections.abc import Iterator, Sequence
 
-from raybench.errors import UsageError
+from raybench.errors import MESSAGE_CHARACTERS, UsageError, shorten
 from raybench.records import Answer, Cause, Failure, Measurement, Samples
-from raybench.records.failure_text import MESSAGE_CHARACTERS, shorten
 from raybench.records.metric import Metric
 
 # What a workload may declare, of one step on one rank.

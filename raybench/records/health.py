@@ -29,9 +29,14 @@ class Verdict(StrEnum):
         """Return whether the figure is beyond the limit of its test."""
         return self in (Verdict.SUSPECT, Verdict.BAD)
 
+    @property
+    def is_unhealthy(self) -> bool:
+        """Return whether something is to be done about the subject: bad, untested or suspect."""
+        return self not in (Verdict.UNKNOWN, Verdict.HEALTHY)
+
 
 class Action(StrEnum):
-    """What to do next about a subject that is not healthy."""
+    """What to do next about a subject that is not healthy; the gravest first."""
 
     REPLACE = "replace"
     RESET = "reset"

@@ -123,12 +123,13 @@ def usable_answer(rows: Sequence[ScaledRow], asked: Answer) -> Answer:
 def settings_of_cases(rows: Sequence[ScaledRow], answer: Answer) -> list[str]:
     """Return the settings that make cases: sizes of the problem, and what is not compared.
 
-    Where the job asks for sizes alone, all other settings are compared; a batch that it asks for
-    alone is compared itself, and so are numbers of ranks that share the same work by layouts.
+    Where the job asks for sizes alone, all other settings are compared. Batch and accumulation are
+    compared themselves where it asks for nothing else; so are numbers of ranks that share the same
+    work by layouts.
     """
     names = distinguishing_settings(rows)
     asked = [name for name in names if name in answer.over]
-    if asked in (["batch"], ["grad_accumulation"]):
+    if asked and {"batch", "grad_accumulation"}.issuperset(asked):
         return [name for name in names if name not in asked]
     free = [name for name in names if name not in _SIZES]
     compared = [name for name in asked if name in free] or free

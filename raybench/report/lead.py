@@ -429,7 +429,8 @@ def _range(summary: Summary, metric: Metric, cases: Sequence[Case]) -> str:
         return f"{noun} from {first} to {told}"
     among = "all_reduce: " if len(sums) < len(cases) else ""
     among += f"with {formatting.size(max(sizes))}, " if len(sizes) > 1 else ""
-    text = f"{among}{noun} of up to {told}{_of_datasheet(metric, most.best.row)}"
+    upto = f"up to {told}" if noun in told else f"{noun} of up to {told}"
+    text = f"{among}{upto}{_of_datasheet(metric, most.best.row)}"
     if metric.name == "busbw_gb_s" and len(sizes) > 1:
         smallest = [
             one.best.row.step_ms_p50 or 0.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, Network, Prediction
+from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, Prediction
 from raybench.analysis.settings import EXECUTION, varying
 from raybench.report import formatting
 from raybench.report.blocks import (
@@ -31,8 +31,8 @@ _COLUMNS = (
 )
 _INTERVAL = (
     "From and to hold what the run leaves open of the step that it measured; the additional "
-    "communication from hidden behind computation, as far as that goes, to hidden by half of what "
-    f"is expected; and {ERROR_OF_A_DOUBLING:.0%} for a doubling of the devices, by the errors on "
+    "communication from all hidden behind computation to none hidden; "
+    f"and {ERROR_OF_A_DOUBLING:.0%} for a doubling of the devices, by the errors on "
     "H200s of one node. They do not hold slower devices or links among the others, other traffic, "
     "or data that is loaded more slowly for more devices."
 )
@@ -42,15 +42,12 @@ _INTERVAL = (
 class Forecast(Document):
     """The predictions of a run: a document (see `raybench.report.documents`).
 
-    source: a sentence that says where the cost of communication comes from.
-
-    left_out: why, of each series of which nothing is predicted.
+    devices_per_node: of the run. left_out: why, for each series of which nothing is predicted.
     """
 
     run: Run
     predictions: Sequence[Prediction]
-    network: Network
-    source: str
+    devices_per_node: int
     left_out: Sequence[str] = ()
 
     @property
@@ -107,23 +104,13 @@ class Forecast(Document):
         """Return the assumptions of the predictions, as a paragraph."""
         worlds = {one.measured.world_size for one in self.predictions}
         measured = span(*(counted(world, self.ranks) for world in sorted(worlds)))
+        within = counted(self.devices_per_node, self.ranks)
         return (
             f"Assumed: every {self.ranks} does the step that it did on {measured}, with the same "
-            f"batch. {self.source} {self._links()} Communication hides behind the backward pass of "
-            "the last batch, two thirds of forward and backward, in the share in which it did; "
-            "what is longer than that is exposed."
+            "batch. What the run exposes of communication is taken to grow as the bytes that a "
+            "device sends in an all_reduce over n devices, 2 (n - 1) / n, which does not hold "
+            f"slower links among more nodes. A node of this run has {within}."
         )
-
-    def _links(self) -> str:
-        network = self.network
-        within = counted(network.devices_per_node, self.ranks)
-        if max(network.nodes(one.world_size) for one in self.predictions) == 1:
-            return f"All of them are in one node, which has {within} here."
-        if network.link is None:
-            return (
-                f"Beyond {within}, which a node has here, these were measured over several nodes."
-            )
-        return f"Beyond {within}, which a node has here, that network carries all of it."
 
     def blocks(self) -> Iterator[Block]:
         """Yield the answer, the table, and what it rests on."""

@@ -26,8 +26,8 @@ from raybench.report.blocks import (
 from raybench.report.documents import Document, records
 from raybench.report.plain_text import plain_lines, shorten
 from raybench.report.point_settings import setting_columns
+from raybench.report.references import Standing
 from raybench.report.sections.ranks import ranks_of_point
-from raybench.report.sections.references import Standing
 from raybench.report.sections.regions import region_columns
 from raybench.results.run import Run, RunStatus
 

@@ -39,11 +39,11 @@ from raybench.report.documents import records
 from raybench.report.messages import MARKS, MessageGroup, marks
 from raybench.report.plain_text import counted, span
 from raybench.report.point_settings import distinguishing_settings
-from raybench.report.sections.references import Standing, measurements, standings
+from raybench.report.references import Standing, measurements, standings
 from raybench.results.point_row import PointRow
 from raybench.results.run import Run
 from raybench.results.tables import RegionRow
-from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
+from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE
 from raybench.workloads.base import builtin_class, parameter_count
 
 

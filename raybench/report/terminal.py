@@ -179,12 +179,16 @@ def _head(column: Column, texts: Iterable[str]) -> list[str]:
 
 
 def _grid(table: Table, width: int) -> RichTable:
-    """Return rich's table. Where it cannot fit, the terminal wraps its lines and cuts no figure."""
+    """Return rich's table; where it is too wide for `width`, with one blank between its columns.
+
+    Where that cannot fit either, the terminal wraps its lines and cuts no figure.
+    """
     least = _min_widths(table)
-    min_width = sum(least) + _GAP * (len(least) - 1)
+    gap = _GAP if _min_width(table) <= width else 1
+    min_width = sum(least) + gap * (len(least) - 1)
     grid = RichTable(
         box=None,
-        padding=(0, _GAP, 0, 0),
+        padding=(0, gap, 0, 0),
         pad_edge=False,
         header_style="bold",
         min_width=min_width,

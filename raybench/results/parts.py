@@ -1,10 +1,16 @@
-"""The parts of tables, read as Arrow with the columns of the schema; a missing one is null."""
+"""Parts of tables: Parquet files, written whole or not at all, read with the wanted columns.
+
+A part says of which table it is and in which version; one of a newer version is refused. A column
+that a part lacks is null.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +26,7 @@ MERGED = b"merged_parts"
 _READERS = 4  # threads
 _BATCH = 100  # parts
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UnreadablePartsError(ResultsError):
@@ -30,25 +37,17 @@ class UnreadablePartsError(ResultsError):
         self.reasons = dict(reasons or {})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
-    """What was read of some files.
-
-    unreadable: why a file could not be read, by its path. merged: parts whose rows
-    `raybench compact` has put into these files.
-    """
-
-    rows: pa.Table
-    unreadable: Mapping[Path, str]
-    merged: frozenset[Path]
+def parts_of(root: Path, table: str, run_id: str) -> list[Path]:
+    """Return the paths of the parts of a run, in the order in which they are read."""
+    return sorted((root / table / run_id).glob("[!._]*.parquet"))
 
 
 def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
-    """Read the rows of all these parts, in their order.
+    """Return the rows of all these parts, in their order, with the columns of `wanted`.
 
     A part whose rows another one has is left out: `raybench compact` was killed before it removed
-    it. Raises UnreadablePartsError where files are damaged, not parts of the table, or written by a
-    newer version of raybench.
+    it. So is one that is gone. Raises UnreadablePartsError where files are damaged, not parts of
+    the table, lack a value that `wanted` needs, or were written by a newer version of raybench.
     """
     import pyarrow as pa
 
@@ -60,18 +59,21 @@ def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table
     else:
         with ThreadPoolExecutor(_READERS) as readers:
             found = list(readers.map(lambda some: _read_batch(some, table, wanted), batches))
-    if unreadable := {path: text for one in found for path, text in one.unreadable.items()}:
-        raise UnreadablePartsError(next(iter(unreadable.values())), unreadable)
-    if (merged := frozenset[Path]().union(*(one.merged for one in found))) & set(paths):
+    if reasons := {path: reason for _, unread, _ in found for path, reason in unread.items()}:
+        raise UnreadablePartsError(next(iter(reasons.values())), reasons)
+    merged = {path for *_, sources in found for path in sources}
+    if not merged.isdisjoint(paths):
         return read_parts([path for path in paths if path not in merged], table, wanted)
-    return pa.concat_tables([_no_rows(wanted), *(one.rows for one in found)]).combine_chunks()
+    return pa.concat_tables([_no_rows(wanted), *(rows for rows, *_ in found)]).combine_chunks()
 
 
-def _read_batch(some: Sequence[Path], table: str, wanted: pa.Schema) -> _Batch:
+def _read_batch(
+    some: Sequence[Path], table: str, wanted: pa.Schema
+) -> tuple[pa.Table, dict[Path, str], list[Path]]:
+    """Return the rows of some parts, why others cannot be read, and the parts merged into them."""
     import pyarrow as pa
 
-    unreadable: dict[Path, str] = {}
-    parts, merged = [_no_rows(wanted)], frozenset[Path]()
+    parts, unreadable, merged = [_no_rows(wanted)], dict[Path, str](), list[Path]()
     for path in some:
         try:
             rows, sources = _read_part(path, table, wanted)
@@ -79,13 +81,81 @@ def _read_batch(some: Sequence[Path], table: str, wanted: pa.Schema) -> _Batch:
             unreadable[path] = str(error)
         else:
             parts.append(rows)
-            merged |= sources
-    whole = pa.concat_tables(parts).combine_chunks()
-    return _Batch(rows=whole, unreadable=unreadable, merged=merged)
+            merged += sources
+    return pa.concat_tables(parts).combine_chunks(), unreadable, merged
+
+
+def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, list[Path]]:
+    """Return the wanted columns of one part, and the paths of parts whose rows are merged into it.
+
+    No rows where the file is gone. Raises ResultsError for a file that is damaged, not a part of
+    the table, or of a newer version.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path, pre_buffer=False) as file:
+            # Not schema_arrow, which makes the schema anew.
+            metadata = file.metadata.metadata or {}
+            version = metadata.get(b"schema_version", b"").decode("ascii", "replace")
+            is_part = metadata.get(b"table") == table.encode() and version.isdecimal()
+            if not is_part or len(version) > 9:
+                raise ResultsError(f"{path}: not a part of the table {table}; move it elsewhere")
+            if int(version) > SCHEMA_VERSION:
+                raise ResultsError(
+                    f"{path}: written by a newer raybench (schema version {version}, here "
+                    f"{SCHEMA_VERSION}); update raybench to read it"
+                )
+            part = file.read(columns=wanted.names, use_threads=False)
+    except FileNotFoundError:
+        # Removed since the folder was listed: a driver drops what a killed one left.
+        return _no_rows(wanted), []
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        told = error.strerror if isinstance(error, OSError) else None
+        why = f"cannot be read: {told}" if told else "not a Parquet file, or a damaged one"
+        raise ResultsError(f"{path}: {why}; remove or restore it") from error
+    names = metadata.get(MERGED, b"").decode("utf-8", "replace").split("/")
+    return _with_columns(path, part, wanted), [path.with_name(name) for name in names if name]
+
+
+def _with_columns(path: Path, part: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """Return a part with these columns, null where it lacks one.
+
+    Raises ResultsError where a column has another type, or lacks a value that it must have.
+    """
+    import pyarrow as pa
+
+    if part.schema.equals(wanted, check_metadata=False):
+        return part
+    columns = []
+    for field in wanted:
+        if field.name not in part.column_names:
+            column = pa.nulls(part.num_rows, field.type)
+        else:
+            try:
+                column = part[field.name].cast(field.type)
+            except pa.ArrowException as error:
+                reason = " ".join(str(error).split())
+                raise ResultsError(
+                    f"{path}: its column {field.name} does not fit: {reason}"
+                ) from error
+        if not field.nullable and column.null_count:
+            raise ResultsError(f"{path}: a row without {field.name}; remove or restore it")
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=wanted)
+
+
+def _no_rows(wanted: pa.Schema) -> pa.Table:
+    """Return a table of these columns without rows."""
+    import pyarrow as pa
+
+    # Not empty_table, which imports pandas: `list` shall not wait for that.
+    return pa.Table.from_batches([], schema=wanted)
 
 
 def plain_rows(found: pa.Table) -> list[dict[str, Any]]:
-    """Return each row as a dict, with times as datetimes.
+    """Return each row as a dict by column, with maps as dicts and times as datetimes in UTC.
 
     As numbers first: pyarrow imports pandas to make a datetime, and pyarrow.compute to cast, and
     `list` shall not wait for either.
@@ -115,79 +185,53 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
     return frozenset(zip(*(found[name].to_pylist() for name in names), strict=True))
 
 
-def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, frozenset[Path]]:
-    """Return the wanted columns of one part, and the paths of parts whose rows are merged into it.
+def write_part(path: Path, table: str, whole: pa.Table) -> None:
+    """Write a part of a table, in place of what was there.
 
-    No rows where the file is gone.
-
-    Raises ResultsError for a file that is damaged, not a part of the table, or of a newer version.
+    Dictionaries and statistics cost a part more than they save. Compressing one row of `points` or
+    `runs`, values of a few bytes, makes them longer, and reading them again takes twice as long.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(path, pre_buffer=False) as file:
-            # Not schema_arrow, which makes the schema anew.
-            metadata = file.metadata.metadata or {}
-            _check_version(path, metadata, table)
-            part = file.read(columns=wanted.names, use_threads=False)
-    except FileNotFoundError:
-        # Removed since the folder was listed: a driver drops what a killed one left.
-        return _no_rows(wanted), frozenset()
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ResultsError(f"{path}: {_unreadable(error)}; remove or restore it") from error
-    rows = _with_columns(path, part, wanted)
-    names = metadata.get(MERGED, b"").decode("utf-8", "replace").split("/")
-    return rows, frozenset(path.with_name(name) for name in names if name)
+    options: dict[str, Any] = {"use_dictionary": False, "write_statistics": False}
+    if table in ("points", "runs") and whole.num_rows == 1:
+        options["compression"] = "none"
+    else:
+        options |= {"compression": "zstd", "compression_level": 9}
+    if table == "samples":
+        times = ("start_ns", "step_ns", "host_ns", "data_ns")
+        split = dict.fromkeys(times, "BYTE_STREAM_SPLIT")
+        options["column_encoding"] = {"iteration": "DELTA_BINARY_PACKED", **split}
+    # In memory: to a file, Arrow makes many small writes, and it wraps the errors.
+    sink = pa.BufferOutputStream()
+    pq.write_table(whole, sink, **options)
+    write_file(path, sink.getvalue())
 
 
-def _check_version(path: Path, metadata: Mapping[bytes, bytes], table: str) -> None:
-    version = metadata.get(b"schema_version", b"").decode("ascii", "replace")
-    if metadata.get(b"table") != table.encode() or not (version.isdecimal() and len(version) < 10):
-        raise ResultsError(f"{path}: not a part of the table {table}; move it elsewhere")
-    if int(version) > SCHEMA_VERSION:
-        raise ResultsError(
-            f"{path}: written by a newer raybench (schema version {version}, here "
-            f"{SCHEMA_VERSION}); update raybench to read it"
-        )
+def write_file(path: Path, content: pa.Buffer | bytes) -> None:
+    """Write a file aside and rename it, so that no reader sees half of one; makes its folder.
 
-
-def _no_rows(wanted: pa.Schema) -> pa.Table:
-    """Return a table of these columns without rows."""
-    import pyarrow as pa
-
-    # Not empty_table, which imports pandas: `list` shall not wait for that.
-    return pa.Table.from_batches([], schema=wanted)
-
-
-def _unreadable(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"cannot be read: {error.strerror}"
-    return "not a Parquet file, or a damaged one"
-
-
-def _with_columns(path: Path, part: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """Return a part with these columns, null where it lacks one.
-
-    Raises ResultsError where a column has another type, or lacks a value that it must have.
+    Raises ResultsError where that is impossible.
     """
-    import pyarrow as pa
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with one_line(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            aside.unlink(missing_ok=True)  # a link there would lead elsewhere
+            aside.write_bytes(content)
+            aside.replace(path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
 
-    if part.schema.equals(wanted, check_metadata=False):
-        return part
-    columns = []
-    for field in wanted:
-        if field.name not in part.column_names:
-            column = pa.nulls(part.num_rows, field.type)
-        else:
-            try:
-                column = part[field.name].cast(field.type)
-            except pa.ArrowException as error:
-                reason = " ".join(str(error).split())
-                raise ResultsError(
-                    f"{path}: its column {field.name} does not fit: {reason}"
-                ) from error
-        if not field.nullable and column.null_count:
-            raise ResultsError(f"{path}: a row without {field.name}; remove or restore it")
-        columns.append(column)
-    return pa.Table.from_arrays(columns, schema=wanted)
+
+@contextmanager
+def one_line(path: Path) -> Iterator[None]:
+    """Raise ResultsError, in one line that names `path`, for an OSError inside the block."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error).splitlines()[0]
+        remedy = "make room there" if error.errno in _FULL else "choose another folder"
+        raise ResultsError(f"{path}: cannot be written: {reason}; {remedy}") from error

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from raybench.job.point import RUN_SETTINGS, setting_text
 from raybench.records import Measurement, RankMetrics, RankShare, Record, Status
-from raybench.records.failure_text import brief, traceback_of, type_of
 from raybench.records.metric import Column, combine_ranks, relate_to_step
 from raybench.results.columns import columns_of
 from raybench.results.metrics.conditions import (
@@ -297,16 +296,3 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
     yield from allocation_warnings(row)
     yield from throttling_warnings(row, record)
     yield from rate_warnings(row)
-
-
-def make_unwritten(record: Record, error: Exception) -> Record:
-    """Return a failed record in place of one of which no row can be made: a bug of raybench's."""
-    return replace(
-        record,
-        status=Status.ERROR,
-        measurements=(),
-        warnings=(),
-        error_type=type_of(error),
-        error_message=f"raybench cannot keep what was measured, which is its bug: {brief(error)}",
-        error_detail=traceback_of(error),
-    )

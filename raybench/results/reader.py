@@ -18,41 +18,33 @@ from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.problems import did_you_mean
 from raybench.records import Latest, Status, TrialKey, by_point
 from raybench.results.columns import TABLE_NAMES, arrow_schema, columns_of, from_row
-from raybench.results.folder import (
-    HIDDEN,
-    check_folder,
-    find_run,
-    has_parts,
-    no_row_of,
-    pick,
-    run_folders,
-    run_ids,
-)
-from raybench.results.lock import LOGS, has_driver
 from raybench.results.parts import (
     UnreadablePartsError,
     plain_rows,
     read_parts,
 )
-from raybench.results.run import Run, RunStatus
+from raybench.results.run import (
+    HIDDEN,
+    LOGS,
+    Run,
+    RunStatus,
+    check_folder,
+    has_driver,
+    has_parts,
+    no_row_of,
+    run_folders,
+    run_ids,
+)
+from raybench.results.run import (
+    find_run as find_run,
+)
+from raybench.results.run import (
+    pick as pick,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-
-__all__ = [
-    "baselines",
-    "count_points",
-    "find_run",
-    "latest",
-    "load",
-    "pick",
-    "read_run",
-    "read_runs",
-    "read_table",
-    "rows_of_attempts",
-    "traces",
-]
 
 _ATTEMPT = ("point_id", "attempt")
 _NAMED_LOG = re.compile(r"(\d+)-(\w+)-(\d+)-rank(\d+)\.txt")

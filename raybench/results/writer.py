@@ -1,9 +1,8 @@
-"""The results folder: `results/<table>/<run_id>/<part>.parquet`, and how it is written.
+"""The results folder: `results/<table>/<run_id>/<part>.parquet`, written, cleared and compacted.
 
-A part is written to a dot-file beside its place and renamed, so that no reader sees half of
-one. A point's samples are written before the point: a point that is there has its samples. The
-samples of an attempt whose driver was killed between the two are there without a row, until the run
-goes on. A part has one attempt at a point, or those that ended while others were written.
+A point's samples are written before the point: a point that is there has its samples. The samples
+of an attempt whose driver was killed between the two are there without a row, until the run goes
+on. A part has one attempt at a point, or those that ended while others were written.
 
 Nothing is synced to the disk: a part outlives its driver the moment it is renamed, but a power cut
 may leave the last ones empty. Readers name such a part; remove it, and `--resume` runs its point.
@@ -15,17 +14,25 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raybench.errors import ResultsError
-from raybench.records import Device, DeviceSample, Record
+from raybench.errors import ResultsError, brief, traceback_of
+from raybench.records import Device, DeviceSample, Record, Status
 from raybench.results.columns import to_row
-from raybench.results.lock import LOGS, check_run_id, one_line
-from raybench.results.parts import attempts_in
-from raybench.results.point_row import make_unwritten, point_row
-from raybench.results.run import Run
+from raybench.results.parts import (
+    MERGED,
+    attempts_in,
+    one_line,
+    parts_of,
+    read_parts,
+    write_file,
+    write_part,
+)
+from raybench.results.point_row import point_row
+from raybench.results.reader import read_run
+from raybench.results.run import LOGS, Run, RunStatus, check_run_id, hold_run
 from raybench.results.tables import (
     TABLES,
     SummaryRow,
@@ -49,7 +56,11 @@ _WRITTEN = ("points", "samples", "devices", "runs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStore:
-    """Writes one run. Every method raises ResultsError when the folder cannot be written."""
+    """Writes one run. Every method raises ResultsError when the folder cannot be written.
+
+    measure: what the job asks for; points that fall short of it get a warning.
+    code: what the workers load, which each point names; None: not known.
+    """
 
     root: Path
     run_id: str
@@ -58,15 +69,13 @@ class RunStore:
 
     @classmethod
     def create(cls, root: Path, run: Run, measure: Measure, code: Code | None = None) -> RunStore:
-        """Make the folders of a new run and write its row.
+        """Make the folders of a new run, write its row, and return its store.
 
-        measure: what the job asks for; points that fall short of it get a warning.
-        code: what the workers load; each point tells of it.
         Raises ResultsError also when the run exists, or its id is no plain name.
         """
         check_run_id(run.run_id)
         store = cls(root=root, run_id=run.run_id, measure=measure, code=code)
-        if store._part("runs", "run").exists():
+        if store._folder("runs").joinpath("run.parquet").exists():
             raise ResultsError(f"{root}: run {run.run_id} is already there; choose another run_id")
         for table in _WRITTEN:
             with one_line(store._folder(table)):
@@ -75,17 +84,26 @@ class RunStore:
         return store
 
     def remove(self) -> None:
-        """Remove the run, of which nothing is measured yet."""
+        """Remove the run from the disk, of which nothing is measured yet."""
         for table in _WRITTEN:
             shutil.rmtree(self._folder(table), ignore_errors=True)
 
     def write_run(self, run: Run) -> None:
         """Write the row of the run; replaces an earlier one."""
-        self._write_rows("runs", "run", [to_row(run)])
+        self._write("runs", "run", arrow_table("runs", [to_row(run)]))
 
     def write_devices(self, devices: Sequence[Device], part: str = "devices") -> None:
-        """Write devices of the run; replaces the part of this name."""
-        self._write_rows("devices", part, [self._of_run(device) for device in devices])
+        """Write devices of the run; replaces the part of this name. No file without any."""
+        self._write_of_run("devices", part, devices)
+
+    def write_health(self, findings: Sequence[Finding]) -> None:
+        """Write the findings of a health check; replaces earlier ones. No file without any."""
+        self._write_of_run("health", "health", findings)
+
+    def write_summary(self, rows: Sequence[SummaryRow]) -> None:
+        """Write the summary of the run, in place of what was there. No file without rows."""
+        if rows:
+            self._write("summary", "summary", arrow_table("summary", list(map(to_row, rows))))
 
     def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
         """Write attempts at points: their samples and profiles, if there are any, then their rows.
@@ -95,56 +113,57 @@ class RunStore:
         """
         import pyarrow as pa
 
-        made = [(index, *self._make_tables(record)) for index, record in batch]
+        made = []
+        for index, record in batch:
+            # Before anything is written: samples without a row would be of no use.
+            try:
+                made.append((index, record, self._make_tables(record)))
+            except Exception as error:  # whatever it is, it may not cost the other points
+                unwritten = replace(
+                    record,
+                    status=Status.ERROR,
+                    measurements=(),
+                    warnings=(),
+                    error_type=type(error).__name__,
+                    error_message="raybench cannot keep what was measured, which is its bug: "
+                    f"{brief(error)}",
+                    error_detail=traceback_of(error),
+                )
+                made.append((index, unwritten, self._make_tables(unwritten)))
+        self._check_there()
         for index, record, _ in made:
             name = _part_name([(index, record)])
             for measurement in record.measurements:
                 if profile := measurement.profile:
                     trace = self.traces / f"{name}-rank{measurement.rank}.json.gz"
-                    self._write_file(trace, profile.trace)
+                    write_file(trace, profile.trace)
             for rank, output in enumerate(record.outputs):
                 if output:
                     log = self._folder(LOGS) / f"{name}-rank{rank}.txt"
-                    self._write_file(log, f"{output}\n".encode("utf-8", "replace"))
+                    write_file(log, f"{output}\n".encode("utf-8", "replace"))
         # The row of a point last: it says that all else is there.
         for table in ("samples", "modules", "regions", "points"):
-            if found := [whole for *_, tables in made if (whole := tables[table]) is not None]:
+            if found := [tables[table] for *_, tables in made if table in tables]:
                 self._write(table, _part_name(batch), pa.concat_tables(found))
         return [record for _, record, _ in made]
 
-    @property
-    def traces(self) -> Path:
-        """The folder of the traces of profiled points, which is made with the first."""
-        return self._folder("traces")
-
-    def _make_tables(self, record: Record) -> tuple[Record, dict[str, pa.Table | None]]:
-        """Return the record as it is kept, and its rows by table; None where a table has none.
-
-        They are made before anything is written: samples without a row would be of no use.
-        """
-        try:
-            return record, self._rows_by_table(record)
-        except Exception as error:  # whatever it is, it may not cost the other points
-            unwritten = make_unwritten(record, error)
-            return unwritten, self._rows_by_table(unwritten)
-
-    def _rows_by_table(self, record: Record) -> dict[str, pa.Table | None]:
+    def _make_tables(self, record: Record) -> dict[str, pa.Table]:
+        """Return the rows of a record by table, without the tables that have none."""
         import pyarrow as pa
 
-        columns = sample_columns(self.run_id, record)
         rows: dict[str, Sequence[Any]] = {
             "modules": module_rows(self.run_id, record),
             "regions": region_rows(self.run_id, record),
             "points": [point_row(self.run_id, record, self.measure, self.code)],
         }
-        return {
-            "samples": pa.table(columns, schema("samples")) if columns else None,
-            **{table: _table(table, list(map(to_row, found))) for table, found in rows.items()},
+        made = {
+            table: arrow_table(table, list(map(to_row, found)))
+            for table, found in rows.items()
+            if found
         }
-
-    def _of_run(self, record: Any) -> dict[str, Any]:
-        """Return the row of a dataclass, with the run_id as its first column."""
-        return {"run_id": self.run_id, **to_row(record)}
+        if columns := sample_columns(self.run_id, record):
+            made["samples"] = pa.table(columns, schema("samples"))
+        return made
 
     def write_telemetry(
         self, batch: Sequence[tuple[int, Record]], samples: Sequence[DeviceSample]
@@ -165,43 +184,33 @@ class RunStore:
                 kept = {value: storable(value) for value in set(columns[name])}
                 columns[name] = [kept[value] for value in columns[name]]
             columns["run_id"] = [self.run_id] * len(samples)
-            whole = pa.table(columns, schema("telemetry"))
-            self._write("telemetry", _part_name(batch), whole)
+            self._write("telemetry", _part_name(batch), pa.table(columns, schema("telemetry")))
 
-    def write_health(self, findings: Sequence[Finding]) -> None:
-        """Write the findings of a health check; replaces earlier ones."""
-        self._write_rows("health", "health", list(map(self._of_run, findings)))
-
-    def write_summary(self, rows: Sequence[SummaryRow]) -> None:
-        """Write the summary of the run, in place of what was there."""
-        self._write_rows("summary", "summary", [to_row(row) for row in rows])
+    @property
+    def traces(self) -> Path:
+        """The folder of the traces of profiled points, which is made with the first."""
+        return self._folder("traces")
 
     def _folder(self, table: str) -> Path:
         return self.root.joinpath(table, self.run_id)
 
-    def _part(self, table: str, part: str) -> Path:
-        return self.root.joinpath(table, self.run_id, f"{part}.parquet")
-
-    def _write_rows(self, table: str, part: str, content: list[dict[str, Any]]) -> None:
-        if (whole := _table(table, content)) is not None:
-            self._write(table, part, whole)
+    def _write_of_run(self, table: str, part: str, records: Sequence[Any]) -> None:
+        """Write dataclasses as rows with the run_id as their first column; no file without any."""
+        if records:
+            rows = [{"run_id": self.run_id, **to_row(record)} for record in records]
+            self._write(table, part, arrow_table(table, rows))
 
     def _write(self, table: str, part: str, whole: pa.Table) -> None:
-        self._write_file(self._part(table, part), _as_parquet(whole, table))
+        self._check_there()
+        write_part(self._folder(table) / f"{part}.parquet", table, whole)
 
-    def _write_file(self, path: Path, content: pa.Buffer | bytes) -> None:
+    def _check_there(self) -> None:
+        """Raise ResultsError where somebody has removed the run: it would be half of one."""
         if not self._folder("runs").is_dir():
             raise ResultsError(
                 f"{self.root}: the folders of run {self.run_id} are gone: they were removed or "
                 "moved meanwhile; put them back and use --resume, or start a new run"
             )
-        with one_line(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write_aside(content, path)
-
-
-def _table(table: str, content: list[dict[str, Any]]) -> pa.Table | None:
-    return arrow_table(table, content) if content else None
 
 
 def _part_name(batch: Sequence[tuple[int, Record]]) -> str:
@@ -210,51 +219,11 @@ def _part_name(batch: Sequence[tuple[int, Record]]) -> str:
     No two parts of a run have the same first attempt.
     """
     index, first = batch[0]
-    return name_together(f"{index:05d}-{first.point.point_id}-{first.attempt}", len(batch))
+    return _name_together(f"{index:05d}-{first.point.point_id}-{first.attempt}", len(batch))
 
 
-def name_together(first: str, count: int) -> str:
-    """Name a part of this many attempts after the first of them."""
+def _name_together(first: str, count: int) -> str:
     return first if count == 1 else f"{first}-and-{count - 1}-more"
-
-
-def _write_aside(content: pa.Buffer | bytes, path: Path) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.unlink(missing_ok=True)  # a link there would lead elsewhere
-        aside.write_bytes(content)
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-
-
-def _as_parquet(whole: pa.Table, table: str) -> pa.Buffer:
-    """Return the table as the bytes of a Parquet file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    # In memory: to a file, Arrow makes many small writes, and it wraps the errors.
-    sink = pa.BufferOutputStream()
-    pq.write_table(whole, sink, **_parquet_options(table, whole.num_rows))
-    return sink.getvalue()
-
-
-def _parquet_options(table: str, row_count: int) -> dict[str, Any]:
-    """Return options that keep parts small: dictionaries and statistics cost more than they save.
-
-    Compressing one row of `points` or `runs`, values of a few bytes, makes them longer, and
-    reading them again takes twice as long.
-    """
-    options: dict[str, Any] = {"use_dictionary": False, "write_statistics": False}
-    if table in ("points", "runs") and row_count == 1:
-        return options | {"compression": "none"}
-    options |= {"compression": "zstd", "compression_level": 9}
-    if table == "samples":
-        times = ("start_ns", "step_ns", "host_ns", "data_ns")
-        split = dict.fromkeys(times, "BYTE_STREAM_SPLIT")
-        options["column_encoding"] = {"iteration": "DELTA_BINARY_PACKED", **split}
-    return options
 
 
 def check_writable(root: Path) -> None:
@@ -267,15 +236,6 @@ def check_writable(root: Path) -> None:
             raise PermissionError(errno.EACCES, f"no permission to write to {nearest}")
 
 
-def replace_part(path: Path, table: str, whole: pa.Table) -> None:
-    """Write a part of a table anew, in place of what was there."""
-    with one_line(path):
-        _write_aside(_as_parquet(whole, table), path)
-
-
-_Attempts = frozenset[tuple[str, int]]
-
-
 def clear_leftovers(root: Path, run_id: str) -> None:
     """Remove files that were not finished, and all files of attempts without a row in `points`.
 
@@ -284,33 +244,94 @@ def clear_leftovers(root: Path, run_id: str) -> None:
     for table in TABLES:
         for path in (root / table / run_id).glob(".*.parquet.*"):
             path.unlink(missing_ok=True)
-    doubtful = {**dict(_parts_without_twins(root, run_id)), **dict(_files_of_ranks(root, run_id))}
-    if doubtful:
+    if doubtful := dict(_files_without_row(root, run_id)):
         known = attempts_in(parts_of(root, "points", run_id), "points")
         for path, attempts in doubtful.items():
             if not attempts & known:
                 path.unlink(missing_ok=True)
 
 
-def _parts_without_twins(root: Path, run_id: str) -> Iterator[tuple[Path, _Attempts]]:
-    """Yield the parts, with their attempts, that have no part of the same name in `points`.
+def _files_without_row(
+    root: Path, run_id: str
+) -> Iterator[tuple[Path, frozenset[tuple[str, int]]]]:
+    """Yield files that may have no row in `points`, each with its attempts (point_id, attempt).
 
-    The rows of their points may be in another part, as after `raybench compact`.
+    They are the parts without one of the same name in `points`, whose rows may be in another part,
+    as after `compact`; and all traces and logs.
     """
     twins = {path.name for path in parts_of(root, "points", run_id)}
     for table in ("samples", "modules", "regions"):
         for path in parts_of(root, table, run_id):
             if path.name not in twins:
                 yield path, attempts_in([path], table)
-
-
-def _files_of_ranks(root: Path, run_id: str) -> Iterator[tuple[Path, _Attempts]]:
     for folder in ("traces", LOGS):
         for path in (root / folder / run_id).glob("*-*-*-rank*"):
             _, point_id, attempt, _ = path.name.split("-", 3)
             yield path, frozenset({(point_id, int(attempt))})
 
 
-def parts_of(root: Path, table: str, run_id: str) -> list[Path]:
-    """List the parts of a run, in the order in which they are read."""
-    return sorted((root / table / run_id).glob("[!._]*.parquet"))
+# Tables whose parts are named after attempts at points; parts of one batch have one name in all.
+# `points` is the last: until it is merged, readers look for the others by the rows that they have.
+_BY_ATTEMPT = ("samples", "modules", "regions", "telemetry", "points")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """How many parts a run had and has, and their sizes in all."""
+
+    parts_before: int
+    parts_after: int
+    bytes_before: int
+    bytes_after: int
+
+
+def compact_run(root: Path, run_id: str) -> Compaction:
+    """Put the parts of a run into one a table; rows and their order stay as they are.
+
+    Each part has a schema of some 30 KB with it. A merged part is renamed to its place before those
+    that it is made of are removed, and its metadata names them. Where the command is killed in
+    between, raybench reads each row once all the same, and the next `compact` removes what was
+    left; pandas sees those rows twice until then. Who has listed the folder before the rename and
+    opens the parts after it finds them gone.
+
+    Raises ResultsError for a run that is being measured, for parts that are damaged, and for those
+    that a newer version of raybench has written.
+    """
+    if read_run(root, run_id).status is RunStatus.RUNNING:
+        raise ResultsError(f"{root}: run {run_id} is still running; compact it when it has ended")
+    with hold_run(root, run_id):
+        before = _part_sizes(root, run_id)
+        clear_leftovers(root, run_id)
+        if points := parts_of(root, "points", run_id):
+            name = points[0].stem
+            if len(points) > 1:
+                count = len(attempts_in(points, "points"))
+                name = _name_together(name.partition("-and-")[0], count)
+            for table in _BY_ATTEMPT:
+                _merge(table, parts_of(root, table, run_id), name)
+        _merge("devices", parts_of(root, "devices", run_id), "devices")
+        after = _part_sizes(root, run_id)
+    return Compaction(
+        parts_before=len(before),
+        parts_after=len(after),
+        bytes_before=sum(before),
+        bytes_after=sum(after),
+    )
+
+
+def _part_sizes(root: Path, run_id: str) -> list[int]:
+    """Return the sizes of all parts of a run, in bytes."""
+    return [path.stat().st_size for table in TABLES for path in parts_of(root, table, run_id)]
+
+
+def _merge(table: str, parts: Sequence[Path], name: str) -> None:
+    """Put the rows of these parts into one of this name, and remove the others; one part stays."""
+    if len(parts) < 2:
+        return
+    path = parts[0].with_name(f"{name}.parquet")
+    others = [part for part in parts if part != path]
+    whole = read_parts(parts, table, schema(table))
+    merged = {MERGED: "/".join(part.name for part in others).encode()}
+    write_part(path, table, whole.replace_schema_metadata(schema(table).metadata | merged))
+    for part in others:
+        part.unlink()

@@ -108,15 +108,17 @@ def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
     for first in _first_points(search, plan.points):
         points = [first, *_follow(search, first, outcomes)[0]]
         fitting = [point for point in points if outcomes.get(point.point_id) is Status.OK]
-        largest += [max(fitting, key=_batch)] if fitting else []
+        largest += [max(fitting, key=lambda point: point.batch_size or 0)] if fitting else []
     return largest
 
 
 class BatchSearches:
-    """The searches of all series of a run; without a search in the plan nothing follows."""
+    """The searches of all series of a run; without a search in the plan nothing follows.
+
+    plan: of `with_probes`. statuses: by point_id, of its points that are not tried again.
+    """
 
     def __init__(self, plan: Plan, statuses: Mapping[str, Status]) -> None:
-        """plan: of `with_probes`. statuses: by point_id, of its points that are not tried again."""
         self._plan = plan
         self._statuses = dict(statuses)
         self._asked = {point.point_id for point in plan.points}
@@ -174,15 +176,11 @@ def _follow(
     return [_with_batch(first, batch) for batch in batches if batch != search.start], wanted
 
 
-def _batch(point: Point) -> int:
-    assert point.batch_size is not None
-    return point.batch_size
-
-
 def _share(point: Point) -> int:
-    """Return batches per optimizer step; ranks that share their items have the same batch."""
+    """Return the batches of all ranks in an optimizer step: global_batch_size / batch_size."""
     assert point.global_batch_size is not None
-    return point.global_batch_size // _batch(point)
+    assert point.batch_size is not None
+    return point.global_batch_size // point.batch_size
 
 
 def _with_batch(first: Point, batch_size: int) -> Point:

@@ -1,31 +1,58 @@
-"""The loop of a sweep: each trial of the plan becomes a record, whatever happens to it."""
+"""The loop of a sweep: each trial of the plan becomes a record, whatever happens to it.
+
+Each point that runs has a thread of its own.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from queue import Empty, SimpleQueue
+from typing import Any
 
 from raybench.cluster import Cluster
 from raybench.cluster.allocator import Isolation, Strategy
-from raybench.errors import ClusterError
+from raybench.cluster.point_end import cause_of
+from raybench.errors import DETAIL_CHARACTERS, ClusterError, shorten, shorten_start
+from raybench.job import memory
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
-from raybench.records import Cause, Device, Record, Status, Task, TrialKey, by_point
+from raybench.records import (
+    Answer,
+    Cause,
+    Device,
+    Failure,
+    Measurement,
+    Record,
+    Status,
+    Task,
+    TrialKey,
+    by_point,
+)
+from raybench.records.checked_answers import check_answers
 from raybench.records.environment import Code
-from raybench.sweep.inflight import InFlight, make_unmeasured
-from raybench.sweep.rounds import Rounds
-from raybench.sweep.scheduler import Attempt, Schedule, Skip, is_tried_again
+from raybench.results.metrics.conditions import crowding
+from raybench.sweep.scheduler import Attempt, Rounds, Schedule, Skip
 
 # How long to wait for workers that are coming before the loop looks at the cluster again.
 _LOOK_AROUND_S = 1.0
+# More of them in one part would make readers wait for the first, and take memory together.
+_MOST_AT_ONCE = 64
+_LAST_LINES = 10
+# Of a line in a message.
+_LINE_CHARACTERS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
     """How every point of the run is placed and measured.
 
+    stop_on_error: a point that fails has all that wait skipped. isolation: as of a `Schedule`.
     profiled: ids of points that are profiled too. code: source files that every worker must have.
     precisions: as of a `Task`. measure_of: returns a point's own settings for all rounds, or None
     where it has `measure`.
@@ -41,7 +68,7 @@ class SweepSettings:
     measure_of: Callable[[Point], Measure | None] | None = None
 
     def measure_attempt(self, attempt: Attempt) -> Measure:
-        """Return how an attempt is measured: later rounds and controls do less."""
+        """Return how an attempt is measured: with less time in later rounds, and for controls."""
         if self.measure_of and (own := self.measure_of(attempt.point)):
             return own
         is_first = attempt.round == 1 and not attempt.control_of
@@ -50,7 +77,7 @@ class SweepSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointStarted:
-    """The point is about to be sent to the workers of `devices`."""
+    """The point is about to be sent to the workers of `devices`, which are in rank order."""
 
     index: int
     point: Point
@@ -101,7 +128,7 @@ Event = PointStarted | PointFinished | PointRetried | PointAdded | RoundStarted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierSweeps:
-    """What earlier sweeps of a run have done, and what is left for this one.
+    """What earlier sweeps of a run have done, and which points this one may run.
 
     kept: how the trials ended that are not run again. attempts: point_id -> attempts so far.
     chosen: ids of the points that this sweep may run; None for all.
@@ -112,10 +139,10 @@ class EarlierSweeps:
     chosen: Collection[str] | None = None
 
     def left(self, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """Return the attempts that are to be run.
+        """Return the attempts that are not kept and may be run, in the same order.
 
-        Controls of blocks that are finished are dropped: repeating the baseline alone compares
-        nothing.
+        Controls of blocks in which no other attempt is left are dropped: repeating the baseline
+        alone compares nothing.
         """
         left = [
             attempt
@@ -150,7 +177,7 @@ def sweep(
     earlier: EarlierSweeps | None = None,
     callbacks: LoopCallbacks | None = None,
 ) -> Generator[Event]:
-    """Run the trials on the cluster, and yield an event for each step.
+    """Run the trials on the cluster, whose workers are started, and yield an event for each step.
 
     write: gets the records that end at the same time, each with its index, before their events.
     With one round the index is the point's position in the plan, in whatever order the points
@@ -189,17 +216,17 @@ class _Loop:
         self._round = 0
         self._statuses = dict(earlier.kept)
         self._attempts = Counter(earlier.attempts)
-        self._has_used_workers = False
+        self._has_used_workers = self._has_ended = False
         kept = by_point(earlier.kept)
-        self._schedule = Schedule((), settings.isolation)
+        self._schedule = Schedule(settings.isolation)
         for point in rounds.plan.points:
             if kept.get(point.point_id) is Status.OOM:
                 self._schedule.note_oom(point)
         self._running = InFlight(cluster)
         self._next_index = len(rounds.plan.points)
-        self._has_ended = False
 
     def events(self) -> Iterator[Event]:
+        """Run all rounds, and yield an event for each step, as `sweep`."""
         stopping = self._callbacks.stopping
         # At the end the cluster is not asked any more: it may be gone when all is measured.
         while not (self._running.is_empty and (stopping() or self._has_ended)):
@@ -227,10 +254,20 @@ class _Loop:
             self._write(batch)
 
     def _next_round(self) -> Iterator[Event]:
-        """Begin the next round, in fresh workers where the rounds ask for them."""
+        """Begin the next round, in fresh workers where the rounds ask for them; or end the sweep.
+
+        After the rounds of the plan, callbacks may give points of further ones.
+        """
         self._round += 1
         if self._round > self._rounds.count:
-            yield from self._further_round()
+            stopped = self._schedule.is_stopped
+            points = () if stopped else self._callbacks.further_round(self._round)
+            if not points:
+                self._has_ended = True
+                return
+            self._next_index = max(self._next_index, self._rounds.first_free_index)
+            yield RoundStarted(round=self._round, rounds=self._round, trials=(), later=0)
+            yield from self._add(points, self._round)
             return
         attempts = self._trials_left(self._round)
         if self._rounds.count > 1:
@@ -249,29 +286,20 @@ class _Loop:
         for attempt in attempts:
             self._schedule.add(attempt)
 
-    def _further_round(self) -> Iterator[Event]:
-        """Begin a round that was not in the plan, or end the sweep."""
-        stopped = self._schedule.is_stopped
-        points = () if stopped else self._callbacks.further_round(self._round)
-        if not points:
-            self._has_ended = True
-            return
-        self._next_index = max(self._next_index, self._rounds.first_free_index)
-        yield RoundStarted(round=self._round, rounds=self._round, trials=(), later=0)
-        yield from self._add(points, self._round)
-
     def _trials_left(self, number: int) -> list[Attempt]:
         if self._schedule.is_stopped:
             return []
         return self._earlier.left(self._rounds.attempts(number, self._statuses))
 
     def _refresh(self, timeout_s: float) -> None:
+        """Take in the state of the cluster; wait at most so long for a worker that is coming."""
         cluster = self._cluster
         cluster.refresh(timeout_s)
         self._schedule.see(cluster.devices, cluster.capacity, cluster.lost, cluster.pending)
 
     def _decide(self) -> Iterator[Event]:
-        """Start what can begin now, and write what is skipped."""
+        """Start the attempts that can begin now, and write records of those that are skipped."""
+        settings = self._settings
         while not self._callbacks.stopping() and (decision := self._schedule.next()) is not None:
             point_id = decision.attempt.point.point_id
             self._attempts[point_id] += 1  # over all rounds
@@ -280,24 +308,21 @@ class _Loop:
                 now = datetime.now(UTC)
                 skipped = make_unmeasured(attempt, decision.cause, decision.reason, started_at=now)
                 yield from self._end([(attempt, skipped)])
-            else:
-                yield from self._start(attempt, decision.worker_ids)
-
-    def _start(self, attempt: Attempt, worker_ids: Sequence[int]) -> Iterator[Event]:
-        settings = self._settings
-        devices = tuple(self._cluster.devices[worker_id] for worker_id in worker_ids)
-        yield PointStarted(index=attempt.index, point=attempt.point, devices=devices)
-        task = Task(
-            point=attempt.point,
-            settings=settings.measure_attempt(attempt),
-            profile=attempt.point.point_id in settings.profiled,
-            code=settings.code,
-            precisions=settings.precisions,
-        )
-        self._has_used_workers = True
-        self._running.submit(attempt, task, worker_ids, devices)
+                continue
+            devices = tuple(self._cluster.devices[worker_id] for worker_id in decision.worker_ids)
+            yield PointStarted(index=attempt.index, point=attempt.point, devices=devices)
+            task = Task(
+                point=attempt.point,
+                settings=settings.measure_attempt(attempt),
+                profile=point_id in settings.profiled,
+                code=settings.code,
+                precisions=settings.precisions,
+            )
+            self._has_used_workers = True
+            self._running.submit(attempt, task, decision.worker_ids, devices)
 
     def _end(self, ended: Sequence[tuple[Attempt, Record]]) -> Iterator[Event]:
+        """Free the workers of these attempts and write their records, then go on from each."""
         for attempt, _ in ended:
             self._schedule.free(attempt)
         if ended:
@@ -308,7 +333,9 @@ class _Loop:
     def _after_record(self, attempt: Attempt, record: Record) -> Iterator[Event]:
         """Try the trial again, or note how it ended and add the points that follow from it."""
         stopping = self._callbacks.stopping
-        if is_tried_again(record, attempt.tries) and not stopping():
+        # A trial that was lost on devices: they are to blame more often than the point.
+        is_lost = record.status is Status.LOST and record.devices
+        if is_lost and attempt.tries == 1 and not stopping():
             self._schedule.add(replace(attempt, tries=attempt.tries + 1))
             yield PointRetried(index=attempt.index, record=record)
             return
@@ -324,8 +351,203 @@ class _Loop:
             yield from self._add(self._callbacks.follow_ups(record), attempt.round)
 
     def _add(self, points: Sequence[Point], number: int) -> Iterator[Event]:
+        """Add points that were not in the plan to the round of this number."""
         for point in points:
             attempt = Attempt(index=self._next_index, point=point, number=1, round=number)
             self._next_index += 1
             self._schedule.add(attempt)
             yield PointAdded(index=attempt.index, point=point, round=number)
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningAttempt:
+    """An attempt that runs now, or has just ended.
+
+    neighbours: point_ids beside it; a dict keeps their order. outcome: the answers of its ranks, or
+    what `Cluster.run` raised. others: who used the devices besides, other than points of this run.
+    """
+
+    attempt: Attempt
+    devices: tuple[Device, ...]
+    started_at: datetime
+    neighbours: dict[str, None] = field(default_factory=dict)
+    outcome: tuple[Answer, ...] | BaseException = ()
+    duration_s: float = 0.0
+    others: tuple[str, ...] = ()
+
+
+class InFlight:
+    """Starts attempts on a cluster and gives back their records, one after the other."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._running: dict[int, RunningAttempt] = {}
+        self._by_node: defaultdict[str, dict[int, None]] = defaultdict(dict)
+        self._finished: SimpleQueue[RunningAttempt] = SimpleQueue()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no attempt runs."""
+        return not self._running
+
+    @property
+    def now(self) -> Iterable[RunningAttempt]:
+        """The attempts that run, in the order of their starts."""
+        return self._running.values()
+
+    def submit(
+        self, attempt: Attempt, task: Task, worker_ids: Sequence[int], devices: tuple[Device, ...]
+    ) -> None:
+        """Run the attempt on the workers with these ids, in a thread; does not wait.
+
+        worker_ids, devices: in rank order.
+        """
+        running = RunningAttempt(attempt=attempt, devices=devices, started_at=datetime.now(UTC))
+        for node_id in dict.fromkeys(device.node_id for device in devices):
+            for index in self._by_node[node_id]:
+                other = self._running[index]
+                other.neighbours[attempt.point.point_id] = None
+                running.neighbours[other.attempt.point.point_id] = None
+            self._by_node[node_id][attempt.index] = None
+        self._running[attempt.index] = running
+        # A daemon: a cluster that is stuck must not keep the process from ending.
+        threading.Thread(
+            target=self._run,
+            args=(running, task, worker_ids),
+            name=f"point {attempt.point.point_id}",
+            daemon=True,
+        ).start()
+
+    def next_finished(self, timeout_s: float | None) -> list[tuple[Attempt, Record]]:
+        """Wait for the next attempt that ends; return it with those that have ended by then.
+
+        At most 64, in the order of their ends; empty where none ends in time. timeout_s: None waits
+        for ever. Raises what `Cluster.run` raised; that attempt counts as running then.
+        """
+        ended: list[tuple[Attempt, Record]] = []
+        with suppress(Empty):
+            while len(ended) < _MOST_AT_ONCE:
+                running = self._finished.get(block=not ended, timeout=timeout_s)
+                if isinstance(running.outcome, BaseException):
+                    if not ended:
+                        raise running.outcome
+                    self._finished.put(running)  # what has ended well comes first
+                    break
+                del self._running[running.attempt.index]
+                for device in running.devices:
+                    self._by_node[device.node_id].pop(running.attempt.index, None)
+                ended.append((running.attempt, make_record_of(running)))
+        return ended
+
+    def _run(self, running: RunningAttempt, task: Task, worker_ids: Sequence[int]) -> None:
+        started_s = time.perf_counter()
+        try:
+            seen = self._cluster.watch_other_users(worker_ids)
+            running.outcome = self._cluster.run(task, worker_ids)
+            running.duration_s = time.perf_counter() - started_s
+            running.others = seen()
+        except BaseException as error:
+            running.outcome = error  # it is raised again on the thread that waits
+        self._finished.put(running)
+
+
+def make_unmeasured(
+    attempt: Attempt,
+    cause: Cause,
+    reason: str,
+    *,
+    started_at: datetime,
+    neighbours: Collection[str] = (),
+) -> Record:
+    """Return the record of an attempt that no rank has answered, with the status of the cause."""
+    return Record(
+        **_identity(attempt),
+        status=cause.status,
+        started_at=started_at,
+        duration_s=(datetime.now(UTC) - started_at).total_seconds(),
+        error_type=cause,
+        error_message=reason,
+        neighbours=tuple(neighbours),
+    )
+
+
+def _identity(attempt: Attempt) -> dict[str, Any]:
+    """Return the fields of a `Record` that say of which attempt it is."""
+    return {
+        "point": attempt.point,
+        "attempt": attempt.number,
+        "round": attempt.round,
+        "control_of": attempt.control_of,
+    }
+
+
+def make_record_of(running: RunningAttempt) -> Record:
+    """Return the record of an attempt whose ranks have answered.
+
+    It has the measurements of all ranks, or none: a rank whose peer failed may have measured
+    garbage.
+    """
+    assert not isinstance(running.outcome, BaseException)
+    attempt, devices = running.attempt, running.devices
+    outputs = tuple(answer.output for answer in running.outcome)
+    answers = check_answers(running.outcome)
+    # The formulas are those of CUDA devices.
+    is_cuda = all(device.kind == "cuda" for device in devices)
+    estimate_bytes = memory.estimate(attempt.point) if is_cuda else None
+    record = Record(
+        **_identity(attempt),
+        status=Status.OK,
+        started_at=running.started_at,
+        duration_s=running.duration_s,
+        devices=devices,
+        outputs=outputs if any(outputs) else (),
+        neighbours=(*running.neighbours, *running.others),
+        mem_estimate_bytes=estimate_bytes,
+    )
+    if failure := cause_of(answers):
+        output = outputs[failure.rank]
+        return replace(
+            record,
+            status=failure.status,
+            error_type=failure.error_type,
+            error_message=_explain(failure, output, devices, attempt.point, estimate_bytes),
+            error_rank=failure.rank,
+            error_detail=_detail(failure, output),
+        )
+    measurements = tuple(answer for answer in answers if isinstance(answer, Measurement))
+    warnings = [warning for measurement in measurements for warning in measurement.warnings]
+    warnings += [f"not alone: {other}" for other in running.others]
+    warnings += crowding(devices)
+    return replace(record, measurements=measurements, warnings=tuple(dict.fromkeys(warnings)))
+
+
+def _explain(
+    failure: Failure,
+    output: str,
+    devices: Sequence[Device],
+    point: Point,
+    estimate_bytes: int | None,
+) -> str:
+    """Return the message of a failure: its device, what went wrong, and what would fit into memory.
+
+    For a script that ended itself the last line of its output is added, which says why.
+    """
+    device = devices[failure.rank]
+    text = f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
+    if failure.error_type == Cause.SCRIPT_EXIT and output:
+        return f"{text}; its last line: {shorten(output.splitlines()[-1], _LINE_CHARACTERS)}"
+    if failure.status is Status.OOM and estimate_bytes and device.memory_bytes:
+        return f"{text}; {memory.explain_oom(point, estimate_bytes, device.memory_bytes)}"
+    return text
+
+
+def _detail(failure: Failure, output: str) -> str | None:
+    """Return the detail of a failure with the last ten lines that its rank wrote; None if empty.
+
+    output: of the rank. Its lines are not repeated where the detail has the last one already.
+    """
+    whole, last = failure.detail, output.splitlines()[-_LAST_LINES:]
+    if last and last[-1] not in whole:
+        told = "\n".join([f"the last lines that rank {failure.rank} wrote:", *last])
+        whole = f"{whole.rstrip()}\n\n{told}" if whole else told
+    return shorten_start(whole, DETAIL_CHARACTERS) or None

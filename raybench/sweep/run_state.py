@@ -1,40 +1,45 @@
-"""A run: how it begins, what is left of it for a sweep, and what a sweep writes and says of it."""
+"""A run: how it begins or goes on, what is left of it, and what a sweep writes and says of it."""
 
 from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from raybench.cluster import Cluster
-from raybench.errors import ClusterError
+from raybench.errors import ClusterError, JobError, UsageError
+from raybench.job.model import NOT_MEASURED, Job, Measure, load_job
 from raybench.job.plan import Plan
 from raybench.job.point import SCRIPT
 from raybench.job.registry import module_of
 from raybench.job.rules import script_path
+from raybench.job.source import overrides_in
 from raybench.records import Device, Record, Status, TrialKey, by_point
-from raybench.records.device_list import DeviceList
+from raybench.records.devices import DeviceList
 from raybench.records.environment import (
     Code,
     code_of,
     code_of_script,
+    differing,
     git_commit,
     package_versions,
     variables_that_matter,
 )
-from raybench.results.reader import count_points
+from raybench.results import reader
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
-from raybench.sweep.loop import EarlierSweeps, RoundStarted
+from raybench.sweep.batch_search import with_probes
+from raybench.sweep.loop import EarlierSweeps, Event, PointAdded, PointFinished, RoundStarted
 from raybench.sweep.messages import Listener, command
-from raybench.sweep.rounds import Rounds
+from raybench.sweep.scheduler import Rounds
 
-if TYPE_CHECKING:
-    from raybench.job.model import Job
+_MOST_DIFFERENCES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +128,7 @@ def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
     Where batch sizes are searched, a batch that runs out of memory is no failure.
     """
     statuses = by_point(ended)
-    run = count_points(run, statuses)
+    run = reader.count_points(run, statuses)
     failures = {status for status in statuses.values() if status.is_failure}
     if plan.batch_search and failures <= {Status.OOM}:
         return replace(run, status=RunStatus.OK)
@@ -131,7 +136,7 @@ def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
 
 
 class RunRows:
-    """Writes the tables of a run. left: trials that the sweep still has to finish."""
+    """Writes the tables of a run. left: keys of the trials that the sweep still has to finish."""
 
     def __init__(self, start: RunState, store: RunStore, listener: Listener) -> None:
         self.start = start
@@ -145,7 +150,10 @@ class RunRows:
         self._is_told = False
 
     def keep_devices(self, devices: Sequence[Device]) -> None:
-        """Write the devices that the run has no row of. Raises ClusterError for other models."""
+        """Write the devices of which the run has no row.
+
+        Raises ClusterError where a resumed run was measured on other models of devices.
+        """
         strange = {device.name for device in devices} - self.start.models
         if self.start.models and strange:
             raise ClusterError(
@@ -163,7 +171,7 @@ class RunRows:
         self._known.update(new)
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write the records of attempts, and the samples of the devices since the last call."""
+        """Write the records of attempts with their indices, the devices, and their new samples."""
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
         for (_, measured), record in zip(batch, kept, strict=True):
@@ -172,24 +180,27 @@ class RunRows:
         self.keep_devices(cluster.devices)
         self.store.write_telemetry(batch, cluster.telemetry())
 
-    def begin_round(self, event: RoundStarted) -> None:
-        """Note the trials of a round, which are known when it begins."""
-        later = {key for key in self.left if key.round != event.round}
-        self.left = later.union(event.trials)
+    def note(self, event: Event) -> None:
+        """Keep `left`, and the number of points in the row of the run, as they are by an event."""
+        if isinstance(event, RoundStarted):
+            # The trials of a round are known when it begins.
+            later = {key for key in self.left if key.round != event.round}
+            self.left = later.union(event.trials)
+        elif isinstance(event, PointFinished):
+            self.left.discard(event.record.key)
+        elif isinstance(event, PointAdded):
+            point_id = event.point.point_id
+            self.left.add(TrialKey(point_id, event.round))
+            if point_id not in self._points:
+                self._points.add(point_id)
+                self._keep_total(self._run.points_total + 1)
 
     def adopt(self, rounds: Rounds) -> None:
-        """Take in the points of a run that had none before its devices were known."""
+        """Take in the rounds of a run that had no points before its devices were known."""
         self.start = replace(self.start, rounds=rounds)
         self.left = set(self.start.todo)
         self._points = {point.point_id for point in rounds.plan.points}
         self._keep_total(len(self._points))
-
-    def expect(self, key: TrialKey) -> None:
-        """Add a trial to those that are left."""
-        self.left.add(key)
-        if key.point_id not in self._points:
-            self._points.add(key.point_id)
-            self._keep_total(self._run.points_total + 1)
 
     def _keep_total(self, points: int) -> None:
         self._run = replace(self._run, points_total=points)
@@ -223,7 +234,7 @@ class RunRows:
         self._is_told = True
         text = f"{what} before any point finished"
         # As `raybench list` counts them: a point that was cut short is not finished.
-        run = count_points(self._run, by_point(self._ended))
+        run = reader.count_points(self._run, by_point(self._ended))
         if count := run.points_ok + run.points_failed + run.points_skipped:
             points = "point is" if count == 1 else "points are"
             told = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
@@ -295,3 +306,182 @@ def code_of_job(job: Job) -> Code:
     """
     script = script_path(job) if job.workload.kind == SCRIPT else None
     return code_of_script(script) if script else code_of(module_of(job.workload.kind))
+
+
+# A run that goes on: `raybench sweep --resume`.
+
+
+def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
+    """Return the results folder and the run that `text` names: an id, its beginning, or `latest`.
+
+    output: the folder in which it is looked for.
+    Raises ResultsError when there is no such run, UsageError when `job` is not the job of the run.
+    """
+    root, run_id = reader.find_run(output, text)
+    run = reader.read_run(root, run_id)
+    if run.job_sha256 != job.meaning_sha256:
+        raise UsageError(
+            f"--resume {run_id}: the job is not the one of that run: {_difference(run, job)}; "
+            "resume it with the same job and --set, or start a new run"
+        )
+    return root, run
+
+
+def check_code(run: Run, code: Code) -> None:
+    """Raise UsageError when the code is not that of the run."""
+    differences = [
+        f"{name} is new"
+        if name not in run.workload_files
+        else f"{name} {'has changed' if name in code.workload else 'is gone'}"
+        for name in differing(run.workload_files, code.workload)
+    ]
+    if run.raybench_sha256 != code.raybench_sha256:
+        differences.append("raybench itself has changed")
+    if differences:
+        raise UsageError(
+            f"--resume {run.run_id}: the code is not that of the run: {_few(differences)}; "
+            "resume it with the same code, or start a new run"
+        )
+
+
+def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
+    """Return the plan of the job with the points that a search for batch sizes added to the run.
+
+    Reads the rows of the run; raises ResultsError where they cannot be read.
+    """
+    latest = reader.latest(root, run_id)
+    first = {key.point_id: one.status for key, one in latest.items() if key.round == 1}
+    return with_probes(plan, first)
+
+
+def resume_run(
+    run: Run,
+    rounds: Rounds,
+    root: Path,
+    chosen: Collection[str],
+    resume_command: str,
+    code: Code,
+    *,
+    retry_failed: bool,
+    tags: Mapping[str, str],
+) -> RunState:
+    """Return the state of a run that goes on with its points `chosen`, which are ids.
+
+    root: of the results. rounds: of the job. retry_failed: run failed trials again too. tags: are
+    added to those of the run. Writes nothing. The run must be held (`hold_run`), because its rows
+    are read.
+    """
+
+    def is_kept(status: Status) -> bool:
+        # Skipped, cancelled and lost trials are run again; other failures where it is asked for.
+        return status is Status.OK if retry_failed else not status.is_retried
+
+    latest = reader.latest(root, run.run_id)
+    attempts: Counter[str] = Counter()
+    for key, one in latest.items():
+        attempts[key.point_id] = max(one.attempt, attempts[key.point_id])
+    names = ["kind", "uuid", "host", "index"]
+    table = reader.read_table(root, "devices", run.run_id).select([*names, "name"])
+    devices = {device_key(*(row[name] for name in names)): row["name"] for row in table.to_pylist()}
+    # `finished_at` of a run whose driver was killed is its last sign of life. Without it the pause
+    # counts as none: another host may still work on the run.
+    ended_at = run.finished_at or datetime.now(UTC)
+    pause_s = max(0.0, (datetime.now(UTC) - ended_at).total_seconds())
+    # A run that was filtered has more points when it goes on without the filter.
+    points = {*(key.point_id for key in latest), *chosen}
+    return RunState(
+        run=replace(
+            reader.read_run(root, run.run_id),
+            status=RunStatus.RUNNING,
+            finished_at=None,
+            paused_s=(run.paused_s or 0.0) + pause_s,
+            points_total=max(run.points_total, len(points)),
+            host=socket.gethostname(),
+            tags={**run.tags, **tags},
+        ),
+        rounds=replace(rounds, seed=run.seed or 0),
+        ended={key: one.status for key, one in latest.items()},
+        earlier=EarlierSweeps(
+            kept={key: one.status for key, one in latest.items() if is_kept(one.status)},
+            attempts=attempts,
+            chosen=chosen,
+        ),
+        code=code,
+        devices=frozenset(devices),
+        models=frozenset(devices.values()),
+        is_resumed=True,
+        resume_command=resume_command,
+    )
+
+
+def devices_of_run(run: Run) -> DeviceList | None:
+    """Return the devices that the run was told to use; None where it could use all."""
+    names = run.only_devices
+    return DeviceList(names=names, source=f"--devices of {run.run_id}") if names else None
+
+
+def nothing_left(start: RunState) -> str:
+    """Return the message that nothing is left to do, and what could be tried again."""
+    text = f"run {start.run.run_id}: nothing to do"
+    if any(status.is_failure for status in start.ended.values()):
+        text += "; the points that failed: --retry-failed"
+    return text
+
+
+def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
+    """Return a run that has nothing left, with the counts and the status of its rows.
+
+    Writes the run and its summary too, if its driver died before it could.
+    """
+    from raybench.analysis.summary import write_summary
+
+    stored = reader.read_run(root, start.run.run_id)
+    ended = finish_run(stored, start.plan, start.ended)
+    is_whole = len(by_point(start.ended)) == stored.points_total
+    if is_whole and stored.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
+        ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
+        store = RunStore(root=root, run_id=ended.run_id, measure=measure)
+        store.write_run(ended)
+        write_summary(store, ended)
+    return ended
+
+
+def _difference(run: Run, job: Job) -> str:
+    """Return in words which settings of the job differ from those of the run, five at most."""
+    before = job_of_run(run)
+    if before is None:
+        return "its --set overrides, or what this version of raybench takes as defaults, differ"
+    old, new = (dict(_leaves(one.model_dump(mode="json"))) for one in (before, job))
+    differences = [
+        f"{key} was {old.get(key, 'not set')}, is {new.get(key, 'not set')}"
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key) and key.split(".")[0] not in NOT_MEASURED
+    ]
+    return _few(differences)
+
+
+def _few(differences: Sequence[str]) -> str:
+    more = len(differences) - _MOST_DIFFERENCES
+    told = ", ".join(differences[:_MOST_DIFFERENCES])
+    return f"{told} and {more} more" if more > 0 else told
+
+
+def job_of_run(run: Run) -> Job | None:
+    """Return the job of a run from its text and command; None where it is another now."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.yaml"
+        path.write_text(run.job_text, encoding="utf-8")
+        try:
+            job = load_job(path, overrides_in(run.argv))
+        except JobError:
+            return None
+    return job if job.meaning_sha256 == run.job_sha256 else None
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings in nested mappings, each with its dotted key."""
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from _leaves(inner, f"{path}.{key}" if path else str(key))

@@ -8,8 +8,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import Protocol
 
-from raybench.cluster import Cluster
-from raybench.cluster.connect import connect, starts_private
+from raybench.cluster import Cluster, connect, starts_private
 from raybench.cluster.device_reservation import (
     ReservationTerms,
     reserve_this_hosts_cpus,
@@ -20,26 +19,21 @@ from raybench.job.model import Job, Measure
 from raybench.job.point import Point
 from raybench.records import Record, Status, TrialKey
 from raybench.records.environment import warn_of_torch
-from raybench.results.lock import hold_run
-from raybench.results.run import Run, RunStatus
+from raybench.results.run import Run, RunStatus, hold_run
 from raybench.results.writer import RunStore
 from raybench.sweep.batch_search import BatchSearches, check_bounded
 from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import (
-    Event,
     LoopCallbacks,
-    PointAdded,
     PointFinished,
     PointRetried,
     PointStarted,
-    RoundStarted,
     SweepSettings,
     sweep,
 )
 from raybench.sweep.messages import Listener
-from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
-from raybench.sweep.scheduler import workers_needed
+from raybench.sweep.scheduler import Rounds, workers_needed
 
 
 class PointSource(Protocol):
@@ -125,6 +119,7 @@ def run_sweep(
 
 
 def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSource | None) -> int:
+    """Return how many devices a private Ray is started with, or are waited for."""
     if where.only is not None:
         return sum(where.only.cpu_workers().values()) or len(where.only.names)
     if source is not None:
@@ -139,6 +134,7 @@ def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSo
 def _settings(
     job: Job, start: RunState, where: RunTarget, source: PointSource | None
 ) -> SweepSettings:
+    """Return how the points of the run are placed and measured, as the job and `source` say."""
     # A fresh worker runs in one precision only.
     of_plan = () if job.measure.fresh_workers else start.plan.precisions
     return SweepSettings(
@@ -185,7 +181,11 @@ def record_run(
     interrupts: Interrupts,
     source: PointSource | None = None,
 ) -> Run:
-    """Start the workers and run all points, and return the run as it ended, which is written."""
+    """Start the workers and run all points, and return the run as it ended, which is written.
+
+    An interrupt ends it early, and the user is told how to go on. Raises what `run_sweep` raises
+    once there is a cluster; the run is `failed` then, and removed for DevicesInUseError.
+    """
     interrupts.farewell = rows.tell_kept
     try:
         with rows.listener.waiting(f"starting {workers} worker{'s' * (workers != 1)}"):
@@ -222,7 +222,7 @@ def _run_points(
     interrupts: Interrupts,
     source: PointSource | None,
 ) -> None:
-    """Run the loop over the points, and show its progress."""
+    """Run the loop over the points, keep count of those in flight and left, and show progress."""
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
         with interrupts.held_back():
@@ -240,31 +240,22 @@ def _run_points(
         interrupts.points_run(),
     ):
         for event in events:
-            _note(event, rows, interrupts, searches)
-            if source and isinstance(event, PointFinished | PointRetried):
-                source.note(event.record)
+            rows.note(event)
+            if isinstance(event, PointStarted):
+                interrupts.in_flight += 1
+            elif isinstance(event, PointFinished | PointRetried):
+                record = event.record
+                interrupts.in_flight -= record.status is not Status.SKIPPED
+                if (
+                    interrupts.stopping
+                    and isinstance(event, PointFinished)
+                    and record.key == TrialKey(record.point.point_id)
+                ):
+                    # The loop does not ask for them any more: they are left to a resumed run.
+                    added = searches.follow_ups(record)
+                    rows.left.update(TrialKey(point.point_id) for point in added)
+                if source:
+                    source.note(record)
             progress.show(event)
     for line in searches.endings():
         rows.listener.tell(line)
-
-
-def _note(event: Event, rows: RunRows, interrupts: Interrupts, searches: BatchSearches) -> None:
-    """Keep the count of points in flight, and the trials that are left."""
-    if isinstance(event, RoundStarted):
-        rows.begin_round(event)
-        return
-    if isinstance(event, PointAdded):
-        rows.expect(TrialKey(event.point.point_id, event.round))
-        return
-    if isinstance(event, PointStarted):
-        interrupts.in_flight += 1
-        return
-    record = event.record
-    if record.status is not Status.SKIPPED:
-        interrupts.in_flight -= 1
-    if isinstance(event, PointFinished):
-        rows.left.discard(record.key)
-        if interrupts.stopping and record.round == 1 and not record.control_of:
-            # The loop does not ask for them any more: they are left to a resumed run.
-            follow_ups = searches.follow_ups(record)
-            rows.left.update(TrialKey(point.point_id) for point in follow_ups)

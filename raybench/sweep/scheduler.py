@@ -1,17 +1,37 @@
-"""Which point runs next, and on which workers. Decisions over the plan: no clock, no cluster."""
+"""The trials of a run round by round, which of them runs next, and on which workers.
+
+Decisions over the plan: no clock, no cluster.
+
+Rounds are the whole plan several times, usually each time in fresh workers. An interval from the
+samples of one start says nothing of other starts, so a point is started several times (A. Georges,
+D. Buytaert, L. Eeckhout, "Statistically rigorous Java performance evaluation", OOPSLA 2007;
+T. Kalibera, R. Jones, "Rigorous benchmarking in reasonable time", ISMM 2013). In a round the points
+of one world_size follow each other, so that their process group is kept. Within such a block their
+order is shuffled, and the blocks run forward in one round and backward in the next, so that a
+linear drift of the machine cancels over two rounds. At the end of each block one baseline point is
+measured again as a control: it shows a drift within the round.
+"""
 
 from __future__ import annotations
 
 import heapq
+import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy, in_device_order
 from raybench.job.plan import Plan
-from raybench.job.point import ANY, Point, choose_devices
-from raybench.records import Cause, Device, Record, Status, TrialKey
+from raybench.job.point import ANY, Point, Precision, choose_devices
+from raybench.records import Cause, Device, Status, TrialKey
+from raybench.sweep.batch_search import largest_found
+
+# With so many rounds, speed-ups of GPU-bound points are known to half a percent:
+# docs/explanation/statistics.md.
+WORTHWHILE = 3
+# Between two rounds the processes of all workers are replaced: 4.5 s for two on H200s.
+BETWEEN_ROUNDS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +53,12 @@ class Attempt:
 
     @property
     def key(self) -> TrialKey:
-        """The key of its trial."""
+        """The key of the trial that it is an attempt at."""
         return TrialKey(self.point.point_id, self.round, self.control_of)
 
     @property
     def block(self) -> int:
-        """The world_size of the block in which it runs; for a control, that of the others there."""
+        """The world_size of the points of its block, also for the control that ends the block."""
         return self.control_of or self.point.world_size
 
 
@@ -65,28 +85,12 @@ _Rank = tuple[int, int, int, int]
 _Series = tuple[object, ...]
 
 
-def is_kept(status: Status, *, retry_failed: bool) -> bool:
-    """Return whether a resumed run keeps a trial whose latest attempt ended with this status.
-
-    Skipped, cancelled and lost trials are run again, other failures only with `retry_failed`, ok
-    ones never.
-    """
-    if retry_failed:
-        return status is Status.OK
-    return not status.is_retried
-
-
-def is_tried_again(record: Record, tries: int) -> bool:
-    """Return whether the sweep tries a trial once more, after this record of its last try.
-
-    It does where the trial was lost on devices: the machine is to blame more often than the point.
-    tries: so far, by this sweep.
-    """
-    return record.status is Status.LOST and bool(record.devices) and tries == 1
-
-
 def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") -> int:
-    """Return how many workers the plan can keep busy at once; 0 when no point fits."""
+    """Return how many workers the plan can keep busy at once, `capacity` at most; 0 if none fits.
+
+    capacity: number of devices of the cluster. Where it takes the devices themselves to know which
+    of them points will use, all are needed.
+    """
     fitting = [point.world_size for point in plan.points if point.world_size <= capacity]
     if fitting and any(point.devices != ANY for point in plan.points):
         return capacity  # the models of the devices are known when their workers are there
@@ -106,12 +110,11 @@ class Schedule:
 
     isolation `cluster`: points of one world_size follow each other, so that their process group
     is kept; `node` and `device`: points of many devices come first, because small ones fill the
-    gaps at the end (nobody knows how long each will take). Within a series smaller batches come
-    first, because one that runs out of memory spares the bigger ones. Otherwise the plan's order
-    stands. Each of several rounds keeps the order in which it is added.
+    gaps at the end (nobody knows how long each will take). Otherwise attempts run in the order in
+    which they are added, round by round.
     """
 
-    def __init__(self, attempts: Sequence[Attempt], isolation: Isolation) -> None:
+    def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
         self._stopped_by: str | None = None
         self._smallest_oom: dict[_Series, int] = {}
@@ -119,8 +122,6 @@ class Schedule:
         self._waiting: dict[tuple[int, Strategy], list[tuple[_Rank, Attempt]]] = {}
         self._ranks: dict[tuple[int, int], _Rank] = {}
         self._blocks: dict[tuple[int, int], int] = {}
-        for attempt in smaller_batches_first(attempts):
-            self.add(attempt)
         self._devices: Sequence[Device] = ()
         self._all_cuda = True
         self._capacity = 0
@@ -160,7 +161,11 @@ class Schedule:
         heapq.heappush(waiting, (self._rank(attempt), attempt))
 
     def next(self) -> Decision | None:
-        """Return what to do now; None while everything that waits needs workers that are busy."""
+        """Take the next attempt, and return what to do with it.
+
+        Its workers count as busy until `free`. None while all attempts that wait need workers that
+        are busy, and where none waits.
+        """
         if self._isolation == "cluster" and self._running:
             return None
         for waiting in sorted(filter(None, self._waiting.values())):
@@ -195,6 +200,7 @@ class Schedule:
         return self._ranks[trial]
 
     def _decide(self, attempt: Attempt) -> Decision | None:
+        """Return what to do with an attempt now; None where it has to wait for busy workers."""
         if why_not := self._why_not(attempt):
             return why_not
         taken = set(chain.from_iterable(self._running.values()))
@@ -208,19 +214,15 @@ class Schedule:
         """Return the allocator of the devices that the point may use."""
         asked = point.devices, point.strategy
         if asked not in self._allocators:
+            chosen = None
+            if point.devices != ANY:
+                ordered = in_device_order(self._devices)
+                models = [self._devices[worker_id].name for worker_id in ordered]
+                chosen = {ordered[number] for number in choose_devices(point.devices, models)}
             self._allocators[asked] = DeviceAllocator(
-                self._devices,
-                self._lost,
-                point.strategy,
-                self._isolation,
-                None if point.devices == ANY else self._choose_devices(point.devices),
+                self._devices, self._lost, point.strategy, self._isolation, chosen
             )
         return self._allocators[asked]
-
-    def _choose_devices(self, choice: str) -> set[int]:
-        ordered = in_device_order(self._devices)
-        models = [self._devices[worker_id].name for worker_id in ordered]
-        return {ordered[number] for number in choose_devices(choice, models)}
 
     def _why_not(self, attempt: Attempt) -> Skip | None:
         """Return the reason why the point cannot be run, now or later; None where it can."""
@@ -240,7 +242,7 @@ class Schedule:
         return None
 
     def _too_few_devices(self, attempt: Attempt) -> Skip:
-        """Return the reason; a lost node or worker where there were enough devices before."""
+        """Return why an attempt has too few devices: lost nodes or workers where those sufficed."""
         asked, choice = attempt.point.world_size, attempt.point.devices
         left = self._allocator(attempt.point).alive
         cause = Cause.TOO_FEW_DEVICES
@@ -250,8 +252,15 @@ class Schedule:
             each = ", ".join(f"{count} x {model}" for model, count in models.items())
             why = f"{left} {'is' if left == 1 else 'are'} {choice}; the cluster has {each}"
         elif self._lost and asked <= len(self._devices):
-            cause, gone = self._losses()
-            why = f"{left} {'is' if left == 1 else 'are'} left since {gone} lost"
+            hosts = Counter(device.host for device in self._devices)
+            lost = Counter(self._devices[worker_id].host for worker_id in sorted(self._lost))
+            cause, count, gone = Cause.WORKER_LOST, lost.total(), ""
+            if all(hosts[host] == number for host, number in lost.items()):
+                cause, count = Cause.NODE_LOST, len(lost)
+                gone = f"node{'s' * (count > 1)} {', '.join(lost)}"
+            gone = gone or f"{count} worker{'s' * (count > 1)} on {', '.join(lost)}"
+            was = "was" if count == 1 else "were"
+            why = f"{left} {'is' if left == 1 else 'are'} left since {gone} {was} lost"
         else:
             why = f"{left} {'has' if left == 1 else 'have'} a worker: the others did not come"
             if asked > self._capacity:
@@ -260,23 +269,13 @@ class Schedule:
                 why += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
         return Skip(attempt=attempt, cause=cause, reason=f"needs {asked} devices, {why}")
 
-    def _losses(self) -> tuple[Cause, str]:
-        """Return whether whole nodes or single workers are lost, and which in words."""
-        hosts = Counter(device.host for device in self._devices)
-        lost = Counter(self._devices[worker_id].host for worker_id in sorted(self._lost))
-        names = ", ".join(lost)
-        if all(hosts[host] == count for host, count in lost.items()):
-            return Cause.NODE_LOST, f"node{'s' * (len(lost) > 1)} {names} {_was(len(lost))}"
-        count = lost.total()
-        return Cause.WORKER_LOST, f"{count} worker{'s' * (count > 1)} on {names} {_was(count)}"
-
-
-def _was(count: int) -> str:
-    return "was" if count == 1 else "were"
-
 
 def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Return the attempts with each series sorted by batch size, in the places that it has."""
+    """Return the attempts with those of each series in turn by batch size, in the same places.
+
+    A batch that runs out of memory then spares the larger ones. A series: points that differ in
+    their batch size only.
+    """
     places: defaultdict[_Series, list[int]] = defaultdict(list)
     for place, attempt in enumerate(attempts):
         places[_series(attempt.point)].append(place)
@@ -293,10 +292,100 @@ def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
 def _series(point: Point) -> _Series:
     """Return a key that is equal for points which differ in their batch size only."""
     params = tuple(sorted(point.params.items()))
-    return (
-        point.workload,
-        params,
-        point.world_size,
-        *point.execution.values(),
-        point.scaling,
-    )
+    return (point.workload, params, point.world_size, *point.execution.values(), point.scaling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """The trials of a run, round by round.
+
+    seed: of the order of the points in each block; None keeps the order of the plan. has_controls:
+    whether a control ends each block; it says something only where one point runs at a time.
+    in_fresh_workers: whether each round but the first replaces the processes of all workers.
+    """
+
+    plan: Plan
+    count: int = 1
+    seed: int | None = 0
+    has_controls: bool = True
+    in_fresh_workers: bool = True
+
+    @property
+    def first_free_index(self) -> int:
+        """The first index that no trial of the plan has in any round."""
+        return self.count * (len(self.plan.points) + len(_blocks(self.plan.points)))
+
+    def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
+        """Return the trials of a round, in the order in which they are to be run.
+
+        number: of the round, from 1. ended: how trials ended so far. A point that failed or was
+        skipped in an earlier round is left out. Where batch sizes are searched, the first round
+        searches, and the others measure the largest batch of each series that fits.
+        With one round the order is that of the plan, smaller batches of a series first. With more,
+        points are in random order within blocks of one world size, and a control, which is the
+        baseline point measured once more, ends each block.
+        """
+        points: Sequence[Point] = self.plan.points
+        if self.plan.batch_search is not None and number > 1:
+            in_first = {key.point_id: one for key, one in ended.items() if key.round == 1}
+            points = largest_found(self.plan, in_first)
+        stopped = {
+            key.point_id
+            for key, status in ended.items()
+            if key.round < number and not key.control_of and status.is_lasting
+        }
+        points = [point for point in points if point.point_id not in stopped]
+        of_plan = {point.point_id: index for index, point in enumerate(self.plan.points)}
+        first = (number - 1) * (len(of_plan) + len(_blocks(self.plan.points)))
+        found = (point.point_id for point in points if point.point_id not in of_plan)
+        indices = of_plan | {one: index for index, one in enumerate(found, len(of_plan))}
+        attempts = [
+            Attempt(index=first + indices[point.point_id], point=point, number=1, round=number)
+            for point in points
+        ]
+        if self.count == 1:
+            return tuple(smaller_batches_first(attempts))
+        control = self._control(points, number)
+        ordered = []
+        for place, block in enumerate(self._in_order(number, attempts), first + len(indices)):
+            ordered += block
+            if control is not None:
+                of = block[0].point.world_size
+                ordered.append(
+                    Attempt(index=place, point=control, number=1, round=number, control_of=of)
+                )
+        return tuple(ordered)
+
+    def _in_order(self, number: int, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
+        """Return the blocks of a round, the trials inside each shuffled.
+
+        In rounds of even number the blocks themselves run from last to first. Without a seed all
+        keep the order of the plan.
+        """
+        blocks: dict[int, list[Attempt]] = {size: [] for size in _blocks(self.plan.points)}
+        for attempt in attempts:
+            blocks.setdefault(attempt.point.world_size, []).append(attempt)
+        if self.seed is None:
+            return [block for block in blocks.values() if block]
+        draw = random.Random(f"{self.seed}/{number}")
+        for block in blocks.values():
+            draw.shuffle(block)
+        ordered = [block for block in blocks.values() if block]
+        return ordered if number % 2 else ordered[::-1]
+
+    def _control(self, points: Sequence[Point], number: int) -> Point | None:
+        """Return the baseline point to be measured again as a control; None without controls.
+
+        The largest batch in a precision other than fp16: its step waits least for the host, so it
+        scatters least.
+        """
+        baseline = self.plan.baseline.items()
+        there = [point for point in points if baseline and baseline <= point.settings.items()]
+        is_search = self.plan.batch_search is not None and number == 1
+        if not (self.has_controls and there) or is_search:
+            return None
+        return max(there, key=lambda p: (p.precision is not Precision.FP16, p.batch_size or 0))
+
+
+def _blocks(points: Sequence[Point]) -> list[int]:
+    return list(dict.fromkeys(point.world_size for point in points))

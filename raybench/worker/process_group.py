@@ -1,18 +1,24 @@
-"""The process group of a worker, kept while points use the same workers, and its rendezvous.
+"""The process group of a worker, kept while points use the same workers, its store, NCCL's log.
 
 Ranks find each other in one TCP store for the whole run. It lives in a process of its own, so it
 outlives any rank, and the system picks its port, so no other process can take it first.
+
+NCCL reads the variables of its log once, when the first communicator is made. From then on it
+writes lines of INIT and NET where communicators are made and connected, before anything is timed; a
+collective that is connected writes none. For one step that is not timed it can be made to read them
+again, and then says which algorithm each collective runs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -26,9 +32,10 @@ import torch.distributed.nn.functional
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from raybench.errors import UsageError
-from raybench.measure.ranks import align_ranks, any_rank
+from raybench.hardware.nccl_log import choices, parse
+from raybench.measure.timers import align_ranks, any_rank
 from raybench.records import Group, RankInfo, Task
-from raybench.worker.nccl_file import NcclFile
+from raybench.records.environment import set_variables
 
 # The driver's deadline ends a point; torch's own must not come before it, nor never.
 _TIMEOUT_MARGIN_S = 60.0
@@ -41,6 +48,9 @@ _GLOO_QUIET_S = 0.05
 _FREE_TRIES, _FREE_WAIT_S = 20, 0.02
 # The values of a group's abort key.
 _BROKEN, _LEFT = "broken", "left"
+# NCCL's log: a communicator of a thousand ranks may write so much; more is not read.
+_MOST_LOG_BYTES = 4 * 2**20
+_CONNECTIONS, _CHOICES = "INIT,NET", "TUNING"
 _c10d: Any = dist.distributed_c10d
 _world: Any = _c10d._world
 
@@ -50,14 +60,14 @@ class GroupGoneError(Exception):
 
 
 class ProcessGroup:
-    """Membership of one worker in the group of its point, if that has one.
+    """The group that this worker is a member of, at most one, on its device.
 
     When one rank fails, the others are stuck in a collective. So a thread of each process waits for
     a key of the store, which ends the group on all ranks.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device, self._is_nccl = device, device.type == "cuda"
         self._group: Group | None = None
         self._ours: dist.ProcessGroup | None = None
         self._store: TCPStore | None = None
@@ -69,7 +79,8 @@ class ProcessGroup:
     def join(self, task: Task, rank_info: RankInfo, group: Group | None) -> None:
         """Form `group` if it is not the current one, and set the variables of torchrun.
 
-        Raises GroupGoneError where another rank or the driver has ended it.
+        Collective: it waits until all ranks of the group have called it. group: None for a point of
+        one rank. Raises GroupGoneError where another rank or the driver has ended it.
         """
         set_torchrun_variables(rank_info, group)
         if group == self._group:
@@ -96,11 +107,11 @@ class ProcessGroup:
                 time.sleep(_FREE_WAIT_S)
 
     def transports(self) -> tuple[str, ...]:
-        """Return the transports that the group uses, in words; () where NCCL does not say."""
+        """Return the transports that the group uses, as `P2P/CUMEM`; () where NCCL does not say."""
         return self._nccl_file.routes() if self._group is not None else ()
 
     def nccl_choices(self, step: Callable[[], object]) -> tuple[str, ...]:
-        """Run a step, and return which algorithm NCCL runs for each of its collectives."""
+        """Run a step, and return what NCCL ran in it, as `NcclFile.choices`."""
         return self._nccl_file.choices(step)
 
     def is_broken(self, group: Group | None) -> bool:
@@ -155,8 +166,9 @@ class ProcessGroup:
     def take_down(self, timeout_s: float) -> bool:
         """End the group on all ranks; return whether that, and the device's work, ended in time.
 
-        NCCL's collectives then return, without an error and with garbage. gloo's connections
-        close as soon as no workload holds the group, and the peers' collectives raise.
+        True at once without a group. NCCL's collectives then return, without an error and with
+        garbage. gloo's connections close as soon as no workload holds the group, and the peers'
+        collectives raise.
         """
         group = self._group
         if group is None:
@@ -199,10 +211,6 @@ class ProcessGroup:
         for group in reversed([group for group in _world.pg_names if group is not self._ours]):
             if group in _world.pg_map:
                 dist.destroy_process_group(group)
-
-    @property
-    def _is_nccl(self) -> bool:
-        return self._device.type == "cuda"
 
     def _end_broken(self, group: Group) -> None:
         with self._lock:
@@ -252,8 +260,12 @@ def _call_when_broken(group: Group, then: Callable[[], None]) -> None:
     threading.Thread(target=wait, name="raybench-abort", daemon=True).start()
 
 
+def break_group(store: TCPStore, group: Group) -> None:
+    """Have all ranks of this group end it, because one of them has failed. Does not wait."""
+    store.set(_abort_key(group), _BROKEN)
+
+
 def _abort_key(group: Group) -> str:
-    """Return the key of the store that ends this group."""
     return f"{group.name}/abort"
 
 
@@ -270,26 +282,10 @@ def set_torchrun_variables(rank_info: RankInfo, group: Group | None) -> None:
         os.environ.update(MASTER_ADDR=group.store_address, MASTER_PORT=str(group.store_port))
 
 
-class StoreHost:
-    """Serves the store in which the ranks of all groups meet, as long as this process lives."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._store = serve_store(address)
-
-    def endpoint(self) -> tuple[str, int]:
-        """Return the address and port to which a rank connects."""
-        return self._address, self._store.port
-
-    def tell_abort(self, group: Group) -> None:
-        """Have the members of this group end it, because one of them has failed."""
-        self._store.set(_abort_key(group), _BROKEN)
-
-
 def serve_store(address: str) -> TCPStore:
-    """Return a store served on this address alone, on a port that the system picks.
+    """Return a store, served on this address alone and on a port (`port`) that the system picks.
 
-    It is served as long as the object lives.
+    It is served as long as the object lives, by threads of this process.
     """
     # A listener of our own: TCPStore's would be open on every network of this host.
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -326,3 +322,102 @@ def _interface_of(address: str) -> str | None:
         if [one.address for one in addresses if one.family == socket.AF_INET][:1] == [address]:
             return name
     return None
+
+
+class NcclFile:
+    """The file in memory to which this process's NCCL writes its log.
+
+    Where the user has switched the log on (NCCL_DEBUG) it is left alone, and nothing is known.
+    find_read_again: returns a function that has NCCL read its variables again; None if it cannot.
+    """
+
+    def __init__(
+        self, find_read_again: Callable[[], Callable[[], object] | None] | None = None
+    ) -> None:
+        self._file: int | None = None
+        self._begin = 0
+        self._known: frozenset[str] = frozenset()
+        self._find_read_again = find_read_again or _find_read_again
+
+    @contextmanager
+    def record(self) -> Iterator[None]:
+        """Have NCCL log the connections of the group that is formed in the block.
+
+        The group must communicate once in it. The variables are removed after the block: they are
+        not for processes that a workload starts.
+        """
+        self._known = frozenset()
+        if self._file is not None:
+            self._begin = os.fstat(self._file).st_size
+        if self._file is not None or os.environ.get("NCCL_DEBUG"):
+            yield
+            return
+        # In memory: nothing is left behind, however the process ends.
+        self._file = os.memfd_create("raybench-nccl")
+        with set_variables(_variables(self._file, _CONNECTIONS)):
+            yield
+
+    def routes(self) -> tuple[str, ...]:
+        """Return the transports of the last group, sorted, as `P2P/CUMEM`; () where not known."""
+        if self._file is None:
+            return ()
+        log = parse(_read(self._file, self._begin))
+        return tuple(sorted(self._known.union(route.words for route in log.routes)))
+
+    def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
+        """Run a step, and return as `AllReduce 4096 B: RING LL, 2 channels` what NCCL ran in it.
+
+        () where the log is the user's, where this NCCL cannot change its log any more, and on ranks
+        that write no such lines. The step runs in any case: other ranks may take part in it.
+        """
+        read_again = self._find_read_again() if self._file is not None else None
+        if self._file is None or read_again is None:
+            step()
+            return ()
+        # NCCL empties the file of its routes when it opens it again.
+        self._known, self._begin = frozenset(self.routes()), 0
+        file = os.memfd_create("raybench-nccl-choices")
+        try:
+            with set_variables(_variables(file, _CHOICES)):
+                read_again()
+            try:
+                step()
+            finally:
+                with set_variables(_variables(self._file, _CONNECTIONS)):
+                    read_again()
+            return tuple(dict.fromkeys(choices(_read(file, 0))))
+        finally:
+            os.close(file)
+
+
+def _read(file: int, begin: int) -> list[str]:
+    size = os.fstat(file).st_size - begin
+    return os.pread(file, min(size, _MOST_LOG_BYTES), begin).decode(errors="replace").splitlines()
+
+
+def _variables(file: int, subsystems: str) -> dict[str, str]:
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": subsystems,
+        "NCCL_DEBUG_FILE": f"/proc/self/fd/{file}",
+    }
+
+
+def _find_read_again() -> Callable[[], object] | None:
+    """Return a function that has the NCCL of this process read the variables of its log again.
+
+    The function also makes a call without a communicator, which writes a line of the log: only then
+    are the variables read. None where NCCL is not loaded or lacks `ncclResetDebugInit`, which NCCL
+    has for its own tests.
+    """
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        forget, count = library.ncclResetDebugInit, library.ncclCommCount
+    except (OSError, AttributeError):
+        return None
+
+    def read_again() -> None:
+        forget()
+        count(None, ctypes.byref(ctypes.c_int()))
+
+    return read_again

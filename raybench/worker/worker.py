@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from raybench.errors import UsageError
+from raybench.errors import UsageError, mentions, message_of, traceback_of
 from raybench.hardware.counters import Reading, open_counters
 from raybench.hardware.identity import describe_device
 from raybench.job import registry
@@ -37,7 +37,6 @@ from raybench.records import (
     RankInfo,
     Status,
     Task,
-    failure_text,
 )
 from raybench.records.environment import Code, code_here, differing, raybench_sha256
 from raybench.worker import state
@@ -51,8 +50,7 @@ from raybench.worker.state import ProcessState
 from raybench.workloads import precision
 from raybench.workloads.attention import choose_kernel
 from raybench.workloads.base import Context, Workload, as_workload
-from raybench.workloads.scripts.process import ScriptFailedError
-from raybench.workloads.scripts.script import RunningScript
+from raybench.workloads.script import RunningScript, ScriptFailedError
 
 _STDERR = 2
 _TAKE_DOWN_TIMEOUT_S = 2.0
@@ -62,7 +60,11 @@ _NOT_COUNTED = "unknown: the operations of a script are not counted"
 
 
 class Worker:
-    """Runs points on one device, one at a time."""
+    """Runs points on one device, one at a time.
+
+    index: the device as torch counts it; for CPU workers, the number among those of its node.
+    Creating one makes the CUDA context, and takes seconds.
+    """
 
     def __init__(self, kind: Literal["cuda", "cpu"], index: int) -> None:
         self._device = torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
@@ -105,6 +107,7 @@ class Worker:
         self._group.leave()
 
     def _run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
+        """Run the point and clean up, as `run`; never raises for what a workload does."""
         answer: Answer
         try:
             self._enter_device()
@@ -155,6 +158,7 @@ class Worker:
         _freeze()
 
     def _enter_device(self) -> None:
+        """Make this worker's GPU the current one of this thread."""
         # In every method: an actor may run them on another thread than __init__, and the
         # current CUDA device belongs to the thread.
         if self._device.type == "cuda":
@@ -194,6 +198,10 @@ class Worker:
         )
 
     def _measure(self, task: Task, rank_info: RankInfo, group: Group | None) -> Measurement:
+        """Join the group, build the workload, measure it, and return what this rank measured.
+
+        Raises whatever the workload raises, and GroupGoneError where another rank has failed.
+        """
         began_s = time.perf_counter()
         self._group.join(task, rank_info, group)
         point, context = task.point, self._context(task, rank_info)
@@ -246,6 +254,7 @@ class Worker:
         )
 
     def _start_script(self, task: Task, context: Context, group: Group | None) -> Workload:
+        """Start the process of a training script, and return it as the workload of this rank."""
         # Its process writes its stack when the time is up; this one only waits for it.
         faulthandler.cancel_dump_traceback_later()
         return RunningScript(
@@ -295,6 +304,7 @@ class Worker:
     def _count_flops(
         self, point: Point, part: UnevenStep | None, context: Context, group: Group | None
     ) -> Counted:
+        """Return the operations of a step on this rank, counted once for each kind of point."""
         # With the group: a workload may communicate while it is counted, so its ranks must either
         # all count or all remember.
         params, shares = (part.params, part.shares) if part else (point.params, None)
@@ -325,7 +335,10 @@ class Worker:
             self._rested = now
 
     def _precision_warnings(self, asked: Precision) -> Iterator[str]:
-        """Yield why the precision was not the one asked for, as read after the samples."""
+        """Yield a warning for each way in which the precision was not the one asked for.
+
+        Reads the settings of the process, which the workload may have changed.
+        """
         if reason := precision.why_not_supported(asked, self._device):
             yield reason
         switched = Precision.TF32 if asked is Precision.TF32 else Precision.FP32
@@ -366,15 +379,13 @@ def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
     return Failure(
         rank=rank_info.rank,
         status=Status.OOM if _is_out_of_memory(error) else Status.ERROR,
-        error_type=failure_text.type_of(cause),
-        message=failure_text.message_of(error),
-        detail=failure_text.traceback_of(error),
+        error_type=type(cause).__name__,
+        message=message_of(error),
+        detail=traceback_of(error),
         # After an error of the device the CUDA context is broken, but not where torch's allocator
         # ran out of memory.
         worker_reusable=isinstance(error, torch.OutOfMemoryError)
-        or not (
-            isinstance(error, torch.AcceleratorError) or failure_text.mentions(error, "CUDA error")
-        ),
+        or not (isinstance(error, torch.AcceleratorError) or mentions(error, "CUDA error")),
     )
 
 
@@ -405,8 +416,9 @@ def _peer_failed(rank_info: RankInfo, *, worker_reusable: bool) -> Failure:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the device or the host had no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # The CPU allocator, cuBLAS and NCCL have no exception class of their own for it.
     phrases = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and failure_text.mentions(error, *phrases)
+    return isinstance(error, RuntimeError) and mentions(error, *phrases)

@@ -32,10 +32,10 @@ _CHOICES: dict[int, Kernel] = {
 
 
 def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
-    """Return the kernel asked for; for auto the one that torch takes for such tokens.
+    """Return the kernel that is asked for; for auto the one that torch takes for such tokens.
 
     tokens: (1, heads, tokens, head), used as query, key and value; only shape, type and device
-    count. Raises UsageError where the device has no such kernel.
+    count. Raises UsageError for efficient and cudnn on a CPU.
     """
     if asked == "auto":
         return _CHOICES[torch._fused_sdp_choice(tokens, tokens, tokens)]
@@ -46,8 +46,9 @@ def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
 def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
     """Make torch's attention use this kernel from now on, in this process; auto changes nothing.
 
-    Compiled code and recomputed activations use it too. Nothing on the meta device. Raises
-    UsageError where the device has no such kernel.
+    Compiled code and recomputed activations use it too; code compiled for another kernel is not
+    taken from torch's cache. Does nothing on the meta device. Raises UsageError for efficient and
+    cudnn on a CPU.
     """
     if device.type == "meta":
         return
@@ -68,12 +69,16 @@ def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
 
 
 def _check_device(asked: Kernel, device: torch.device) -> None:
+    """Raise UsageError for efficient and cudnn on a CPU."""
     if device.type == "cpu" and asked in ("efficient", "cudnn"):
         raise UsageError(f"attention {asked} is for CUDA devices; on a CPU take flash or math")
 
 
 def attend(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the output of attention, without the log-sum-exp; not causal. math on meta tensors."""
+    """Return the output of attention by this kernel, not causal; on the meta device by math.
+
+    Shapes as this module has them.
+    """
     if kernel == "math" or query.device.type == "meta":
         with sdpa_kernel(SDPBackend.MATH):
             return functional.scaled_dot_product_attention(query, key, value)
@@ -83,40 +88,39 @@ def attend(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def attention_part(kernel: Kernel) -> Attention:
     """Return a function of query, key and value that returns the output and the log-sum-exp.
 
-    Raises UsageError for math, which computes no log-sum-exp.
+    Not causal; shapes as this module has them. Raises UsageError for math, which computes no
+    log-sum-exp.
     """
-    parts: dict[str, Attention] = {"flash": _flash, "efficient": _efficient, "cudnn": _cudnn}
+    aten = torch.ops.aten
+
+    def flash(query: Tensor, key: Tensor, value: Tensor) -> Part:
+        if query.device.type == "cpu":
+            found = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
+        else:
+            found = aten._scaled_dot_product_flash_attention(query, key, value)
+        return found[0], found[1]
+
+    def efficient(query: Tensor, key: Tensor, value: Tensor) -> Part:
+        found = aten._scaled_dot_product_efficient_attention(query, key, value, None, True)
+        # The kernel fills the queries up to a multiple of 32.
+        return found[0], found[1][..., : query.shape[2]]
+
+    def cudnn(query: Tensor, key: Tensor, value: Tensor) -> Part:
+        found = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True)
+        return found[0], found[1].reshape(query.shape[:3])
+
+    parts: dict[str, Attention] = {"flash": flash, "efficient": efficient, "cudnn": cudnn}
     if kernel not in parts:
         raise UsageError(f"attention {kernel} gives no log-sum-exp to merge parts by; take flash")
     return parts[kernel]
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor) -> Part:
-    if query.device.type == "cpu":
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
-    else:
-        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)
-    return found[0], found[1]
-
-
-def _efficient(query: Tensor, key: Tensor, value: Tensor) -> Part:
-    attention = torch.ops.aten._scaled_dot_product_efficient_attention
-    out, logsumexp = attention(query, key, value, None, True)[:2]
-    # The kernel fills the queries up to a multiple of 32.
-    return out, logsumexp[..., : query.shape[2]]
-
-
-def _cudnn(query: Tensor, key: Tensor, value: Tensor) -> Part:
-    attention = torch.ops.aten._scaled_dot_product_cudnn_attention
-    out, logsumexp = attention(query, key, value, None, True)[:2]
-    return out, logsumexp.reshape(query.shape[:3])
-
-
 def merge(parts: Iterable[Part]) -> Tensor:
-    """Return the output of attention over all keys from those over parts of the keys.
+    """Return the output of attention over all keys, in the type of the parts.
 
-    The mean of the outputs with weights exp(logsumexp of the part - logsumexp of all), computed in
-    fp32 at least, in the type of the parts. Each part is used as soon as it comes.
+    parts: output and log-sum-exp over a part of the keys each, one at least; each is used as soon
+    as it comes. The result is the mean of the outputs with weights exp(logsumexp of the part -
+    logsumexp of all), computed in fp32 at least.
     """
     remaining = iter(parts)
     out, logsumexp = next(remaining)

@@ -52,7 +52,7 @@ _NEVER_GROWS = 2**31
 
 
 class WrongResultError(Exception):
-    """Raised by `check` when a step computed something wrong; says what and where."""
+    """A step computed something wrong; the text says what, and on which rank."""
 
 
 class PartTimes:
@@ -66,7 +66,7 @@ class PartTimes:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Add the time spent inside the `with` block to part `name`."""
+        """Return a context that adds the host time spent inside of it to part `name`."""
         start_ns = time.perf_counter_ns()
         try:
             yield
@@ -100,7 +100,7 @@ class Regions:
         self._time: Callable[[str], AbstractContextManager[None]] | None = None
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """Return the context of a region; see Context.region."""
+        """Return the context of a region; see Context.region. Sets `are_used` or `compiled`."""
         if self._is_compiling():
             self._leave_out(name)
             return _UNTIMED
@@ -111,7 +111,7 @@ class Regions:
 
     @contextmanager
     def timed_by(self, time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-        """Enter `time(name)` for each region inside the `with` block."""
+        """Return a context inside of which each region enters `time(name)`."""
         self._time = time
         try:
             yield
@@ -158,10 +158,11 @@ class Context(Execution):
     process_group: ProcessGroup | None = None
 
     def ddp(self, model: nn.Module, **options: Any) -> nn.Module:
-        """Return the model wrapped by DistributedDataParallel; the model itself on a single rank.
+        """Return the model wrapped by DistributedDataParallel; itself on one rank and on meta.
 
-        The model must be on the device. options: arguments of DistributedDataParallel. raybench can
-        tell what communication costs only of models that are wrapped here.
+        The model must be on the device, and all ranks must call it together. options: arguments of
+        DistributedDataParallel. raybench can measure the cost of reducing gradients only of models
+        that are wrapped here, and of workloads with `set_comm_hook`.
         """
         if self.world_size == 1 or self.device.type == "meta":
             return model
@@ -185,7 +186,7 @@ class Context(Execution):
         return self.regions.region(name)
 
     def generator(self) -> torch.Generator | None:
-        """Return a random number generator on the device, seeded by `seed` + `rank`.
+        """Return a new random number generator on the device, seeded by `seed` + `rank`.
 
         None on the meta device, which has no numbers.
         """
@@ -281,7 +282,7 @@ class Workload(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Do one iteration: issue all its work; do not synchronise unless the work itself does."""
+        """Do one iteration: issue all its work; do not wait for the device unless the work does."""
 
     def check(self) -> None:  # noqa: B027
         """Raise WrongResultError when a step computed something wrong.
@@ -294,7 +295,10 @@ class Workload(ABC):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
-        """Return why a point cannot be run, in one sentence that says what to do; None: it can."""
+        """Return why a point with these settings cannot be run; None where it can.
+
+        One sentence, that says what to do.
+        """
         return None
 
     @classmethod
@@ -308,27 +312,31 @@ class Workload(ABC):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated memory of a rank when it is largest; None where nobody knows."""
+        """Return the estimated bytes of a rank's device memory at its peak; None: not known."""
         return None
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return what ran for a report, by its parameters as tables hold them; "" for its name."""
+        """Return what ran, in words for a report; "" where its name in the job file is enough.
+
+        params: its parameters as tables hold them, as texts.
+        """
         return cls.title
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return how many parameters its model has, by its own as tables hold them; None: no model.
+        """Return how many parameters its model has; None where it has no model.
 
-        A workload that returns a number reduces a gradient of each in its step.
+        params: the parameters of the workload as tables hold them, as texts. A workload that
+        returns a number reduces a gradient of each of the model's parameters in its step.
         """
         return None
 
 
 def as_workload(workload_class: type) -> type[Workload]:
-    """Return the class itself, or a subclass of it that has the defaults of `Workload`.
+    """Return the class itself, or a subclass of it that has the defaults of `Workload` too.
 
-    The second for a class that does not inherit from Workload: its own attributes come first.
+    A subclass where it does not inherit from Workload: the attributes of the class come first.
     """
     if issubclass(workload_class, Workload):
         return workload_class
@@ -345,9 +353,10 @@ def builtin_class(kind: str) -> type[Workload] | None:
 
 
 def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
-    """Return how many parameters the model of a built-in workload has, by its own in the tables.
+    """Return how many parameters the model of a built-in workload has.
 
-    None for other workloads, and for those without a model.
+    params: the parameters of the workload as tables hold them. None for a class of the user's, and
+    for a workload without a model.
     """
     built_in = builtin_class(kind)
     return built_in.parameter_count(params) if built_in else None

@@ -29,7 +29,7 @@ _FLOAT8_NEEDS = "precision float8 needs a CUDA device of compute capability 8.9 
 
 
 def apply(precision: Precision) -> None:
-    """Set every TF32 switch of this process as the precision asks."""
+    """Set every TF32 switch of torch in this process: on for tf32, off for all other precisions."""
     tf32 = precision is Precision.TF32
     # Torch keeps an older and a newer set of switches for the same thing and raises when it
     # reads an old one that differs from the new one, as torch.compile does in places
@@ -58,10 +58,10 @@ def effective() -> str:
 
 
 def why_not_supported(precision: Precision, device: torch.device) -> str | None:
-    """Return why the device does not compute in tf32 or bf16, one sentence; None where it does.
+    """Return a sentence where the device has no TF32, or emulates bfloat16; None where it has both.
 
-    The point runs all the same. None for the other precisions; of float8 `convert_linear_layers`
-    raises.
+    For a warning: the point runs all the same. None for all precisions but tf32 and bf16; where the
+    device has no float8, `convert_linear_layers` raises.
     """
     # TF32 came with Ampere, compute capability 8.0.
     has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict, get_type_hints
 from weakref import WeakKeyDictionary
 
@@ -35,9 +36,9 @@ _OWN_HOOK = "unknown: the workload has a communication hook of its own"
 class DdpOptions(TypedDict, total=False):
     """Options of DistributedDataParallel as parameters: `**ddp: Unpack[DdpOptions]`.
 
-    One more here is a setting of each workload that takes them and an argument of torch's class,
-    and nothing else knows their names. Without effect when world_size is 1. Their defaults are
-    torch's.
+    A field that is added here becomes a setting of each workload that takes them, and an argument
+    of torch's class; nothing else knows their names. They have no effect when world_size is 1.
+    Their defaults are torch's.
     """
 
     bucket_cap_mb: Annotated[
@@ -61,9 +62,10 @@ class DdpOptions(TypedDict, total=False):
     ]
 
 
-def ddp_defaults() -> Mapping[str, Scalar]:
-    """Return the default of each option of DistributedDataParallel, by its name."""
-    hints = get_type_hints(DdpOptions, include_extras=True)
+@cache
+def option_defaults(options: type) -> Mapping[str, Scalar | None]:
+    """Return the default of each option by its name; options: DdpOptions or a subclass of it."""
+    hints = get_type_hints(options, include_extras=True)
     return {name: hint.__metadata__[0].default for name, hint in hints.items()}
 
 
@@ -95,12 +97,15 @@ class Replicas:
         device: torch.device,
         process_group: ProcessGroup | None,
     ) -> nn.Module:
-        """Return the model under DistributedDataParallel with these options; see Context.ddp."""
+        """Return the model under DistributedDataParallel, and keep it; see Context.ddp.
+
+        options: arguments of DistributedDataParallel. process_group: None for all ranks.
+        """
         from torch.nn.parallel import DistributedDataParallel
 
         # A default is not given: where torch is given `bucket_cap_mb`, it is that of the first
         # bucket too, which has 1 MiB else.
-        usual = ddp_defaults().items()
+        usual = option_defaults(DdpOptions).items()
         chosen = {name: value for name, value in options.items() if (name, value) not in usual}
         settings = {
             "device_ids": [device] if device.type == "cuda" else None,
@@ -112,7 +117,10 @@ class Replicas:
         return ddp
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which backward passes do not reduce; see Context.no_sync."""
+        """Return a context in which backward passes do not reduce gradients; see Context.no_sync.
+
+        With static_graph the very first pass reduces all the same.
+        """
         from torch.nn.parallel import DistributedDataParallel
 
         # By its method: to import FSDP's class takes half a second, and most points have none.
@@ -129,7 +137,10 @@ class Replicas:
         return model.no_sync()
 
     def why_no_hook(self) -> str | None:
-        """Return why `set_comm_hook` must not be called, as a method text; None where it may be."""
+        """Return why `set_comm_hook` must not be called, in the words of a report; None: it may be.
+
+        Where no model was wrapped, code was compiled since, or a model has a hook of the workload.
+        """
         if not self._wrapped:
             return _NOT_WRAPPED
         if count_compiled_frames() > self._compiled_before:
@@ -141,11 +152,20 @@ class Replicas:
     def set_comm_hook(self, hook: CommHook | None) -> None:
         """Let gradients of all wrapped models go through the hook; None: as DDP reduces by itself.
 
-        All ranks call it together. DDP takes one hook only, so its object is initialised anew, and
-        the gradients that are there are dropped.
+        All ranks must call it together. DDP takes one hook only, so each DDP object is initialised
+        anew in place, and the gradients that are there are dropped.
         """
         for ddp, wrapped in list(self._wrapped.items()):
-            _wrap_anew(ddp, wrapped.options)
+            model, is_training = ddp.module, ddp.training
+            # All that it had must be gone first, cycles included: its buckets take as much memory
+            # as the gradients, which may lie in them, and its hooks on the parameters would reduce
+            # them too.
+            ddp.__dict__.clear()
+            for parameter in model.parameters():
+                parameter.grad = None
+            gc.collect()
+            type(ddp).__init__(ddp, model, **wrapped.options)
+            ddp.training = is_training
             wrapped.has_begun, wrapped.has_our_hook = False, hook is not None
             if hook is not None:
                 ddp.register_comm_hook(wrapped.options["process_group"], hook)
@@ -158,25 +178,12 @@ class Replicas:
 
 @contextmanager
 def _no_reduction(model: Any) -> Iterator[None]:
-    """Let FSDP2 add up gradients without reducing them, inside the `with` block."""
+    """Return a context in which FSDP2 adds up gradients of `model` without reducing them."""
     model.set_requires_gradient_sync(False)
     try:
         yield
     finally:
         model.set_requires_gradient_sync(True)
-
-
-def _wrap_anew(ddp: DistributedDataParallel, options: Mapping[str, Any]) -> None:
-    """Initialise the same object again, so that whoever holds it goes on with it."""
-    model, is_training = ddp.module, ddp.training
-    # All that it had must be gone first, cycles included: its buckets take as much memory as the
-    # gradients, which may lie in them, and its hooks on the parameters would reduce them too.
-    ddp.__dict__.clear()
-    for parameter in model.parameters():
-        parameter.grad = None
-    gc.collect()
-    type(ddp).__init__(ddp, model, **options)
-    ddp.training = is_training
 
 
 def count_compiled_frames() -> int:

@@ -27,7 +27,8 @@ def row_of(cluster, workload, *, batch_size=1, world_size=2, env=None, **params)
     point = make_point(
         env=env or {}, workload=workload, params=params, world_size=world_size, **settings
     )
-    measure = Measure(warmup=10, iterations=60)
+    # Steps of 1.5 ms: the clock of an idle device needs some 0.3 s to settle.
+    measure = Measure(warmup=200 if workload == REDUCE else 10, iterations=60)
     row = measure_row(cluster, Task(point=point, settings=measure))
     # Shown with -rP: these are figures to look at, not only to pass.
     print(workload, params, {name: getattr(row, name) for name in SHOWN}, row.warnings)

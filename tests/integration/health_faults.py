@@ -3,7 +3,7 @@
 from typing import Any
 
 from raybench.workloads.base import Context
-from raybench.workloads.compute.kernels import Gemm, SameBits
+from raybench.workloads.kernels import Gemm, SameBits
 
 FLIPPED_BITS = f"{__name__}:FlippedBits"
 FEW_SMS = f"{__name__}:FewSms"

@@ -87,6 +87,14 @@ def slow_link(host: Host, rate: str) -> None:
     _enter(host, f"tc qdisc replace dev net0 root tbf rate {rate} burst 64kb latency 50ms")
 
 
+def lossy_link(host: Host) -> None:
+    """Lose most of the packets that this host sends in a row, as a switch with a full buffer does.
+
+    Its rate is that of a fast network. Not by netem, which not every kernel has.
+    """
+    _enter(host, "tc qdisc replace dev net0 root tbf rate 4gbit burst 4kb limit 6000")
+
+
 def pull_cable(switch: Host, host: Host) -> None:
     """Cut the host off, without a word to it. switch: the first host, which has the bridge."""
     _ip(switch, f"link set port-{host.name} down")

@@ -11,6 +11,7 @@ from tests.integration.fault_injection import harmed_sweep
 from tests.integration.fault_runs import rows, write_job
 from tests.integration.health_runs import BETWEEN, CHECK, ill
 from tests.integration.namespaces import (
+    lossy_link,
     needs_hosts,
     needs_tc,
     plug_cable,
@@ -83,14 +84,15 @@ def all_reduces(head, folder):
     return point["busbw_gb_s"] * 1000
 
 
-def test_a_slow_link_of_a_host_slows_the_sweep_and_the_health_check_names_that_host(
-    three, tmp_path
+@pytest.mark.parametrize("harm", [lambda host: slow_link(host, "200mbit"), lossy_link])
+def test_a_slow_or_lossy_link_slows_the_sweep_and_the_health_check_names_its_host(
+    three, tmp_path, harm
 ):
     head, _, victim = three
     usual = all_reduces(head, tmp_path / "usual")
-    slow_link(victim, "200mbit")
+    harm(victim)
     # 25 MB/s; what a host sends in an all_reduce of three is 4/3 of the message, as busbw counts.
-    assert all_reduces(head, tmp_path / "slow") < min(40, 0.7 * usual)
+    assert all_reduces(head, tmp_path / "harmed") < min(40, 0.7 * usual)
     variables = {"HEALTH_ADDRESS": f"{head.address}:6379", "HEALTH_TESTS": BETWEEN}
     done = head.run([*CHECK, tmp_path / "health", "pairs"], timeout_s=200, **variables)
     assert done.returncode == 0, done.stderr

@@ -13,12 +13,10 @@ import pytest
 
 from raybench.cli.health_results import load_health
 from raybench.cli.results import format_page, load_summary
-from raybench.health.document import HealthDocument
 from raybench.health.page import format_page as format_health_page
 from raybench.health.page import health_figures
-from raybench.report.charts.data import ChartData
+from raybench.report.charts.chart import ChartData, draw_main_figure
 from raybench.report.charts.grammar import draw_figure
-from raybench.report.charts.registry import draw_main_figure
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.results import reader
@@ -77,7 +75,7 @@ def test_the_committed_markdown_is_what_the_tables_say_today(job):
 
 def test_the_committed_health_check_is_what_the_tables_say_today():
     report = load_health(RESULTS, RUNS["health"])
-    today = format_document(HealthDocument(report=report), "md")
+    today = format_document(report, "md")
     assert (REPORTS / "health.md").read_text() == today, AGAIN
     drawn = draw_figure(health_figures(report)[0], "svg", below=report.machine)
     assert marks((REPORTS / "health.svg").read_text()) == marks(drawn.decode()), AGAIN

@@ -22,18 +22,19 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from raybench.cluster import DeviceKind, reaper
+from raybench.cluster import reaper
 from raybench.cluster.device_reservation import FOLDER_VARIABLE
+from raybench.errors import DETAIL_CHARACTERS, brief, message_of, shorten_start, traceback_of
 from raybench.records import (
     Answer,
     Cause,
     Device,
+    DeviceKind,
     Failure,
     Group,
     RankInfo,
     Status,
     Task,
-    failure_text,
 )
 from raybench.records.environment import variables_that_matter
 
@@ -222,16 +223,16 @@ def answer_of(ref: Any, rank: int, device: Device) -> Answer:
                 Cause.HOST_OUT_OF_MEMORY if is_out_of_memory else Cause.WORKER_DIED,
                 rank=rank,
                 message=reason,
-                detail=failure_text.shorten_start(told, failure_text.DETAIL_CHARACTERS),
+                detail=shorten_start(told, DETAIL_CHARACTERS),
             )
         # The exception that the worker raised, if any: Ray's text begins with the actor's name.
         cause = getattr(error, "cause", None) or error
         return Failure(
             rank=rank,
             status=Status.ERROR,
-            error_type=failure_text.type_of(cause),
-            message=click.unstyle(failure_text.message_of(cause)),
-            detail=click.unstyle(failure_text.traceback_of(error)),
+            error_type=type(cause).__name__,
+            message=click.unstyle(message_of(cause)),
+            detail=click.unstyle(traceback_of(error)),
         )
     return answer
 
@@ -264,14 +265,14 @@ def why_no_start(error: Exception) -> str:
     text = str(error).strip()
     node = re.search(r"\bip=([^,)]+)", text)
     if isinstance(error, ray.exceptions.RayTaskError):
-        cause = failure_text.brief(error.cause)
+        cause = brief(error.cause)
     elif "creation task" in text:
         # The exception of a constructor stands last, below Ray's own traceback.
         cause = text.splitlines()[-1].strip()
     elif was_killed(error):
         cause = f"its process {_how_it_died(text)}"
     else:
-        cause = failure_text.message_of(error)
+        cause = message_of(error)
     hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
     return f"a worker could not start{f' on {node[1]}' if node else ''}: {cause}{hint}"
 

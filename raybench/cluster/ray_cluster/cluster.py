@@ -12,13 +12,11 @@ from typing import Any
 
 import ray
 
-from raybench.cluster import DeviceKind, allocator
+from raybench.cluster import allocator
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation, ReservationTerms
-from raybench.cluster.failures import with_losses
-from raybench.cluster.point_end import RunningRanks, finish_point
+from raybench.cluster.point_end import RunningRanks, finish_point, with_losses
 from raybench.cluster.ray_cluster.actors import (
-    WorkerHandle,
     answer_of,
     node_address,
     node_lost,
@@ -34,9 +32,8 @@ from raybench.cluster.ray_cluster.start import (
 )
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError
-from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Group, Task
-from raybench.records.device_facts import DeviceFacts
-from raybench.records.device_list import DeviceList
+from raybench.records import Answer, Cause, Device, DeviceKind, DeviceSample, Failure, Group, Task
+from raybench.records.devices import DeviceFacts, DeviceList
 
 _LOOK_S = 0.2
 
@@ -137,7 +134,15 @@ class RayCluster:
     def _run(self, task: Task, worker_ids: tuple[int, ...]) -> tuple[Answer, ...]:
         workers = [self._pool[worker_id] for worker_id in worker_ids]
         self._pool.lose(self._agents.silent_nodes())
-        if _need_new_processes(task, workers):
+        # A process cannot run the point that was started with other variables, or has run one
+        # where the job asks for fresh ones, or one of another class of the user's: what such a
+        # class changes is not all put back.
+        is_fresh = task.settings.fresh_workers
+        if any(
+            worker.environment != task.worker_environment
+            or (worker.is_used and (is_fresh or worker.user_class != task.user_class))
+            for worker in workers
+        ):
             self._groups.leave(worker_ids)
             for worker in workers:
                 worker.environment = task.worker_environment
@@ -177,6 +182,10 @@ class RayCluster:
         )
 
     def _replace(self, worker_ids: Sequence[int]) -> None:
+        """Start new processes, as `WorkerPool.replace`.
+
+        Raises ClusterError where the cluster is gone, or is being closed.
+        """
         self._check_open()
         self._monitor.check(afresh=True)
         self._pool.replace(worker_ids)
@@ -300,39 +309,25 @@ class _RunningActors(RunningRanks):
         return self._agents.wait_until_free([self.devices[rank] for rank in ranks], timeout_s)
 
 
-def _need_new_processes(task: Task, workers: Sequence[WorkerHandle]) -> bool:
-    """Return whether the processes of these workers cannot run the point.
-
-    They were started with other variables, or have run a point before and the job asks for fresh
-    ones or this is another class of the user's: what such a class changes is not all put back.
-    """
-    is_fresh = task.settings.fresh_workers
-    return any(
-        worker.environment != task.worker_environment
-        or (worker.is_used and (is_fresh or worker.user_class != task.user_class))
-        for worker in workers
-    )
-
-
 class _Store:
     """The actor that holds the rendezvous store of all process groups, on the driver's node."""
 
     def __init__(self) -> None:
-        from raybench.worker.process_group import StoreHost
+        from raybench.worker.process_group import break_group, serve_store
 
-        self._host = StoreHost(node_address())
+        self._store, self._break_group = serve_store(node_address()), break_group
 
     def endpoint(self) -> tuple[str, int]:
-        return self._host.endpoint()
+        return self._store.host, self._store.port
 
-    def tell_abort(self, group: Group) -> None:
-        self._host.tell_abort(group)
+    def break_group(self, group: Group) -> None:
+        self._break_group(self._store, group)
 
 
 class ProcessGroups:
-    """The process groups of the workers, each kept while consecutive points use the same workers.
+    """Which workers are in which process group, and the store in which a new group meets.
 
-    Which workers are in which group, and the store in which a new group meets.
+    A group is kept while consecutive points use the same workers.
     """
 
     def __init__(
@@ -356,7 +351,8 @@ class ProcessGroups:
     def join(self, worker_ids: tuple[int, ...]) -> Group | None:
         """Return the group of exactly these workers, None for one alone; they leave all others.
 
-        Raises ClusterError when there can be no store.
+        A group that they are not in yet is only named: its ranks form it when their point begins.
+        Raises ClusterError where the store does not answer in a minute, or dies twice.
         """
         with self._lock:
             endpoint = self._endpoint() if len(worker_ids) > 1 else None
@@ -374,7 +370,7 @@ class ProcessGroups:
     def leave(self, worker_ids: Sequence[int]) -> None:
         """Have all members leave the groups of these workers, before one of them joins another.
 
-        They are idle: a point runs on all members of its group.
+        They must be idle. Members that do not leave in time get new processes. Waits until then.
         """
         with self._lock:
             for members in self._with(worker_ids):
@@ -391,7 +387,7 @@ class ProcessGroups:
                     self._pool.replace(members)
 
     def forget(self, worker_ids: Sequence[int]) -> None:
-        """Note that these workers' groups are gone, with their processes or without."""
+        """Take the groups of these workers off the list, because they have ended already."""
         with self._lock:
             for members in self._with(worker_ids):
                 del self._groups[members]
@@ -400,7 +396,7 @@ class ProcessGroups:
         """Tell the members to abort the group, if there is one. Does not wait."""
         store = self._store  # another thread may find that it died
         if group is not None and store is not None:
-            store.tell_abort.remote(group)
+            store.break_group.remote(group)
 
     def close(self) -> None:
         """End the store."""
@@ -409,10 +405,14 @@ class ProcessGroups:
         self._store, self._groups = None, {}
 
     def _with(self, worker_ids: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the members of each group that has one of these workers."""
         return [members for members in self._groups if not set(members).isdisjoint(worker_ids)]
 
     def _endpoint(self) -> tuple[str, int]:
-        """Return address and port of the store; of a new one where that has died."""
+        """Return address and port of the store; of a new one where that has died.
+
+        Waits for a store that is starting. Raises ClusterError as `join`.
+        """
         for _ in range(2):
             if self._store is None:
                 self.start()

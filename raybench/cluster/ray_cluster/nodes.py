@@ -27,7 +27,7 @@ from raybench.cluster.ray_cluster.actors import start_on_node
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.records import Answer, Device, DeviceSample, Measurement, SpanNs
-from raybench.records.device_facts import DeviceFacts
+from raybench.records.devices import DeviceFacts
 
 _TAIL_LINES = 60
 _OUTPUT_BYTES = 32 * 1024  # of each stream in a point
@@ -44,7 +44,7 @@ _Process = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What a process wrote, and the number of bytes read of each of its streams."""
+    """The text that a worker wrote, and `read_to`: by stream, the number of bytes read so far."""
 
     text: str
     read_to: Mapping[str, int]
@@ -66,7 +66,7 @@ class NodeAgent:
         """Answer, which shows that this node lives."""
 
     def kill(self, process_ids: Sequence[int]) -> None:
-        """SIGKILL these processes, as far as they still are children of this node's raylet.
+        """SIGKILL those of these processes that still are children of this node's raylet.
 
         The id of a process that has ended may be another's by now.
         """
@@ -102,7 +102,7 @@ class NodeAgent:
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
         """Read these devices of this node, whose errors are watched from the first call on."""
         if self._facts is None:
-            from raybench.hardware.device_facts import FactReader
+            from raybench.hardware.telemetry import FactReader
 
             self._facts = FactReader()
         return tuple(self._facts.read(devices))
@@ -116,7 +116,7 @@ class NodeAgent:
         return {uuid: max(clocks, key=len, default=()) for uuid, clocks in read.items()}
 
     def new_outputs(self, read_to: Mapping[int, Mapping[str, int]]) -> dict[int, Output]:
-        """Return what these workers wrote since, by process id. read_to: as of an `Output`."""
+        """Return by process id what each worker wrote behind `read_to`, which is as in `Output`."""
         from ray._private.worker import _global_node
 
         session: Any = _global_node
@@ -158,7 +158,7 @@ def new_output(folder: Path, process_id: int, read_to: Mapping[str, int]) -> Out
 
 
 def _printable(text: str) -> list[str]:
-    """Return the worker's own lines in a piece of its log, without colours and empty lines."""
+    """Return the lines in a piece of a worker's log, without colours, Ray's and empty lines."""
     lines = []
     for whole in text.split("\n"):
         # A progress bar writes the same line again and again.
@@ -235,7 +235,7 @@ class NodeAgents:
             self._monitor.check()
 
     def watch(self, devices: Sequence[Device]) -> None:
-        """Begin to sample these devices, and start the agents of their nodes where there are none.
+        """Have agents sample these devices, also of nodes that had no agent.
 
         Raises ClusterError as `start`.
         """
@@ -271,7 +271,10 @@ class NodeAgents:
             return self._silent
 
     def _is_silent(self, node: _Node, now_s: float) -> bool:
-        """Read the last ping and send the next; restart an agent that died on a living node."""
+        """Return whether the node has been silent for longer than its patience.
+
+        Reads the last ping and sends the next; restarts an agent that died on a living node.
+        """
         limits = self._timeouts
         node.silence_s += min(now_s - node.looked_s, limits.longest_look_s)
         node.looked_s = now_s
@@ -290,6 +293,7 @@ class NodeAgents:
         return node.silence_s > node.patience_s
 
     def _restart_agent(self, node: _Node) -> None:
+        """Start the agent of a living node again, which samples and locks the same devices."""
         node.agent, node.samples = start_on_node(NodeAgent, node.node_id), None
         node.patience_s = self._timeouts.node_starting_s
         node.agent.sample.remote(tuple(node.devices))
@@ -316,6 +320,7 @@ class NodeAgents:
         return node is not None and self._has_ended(node, asks_ray=True)
 
     def _has_ended(self, node: _Node, *, asks_ray: bool) -> bool:
+        """Return whether the node's raylet refuses connections, or Ray says that it is dead."""
         # One that is frozen or cut off does not refuse. What Ray says comes late, but it comes for
         # a host that is switched off, too.
         refusal = why_not_listening(node.raylet, self._timeouts.node_connect_s)
@@ -327,7 +332,7 @@ class NodeAgents:
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, LockResult]]:
-        """Lock the devices; return one device of each node with what came of it there."""
+        """Lock the devices; return one device of each node, with the result of the lock there."""
         results = self._ask(
             "lock",
             devices,
@@ -383,31 +388,35 @@ class NodeAgents:
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
         """Return the last 60 lines of each device's worker; "" where they cannot be had now."""
-        found = self._read_outputs(devices, {})
-        return ["\n".join(text.splitlines()[-_TAIL_LINES:]) for text in _texts(devices, found)]
+        outputs = self._read_outputs(devices, {})
+        return ["\n".join(output.text.splitlines()[-_TAIL_LINES:]) for output in outputs]
 
     def new_outputs(self, devices: Sequence[Device]) -> list[str]:
         """Return what the worker of each wrote since the last call; "" where that cannot be had."""
         with self._lock:
             read_to = dict(self._read_to)
-        found = self._read_outputs(devices, read_to)
+        outputs = self._read_outputs(devices, read_to)
         with self._lock:
-            self._read_to |= {process: output.read_to for process, output in found.items()}
-        return _texts(devices, found)
+            for device, output in zip(devices, outputs, strict=True):
+                self._read_to[_process(device)] = output.read_to
+        return [output.text for output in outputs]
 
     def _read_outputs(
         self, devices: Sequence[Device], read_to: Mapping[_Process, Mapping[str, int]]
-    ) -> dict[_Process, Output]:
-        answers = self._ask(
-            "new_outputs",
-            devices,
-            lambda here: ({d.process_id: read_to.get(_process(d), {}) for d in here},),
+    ) -> list[Output]:
+        """Return what the worker of each device wrote behind `read_to`; empty if unknown."""
+
+        def ends(device: Device) -> Mapping[str, int]:
+            return read_to.get(_process(device), {})
+
+        read = self._ask(
+            "new_outputs", devices, lambda here: ({d.process_id: ends(d) for d in here},)
         )
-        return {
-            (node, process_id): output
-            for node, of_node in answers.items()
-            for process_id, output in of_node.items()
-        }
+        return [
+            read.get(device.node_id, {}).get(device.process_id)
+            or Output(text="", read_to=ends(device))
+            for device in devices
+        ]
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
         """Wait until these GPUs, whose workers are gone, have their memory back.
@@ -544,8 +553,3 @@ def _by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
 
 def _process(device: Device) -> _Process:
     return device.node_id, device.process_id
-
-
-def _texts(devices: Sequence[Device], outputs: Mapping[_Process, Output]) -> list[str]:
-    keys = map(_process, devices)
-    return [outputs[key].text if key in outputs else "" for key in keys]

@@ -19,7 +19,7 @@ import ray._private.state
 from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from raybench.cluster import DeviceKind, allocator
+from raybench.cluster import allocator
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation
 from raybench.cluster.ray_cluster.actors import (
@@ -33,8 +33,8 @@ from raybench.cluster.ray_cluster.nodes import NodeAgents
 from raybench.cluster.ray_cluster.start import Connection, ray_nodes
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError
-from raybench.records import Device
-from raybench.records.device_list import DeviceList
+from raybench.records import Device, DeviceKind
+from raybench.records.devices import DeviceList
 from raybench.records.environment import package_versions
 
 _NODE_ID = "ray.io/node-id"
@@ -188,9 +188,13 @@ class WorkerPool:
             listed = sum(self._only.cpu_workers().values())
             self._count = self._capacity if self._kind == "cuda" else listed
         self._wait_until_s = time.monotonic() + self._wait_s
-        self._check_listed_hosts()
         if self._wait_s:
             self._ask_autoscaler(self._count)
+        elif self._only and self._kind == "cpu":  # the others would start before that was known
+            there = {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]}
+            missing = [name for name in self._only.names if name.rpartition(":")[0] not in there]
+            if missing:
+                raise _not_there(self._only, missing)
         self._begin_first_workers()
         came = self._wait_for_first_workers()
         order = allocator.in_device_order([worker.device for worker in came])
@@ -223,10 +227,10 @@ class WorkerPool:
             self.lose(self._agents.silent_nodes())
 
     def replace(self, worker_ids: Collection[int]) -> None:
-        """Start new processes on the same devices; a worker that cannot have one is lost.
+        """Kill the processes and start new ones on the same devices, and wait for all of them.
 
-        Workers see all GPUs of their node, and Ray keeps the GPU of one that is gone for our
-        placement group, so that the new process gets the same one.
+        A worker that cannot have one is lost. Workers see all GPUs of their node, and Ray keeps the
+        GPU of one that is gone for our placement group, so that the new process gets the same one.
         """
         self.lose(self._agents.silent_nodes())
         workers = [self._workers[worker_id] for worker_id in worker_ids]
@@ -309,11 +313,18 @@ class WorkerPool:
             )
 
     def _start_missing(self) -> None:
+        """Start a worker on each free device, as far as workers are missing. Waits for agents only.
+
+        Raises ClusterError where the head of the cluster is gone, or this host's Ray.
+        """
         limits, kind = self._timeouts, self._kind
         barred = self._agents.silent_nodes() | self._refused_nodes
         free = {node: n for node, n in free_devices(kind).items() if node not in barred}
-        if kind == "cpu" and self._only:
-            free = self._listed_of(free, self._only)
+        if kind == "cpu" and self._only:  # up to the last one of a node that is in the list
+            hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray_nodes()}
+            wanted = self._only.cpu_workers()
+            left = {n: wanted.get(hosts.get(n, ""), 0) - self._started[n] for n in free}
+            free = {node: min(n, left[node]) for node, n in free.items() if left[node] > 0}
         shares = allocator.shares(free, self._missing, self._strategy, _racks())
         slots = hold_devices(kind, shares, limits)
         most = max(Counter(slot.node_id for slot in slots).values(), default=0)
@@ -392,24 +403,11 @@ class WorkerPool:
         self._begin(start)
         return True
 
-    def _listed_of(self, free: Mapping[str, int], only: DeviceList) -> dict[str, int]:
-        """Return how many CPU workers each node still needs, up to the last one in the list."""
-        hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray_nodes()}
-        wanted = only.cpu_workers()
-        left = {n: wanted.get(hosts.get(n, ""), 0) - self._started[n] for n in free}
-        return {node: min(count, left[node]) for node, count in free.items() if left[node] > 0}
-
-    def _check_listed_hosts(self) -> None:
-        """Raise ClusterError for CPU workers of hosts that are not there, and may not come."""
-        if self._only is None or self._kind == "cuda" or self._wait_s:
-            return
-        there = {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]}
-        missing = [name for name in self._only.names if name.rpartition(":")[0] not in there]
-        if missing:
-            raise _not_there(self._only, missing)
-
     def _wait_for_first_workers(self) -> list[WorkerHandle]:
-        """Return the workers that come in time. Raises ClusterError when one cannot start."""
+        """Wait until all workers are there, or 20 s after the last that came; return them.
+
+        Raises ClusterError where one cannot start, or none comes.
+        """
         deadline_s = time.monotonic() + self._start_limit_s
         came: list[WorkerHandle] = []
         while self._starting and time.monotonic() < deadline_s:
@@ -431,7 +429,10 @@ class WorkerPool:
         return came
 
     def _take_in_new(self) -> bool:
-        """Start missing workers on free devices, and take in started ones; return if any came."""
+        """Start missing workers on free devices, and take in started ones.
+
+        Return whether any came. Raises ClusterError as `_start_missing`.
+        """
         now_s = time.monotonic()
         if self._missing and now_s > self._looked_s + self._timeouts.look_for_workers_every_s:
             self._looked_s = now_s
@@ -452,7 +453,10 @@ class WorkerPool:
         return WorkerHandle(slot=start.slot, actor=start.actor, device=device)
 
     def _take_in(self, start: _Start, found: Device | str | None) -> bool:
-        """Take in a worker that came late; one that cannot be used costs its node, not the run."""
+        """Take in a worker that came late; return whether it can be used.
+
+        No other worker is started on the node of one that cannot. found: as of `_take_ended`.
+        """
         worker, reason = None, found
         if not isinstance(found, str):
             worker = self._worker_of(start, found)
@@ -479,6 +483,7 @@ class WorkerPool:
 
 
 def _not_there(only: DeviceList, missing: Sequence[str]) -> ClusterError:
+    """Return the error for listed devices that the cluster lacks. missing: their names."""
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return ClusterError(
         f"{only.source}: the cluster does not give {missing[0]}{more}: it is not there, or others "

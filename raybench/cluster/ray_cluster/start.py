@@ -42,9 +42,10 @@ from ray._private.authentication.authentication_token_setup import (
 from ray._private.services import find_node_ids
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
-from raybench.cluster import DeviceKind, reaper
+from raybench.cluster import reaper
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError, UsageError
+from raybench.records import DeviceKind
 from raybench.records.environment import set_variables, usable_cores
 
 _QUIET: dict[str, Any] = {
@@ -100,7 +101,7 @@ def starts_private(address: str) -> bool:
     """
     if address != "auto" or os.environ.get("RAY_ADDRESS"):
         return address == "local"
-    return not find_own_cluster(Path(get_default_ray_temp_dir())).address  # type: ignore[no-untyped-call]
+    return not find_own_cluster(Path(get_default_ray_temp_dir()))[0]  # type: ignore[no-untyped-call]
 
 
 def connect(
@@ -156,27 +157,35 @@ def connect(
 def _join_this_hosts(
     start_private: Callable[..., tuple[str, Path]], end: Callable[[str], None]
 ) -> tuple[str, Path | None]:
-    """Join the cluster that `ray start` made on this host; a private one if there is none.
+    """Join the cluster that `ray start` made on this host, or start a private one.
+
+    Return which it is, for the user, and the folder of a private one. start_private: gets why the
+    cluster of this host was not joined; "" where there is none. Raises ClusterError.
 
     Not Ray's own "auto": that joins any raylet it finds, also the private one of another sweep,
     and believes whoever has written the file that it reads.
     """
-    own = find_own_cluster(Path(get_default_ray_temp_dir()))  # type: ignore[no-untyped-call]
-    if not own.address:
-        return start_private(own.why_not)
+    address, why_not = find_own_cluster(Path(get_default_ray_temp_dir()))  # type: ignore[no-untyped-call]
+    if not address:
+        return start_private(why_not)
     # A head that starts where a token lies asks for it. Ray uses the token unasked for a cluster
     # of this host only, and by its own "auto" only.
-    option = f"--address auto ({own.address}, by `ray start` on this host)"
+    option = f"--address auto ({address}, by `ray start` on this host)"
     try:
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     except ray.exceptions.AuthenticationError:
         raise _no_token(option) from None
-    if reason := _why_no_head(own.address, option):
-        return start_private(f"the cluster at {own.address} is gone: {reason}")
-    return _init(own.address, option, end), None
+    if reason := _why_no_head(address, option):
+        return start_private(f"the cluster at {address} is gone: {reason}")
+    return _init(address, option, end), None
 
 
 def _join(address: str, option: str, end: Callable[[str], None]) -> str:
+    """Join the cluster at `address` and return which it is, for the user.
+
+    option: how the user gave the address. Raises UsageError where it is no HOST:PORT, ClusterError
+    where no cluster answers there or none of its nodes is this host.
+    """
     if address.startswith(("http://", "https://")):
         raise UsageError(
             f"{option}: this is the address of Ray's job server; submit the sweep to "
@@ -199,6 +208,7 @@ def _join(address: str, option: str, end: Callable[[str], None]) -> str:
 
 
 def _init(address: str, option: str, end: Callable[[str], None]) -> str:
+    """Call `ray.init` for a head that answers at `address`, as `_join`."""
     # Ray itself would look for a node on this host for a minute, and then say nothing of it.
     if not find_node_ids():  # type: ignore[no-untyped-call]
         raise ClusterError(
@@ -241,14 +251,14 @@ def _no_token(option: str) -> ClusterError:
 
 
 def ray_nodes() -> list[dict[str, Any]]:
-    """Return what Ray knows of each node, the dead ones included."""
+    """Return Ray's own dict of each node, dead ones too, with `NodeID`, `Alive`, `Resources`."""
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
 def _this_hosts_ray() -> dict[str, str]:
-    """Return HOST:PORT of what is needed of Ray on this host.
+    """Return HOST:PORT of the raylet on this host, and of its agent, without which it starts none.
 
-    Without its agent the raylet starts no worker.
+    The keys name the programs for the user.
     """
     here = ray.get_runtime_context().get_node_id()
     (node,) = (one for one in ray_nodes() if one["NodeID"] == here)
@@ -265,7 +275,11 @@ def _drop(*_: object, **__: object) -> None:
 
 
 def _capacity(device: str, *, may_grow: bool) -> tuple[DeviceKind, int]:
-    """Return the kind of devices to use, and how many the living nodes have in all."""
+    """Return the kind of devices to use, and how many of it the living nodes have in all.
+
+    may_grow: nodes are waited for. Raises ClusterError where CUDA devices are asked for, there is
+    none and none may come.
+    """
     totals = [node["Resources"] for node in ray_nodes() if node["Alive"]]
     gpus = int(sum(total.get("GPU", 0) for total in totals))
     if device == "cuda" and gpus == 0 and not may_grow:
@@ -285,28 +299,23 @@ def _capacity(device: str, *, may_grow: bool) -> tuple[DeviceKind, int]:
 # other user can make one. `ray.init` writes no such file, so a private Ray is never found.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundCluster:
-    """The cluster of this host. address: HOST:PORT of its head; "" where none is to be joined.
+def find_own_cluster(usual: Path) -> tuple[str, str]:
+    """Return HOST:PORT of the head of the cluster of this user or root that this host belongs to.
 
-    why_not: why the address that was found is not to be joined; "" where there is none.
+    "" where there is none; then the second item says in words why an address that was found is not
+    to be joined, "" where none was found. usual: the folder in which Ray keeps its files by
+    default. A cluster below another folder (`ray start --temp-dir`) is found where there is none
+    in the usual one. Raises ClusterError where several could be meant.
     """
-
-    address: str = ""
-    why_not: str = ""
-
-
-def find_own_cluster(usual: Path) -> FoundCluster:
-    """Return the Ray cluster of this user or root that this host belongs to.
-
-    usual: the folder in which Ray keeps its files by default. A cluster below another folder
-    (`ray start --temp-dir`) is found where there is none in the usual one.
-    Raises ClusterError where several could be meant.
-    """
-    raylets = _own_raylets()
+    raylets = set()
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        words, uids = process.info["cmdline"] or [""], process.info["uids"]
+        if words[0].endswith("/raylet") and uids and uids.real in (0, os.geteuid()):
+            options = dict(word.partition("=")[::2] for word in words)
+            raylets.add((options.get("--gcs-address", ""), Path(options.get("--temp_dir", ""))))
     address = _read_address(usual)
     if any(head == address for head, _ in raylets):
-        return FoundCluster(address=address)
+        return address, ""
     others = {head for head, folder in raylets if _read_address(folder) == head}
     if len(others) > 1:
         raise ClusterError(
@@ -314,33 +323,19 @@ def find_own_cluster(usual: Path) -> FoundCluster:
             "name one with --address HOST:PORT, or use --address local"
         )
     if others:
-        return FoundCluster(address=others.pop())
-    if not address:
-        return FoundCluster()
-    return FoundCluster(
-        why_not=f"the cluster at {address} is gone or another user's: no node of it here is yours"
-    )
+        return others.pop(), ""
+    why = f"the cluster at {address} is gone or another user's: no node of it here is yours"
+    return "", why if address else ""
 
 
 def _read_address(folder: Path) -> str:
-    """Return the address in the file of this folder; "" where there is none."""
+    """Return HOST:PORT in the address file of this folder; "" where there is none."""
     file = folder / _ADDRESS_FILE
     try:
         text = file.read_text(errors="replace").strip() if file.is_file() else ""
     except OSError:
         return ""
     return text if _ADDRESS.fullmatch(text) else ""
-
-
-def _own_raylets() -> set[tuple[str, Path]]:
-    """Return HOST:PORT of the head, and --temp-dir, of this user's and root's raylets here."""
-    found = set()
-    for process in psutil.process_iter(["cmdline", "uids"]):
-        words, uids = process.info["cmdline"] or [""], process.info["uids"]
-        if words[0].endswith("/raylet") and uids and uids.real in (0, os.geteuid()):
-            options = dict(word.partition("=")[::2] for word in words)
-            found.add((options.get("--gcs-address", ""), Path(options.get("--temp_dir", ""))))
-    return found
 
 
 # A private Ray.
@@ -397,7 +392,11 @@ def _start_private(
 
 
 def make_private_folder() -> Path:
-    """Make a folder that only this user can enter. Raises ClusterError where there is no place."""
+    """Make a folder that only this user can enter, for a private Ray, and return it.
+
+    In RAY_TMPDIR, TMPDIR, /tmp or /var/tmp, the first that takes it and is short enough for the
+    paths of Ray's sockets. Raises ClusterError where none is.
+    """
     given = [Path(path).resolve() for n in ("RAY_TMPDIR", "TMPDIR") if (path := os.environ.get(n))]
     reasons = []
     for base in dict.fromkeys([*given, Path("/tmp").resolve(), Path("/var/tmp").resolve()]):

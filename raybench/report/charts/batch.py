@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from raybench.analysis.rows import ScaledRow
+from raybench.analysis.settings import batch_column
 from raybench.records import Status
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, LineFigure, batch_title
-from raybench.report.charts.grammar import Figure, Spec, axis
-from raybench.report.charts.registry import Chart
+from raybench.report.charts.chart import Chart, ChartData, line_figure
+from raybench.report.charts.grammar import Figure, axis
 
 _GIB = 2**30
 
@@ -44,53 +45,46 @@ def memory_figure(data: ChartData) -> Figure | None:
     )
 
 
-def largest_batch_figure(data: ChartData) -> Figure | None:
-    """Return the figure of peak memory where the largest batch was searched; else None."""
-    return memory_figure(data) if data.summary.largest_batches else None
-
-
 CHARTS = (
-    Chart(draw=largest_batch_figure, place=50, answers=10, is_only_first=True),
+    Chart(
+        draw=lambda data: memory_figure(data) if data.summary.largest_batches else None,
+        place=50,
+        answers=10,
+        is_only_first=True,
+    ),
     Chart(draw=throughput_figure, place=60, answers=55),
     Chart(draw=memory_figure, place=70),
 )
 
 
 def _over_batch(
-    data: ChartData,
-    value: Callable[[ScaledRow], float | None],
-    *,
-    anchor: str,
-    title: str,
-    note: str,
-    y: Spec,
-    level: tuple[float, str] | None = None,
+    data: ChartData, value: Callable[[ScaledRow], float | None], *, note: str, **rest: Any
 ) -> Figure | None:
+    """Return a `line_figure` of a value over the batch size; a point out of memory is a cross."""
+
     def tip(row: ScaledRow) -> str:
         if row.status != Status.OK:
             return formatting.STATUS_WORDS[row.status]
         peak = formatting.gib(row.peak_mem_allocated_bytes)
-        return f"{formatting.number(row.throughput)} samples/s" + (
-            f"\npeak {peak} GiB" * bool(peak)
-        )
+        memory = f"\npeak {peak} GiB" if peak else ""
+        return f"{formatting.number(row.throughput)} samples/s{memory}"
 
     sized = [row for row in data.rows if row.batch is not None]
     if any(row.status == Status.OOM for row in sized):
         note += " Crosses on the axis: out of memory."
+    is_global = {batch_column(row) for row in sized} == {"global_batch_size"}
     # What a search tried lies close together, and memory grows in proportion.
     base = None if data.summary.largest_batches else 2
-    return LineFigure(
-        anchor=anchor,
-        title=title,
+    return line_figure(
+        data,
+        sized,
+        lambda row: value(row) if row.status == Status.OK else None,
         note=note,
         over=("batch",),
         lines_by=("world_size",),
-        x=axis(batch_title(sized), base, format="~s"),
-        y=y,
-        level=level,
-        among=lambda row: row.batch is not None,
+        x=axis("global batch size" if is_global else "batch size per device", base, format="~s"),
         along=lambda row: row.batch or 0,
-        value=lambda row: value(row) if row.status == Status.OK else None,
         is_on_axis=lambda row: row.status == Status.OOM,
         tip=tip,
-    ).draw(data)
+        **rest,
+    )

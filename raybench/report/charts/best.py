@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from raybench.analysis.settings import setting, setting_order, varying
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, drawn_of, line_name, point_name, why_not_drawn
+from raybench.report.charts.chart import (
+    Chart,
+    ChartData,
+    drawn_of,
+    line_name,
+    point_name,
+    why_not_drawn,
+)
 from raybench.report.charts.grammar import MOST_LINES, Figure, Mark, axis, bar_panels
-from raybench.report.charts.registry import Chart
 from raybench.report.charts.scaling import speed_up_words
 from raybench.report.lead import amount, answer_metric, metric_noun
 

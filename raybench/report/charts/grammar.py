@@ -1,9 +1,9 @@
 """A small grammar of charts on Vega-Lite: lines, bars and heat maps, for the page and for files.
 
-A figure is some panels side by side. A panel holds the layers of one chart: `line_chart`,
-`bar_chart` or `heat_map` makes them from marks, which are plain dictionaries. Colours are CSS
-variables of page.css, so that one drawing suits a light and a dark page. What a mark says when it
-is pointed at is its `tip`.
+A figure is some panels side by side. A panel is one chart: `line_panel`, `bar_panels`, `heat_panel`
+or `scatter_panel` makes it from marks, which are plain dictionaries. Colours are CSS variables of
+page.css, so that one drawing suits a light and a dark page. The `tip` of a mark is the text that
+the page shows where the mark is pointed at.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Spec = dict[str, Any]
 Mark = dict[str, Any]
 
 # A chart is as wide as the text of a phone, so that labels of 12 px are never made smaller.
-WIDTH, HEIGHT = 350, 250
+_WIDTH, _HEIGHT = 350, 250
 # Lines are told apart by colour and shape; page.css gives the colours.
 MOST_LINES, MOST_PANELS, MOST_BARS = 7, 8, 72
-SHAPES = (
+_SHAPES = (
     *("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"),
 )
 _VEGA_LITE = "5.21"
@@ -40,6 +40,7 @@ _NAME_PX = 190
 _LONG = 0.5
 # Two numbers at the ends of lines nearer than this would lie on each other.
 _APART = 1.2
+_POINT = {"type": "point", "filled": True, "size": 50, "opacity": 1}
 _CROSS = {"shape": "M-1,-1L1,1M1,-1L-1,1", "filled": False, "strokeWidth": 2}
 _DASHED = {"color": "var(--axis)", "strokeDash": [5, 4], "strokeWidth": 1.5}
 _COLOR = re.compile(r"(--[a-z]+\d?): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
@@ -85,14 +86,14 @@ CONFIG: Spec = {
 class Panel:
     """One chart of a figure.
 
-    title: plain text, empty where there is only one. layers: as `line_chart` and its like give
-    them. missing: a sentence that names what is not drawn, and why; or empty. height: in px.
+    title: plain text, empty where there is only one. layers: of Vega-Lite. height: in px.
+    missing: a sentence that names the points that are not drawn, and why; or empty.
     """
 
     title: str = ""
     layers: Sequence[Spec]
+    height: int
     missing: str = ""
-    height: int = HEIGHT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ class Figure:
 def axis(title: str | None, log: int | None = None, **settings: Any) -> Spec:
     """Return a quantitative axis, linear from zero, or logarithmic to the base `log`.
 
-    settings: of the axis in Vega-Lite (`format`, `values`), or of its `scale` and `domain`.
+    settings: of the axis in Vega-Lite (`format`, `values`), or `scale`.
     """
     scale = {"type": "log", "base": log, "nice": False, "padding": 14} if log else {"zero": True}
     scale |= settings.pop("scale", {})
@@ -149,7 +150,7 @@ def by_series(
     values: Sequence[str] = (),
     *,
     symbol: str | None = None,
-    room: float = WIDTH,
+    room: float = _WIDTH,
     offset: int = 6,
 ) -> Spec:
     """Return the encoding that gives each series (`line`) its colour or shape, and one legend.
@@ -159,7 +160,7 @@ def by_series(
     """
     usual = [f"var(--s{place % MOST_LINES + 1})" for place in range(len(names))]
     if channel == "shape":
-        usual = [SHAPES[place % MOST_LINES] for place in range(len(names))]
+        usual = [_SHAPES[place % MOST_LINES] for place in range(len(names))]
     legend: Spec = {"columns": _legend_columns(names, room), "offset": offset}
     legend |= {"symbolType": symbol} if symbol else {}
     return {
@@ -176,26 +177,31 @@ def _legend_columns(names: Sequence[str], room: float) -> int:
     return max(1, min(len(names), int(room / (_ENTRY_PX + _LETTER_PX * longest))))
 
 
-def legend_height(names: Sequence[str], room: float = WIDTH) -> int:
+def _legend_height(names: Sequence[str], room: float = _WIDTH) -> int:
     """Return the height of a legend of this width, in px; 0 for a single series: it has none."""
     return 0 if len(names) < 2 else _LEGEND_PX * -(-len(names) // _legend_columns(names, room))
 
 
-def line_chart(
+def line_panel(
     marks: Sequence[Mark],
     lines: Sequence[str],
     x: Spec,
     y: Spec,
     *,
+    title: str = "",
+    missing: str = "",
     ideal: Sequence[tuple[float, float]] = (),
     level: tuple[float, str] | None = None,
+    below: Sequence[Spec] = (),
     has_points: bool = True,
-) -> list[Spec]:
-    """Return the layers of lines with points.
+) -> Panel:
+    """Return a panel of lines, with a point for each mark where `has_points`.
 
     marks: `x`, `y`, `line` and `tip` each; and, where they have it, `low` and `high` (an interval),
-    `number` (written beside the end of the line). A mark without `y` is a cross on the axis of x.
-    ideal: points of a dashed line. level: where a dashed line crosses the chart, and its label.
+    `number` (written beside the end of the line). A mark whose `y` is None is a cross on the axis
+    of x. lines: the values of `line` in the order of the legend; a single one has no legend.
+    ideal: points (x, y) of a dashed line. level: the y of a dashed line across the chart, and its
+    label. below: layers that are drawn first.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     # The legend stands above the title of the axis.
@@ -210,36 +216,76 @@ def line_chart(
     crosses = [{**mark, "size": sizes[mark["line"]]} for mark in marks if mark["y"] is None]
     crosses.sort(key=lambda mark: -float(mark["size"]))
     on_axis = {**at, "y": {"value": "height"}, "size": {"field": "size", "scale": None}}
-    point = {"type": "point", "filled": True, "size": 50, "opacity": 1}
-    return _with_data(
+    layers = _with_data(
+        *below,
         _layer(points, {"type": "line", **_DASHED}, at),
         _text(points[-1:], at, align="right", dx=-4, dy=-6, color="var(--quiet)"),
         *_level_line(level, "y", at["y"]),
         _layer(ranges, {"type": "rule", "strokeWidth": 1.5}, ends, color=color),
         _layer(drawn, {"type": "line", "strokeWidth": 2 if has_points else 1.5}, at, color=color),
-        _layer(drawn if has_points else (), point, at, color=color, shape=shape),
+        _layer(drawn if has_points else (), _POINT, at, color=color, shape=shape),
         _text(_ends(drawn), at, align="left", dx=8, fontWeight=600, field="number"),
-        _layer(crosses, {**point, **_CROSS}, on_axis, color=color),
+        _layer(crosses, {**_POINT, **_CROSS}, on_axis, color=color),
     )
+    height = _HEIGHT + _legend_height(lines)
+    return Panel(title=title, layers=layers, height=height, missing=missing)
 
 
-def bar_chart(
-    bars: Sequence[Mark],
-    names: Sequence[str],
+def bar_panels(
+    bars: Sequence[tuple[str, str, Sequence[Mark]]],
     x: Spec,
     *,
     series: Sequence[str] = (),
     colors: Sequence[str] = (),
     is_stacked: bool = False,
     level: tuple[float, str] | None = None,
-) -> list[Spec]:
-    """Return the layers of horizontal bars, from above in the order of `names`.
+) -> list[Panel]:
+    """Return panels of at most twelve horizontal bars each, in the order given.
 
-    bars: `bar` (its name), `x` and `tip` each; and, where they have it, `low` and `high` (an
-    interval), `text` (written at its end), `line` (its series). Several series stand beside
-    each other; where `is_stacked`, a bar is a part from `x` to `x2` of the whole one.
-    level: where a dashed line crosses the chart, and its label.
+    bars: (title of the panel, name of the bar, its marks) each. Marks: `x` and `tip` each; and,
+    where they have it, `low` and `high` (an interval), `text` (written at its end), `line` (its
+    series). The marks of a bar stand beside each other; where `is_stacked`, each is the part of
+    the bar from `x` to `x2`. series: the values of `line` in the order of the legend. colors: of
+    the series, instead of the usual ones.
+    level: the x of a dashed line across the charts, and its label.
     """
+    groups: dict[str, list[tuple[str, Sequence[Mark]]]] = {}
+    for title, name, marks in bars:
+        groups.setdefault(title, []).append((name, marks))
+    panels = []
+    for title, members in groups.items():
+        for first in range(0, len(members), _BARS_OF_A_PANEL):
+            some = members[first : first + _BARS_OF_A_PANEL]
+            # Two bars of one name would lie on each other.
+            given = [name for name, _ in some]
+            earlier = [given[:place].count(name) for place, name in enumerate(given)]
+            names = [
+                f"{name} ({n + 1})" if n else name for n, name in zip(earlier, given, strict=True)
+            ]
+            marks = [
+                {**mark, "bar": name}
+                for name, (_, own) in zip(names, some, strict=True)
+                for mark in own
+            ]
+            layers = _bars(marks, names, x, series, colors, is_stacked, level)
+            beside = 1 if is_stacked else len(series)
+            bar_px = max(_BAR_PX, 0.75 * _BAR_PX * beside, 15 * _lines_of_names(names))
+            height = round(bar_px * len(some)) + _AXIS_PX + (16 if level else 0)
+            height += _legend_height(series, _beside(names))
+            panels.append(Panel(title=title, layers=layers, height=height))
+    return panels
+
+
+def _bars(
+    bars: Sequence[Mark],
+    names: Sequence[str],
+    x: Spec,
+    series: Sequence[str],
+    colors: Sequence[str],
+    is_stacked: bool,
+    level: tuple[float, str] | None,
+) -> list[Spec]:
+    """Return the layers of one panel of bars; `bar` of each mark is one of `names`."""
     split = {"labelExpr": "split(datum.label, ', ')"} if _lines_of_names(names) > 1 else {}
     y = {"field": "bar", **names_axis(names, labelLimit=_NAME_PX, **split)}
     at: Spec = {"x": {"field": "x", **x}, "y": y}
@@ -275,54 +321,28 @@ def bar_chart(
     )
 
 
-def bar_panels(
-    bars: Sequence[tuple[str, str, Sequence[Mark]]],
-    x: Spec,
-    **settings: Any,
-) -> list[Panel]:
-    """Return panels of at most twelve bars each, as high as they need.
-
-    bars: (title of the panel, name of the bar, its marks) each, in order; settings: of `bar_chart`.
-    """
-    groups: dict[str, list[tuple[str, Sequence[Mark]]]] = {}
-    for title, name, marks in bars:
-        groups.setdefault(title, []).append((name, marks))
-    panels = []
-    for title, members in groups.items():
-        for first in range(0, len(members), _BARS_OF_A_PANEL):
-            some = members[first : first + _BARS_OF_A_PANEL]
-            # Two bars of one name would lie on each other.
-            names: list[str] = []
-            for name, _ in some:
-                names.append(f"{name} ({names.count(name) + 1})" if name in names else name)
-            marks = [
-                {**mark, "bar": name}
-                for name, (_, own) in zip(names, some, strict=True)
-                for mark in own
-            ]
-            layers = bar_chart(marks, names, x, **settings)
-            beside = 1 if settings.get("is_stacked") else len(settings.get("series", ()))
-            bar_px = max(_BAR_PX, 0.75 * _BAR_PX * beside, 15 * _lines_of_names(names))
-            height = round(bar_px * len(some)) + _AXIS_PX + (16 if settings.get("level") else 0)
-            height += legend_height(settings.get("series", ()), _beside(names))
-            panels.append(Panel(title=title, layers=layers, height=height))
-    return panels
-
-
 def _lines_of_names(names: Sequence[str]) -> int:
     """Return on how many lines the names of bars are written: long ones are split at commas."""
     is_long = max(map(len, names), default=0) > _NAME_PX / _LETTER_PX
     return max(name.count(", ") for name in names) + 1 if is_long else 1
 
 
-def heat_map(
-    cells: Sequence[Mark], x: Spec, y: Spec, color: Spec, *, inverse: str = "false"
-) -> list[Spec]:
-    """Return the layers of coloured cells.
+def heat_panel(
+    cells: Sequence[Mark],
+    x: Spec,
+    y: Spec,
+    color: Spec,
+    *,
+    height: int,
+    title: str = "",
+    inverse: str = "false",
+) -> Panel:
+    """Return a panel of coloured cells, with the legend of `color`.
 
-    cells: `x`, `y`, the field of `color` and `tip` each; `x2` where x is a range; `text` where
-    something is written into the cell; `is_marked` where it is outlined. inverse: a Vega
-    expression that is true for the cells on whose colour the text is inverted.
+    cells: at least one; `x`, `y`, the field of `color` and `tip` each; `x2` where x is a range;
+    `text` where something is written into the cell; `is_marked` where it is outlined. height: in
+    px, with axes, without legend. inverse: a Vega expression that is true for the cells on whose
+    colour the text is inverted.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     is_range = "x2" in cells[0]
@@ -332,25 +352,32 @@ def heat_map(
     texts = [cell for cell in cells if cell.get("text")]
     marked = [{"x": one["x"], "y": one["y"]} for one in cells if one.get("is_marked")]
     outline = {"type": "rect", "fill": None, "stroke": "var(--bad)", "strokeWidth": 3}
-    return _with_data(
+    layers = _with_data(
         _layer(cells, mark, at | wide, color=color),
         _layer(marked, outline, at),
         _text(texts, at, color=ink),
     )
+    if color["type"] == "nominal":
+        height += _legend_height(color["scale"]["domain"])
+    return Panel(title=title, layers=layers, height=height)
 
 
-def scatter_chart(
+def scatter_panel(
     marks: Sequence[Mark],
     x: Spec,
     y: Spec,
     kinds: Mapping[str, tuple[str, str]],
     *,
+    height: int,
+    title: str = "",
     level: tuple[float, str] | None = None,
-) -> list[Spec]:
-    """Return the layers of points without lines.
+    below: Sequence[Spec] = (),
+) -> Panel:
+    """Return a panel of points without lines.
 
-    marks: `x`, `y`, `line` and `tip` each. kinds: value of `line` -> its shape and colour.
-    level: where a dashed line crosses the chart at a value of x, and its label.
+    marks: `x`, `y`, `line` and `tip` each. kinds: value of `line` -> its shape and colour, in the
+    order of the legend; a single one has no legend. height: in px, with axes, without legend.
+    level: the x of a dashed line across the chart, and its label. below: layers drawn first.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     shapes, colors = zip(*kinds.values(), strict=True)
@@ -358,8 +385,10 @@ def scatter_chart(
         "shape": by_series(list(kinds), "shape", shapes),
         "color": by_series(list(kinds), "color", colors),
     }
-    point = {"type": "point", "filled": True, "size": 50, "opacity": 1}
-    return _with_data(*_level_line(level, "x", at["x"]), _layer(marks, point, at, **legend))
+    layers = _with_data(
+        *below, *_level_line(level, "x", at["x"]), _layer(marks, _POINT, at, **legend)
+    )
+    return Panel(title=title, layers=layers, height=height + _legend_height(list(kinds)))
 
 
 def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
@@ -382,7 +411,7 @@ def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
 def draw(panel: Panel, name: str) -> str:
     """Return a panel as an SVG element for the page. name: what a screen reader calls it."""
     spec = _with_config(
-        width=WIDTH,
+        width=_WIDTH,
         height=panel.height,
         autosize={"type": "fit", "contains": "padding"},
         layer=list(panel.layers),
@@ -496,4 +525,4 @@ def _ends(marks: Sequence[Mark]) -> list[Mark]:
 
 def _beside(names: Sequence[str]) -> float:
     """Return the width that is left beside the names of bars, in px."""
-    return WIDTH - 20 - min(_NAME_PX, _LETTER_PX * max(map(len, names), default=0))
+    return _WIDTH - 20 - min(_NAME_PX, _LETTER_PX * max(map(len, names), default=0))

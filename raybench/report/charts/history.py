@@ -1,101 +1,69 @@
-"""The picture of a history: step time over time, with its levels and steps."""
+"""The picture of a history: step times over runs, with their levels and steps."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from raybench.analysis.history import HistoryRow
 from raybench.report import formatting, plain_text
-from raybench.report.charts.grammar import (
-    HEIGHT,
-    MOST_LINES,
-    Figure,
-    Mark,
-    Panel,
-    Spec,
-    by_series,
-    legend_height,
-    line_chart,
-)
+from raybench.report.charts.grammar import Figure, Mark, Panel, Spec, scatter_panel
 from raybench.report.point_settings import point_names
 
 _LABEL_CHARS = 60
-# More points than can be told apart by colour get a panel each; the first ones have the steps.
-_MOST_PANELS, _PANEL_HEIGHT = 40, 150
+_MOST_PANELS, _HEIGHT, _COLOR = 40, 180, "var(--s1)"
 
 
 def history_figure(rows: Sequence[HistoryRow]) -> Figure:
-    """Return a line for each point and machine, its levels dashed, a vertical rule at each step.
+    """Return a panel for each point and machine, of its step times over the time of the run.
 
-    Few of them are drawn in one panel, many in one each, those with steps first. Points of one run
-    alone are left out, unless all are.
-    rows: as `raybench.analysis.history.history` gives them.
+    Points with a step come first, and at most 40 are drawn. Points of one run alone are left out,
+    unless all are. rows: as `raybench.analysis.history.history` gives them.
     """
     several = len({row.machine for row in rows}) > 1
-    marks = [_mark(row, name, several) for row, name in zip(rows, point_names(rows), strict=True)]
-    counts = Counter(mark["line"] for mark in marks)
-    # A single run is no history.
-    lines = [line for line, count in counts.items() if count > 1] or list(counts)
-    stepped = {mark["line"] for mark in marks if mark["is_step"]}
-    shown = sorted(lines, key=lambda line: line not in stepped)[:_MOST_PANELS]
-    groups = [lines] if len(lines) <= MOST_LINES else [[line] for line in shown]
-    panels = []
-    for some in groups:
-        own = [mark for mark in marks if mark["line"] in some]
-        is_small = len(groups) > 1
-        height = _PANEL_HEIGHT if is_small else HEIGHT + legend_height(some)
-        title = some[0] if is_small else ""
-        layers = _layers(own, some, ticks=3 if is_small else 6)
-        panels.append(Panel(title=title, layers=layers, height=height))
+    by_point: dict[str, list[HistoryRow]] = {}
+    for row, name in zip(rows, point_names(rows), strict=True):
+        machine = f", {plain_text.plain(row.device_name)}" if several else ""
+        point = (name if len(name) <= _LABEL_CHARS else row.point_id) + machine
+        by_point.setdefault(point, []).append(row)
+    points = [point for point, some in by_point.items() if len(some) > 1] or list(by_point)
+    points.sort(key=lambda point: all(row.step is None for row in by_point[point]))
     note = "dashed: level between steps; vertical: a step"
-    if len(groups) > 1 and len(lines) > _MOST_PANELS:
-        hidden = len(lines) - _MOST_PANELS
+    if hidden := len(points[_MOST_PANELS:]):
         note += f"; {hidden} more points are not drawn; choose with --point or --filter"
+    panels = [_panel(point, by_point[point]) for point in points[:_MOST_PANELS]]
     return Figure(anchor="history", title="Step time over runs", note=note, panels=panels)
 
 
-def _mark(row: HistoryRow, name: str, several: bool) -> Mark:
-    machine = f", {plain_text.plain(row.device_name)}" if several else ""
-    line = (name if len(name) <= _LABEL_CHARS else row.point_id) + machine
-    when, step_ms = row.started_at, row.step_ms_p50 or 0.0
-    return {
-        "x": when.isoformat(),
-        "y": round(step_ms, 6),
-        "level": round(row.level_ms, 6),
-        "line": line,
-        "is_step": row.step is not None,
-        "tip": f"{line}\n{when:%Y-%m-%d %H:%M}: {formatting.duration(step_ms)}",
-    }
-
-
-def _layers(marks: Sequence[Mark], lines: Sequence[str], ticks: int) -> list[Spec]:
+def _panel(point: str, rows: Sequence[HistoryRow]) -> Panel:
+    marks: list[Mark] = []
+    for row in rows:
+        when, step_ms = row.started_at, row.step_ms_p50 or 0.0
+        tip = f"{point}\n{when:%Y-%m-%d %H:%M}: {formatting.duration(step_ms)}"
+        level = {"level": round(row.level_ms, 6), "is_step": row.step is not None}
+        place = {"x": when.isoformat(), "y": round(step_ms, 6), "line": point}
+        marks.append({**place, **level, "tip": tip})
     x: Spec = {
         "type": "temporal",
         "title": "UTC",
-        "axis": {"labelOverlap": True, "tickCount": ticks, "format": "%m-%d %H:%M"},
+        "axis": {"labelOverlap": True, "tickCount": 3, "format": "%m-%d %H:%M"},
         "scale": {"type": "utc", "padding": 12},
     }
-    color = by_series(lines, "color")
     y: Spec = {
         "type": "quantitative",
         "title": "step time, ms",
         "scale": {"zero": False, "padding": 12},
     }
-    at = {"field": "x", **x}
-    data = {"data": {"values": list(marks)}}
-    return [
-        {
-            **data,
-            "transform": [{"filter": "datum.is_step"}],
-            "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.6},
-            "encoding": {"x": at, "color": color},
-        },
-        {
-            **data,
-            "mark": {"type": "line", "strokeDash": [5, 4], "interpolate": "step-after"},
-            "encoding": {"x": at, "y": {"field": "level", **y}, "color": color},
-        },
-        # Between the runs only levels are lines.
-        *(one for one in line_chart(marks, lines, x, y) if one["mark"]["type"] != "line"),
-    ]
+    color, at, data = {"value": _COLOR}, {"field": "x", **x}, {"data": {"values": marks}}
+    steps: Spec = {
+        **data,
+        "transform": [{"filter": "datum.is_step"}],
+        "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.6},
+        "encoding": {"x": at, "color": color},
+    }
+    levels: Spec = {
+        **data,
+        "mark": {"type": "line", "strokeDash": [5, 4], "interpolate": "step-after"},
+        "encoding": {"x": at, "y": {"field": "level", **y}, "color": color},
+    }
+    kinds, below = {point: ("circle", _COLOR)}, [steps, levels]
+    return scatter_panel(marks, x, y, kinds, height=_HEIGHT, title=point, below=below)

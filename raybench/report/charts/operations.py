@@ -7,9 +7,8 @@ import math
 from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import setting_order
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, drawn_of, point_name
+from raybench.report.charts.chart import Chart, ChartData, drawn_of, point_name
 from raybench.report.charts.grammar import MOST_BARS, Figure, Mark, Panel, axis, bar_panels
-from raybench.report.charts.registry import Chart
 from raybench.report.point_settings import distinguishing_settings
 
 # As the formula of a product names its dimensions.

@@ -10,9 +10,8 @@ import pandas as pd
 from raybench.analysis.rows import ScaledRow
 from raybench.records import Status
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData
-from raybench.report.charts.grammar import Figure, Panel, axis, by_threshold, heat_map
-from raybench.report.charts.registry import Chart
+from raybench.report.charts.chart import Chart, ChartData
+from raybench.report.charts.grammar import Figure, Panel, axis, by_threshold, heat_panel
 from raybench.report.point_settings import distinguishing_settings
 
 # Cells of all heat maps together: each is an element of the page.
@@ -84,10 +83,11 @@ def _map(title: str, times_ms: pd.DataFrame) -> Panel:
     ranks = [int(rank) for rank in drawn.index]
     shown = {"values": ranks[:: max(1, len(ranks) // 8)], "ticks": False, "domain": False}
     scale = {"domain": [firsts[0], ends[-1]], "nice": False, "zero": False}
-    layers = heat_map(
+    return heat_panel(
         cells,
         axis("iteration", scale=scale, grid=False, tickMinStep=1),
         {"type": "ordinal", "title": "rank", "axis": shown},
         by_threshold("excess", _STEPS, "against the median"),
+        title=title,
+        height=min(420, max(100, 24 * len(drawn)) + 80),
     )
-    return Panel(title=title, layers=layers, height=min(420, max(100, 24 * len(drawn)) + 80))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import OPTIONAL, is_numeric, varying
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import formatting
 from raybench.report.answers import SIZE, size_of
-from raybench.report.charts.data import ChartData, LineFigure
-from raybench.report.charts.grammar import SIZE_LABELS, Figure, Spec, axis
-from raybench.report.charts.registry import Chart
+from raybench.report.charts.chart import Chart, ChartData, line_figure
+from raybench.report.charts.grammar import SIZE_LABELS, Figure, axis
 
 # Small messages are often replayed from a graph and large ones not: one line all the same.
 _OVER = (SIZE, *OPTIONAL)
@@ -59,7 +59,7 @@ def time_figure(data: ChartData) -> Figure | None:
     """Return the figure of step times over the size; None where no bandwidth is known."""
     return _over_size(
         data,
-        lambda row: _time_us(row) if row.busbw_gb_s or row.memory_gb_s else None,
+        lambda row: (row.step_ms_p50 or 0.0) * 1000 if row.busbw_gb_s or row.memory_gb_s else None,
         anchor="time",
         title="Time of a step over the size",
         note="Both axes are logarithmic.",
@@ -75,37 +75,26 @@ CHARTS = (
 
 
 def _over_size(
-    data: ChartData,
-    value: Callable[[ScaledRow], float | None],
-    *,
-    anchor: str,
-    title: str,
-    note: str,
-    y: Spec,
-    level: tuple[float, str] | None = None,
+    data: ChartData, value: Callable[[ScaledRow], float | None], **rest: Any
 ) -> Figure | None:
+    """Return a `line_figure` of a value over the size; each operation and precision is a line."""
     known = [row for row in data.measured if value(row) and size_of(row)]
     # Parameters that are no numbers, as an operation, tell the lines apart.
     numbers = {name for row in known for name in row.params if is_numeric(known, name)}
-    return LineFigure(
-        anchor=anchor,
-        title=title,
-        note=note,
+
+    def tip(row: ScaledRow) -> str:
+        rates = {"busbw": row.busbw_gb_s, "algbw": row.algbw_gb_s, "memory": row.memory_gb_s}
+        words = [f"{name} {formatting.number(one)} GB/s" for name, one in rates.items() if one]
+        return f"{', '.join(words)}\n{formatting.step_time(row)}"
+
+    return line_figure(
+        data,
+        data.rows,
+        lambda row: value(row) or None if size_of(row) else None,
         over=_OVER,
         lines_by=varying(known, {*numbers, "world_size", "precision"}),
         x=axis("size", 2, labelExpr=SIZE_LABELS),
-        y=y,
-        level=level,
         along=size_of,
-        value=lambda row: value(row) or None if size_of(row) else None,
-        tip=lambda row: f"{_words(row)}\n{formatting.step_time(row)}",
-    ).draw(data)
-
-
-def _time_us(row: ScaledRow) -> float:
-    return (row.step_ms_p50 or 0.0) * 1000
-
-
-def _words(row: ScaledRow) -> str:
-    rates = {"busbw": row.busbw_gb_s, "algbw": row.algbw_gb_s, "memory": row.memory_gb_s}
-    return ", ".join(f"{name} {formatting.number(one)} GB/s" for name, one in rates.items() if one)
+        tip=tip,
+        **rest,
+    )

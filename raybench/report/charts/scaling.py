@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 from raybench.analysis.rows import ScaledRow
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData, LineFigure
-from raybench.report.charts.grammar import Figure, Mark, Spec, axis
-from raybench.report.charts.registry import Chart
+from raybench.report.charts.chart import Chart, ChartData, line_figure
+from raybench.report.charts.grammar import Figure, Mark, axis
 from raybench.report.lead import speed_up_half_width
 
 # Room for the numbers beside the last points.
@@ -63,20 +63,16 @@ def speed_up_words(row: ScaledRow) -> str:
 
 
 def _sizes(data: ChartData) -> list[int]:
+    """Return the numbers of ranks of all points with a speed-up, ascending."""
     known = [row for row in data.rows if row.speed_up is not None]
     return sorted({int(row.world_size) for row in known})
 
 
 def _over_ranks(
-    data: ChartData,
-    name: str,
-    *,
-    title: str,
-    note: str,
-    y: Spec,
-    ideal: Sequence[tuple[float, float]],
-    number: Callable[[ScaledRow], str],
+    data: ChartData, name: str, *, number: Callable[[ScaledRow], str], **rest: Any
 ) -> Figure | None:
+    """Return a `line_figure` of the column `name`; `number` writes the value at a line's end."""
+
     def value(row: ScaledRow) -> float | None:
         return getattr(row, name) or None
 
@@ -84,20 +80,19 @@ def _over_ranks(
         ends = {"low": getattr(row, f"{name}_low"), "high": getattr(row, f"{name}_high")}
         return {"number": number(row), **ends} if value(row) else {}
 
-    return LineFigure(
+    return line_figure(
+        data,
+        data.rows,
+        value,
         anchor=name.replace("_", "-"),
-        title=title,
-        note=note,
         over=("world_size",),
         lines_by=("batch", "scaling"),
         x=axis(data.ranks, 2, values=_sizes(data), format="~g", scale={"padding": _ROOM}),
-        y=y,
         along=lambda row: int(row.world_size),
-        value=value,
         more=more,
-        ideal=ideal,
         tip=lambda row: (
             f"speed-up {speed_up_words(row)}, efficiency {formatting.percent(row.efficiency)}\n"
             f"{formatting.step_time(row)}, {formatting.number(row.throughput)} samples/s"
         ),
-    ).draw(data)
+        **rest,
+    )

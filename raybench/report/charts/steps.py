@@ -6,10 +6,9 @@ from raybench.analysis.losses import CAUSES, LOSSES
 from raybench.analysis.rows import ScaledRow
 from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Table, make_table
-from raybench.report.charts.data import ChartData, bar_figure, in_order
+from raybench.report.charts.chart import Chart, ChartData, bar_figure, in_order
 from raybench.report.charts.grammar import Figure, Mark, axis
 from raybench.report.charts.rates import time_figure
-from raybench.report.charts.registry import Chart
 from raybench.report.plain_text import counted
 from raybench.report.point_settings import distinguishing_settings
 from raybench.results.metrics.parts import is_slowed_by_one_rank

@@ -8,19 +8,8 @@ import numpy as np
 import pandas as pd
 
 from raybench.report import formatting, plain_text
-from raybench.report.charts.data import ChartData, point_name
-from raybench.report.charts.grammar import (
-    HEIGHT,
-    MOST_LINES,
-    Figure,
-    Mark,
-    Panel,
-    Spec,
-    axis,
-    legend_height,
-    line_chart,
-)
-from raybench.report.charts.registry import Chart
+from raybench.report.charts.chart import Chart, ChartData, point_name
+from raybench.report.charts.grammar import MOST_LINES, Figure, Mark, Panel, Spec, axis, line_panel
 from raybench.report.point_settings import distinguishing_settings
 
 _SHOWN = {
@@ -67,11 +56,7 @@ def telemetry_figure(data: ChartData) -> Figure | None:
     if len(lines) < len(by_time.obj["device"].unique()):
         note += " There are too many devices to draw each."
     panels = [
-        Panel(
-            title=f"{title}, {unit}",
-            layers=_layers(means[means[name].notna()], lines, name, bands),
-            height=HEIGHT + legend_height(lines),
-        )
+        _panel(f"{title}, {unit}", means[means[name].notna()], lines, name, bands)
         for name, (title, unit) in _SHOWN.items()
         if means[name].notna().any()
     ]
@@ -110,9 +95,10 @@ def _bands(data: ChartData, times: np.ndarray, drawn_at: np.ndarray) -> list[Mar
     return [band for band in bands if band["low"] < band["high"]]
 
 
-def _layers(
-    means: pd.DataFrame, lines: Sequence[str], name: str, bands: Sequence[Mark]
-) -> list[Spec]:
+def _panel(
+    title: str, means: pd.DataFrame, lines: Sequence[str], name: str, bands: Sequence[Mark]
+) -> Panel:
+    """Return the lines of the column `name` of `means` over time, above the bands of the points."""
     marks: list[Mark] = [
         {"x": round(float(second), 2), "y": round(float(value), 1), "line": line}
         for line, second, value in zip(means["device"], means["second"], means[name], strict=True)
@@ -133,4 +119,4 @@ def _layers(
             "description": {"field": "tip", "type": "nominal"},
         },
     }
-    return [*([strips] if bands else []), *line_chart(marks, lines, x, y, has_points=False)]
+    return line_panel(marks, lines, x, y, title=title, below=[strips], has_points=False)

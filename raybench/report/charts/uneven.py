@@ -7,20 +7,17 @@ from collections.abc import Sequence
 from raybench.analysis.uneven import Fleet, gain_over
 from raybench.job.point import EQUAL
 from raybench.report import formatting
-from raybench.report.charts.data import ChartData
+from raybench.report.charts.chart import Chart, ChartData
 from raybench.report.charts.grammar import (
-    HEIGHT,
     Figure,
     Mark,
     Panel,
     axis,
     by_series,
-    heat_map,
-    legend_height,
-    line_chart,
+    heat_panel,
+    line_panel,
     names_axis,
 )
-from raybench.report.charts.registry import Chart
 
 
 def uneven_figure(data: ChartData) -> Figure | None:
@@ -37,17 +34,12 @@ def uneven_figure(data: ChartData) -> Figure | None:
     for fleet in fleets:
         groups.setdefault(_group(fleet, data.ranks), []).append(fleet)
     panels = [
-        Panel(
+        line_panel(
+            [mark for fleet in some for mark in _marks(fleet)],
+            shares,
+            axis("speed of the slow devices", format="~%", scale={"zero": False, "padding": 14}),
+            axis("samples/s", format="~s"),
             title=f"Samples/s with {group}",
-            layers=line_chart(
-                [mark for fleet in some for mark in _marks(fleet)],
-                shares,
-                axis(
-                    "speed of the slow devices", format="~%", scale={"zero": False, "padding": 14}
-                ),
-                axis("samples/s", format="~s"),
-            ),
-            height=HEIGHT + legend_height(shares),
         )
         for group, some in groups.items()
     ]
@@ -95,14 +87,12 @@ def _map(fleets: Sequence[Fleet], groups: list[str], shares: list[str], ranks: s
         cell = {"x": group, "y": speed, "line": best.shares, "text": text + rivals, "tip": tip}
         cells.append(cell)
     speeds = sorted({cell["y"] for cell in cells}, key=lambda text: -float(text.rstrip("%")))
-    return Panel(
+    return heat_panel(
+        cells,
+        names_axis(groups, orient="top", labelAngle=0),
+        names_axis(speeds) | {"title": "speed"},
+        by_series(shares, "color", symbol="square"),
         title="The best way",
-        layers=heat_map(
-            cells,
-            names_axis(groups, orient="top", labelAngle=0),
-            names_axis(speeds) | {"title": "speed"},
-            by_series(shares, "color", symbol="square"),
-            inverse="true",
-        ),
-        height=max(140, 34 * len(speeds) + 60) + legend_height(shares),
+        height=max(140, 34 * len(speeds) + 60),
+        inverse="true",
     )

@@ -2,7 +2,7 @@
 
 To add a format, add a module to formats/ with `export(summary) -> str`; its name, with `-` for `_`,
 is that of the format. To add a tracker, add a module to trackers/ with `upload(summary) -> str`,
-which returns a line about what it wrote.
+which returns a line about what it wrote. Nothing here imports them before they are needed.
 """
 
 from __future__ import annotations
@@ -17,28 +17,13 @@ if TYPE_CHECKING:
 
 
 def format_names() -> list[str]:
-    """Return the names of all formats; imports none of them."""
+    """Return the names of all formats, sorted."""
     return _names("formats")
 
 
 def tracker_names() -> list[str]:
-    """Return the names of all trackers; imports none of them."""
+    """Return the names of all trackers, sorted."""
     return _names("trackers")
-
-
-def export(summary: Summary, name: str) -> str:
-    """Return the points of a run in a format."""
-    text: str = _module("formats", name).export(summary)
-    return text
-
-
-def upload(summary: Summary, name: str) -> str:
-    """Write the points of a run to a tracker and return a line about it.
-
-    Raises UsageError where the tracker's library is missing or the tracker refuses.
-    """
-    line: str = _module("trackers", name).upload(summary)
-    return line
 
 
 def _names(folder: str) -> list[str]:
@@ -46,5 +31,14 @@ def _names(folder: str) -> list[str]:
     return sorted(module.name.replace("_", "-") for module in found)
 
 
-def _module(folder: str, name: str):  # type: ignore[no-untyped-def]
-    return import_module(f"{__name__}.{folder}.{name.replace('-', '_')}")
+def export(summary: Summary, name: str) -> str:
+    """Return the points of a run in a format of `format_names`."""
+    return str(import_module(f"{__name__}.formats.{name.replace('-', '_')}").export(summary))
+
+
+def upload(summary: Summary, name: str) -> str:
+    """Write the points of a run to a tracker of `tracker_names`; return a line about it.
+
+    Raises UsageError where the tracker's library is missing or the tracker refuses.
+    """
+    return str(import_module(f"{__name__}.trackers.{name.replace('-', '_')}").upload(summary))

@@ -12,7 +12,7 @@ from raybench.records import FAILURES, NOT_RUN
 from raybench.report import formatting
 from raybench.report.documents import jsonable
 from raybench.report.plain_text import plain
-from raybench.report.sections.references import defining_settings
+from raybench.report.references import defining_settings
 from raybench.report.summary import Summary
 
 # Numbers that say which point it is, not what was measured.

@@ -1,15 +1,15 @@
-"""The report of a run as one page: it needs nothing beside itself, and asks nobody for anything.
+"""Reports as pages, of a run or a comparison: each needs nothing beside itself, and asks nobody.
 
-Its policy (Content-Security-Policy) allows the one style and the one script that are in it, by
-their hashes, and nothing else: should a text from the results ever come through as markup, it can
-still neither run nor fetch. The template escapes all that is not a chart drawn here.
+The policy of a page (Content-Security-Policy) allows the one style and the one script that are in
+it, by their hashes, and nothing else: should a text from the results ever come through as markup,
+it can still neither run nor fetch. The templates escape all that is not a chart drawn here.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from itertools import takewhile
 from typing import Any
@@ -18,24 +18,62 @@ import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR, ComparedPoint
+from raybench.analysis.rows import RATES, SCALING, ScaledRow, value_of, workload_metrics
+from raybench.analysis.settings import is_numeric, setting, varying
+from raybench.records.metric import Metric
 from raybench.report import formatting, plain_text
-from raybench.report.blocks import HOW_TO_ADD_ROUNDS, Column, ColumnOf, Table, make_table
-from raybench.report.charts.data import ChartData
-from raybench.report.charts.grammar import Figure, Panel, draw
-from raybench.report.charts.registry import main_figure, other_figures, why_no_figure
-from raybench.report.html.points import point_table
+from raybench.report.blocks import (
+    HOW_TO_ADD_ROUNDS,
+    MARKS_TITLE,
+    Cell,
+    Column,
+    ColumnOf,
+    Line,
+    Listing,
+    Table,
+    make_table,
+    metric_column,
+)
+from raybench.report.charts.chart import (
+    ChartData,
+    in_order,
+    main_figure,
+    other_figures,
+    why_no_figure,
+)
+from raybench.report.charts.grammar import Figure, Mark, Panel, axis, bar_panels, draw
+from raybench.report.charts.scaling import speed_up_words
+from raybench.report.comparison import Comparison, percent
+from raybench.report.formatting import half_width, step_uncertainty
+from raybench.report.messages import MARKS, marks
+from raybench.report.plain_text import shorten
+from raybench.report.point_settings import distinguishing_settings, short_name
 from raybench.report.run_report import RunReport
+from raybench.report.sections.points import STEP_MEANING
 from raybench.report.summary import Summary
+from raybench.version import __version__
 
 # Software that a reader asks for first; the rest is in the environment.
 _VERSIONS = {"torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driver"}
+_HINT_CHARS = 300
+# The bars of a comparison.
+_MOST_BARS = 36
+# Of the axis, at the right of the longest bar.
+_ROOM_FOR_TEXT = 0.25
+_COLORS = {
+    SLOWER: "var(--bad)",
+    FASTER: "var(--s3)",
+    UNCLEAR: "var(--s5)",
+    SAME: "var(--axis)",
+}
 
 
 def format_page(data: ChartData) -> str:
     """Return the page of a run as HTML."""
     summary = data.summary
     report = RunReport(summary=summary)
-    points = point_table(data.rows, summary)
+    points = _point_table(in_order(data.rows), summary)
     first = main_figure(data)
     return render(
         "page.html",
@@ -59,52 +97,36 @@ def format_page(data: ChartData) -> str:
         meanings=[(one.title, _capital(one.meaning)) for one in points.columns if one.meaning],
         # The points have a table of their own, which can be sorted.
         sections_with_tables=[one for one in report.tables if one[0].anchor != "points"],
-        facts=[(name, text) for name, text in facts(summary) if text],
+        facts=[(name, text) for name, text in _facts(summary) if text],
         devices=device_table(data.devices),
         job_lines=plain_text.plain_lines(summary.run.job_text),
     )
 
 
-def render(template: str, **values: Any) -> str:
-    """Return a page of a template, with `values` and the style, script and policy of all pages."""
-    style, script = _asset("page.css"), _asset("page.js")
-    page: str = (
-        _environment()
-        .get_template(template)
-        .render(
-            policy=Markup(
-                f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-                "base-uri 'none'; form-action 'none'"
-            ),
-            style=Markup(style),
-            script=Markup(script),
-            **values,
-        )
+def format_comparison(comparison: Comparison) -> str:
+    """Return the page of a comparison of two sides of runs as HTML."""
+    found = list(comparison.blocks())
+    lines = [one for one in found if isinstance(one, Line)]
+    newest = comparison.new[-1]
+    return render(
+        "comparison.html",
+        title=comparison.title,
+        name=f"{newest.job_name}: compared",
+        sides=f"{comparison.words[0]} → {comparison.words[1]}",
+        lines=[line for line in lines if line.tone != "aside"],
+        notes=[line for line in lines if line.tone == "aside"],
+        listings=[one for one in found if isinstance(one, Listing)],
+        tables=[one for one in found if isinstance(one, Table)],
+        figures=_figures(comparison),
+        version=__version__,
     )
-    return page
 
 
-def _texts(table: Table) -> int:
-    """Return with how many columns of text a table begins, at most 9."""
-    found = takewhile(lambda column: column.is_text, table.columns)
-    return min(len(list(found)), 9)
+def render(template: str, **values: Any) -> str:
+    """Return the page of a template of this folder, with the style, script and policy of all pages.
 
-
-def _capital(text: str) -> str:
-    """Return a sentence of a text that has neither capital nor full stop."""
-    return f"{text[:1].upper()}{text[1:]}."
-
-
-def _draw(panel: Panel, figure: Figure) -> Markup:
-    return Markup(draw(panel, ": ".join(filter(None, (figure.title, panel.title)))))
-
-
-def _finish(value: Any) -> Any:
-    """Return a value for the page; no text in it turns the direction of writing."""
-    return value if isinstance(value, Markup) else plain_text.one_line(str(value))
-
-
-def _environment() -> Environment:
+    values: what the template names besides these; a missing one raises jinja2's UndefinedError.
+    """
     environment = Environment(
         loader=FunctionLoader(_asset),
         autoescape=True,
@@ -114,16 +136,39 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"draw": _draw, "texts": _texts, "capital": _capital}
-    return environment
+    style, script = _asset("page.css"), _asset("page.js")
+    hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()) for one in (style, script)]
+    of_style, of_script = (f"'sha256-{one.decode()}'" for one in hashes)
+    policy = (
+        f"default-src 'none'; style-src {of_style}; script-src {of_script}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    shared = {"policy": Markup(policy), "style": Markup(style), "script": Markup(script)}
+    return environment.get_template(template).render(**shared, **values)
+
+
+def _texts(table: Table) -> int:
+    """Return with how many columns of text a table begins, at most 9: page.css knows so many."""
+    return min(len(list(takewhile(lambda column: column.is_text, table.columns))), 9)
+
+
+def _capital(text: str) -> str:
+    """Return a sentence of a text that has neither capital nor full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _draw(panel: Panel, figure: Figure) -> Markup:
+    """Return a panel as an SVG element; its name for screen readers has the figure's title."""
+    return Markup(draw(panel, ": ".join(filter(None, (figure.title, panel.title)))))
+
+
+def _finish(value: Any) -> Any:
+    """Return a value for the page; no text in it turns the direction of writing."""
+    return value if isinstance(value, Markup) else plain_text.one_line(str(value))
 
 
 def _asset(name: str) -> str:
     return resources.files("raybench.report.html").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"sha256-{base64.b64encode(digest).decode()}"
 
 
 _HEADS = {
@@ -142,7 +187,7 @@ _HEADS = {
 }
 
 
-def facts(summary: Summary) -> Iterator[tuple[str, str]]:
+def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact about a run; the text of an unknown one is empty."""
     run = summary.run
     yield "run", run.run_id
@@ -164,19 +209,142 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def device_table(devices: pd.DataFrame) -> Table:
-    """Return the table of devices, a row each; columns that are empty for all are left out."""
-    used = [name for name in _HEADS if name in devices]
-    ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
+    """Return the table of devices by host and index; columns that are empty for all are left out.
+
+    devices: the table of the run; may be empty.
+    """
 
     def column(name: str) -> ColumnOf[Any]:
-        return Column(title=_HEADS[name], is_text=True), lambda row: _cell(name, row[name])
+        def cell(row: Any) -> str:
+            value = row[name]
+            if not formatting.has_value(value):
+                return ""
+            if name.endswith("_bytes"):
+                return formatting.size(float(value))
+            return f"{value:g}" if isinstance(value, float) else str(value)
 
+        return Column(title=_HEADS[name], is_text=True), cell
+
+    used = [name for name in _HEADS if name in devices]
+    ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
     return make_table(ordered[used].to_dict("records"), map(column, used))
 
 
-def _cell(name: str, value: object) -> str:
-    if not formatting.has_value(value):
-        return ""
-    if name.endswith("_bytes"):
-        return formatting.size(float(str(value)))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _point_table(rows: Sequence[ScaledRow], summary: Summary) -> Table:
+    """Return a line per point, with hints and with values to sort by; rows: in their order."""
+    metrics = dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(rows)))
+    width_meaning = "half of the 95 % interval of the step time, relative to it. "
+    marks_meaning = "what makes the number doubtful: "
+    columns: list[ColumnOf[ScaledRow]] = [
+        (
+            Column(title="point", is_text=True, meaning="for `raybench show RUN POINT`"),
+            lambda row: str(row.point_id),
+        ),
+        *(
+            _setting_column(rows, name, summary.ranks)
+            for name in sorted(varying(rows), key=lambda name: is_numeric(rows, name))
+        ),
+        (Column(title="step", meaning=STEP_MEANING), _step),
+        (
+            Column(title="±", meaning=width_meaning + summary.plus_minus.removesuffix(".")),
+            lambda row: _with_sort(step_uncertainty(row), half_width, 4),
+        ),
+        (
+            Column(title=MARKS_TITLE, meaning=marks_meaning + summary.marks_meaning),
+            lambda row: Cell(text=marks(row), hint="; ".join(MARKS[one] for one in marks(row))),
+        ),
+        *(_metric_column(metric, summary.words) for metric in metrics),
+    ]
+    return make_table(rows, columns)
+
+
+def _with_sort(value: float | None, write: Callable[[float], str], digits: int) -> Cell:
+    """Return a cell that is sorted by these digits of its value; an empty one where it is None."""
+    return Cell(text="") if value is None else Cell(text=write(value), sort=f"{value:.{digits}g}")
+
+
+def _setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> ColumnOf[ScaledRow]:
+    column = Column(
+        title=ranks if name == "world_size" else formatting.heading(name),
+        is_text=not is_numeric(rows, name),
+        is_setting=True,
+    )
+
+    def cell(row: ScaledRow) -> Cell:
+        value = setting(row, name)
+        sort = str(value) if name.endswith("_bytes") and value is not None else ""
+        return Cell(text=formatting.setting(name, value), sort=sort)
+
+    return column, cell
+
+
+def _step(row: ScaledRow) -> Cell:
+    """Return the step time of a point; of one that is not ok its status, with the error as hint."""
+    if row.status == "ok":
+        return _with_sort(row.step_ms_p50, formatting.duration, 6)
+    hint = shorten(row.error_message or "", _HINT_CHARS)
+    return Cell(text=formatting.STATUS_WORDS[row.status], hint=hint)
+
+
+def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[ScaledRow]:
+    """Return the column of a metric; shares and speed-ups are sorted by more digits than shown."""
+    whole = {"share": 1.0, "percent": 100.0}.get(metric.format)
+
+    def cell(row: ScaledRow) -> Cell:
+        value = value_of(row, metric)
+        text = formatting.metric(metric, value)
+        return Cell(text=text, sort=f"{value / whole:.5g}" if text and whole else "")
+
+    def speed_up(row: ScaledRow) -> Cell:
+        if row.speed_up is None and row.why is not None:
+            return Cell(text="–", hint=str(row.why))
+        return _with_sort(row.speed_up, lambda _: speed_up_words(row), 6)
+
+    column = metric_column(metric, formatting.MILLISECONDS, words, None)
+    return column, speed_up if metric.name == "speed_up" else cell
+
+
+def _figures(comparison: Comparison) -> list[Figure]:
+    """Return the bars of the points that have a step time on both sides; [] where none has."""
+    known = [row for row in comparison.compared if row.ratio is not None]
+    if not known:
+        return []
+    # What changed most, whichever way, is drawn; of that the slowest comes first.
+    rows = sorted(known, key=lambda row: -abs(_change(row)))[:_MOST_BARS]
+    rows.sort(key=_change, reverse=True)
+    present = {row.verdict for row in rows}
+    colors = {name: color for name, color in _COLORS.items() if name in present}
+    note = "Change of the median step, the slowest first."
+    if any(row.ratio_low is not None for row in rows):
+        note += " Thin lines are 90 % intervals."
+    if len(known) > len(rows):
+        note += f" The {len(rows)} largest changes of {len(known)} points; the table has more."
+    settings = distinguishing_settings(rows)
+    names = [short_name(row, settings, "ranks") for row in rows]
+    ends = [end for row in rows for end in (row.ratio, row.ratio_low, row.ratio_high) if end]
+    low, high = min(0.0, min(ends) - 1), max(0.0, max(ends) - 1)
+    domain = [low, high + _ROOM_FOR_TEXT * (high - low)]
+    panels = bar_panels(
+        [("", name, [_mark(row, name)]) for row, name in zip(rows, names, strict=True)],
+        axis("change of the step", format="+%", scale={"domain": domain}),
+        series=list(colors),
+        colors=list(colors.values()),
+        is_stacked=True,
+    )
+    return [Figure(anchor="changes", title="Slower or faster", note=note, panels=panels)]
+
+
+def _change(row: ComparedPoint) -> float:
+    return (row.ratio or 1.0) - 1
+
+
+def _mark(row: ComparedPoint, name: str) -> Mark:
+    change, words = _change(row), percent(_change(row))
+    # An interval of no width keeps the text beside its bar: the panels have one scale.
+    low, high = change, change
+    tip = f"{name}\n{words}: {row.verdict}"
+    if row.ratio_low is not None and row.ratio_high is not None:
+        low, high = row.ratio_low - 1, row.ratio_high - 1
+        tip = f"{name}\n{words}, {percent(low)} to {percent(high)}: {row.verdict}"
+    ends = {"low": low, "high": high}
+    return {"x": change, "x2": 0.0, "line": row.verdict, "text": words, "tip": tip, **ends}

@@ -176,16 +176,11 @@ def point_tables(summary: Summary) -> Iterator[Table]:
         (f"where the step goes, {unit.name}", apart, metrics.PARTS, parts, _PARTS_NOTE),
         ("memory at its peak, GiB", watched, metrics.MEMORY, [], _MEMORY_NOTE),
     ):
+        # Where there is no room, the optional ones are left out first.
+        order = list(dict.fromkeys([*shows.optional, *shows.metrics]))
         columns = [
             *first,
-            *(
-                _metric_column(
-                    summary,
-                    metric,
-                    shows.optional.index(metric) if metric in shows.optional else None,
-                )
-                for metric in shows.metrics
-            ),
+            *(_metric_column(summary, metric, order.index(metric)) for metric in shows.metrics),
         ]
         if rows:
             lines = [(row, row) for row in rows]

@@ -16,7 +16,7 @@ from raybench.records import NO_COLLECTIVES, Breakdown, Measurement, Traffic
 from raybench.records.metric import Column
 from raybench.results.metrics.steps import NS_PER_MS, data_wait_ms
 from raybench.stats import summary as stats
-from raybench.stats.stragglers import (
+from raybench.stats.outliers import (
     NEARLY_ALL,
     Straggler,
     borne_out_ms,

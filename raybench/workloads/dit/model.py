@@ -1,26 +1,37 @@
-"""The model of the workload `dit`: the transformer of Flux.1, one image at a time.
+"""The model of the workload `dit`, the transformer of Flux.1, and its steps on random inputs.
 
-Without a batch: tokens are (tokens, width). What all tokens share, as the time, is (1, width).
+A step runs a block, a forward pass, or a loop of passes, over the tokens of one image without a
+batch: tokens are (tokens, width). What all tokens share, as the time, is (1, width).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Literal, NamedTuple, TypeAlias
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raybench.workloads.dit.shape import DitShape
+from raybench.job.point import Precision
+from raybench.workloads.attention import Kernel, KernelOrAuto, choose_kernel
+from raybench.workloads.dit import DitShape
+from raybench.workloads.dit.sequence_parallel import SequenceParallel, attend_whole, form_groups
+from raybench.workloads.training.model import compile_blocks
 
+Scope = Literal["double_block", "single_block", "forward", "loop"]
 # Query, key and value (tokens, heads, head) to the output, of the same shape.
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 _EPSILON = 1e-6
 _LONGEST_PERIOD = 10_000.0
 _TIME_SCALE = 1000.0
+_GUIDANCE = 3.5
 
 
 class Rotation(NamedTuple):
@@ -30,7 +41,7 @@ class Rotation(NamedTuple):
     sine: Tensor
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """Return heads (tokens, heads, head) rotated, computed in fp32 at least."""
+        """Return `heads`, (tokens, heads, head), rotated; computed in fp32 at least."""
         first, second = torch.unflatten(heads.to(self.cosine.dtype), -1, (-1, 2)).unbind(-1)
         rotated = torch.stack(
             (
@@ -63,7 +74,7 @@ class _Head(nn.Module):
         self.key_norm = nn.RMSNorm(shape.head_width, eps=_EPSILON)
 
     def forward(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(tokens, 3 width) to query, key and value (tokens, heads, head)."""
+        """Return query, key and value, each (tokens, heads, head), from joint (tokens, 3 width)."""
         query, key, value = torch.unflatten(joint, -1, (3, self._heads, -1)).unbind(1)
         return self.query_norm(query), self.key_norm(key), value
 
@@ -82,13 +93,17 @@ class _Stream(nn.Module):
         self.mlp_out = nn.Linear(4 * width, width)
 
     def begin(self, x: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value."""
+        """Return query, key and value, each (tokens, heads, head), from x (tokens, width)."""
         heads: tuple[Tensor, Tensor, Tensor]
         heads = self.heads(self.attention_in(_modulate(x, shift, scale)))
         return heads
 
     def end(self, x: Tensor, mixed: Tensor, modulation: tuple[Tensor, ...]) -> Tensor:
-        """Return x plus attention's output and the MLP. modulation: gate, shift, scale, gate."""
+        """Return x plus gated attention and MLP, (tokens, width).
+
+        mixed: attention's output, (tokens, heads, head). modulation: gate of attention; shift,
+        scale and gate of the MLP.
+        """
         attention_gate, shift, scale, mlp_gate = modulation
         x = x + attention_gate * self.attention_out(mixed.flatten(1))
         hidden = functional.gelu(self.mlp_in(_modulate(x, shift, scale)), approximate="tanh")
@@ -108,9 +123,10 @@ class DoubleBlock(nn.Module):
     def forward(
         self, text: Tensor, image: Tensor, time: Tensor, cosine: Tensor, sine: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return text and image tokens after the block.
+        """Return text and image tokens after the block, both (tokens, width).
 
-        time: the embedding of time, guidance and pooled text, (1, width).
+        cosine, sine: of Rotation, for text and then image. time: the embedding of time, guidance
+        and pooled text, (1, width).
         """
         active, rotation = functional.silu(time), Rotation(cosine, sine)
         of_text = self.text.modulation(active).chunk(6, dim=-1)
@@ -140,7 +156,7 @@ class SingleBlock(nn.Module):
         self.joint_out = nn.Linear(5 * width, width)
 
     def forward(self, x: Tensor, time: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Return the tokens x, those of the text first, after the block."""
+        """Return the tokens x, those of the text first, after the block; others as DoubleBlock."""
         shift, scale, gate = self.modulation(functional.silu(time)).chunk(3, dim=-1)
         joint = self.joint_in(_modulate(x, shift, scale))
         attention, hidden = joint[:, : self._joint_width], joint[:, self._joint_width :]
@@ -192,6 +208,7 @@ class Dit(nn.Module):
         return velocity
 
     def _embed(self, time: Tensor, conditions: Conditions) -> Tensor:
+        """Return the embedding of time, guidance and pooled text, (1, width)."""
         embedded: Tensor = (
             self.time_in(sinusoids(time, self._frequencies))
             + self.guidance_in(sinusoids(conditions.guidance, self._frequencies))
@@ -201,7 +218,7 @@ class Dit(nn.Module):
 
 
 def sinusoids(time: Tensor, count: int) -> Tensor:
-    """Return times (1, 1) encoded as cosines and sines of growing periods, (1, count)."""
+    """Return a time (1, 1) encoded as cosines, then sines, of growing periods, (1, count)."""
     wide = torch.promote_types(time.dtype, torch.float32)
     places = torch.arange(count // 2, dtype=wide, device=time.device)
     rates = torch.exp(-math.log(_LONGEST_PERIOD) * places / (count // 2))
@@ -230,16 +247,19 @@ def rotation(
     return Rotation(*(one.to(like.device, wide) for one in (angles.cos(), angles.sin())))
 
 
-def fill(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Draw the weights: normal, 0.02 wide, but for the norms', which stay 1.
+def fill(
+    module: nn.Module, generator: torch.Generator | None, *, norm: float = 1.0, gain: float = 0.0
+) -> None:
+    """Set all parameters, in place: those of norms to `norm`, others to normal random numbers.
 
-    Not from the usual initialisation of each layer, which would draw them twice.
+    gain: their standard deviation is gain / sqrt(inputs of the layer); 0: it is 0.02.
     """
     for name, parameter in module.named_parameters():
         if "norm" in name:
-            nn.init.ones_(parameter)
+            nn.init.constant_(parameter, norm)
         else:
-            nn.init.normal_(parameter, std=0.02, generator=generator)
+            std = gain / math.sqrt(parameter.shape[-1]) if gain else 0.02
+            nn.init.normal_(parameter, std=std, generator=generator)
 
 
 def _embedder(inputs: int, width: int) -> nn.Sequential:
@@ -247,5 +267,214 @@ def _embedder(inputs: int, width: int) -> nn.Sequential:
 
 
 def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Normalise, then scale and shift as the conditions say (AdaLN, Peebles and Xie 2022)."""
+    """Return x normalised, then scaled and shifted (AdaLN, Peebles and Xie 2022)."""
     return functional.layer_norm(x, x.shape[-1:], eps=_EPSILON) * (1 + scale) + shift
+
+
+_NUMBERS = count()
+_KNOWN: WeakValueDictionary[int, AttentionOperator] = WeakValueDictionary()
+
+
+class AttentionOperator:
+    """Calls a function of query, key and value, of one shape each as the output is, as an operator.
+
+    torch.compile does not look into it, so that a compiled block stays one graph: sends and
+    receives between ranks cannot be traced.
+    An operator takes tensors and numbers only, so that the function is known by a number.
+    """
+
+    def __init__(self, attend: Attend) -> None:
+        self.attend = attend
+        self._number = next(_NUMBERS)
+        _KNOWN[self._number] = self
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return attention's output; all are (tokens, heads, head)."""
+        out: Tensor = torch.ops.raybench.attend_over_ranks(query, key, value, self._number)
+        return out
+
+
+@torch.library.custom_op("raybench::attend_over_ranks", mutates_args=())
+def _attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
+    return _KNOWN[number].attend(query, key, value).contiguous()
+
+
+@_attend.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
+    return query.new_empty(query.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Builds the step of a scope over the ranks of `parallel`, on random inputs and weights.
+
+    rows, columns, text_tokens: tokens of one image and of its text; ranks divide both.
+    device, dtype, seed: of all inputs and weights, the same on each rank.
+    attention: the kernel, or auto.
+    fill: draws a module's weights.
+    """
+
+    shape: DitShape
+    rows: int
+    columns: int
+    text_tokens: int
+    device: torch.device
+    dtype: torch.dtype
+    seed: int
+    attention: KernelOrAuto
+    parallel: SequenceParallel
+    compile: bool = False
+    fill: Callable[[nn.Module, torch.Generator | None], None] = fill
+
+    def make(self, scope: Scope, steps: int) -> Callable[[], Tensor]:
+        """Return a function that does one step of a scope and returns its output.
+
+        Of a block, this rank's tokens; of forward, the velocity of the whole image; of loop, the
+        whole image after so many Euler `steps` from noise. All ranks must call both together.
+        """
+        if scope in ("double_block", "single_block"):
+            return self._make_block(scope)
+        predict, noise = self._make_predictor()
+        if scope == "forward":
+            time = torch.ones(1, 1, device=noise.device, dtype=noise.dtype)
+            return lambda: predict(noise, time)
+        times = torch.linspace(1, 0, steps + 1, device=noise.device, dtype=torch.float32)
+        times = times[:-1].to(noise.dtype).view(steps, 1, 1)
+
+        def denoise() -> Tensor:
+            image = noise
+            for time in times:
+                image = image - predict(image, time) / steps
+            return image
+
+        return denoise
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel of attention: the one asked for, or what torch takes for this rank's heads."""
+        heads = self.shape.heads // self.parallel.heads_divided_by
+        shape = (1, heads, self.rows * self.columns, self.shape.head_width)
+        return choose_kernel(
+            self.attention, torch.empty(shape, device=self.device, dtype=self.dtype)
+        )
+
+    def _make_block(self, scope: Scope) -> Callable[[], Tensor]:
+        """Return a step that runs one block on hidden tokens."""
+        kind = DoubleBlock if scope == "double_block" else SingleBlock
+        generator, width = self._generator(), self.shape.width
+        block = self._make_module(lambda: kind(self.shape, self._attend()), generator)
+        text = self.parallel.shard(self._draw(generator, self.text_tokens, width))
+        image = self.parallel.shard(self._draw(generator, self.rows * self.columns, width))
+        time = self._draw(generator, 1, width)
+        turned = self._rotation()
+        if scope == "double_block":
+            return lambda: torch.cat(block(text, image, time, *turned))
+        joint = torch.cat((text, image))
+        return lambda: block(joint, time, *turned)
+
+    def _make_predictor(self) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
+        """Return a function of image and time that predicts velocities, and an image of noise.
+
+        Images are whole, on all ranks; all must call both functions together.
+        """
+        generator = self._generator()
+        model = self._make_module(lambda: Dit(self.shape, self._attend()), generator)
+        noise = self._draw(generator, self.rows * self.columns, self.shape.channels)
+        text = self._draw(generator, self.text_tokens, self.shape.text_width)
+        conditions = Conditions(
+            text=self.parallel.shard(text),
+            pooled=self._draw(generator, 1, self.shape.pooled_width),
+            guidance=torch.full((1, 1), _GUIDANCE, device=noise.device, dtype=noise.dtype),
+        )
+        turned = self._rotation()
+
+        def predict(image: Tensor, time: Tensor) -> Tensor:
+            own = model(self.parallel.shard(image), time, conditions, turned)
+            return self.parallel.gather(own)
+
+        return predict, noise
+
+    def _make_module(
+        self, make: Callable[[], nn.Module], generator: torch.Generator | None
+    ) -> nn.Module:
+        """Return a module whose weights are drawn where they stay, in the type that they keep."""
+        with torch.device("meta"):
+            module = make().to(self.dtype)
+        module = module.to_empty(device=self.device).requires_grad_(False)
+        self.fill(module, generator)
+        if self.compile:
+            compile_blocks(module, DoubleBlock, SingleBlock)
+        return module
+
+    def _generator(self) -> torch.Generator | None:
+        """Return a new generator of the seed; None on the meta device, which has no numbers."""
+        if self.device.type == "meta":
+            return None
+        return torch.Generator(self.device).manual_seed(self.seed)
+
+    def _draw(self, generator: torch.Generator | None, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
+
+    def _attend(self) -> Attend:
+        """Return the attention of query, key and value over the tokens of all ranks."""
+        kernel = self.kernel
+        if self.parallel.degree == 1:
+            return partial(attend_whole, kernel)
+        joint = partial(self.parallel.attend, kernel)
+        return AttentionOperator(joint) if self.compile else joint
+
+    def _rotation(self) -> Rotation:
+        """Return the rotation of this rank's tokens."""
+        whole = rotation(
+            self.shape,
+            text_tokens=self.text_tokens,
+            rows=self.rows,
+            columns=self.columns,
+            like=torch.empty(0, device=self.device, dtype=self.dtype),
+        )
+        shard, length = self.parallel.shard, self.text_tokens
+        return Rotation(*(torch.cat((shard(one[:length]), shard(one[length:]))) for one in whole))
+
+
+# Tokens of the copy for each rank: of the image, and of the text.
+_ROWS, _COLUMNS, _TEXT = 2, 8, 8
+# Of queries and keys: a token attends to few others. With all alike attention is next to the mean
+# of all tokens, and a wrong one could not be told from a right one.
+_NORM = 2.0
+_GAIN = 1.5
+# Of what the copy computes. Two ranks on a CPU differ from the whole by 3e-7 (fp32) and 5e-3
+# (bf16); a log-sum-exp to base 2 is off by 3e-2, parts merged by their mean by 0.16, the heads of
+# another rank by 0.8.
+TOLERANCES = {
+    Precision.FP32: 1e-4,
+    Precision.TF32: 1e-2,
+    Precision.FP16: 1e-2,
+    Precision.BF16: 2e-2,
+}
+
+
+def difference_to_whole(steps: Steps) -> float:
+    """Return the relative error of a small model that is divided over the ranks of `steps`.
+
+    The model has one block of each kind, in the type and with the kernel of `steps`. The error is
+    the Frobenius norm of the difference to the undivided output, over that output's; 0 where
+    nothing is divided. All ranks must call it together.
+    """
+    ranks = steps.parallel.degree
+    if ranks == 1:
+        return 0.0
+    copy = replace(
+        steps,
+        shape=replace(steps.shape, double_blocks=1, single_blocks=1),
+        rows=_ROWS * ranks,
+        columns=_COLUMNS,
+        text_tokens=_TEXT * ranks,
+        attention=steps.kernel,
+        compile=False,
+        # So that attention matters for the output, and single tokens for attention.
+        fill=partial(fill, norm=_NORM, gain=_GAIN),
+    )
+    undivided = replace(copy, parallel=form_groups(0, ulysses=1, ring=1))
+    with torch.inference_mode():
+        found, whole = (one.make("forward", 1)().double() for one in (copy, undivided))
+        return float((found - whole).norm() / whole.norm())

@@ -11,7 +11,7 @@ gathered; parts are merged by their log-sum-exp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,7 +29,7 @@ RingKind = Literal["p2p", "allgather"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peers:
-    """The ranks of a group, in its order. group: None for all ranks."""
+    """The ranks of a group, in its order. place: index of this rank. group: None for all ranks."""
 
     ranks: tuple[int, ...]
     place: int
@@ -38,14 +38,14 @@ class _Peers:
     def __len__(self) -> int:
         return len(self.ranks)
 
-    def neighbour(self, step: int) -> int:
-        """Return the rank that is `step` places after this one, around the ring."""
-        return self.ranks[(self.place + step) % len(self.ranks)]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceParallel:
-    """How the sequence is divided, and the groups that its ranks communicate in."""
+    """How the sequence is divided, and the groups that its ranks communicate in.
+
+    rank: of this process. ulysses, ring: the groups that it is in. ring_kind: whether keys and
+    values go round the ring (p2p) or are gathered.
+    """
 
     rank: int
     ulysses: _Peers
@@ -63,20 +63,23 @@ class SequenceParallel:
         return len(self.ulysses)
 
     def shard(self, tokens: Tensor) -> Tensor:
-        """Return this rank's tokens of all, which are dimension 0."""
+        """Return this rank's part of the tokens of all ranks, which are dimension 0."""
         return tokens.chunk(self.degree)[self.rank]
 
     def gather(self, tokens: Tensor) -> Tensor:
-        """Return the tokens of all ranks from those of each, by one all_gather."""
+        """Return the tokens of all ranks, by one all_gather, which all must call together."""
         return tokens if self.degree == 1 else _all_gather(tokens, self.degree, None)
 
     def attend(self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend to the tokens of all ranks; all, and the output, are (own tokens, heads, head)."""
+        """Return the attention of this rank's queries over the tokens of all ranks.
+
+        All three and the output are (own tokens, heads, head). All ranks must call it together.
+        """
         query, key, value = map(self._to_heads, (query, key, value))
         return self._to_tokens(self._attend_ring(kernel, query, key, value))
 
     def _to_heads(self, own: Tensor) -> Tensor:
-        """(own tokens, heads, head) to (tokens of the group, heads of this rank, head)."""
+        """Return (tokens of the ulysses group, this rank's heads, head); own: as of `attend`."""
         degree = len(self.ulysses)
         if degree == 1:
             return own
@@ -86,7 +89,7 @@ class SequenceParallel:
         return _all_to_all(sent, self.ulysses.group).view(-1, heads // degree, size)
 
     def _to_tokens(self, out: Tensor) -> Tensor:
-        """(tokens of the group, heads of this rank, head) to (own tokens, heads, head)."""
+        """Return (own tokens, heads, head): the inverse of `_to_heads`."""
         degree = len(self.ulysses)
         if degree == 1:
             return out
@@ -96,6 +99,7 @@ class SequenceParallel:
         return received.reshape(received.shape[0], -1, out.shape[-1])
 
     def _attend_ring(self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return the attention of these queries over the tokens of all ranks of the ring."""
         if len(self.ring) == 1:
             return attend_whole(kernel, query, key, value)
         if self.ring_kind == "allgather":
@@ -112,38 +116,34 @@ class SequenceParallel:
     def _round(self, key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the keys and values of each rank of the ring, this rank's first.
 
-        The next ones are on their way while those given are worked on.
+        The next ones are on their way while those given are worked on. All ranks must go through it
+        together.
         """
+        ranks, group = self.ring.ranks, self.ring.group
+        following, preceding = (ranks[(self.ring.place + step) % len(ranks)] for step in (1, -1))
         current = key.contiguous(), value.contiguous()
-        for _ in range(len(self.ring) - 1):
-            coming = self._exchange(current)
+        for _ in range(len(ranks) - 1):
+            coming = torch.empty_like(current[0]), torch.empty_like(current[1])
+            works = dist.batch_isend_irecv(
+                [
+                    *(dist.P2POp(dist.isend, one, following, group) for one in current),
+                    *(dist.P2POp(dist.irecv, one, preceding, group) for one in coming),
+                ]
+            )
             yield current
-            current = coming()
-        yield current
-
-    def _exchange(self, pair: tuple[Tensor, Tensor]) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Send both to the next rank; return a function that waits for those of the rank before."""
-        buffers = torch.empty_like(pair[0]), torch.empty_like(pair[1])
-        to, source, group = self.ring.neighbour(1), self.ring.neighbour(-1), self.ring.group
-        works = dist.batch_isend_irecv(
-            [
-                *(dist.P2POp(dist.isend, one, to, group) for one in pair),
-                *(dist.P2POp(dist.irecv, one, source, group) for one in buffers),
-            ]
-        )
-
-        def receive() -> tuple[Tensor, Tensor]:
             for work in works:
                 work.wait()
-            return buffers
-
-        return receive
+            current = coming
+        yield current
 
 
 def form_groups(
     rank: int, *, ulysses: int, ring: int, ring_kind: RingKind = "p2p"
 ) -> SequenceParallel:
-    """Form the groups; all ranks must call it at the same place. ulysses * ring is their number."""
+    """Return the division of a sequence over ulysses * ring ranks, of which this one is `rank`.
+
+    Makes groups of torch.distributed where there are several: all ranks must call it together.
+    """
     world_size = ulysses * ring
     rows = [tuple(range(first, first + ulysses)) for first in range(0, world_size, ulysses)]
     columns = [tuple(range(first, world_size, ulysses)) for first in range(ulysses)]
@@ -156,7 +156,7 @@ def form_groups(
 
 
 def _join(rank: int, groups: list[tuple[int, ...]]) -> _Peers:
-    """Return this rank's group of these; every rank must call it, as all groups are made."""
+    """Return the one of `groups` that this rank is in; all ranks must call it, as all are made."""
     own = next(ranks for ranks in groups if rank in ranks)
     if len(groups) == 1 or len(own) == 1:
         # All ranks, whose group is there already, or nobody to communicate with.
@@ -166,7 +166,7 @@ def _join(rank: int, groups: list[tuple[int, ...]]) -> _Peers:
 
 
 def _all_to_all(sent: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Send each rank of the group its part of dimension 0."""
+    """Send each rank of the group its part of dimension 0; return the parts for this rank."""
     sent = sent.contiguous()
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
@@ -174,7 +174,7 @@ def _all_to_all(sent: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def _all_gather(own: Tensor, ranks: int, group: ProcessGroup | None) -> Tensor:
-    """Gather dimension 0 over the ranks of a group."""
+    """Return the tensors of so many ranks of a group, joined along dimension 0."""
     gathered = own.new_empty((ranks * len(own), *own.shape[1:]))
     # Torch 2.13 gave it another name and warns of the older one.
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -183,12 +183,12 @@ def _all_gather(own: Tensor, ranks: int, group: ProcessGroup | None) -> Tensor:
 
 
 def attend_whole(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend to the tokens that are here. All are (tokens, heads, head)."""
+    """Return the attention of queries over these keys; all are (tokens, heads, head)."""
     return _from_batch(attend(kernel, *map(_as_batch, (query, key, value))))
 
 
 def _as_batch(tokens: Tensor) -> Tensor:
-    """(tokens, heads, head) to (1, heads, tokens, head), as attention takes it. No copy."""
+    """Return a view (1, heads, tokens, head), as attention takes it, of (tokens, heads, head)."""
     return tokens.transpose(0, 1).unsqueeze(0)
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from raybench.job.answer import Answer
 from raybench.job.point import Scalar
 from raybench.workloads.base import Context, Workload, WrongResultError
-from raybench.workloads.dit.shape import DIT_PRESETS
+from raybench.workloads.dit import DIT_PRESETS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ Scope = Annotated[
     Literal["double_block", "single_block", "forward", "loop"],
     Field(description="What a step runs: one block, a forward pass, or a loop of them."),
 ]
-Steps = Annotated[int, Field(gt=0, description="Forward passes of scope loop.")]
+LoopSteps = Annotated[int, Field(gt=0, description="Forward passes of scope loop.")]
 Pixels = Annotated[int, Field(gt=0, description="Pixels of the image; 16 x 16 are a token.")]
 TextTokens = Annotated[int, Field(gt=0, description="Tokens of the text.")]
 Ulysses = Annotated[
@@ -64,7 +64,7 @@ class Dit(Workload):
         *,
         preset: Preset = "flux",
         scope: Scope = "forward",
-        steps: Steps = 28,
+        steps: LoopSteps = 28,
         height: Pixels = 1024,
         width: Pixels = 1024,
         text_tokens: TextTokens = 512,
@@ -76,27 +76,23 @@ class Dit(Workload):
     ) -> None:
         import torch
 
-        from raybench.workloads.dit import steps as dit_steps
+        from raybench.workloads.dit.model import Steps
         from raybench.workloads.dit.sequence_parallel import form_groups
 
-        tokens = dit_steps.Tokens(
-            rows=height // _PIXELS_PER_TOKEN,
-            columns=width // _PIXELS_PER_TOKEN,
-            text=text_tokens,
-        )
+        rows, columns = height // _PIXELS_PER_TOKEN, width // _PIXELS_PER_TOKEN
         # Alone on the meta device, whatever the point divides.
         is_counted = context.device.type == "meta"
         degrees = (1, 1) if is_counted else _degrees(context.world_size, ulysses, ring)
         shape = DIT_PRESETS[preset]
         self._context = context
-        self._steps = dit_steps.Steps(
+        self._steps = Steps(
             shape=shape,
-            tokens=tokens,
-            numbers=dit_steps.Numbers(
-                device=context.device,
-                dtype=getattr(torch, context.precision.dtype),
-                seed=context.seed,
-            ),
+            rows=rows,
+            columns=columns,
+            text_tokens=text_tokens,
+            device=context.device,
+            dtype=getattr(torch, context.precision.dtype),
+            seed=context.seed,
             attention=attention,
             parallel=form_groups(
                 context.rank, ulysses=degrees[0], ring=degrees[1], ring_kind=ring_kind
@@ -108,7 +104,7 @@ class Dit(Workload):
         self.items_per_step = 1
         # Counted on meta tensors, a loop would take a minute.
         passes = steps if scope == "loop" else 1
-        of_all = passes * shape.flops(scope, text=text_tokens, image=tokens.image)
+        of_all = passes * shape.flops(scope, text=text_tokens, image=rows * columns)
         self.flops_per_step = of_all / context.world_size
 
     def step(self) -> None:
@@ -119,15 +115,15 @@ class Dit(Workload):
             self.output = self._step()
 
     def check(self) -> None:
-        """Compare a copy of one block of each kind, divided over the ranks, with the whole of it.
+        """Raise WrongResultError where the last output is not finite, or ranks compute otherwise.
 
-        And see that the last output holds numbers. Raises WrongResultError. All ranks must call it
-        at the same place.
+        Otherwise than one rank alone: of a small model, see `difference_to_whole`. All ranks must
+        call it together.
         """
-        from raybench.workloads.dit.steps import TOLERANCES, difference_to_whole, is_finite
+        from raybench.workloads.dit.model import TOLERANCES, difference_to_whole
 
         who, precision = f"rank {self._context.rank}: dit", self._context.precision
-        if self.output is not None and not is_finite(self.output):
+        if self.output is not None and not bool(self.output.isfinite().all()):
             raise WrongResultError(f"{who} in {precision} left an output that is not finite")
         error, allowed = difference_to_whole(self._steps), TOLERANCES[precision]
         # Not `error > allowed`: what is not a number must fail too.
@@ -139,7 +135,7 @@ class Dit(Workload):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
-        """Return what cannot be divided, and the next size that can; None where all can be."""
+        """Return why the ranks cannot divide a point's sizes, in a sentence; None: they can."""
         return next(_refusals(settings), None)
 
     @classmethod
@@ -150,7 +146,10 @@ class Dit(Workload):
 
 
 def _degrees(world_size: int, ulysses: int | None, ring: int | None) -> tuple[int, int]:
-    """Fill in the one that is not given; neither given, the heads are divided."""
+    """Return ulysses and ring; one that is not given is what the other leaves of world_size.
+
+    Neither given, ulysses is world_size.
+    """
     if ulysses is None:
         ring = ring or 1
         return max(1, world_size // ring), ring
@@ -158,6 +157,7 @@ def _degrees(world_size: int, ulysses: int | None, ring: int | None) -> tuple[in
 
 
 def _refusals(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each size that the ranks of a point cannot divide, and what they can."""
     world_size = settings["world_size"]
     ulysses, ring = _degrees(world_size, settings.get("ulysses"), settings.get("ring"))
     if ulysses * ring != world_size:

@@ -1,4 +1,4 @@
-"""The models of the workload `transformer`, decoder-only: GPT-2 (`Decoder`) and `Llama`."""
+"""The models of the workload `transformer`, decoder-only: GPT-2 and Llama."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.d
 
 
 def run_block(run: Callable[..., Tensor], how: Checkpointing, *inputs: Any) -> Tensor:
-    """Return run(*inputs), with activation checkpointing: none, selective or full."""
+    """Return run(*inputs), by activation checkpointing: none, selective or full.
+
+    selective keeps the outputs of attention and of every second matrix product, full only `inputs`.
+    """
     if how == "none":
         return run(*inputs)
     chosen: dict[str, Any] = {}
@@ -53,10 +56,11 @@ def run_block(run: Callable[..., Tensor], how: Checkpointing, *inputs: Any) -> T
 
 
 def _keep_costly_parts() -> Any:
-    """Return the contexts that save attention's output and that of every second matrix product.
+    """Return the contexts of torch.utils.checkpoint for selective checkpointing.
 
-    As torchtitan has it: attention costs most for what its output takes, and half of the products
-    are worth half of the memory.
+    They save the outputs of attention and of every second matrix product, as torchtitan does:
+    attention costs most for the memory of its output, and half of the products are worth half of
+    the memory.
     """
     # Of the forward pass, and of what is computed again in the same order.
     seen = {False: 0, True: 0}
@@ -74,8 +78,8 @@ def _keep_costly_parts() -> Any:
 class KeyValueCache:
     """A KV cache of static size: keys and values of earlier tokens, of all layers.
 
-    memory: (layers, 2, batch, heads of keys, room, head width). position: of the next token, the
-    same in all sequences; the owner of the cache advances it.
+    memory: (layers, 2, batch, heads of keys, tokens at most, head width). position: index of the
+    next token, the same in all sequences; the owner of the cache advances it.
     """
 
     memory: Tensor
@@ -85,28 +89,32 @@ class KeyValueCache:
     def make(
         cls, shape: LanguageShape, *, batch_size: int, room: int, **like: Any
     ) -> KeyValueCache:
-        """Return an empty cache for `room` tokens a sequence; like: options of torch.empty."""
+        """Return an empty cache for `room` tokens a sequence at most; like: dtype and device."""
         heads = (shape.kv_heads, room, shape.head_width)
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
     def of_sequence(self, index: int) -> KeyValueCache:
-        """Return the cache of one sequence, a view of this one."""
+        """Return the cache of one sequence, a view of this one at the same position."""
         return KeyValueCache(self.memory[:, :, index : index + 1], self.position)
 
     def of_layer(self, layer: int) -> LayerCache:
-        """Return the cache of one layer, a view of this one."""
+        """Return the cache of one layer, a view of this one at the same position."""
         return LayerCache(self.memory[layer], self.position)
 
 
 @dataclass(slots=True)
 class LayerCache:
-    """Keys and values of one layer: memory (2, batch, heads, room, head width)."""
+    """Keys and values of one layer: memory (2, batch, heads, tokens at most, head width)."""
 
     memory: Tensor
     position: int
 
     def extend(self, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (2, batch, heads, length, head); return those of all tokens."""
+        """Write keys and values at `position`; return those of all tokens until then.
+
+        new: (2, batch, heads, length, head). Keys and values (batch, heads, position + length,
+        head) are views of the cache. More than one token can only be the first ones of a sequence.
+        """
         length = new.shape[3]
         # Else some of the new tokens would need a mask of their own.
         assert length == 1 or self.position == 0, "several tokens only begin a sequence"
@@ -117,171 +125,69 @@ class LayerCache:
         return keys, values
 
 
-class Decoder(nn.Module):
-    """A GPT-2 shaped language model: token ids (batch, seq_len) to logits (..., vocabulary).
+class LanguageModel(nn.Module):
+    """A decoder-only language model, a GPT-2 or a Llama by its shape.
 
-    Pre-norm blocks, learned positions, the output layer tied to the token embedding, no dropout.
+    Both have pre-norm blocks and no dropout. GPT-2: LayerNorm, learned positions, GELU, biases, and
+    the output layer tied to the token embedding. Llama: RMSNorm, rotary positions, attention with
+    grouped queries, SwiGLU, and no biases.
+
+    seq_len: the longest sequence. checkpointing: of each block. region: as Context.region.
+    looked_up: name of the table of which a token reads one row, in `named_parameters`.
     """
-
-    # Of these, a token reads one row.
-    looked_up = ("positions",)
 
     def __init__(
         self,
-        shape: DecoderShape,
+        shape: LanguageShape,
         *,
         seq_len: int,
         checkpointing: Checkpointing = "none",
         region: Region = lambda name: nullcontext(),
     ) -> None:
         super().__init__()
+        self._region = region
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.positions = nn.Parameter(torch.empty(seq_len, shape.width))
+        self.positions: nn.Parameter | None = None
+        if isinstance(shape, DecoderShape):
+            self.positions = nn.Parameter(torch.empty(seq_len, shape.width))
+            nn.init.normal_(self.positions, std=0.02)
         self.blocks = nn.ModuleList(
             Block(shape, checkpointing, region) for _ in range(shape.layers)
         )
-        self.norm = nn.LayerNorm(shape.width)
-        self._region = region
-        self._initialise(shape.layers)
-
-    def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Return logits of the next token after each position; with a cache, after the last alone.
-
-        cache: of earlier tokens; the keys and values of these tokens are appended to it.
-        """
-        with self._region("embedding"):
-            x = self.tokens(tokens) + self._positions(tokens.shape[1], cache)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, None if cache is None else cache.of_layer(layer))
-        if cache is not None:
-            x = x[:, -1:]
-        with self._region("logits"):
-            logits: Tensor = functional.linear(self.norm(x), self.tokens.weight)
-        return logits
-
-    def _positions(self, length: int, cache: KeyValueCache | None) -> Tensor:
-        first = 0 if cache is None else cache.position
-        if (first, length) == (0, len(self.positions)):
-            # A part of the parameter would cost a kernel more, in the backward pass another.
-            return self.positions
-        return self.positions[first : first + length]
-
-    def _initialise(self, layers: int) -> None:
-        """GPT-2's initialisation (Radford et al. 2019): normal, narrower where residuals add up."""
-        nn.init.normal_(self.tokens.weight, std=0.02)
-        nn.init.normal_(self.positions, std=0.02)
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                residual = name.endswith(("attention_out", "mlp_out"))
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * layers if residual else 1))
-                nn.init.zeros_(module.bias)
-
-
-class Linear(nn.Linear):
-    """A linear layer whose bias is added apart where code is compiled for a single row.
-
-    Inductor makes a reduction of the product of a matrix with one row, fused with what follows; but
-    not where the product adds a bias itself (torch._inductor.decomposition, `mm` and `addmm`).
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (..., inputs) to (..., outputs)."""
-        if torch.compiler.is_compiling() and x.shape[:-1].numel() == 1:
-            return functional.linear(x, self.weight) + self.bias
-        return super().forward(x)
-
-
-class Block(nn.Module):
-    """Causal self-attention and an MLP of four times the width, each with a residual."""
-
-    def __init__(self, shape: DecoderShape, checkpointing: Checkpointing, region: Region) -> None:
-        super().__init__()
-        self._heads = shape.heads
-        self._checkpointing: Checkpointing = checkpointing
-        self._region = region
-        self.attention_norm = nn.LayerNorm(shape.width)
-        self.attention_in = Linear(shape.width, 3 * shape.width)
-        self.attention_out = Linear(shape.width, shape.width)
-        self.mlp_norm = nn.LayerNorm(shape.width)
-        self.mlp_in = Linear(shape.width, 4 * shape.width)
-        self.mlp_out = Linear(4 * shape.width, shape.width)
-
-    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
-        """Hidden tokens (batch, length, width) to the same; cache: of this layer."""
-        return run_block(self._run, self._checkpointing, x, cache)
-
-    def _run(self, x: Tensor, cache: LayerCache | None) -> Tensor:
-        with self._region("attention"):
-            x = x + self._attend(self.attention_norm(x), cache)
-        with self._region("mlp"):
-            hidden = functional.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh")
-            out: Tensor = x + self.mlp_out(hidden)
-        return out
-
-    def _attend(self, x: Tensor, cache: LayerCache | None) -> Tensor:
-        batch, length, width = x.shape
-        joint = self.attention_in(x).view(batch, length, 3, self._heads, width // self._heads)
-        query, key, value = by_kind = joint.permute(2, 0, 3, 1, 4)
-        if cache is not None:
-            key, value = cache.extend(by_kind[1:])
-        # One token sees all that are there; torch would let it see the first alone.
-        is_causal = cache is None or length > 1
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-        out: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return out
-
-
-class Llama(nn.Module):
-    """Llama: token ids (batch, seq_len) to logits (batch, seq_len, vocabulary).
-
-    Pre-norm blocks of RMSNorm, attention with grouped queries and rotary positions, and SwiGLU; no
-    biases, no dropout.
-    """
-
-    # Of these, a token reads one row.
-    looked_up = ("tokens.weight",)
-
-    def __init__(
-        self,
-        shape: LlamaShape,
-        *,
-        seq_len: int,
-        checkpointing: Checkpointing = "none",
-        region: Region = lambda name: nullcontext(),
-    ) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.blocks = nn.ModuleList(
-            LlamaBlock(shape, checkpointing, region) for _ in range(shape.layers)
-        )
-        self.norm = nn.RMSNorm(shape.width, eps=1e-5)
-        self.output = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        self._region = region
-        # Angles by which pairs of numbers are turned (Su et al. 2021).
-        exponents = torch.arange(0, shape.head_width, 2, dtype=torch.float32) / shape.head_width
-        angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), shape.theta**-exponents)
-        self.register_buffer("cosines", angles.cos(), persistent=False)
-        self.register_buffer("sines", angles.sin(), persistent=False)
-        # Normal numbers, narrower where residuals add up (as torchtitan and OLMo do).
-        nn.init.normal_(self.tokens.weight, std=0.02)
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                residual = name.endswith(("attention.output", "mlp.down"))
-                depth = 2 * shape.layers if residual else 1
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(depth))
+        self.norm = _make_norm(shape)
+        # A tied output layer needs no memory of its own, not even for a moment.
+        place = "meta" if shape.is_tied else None
+        self.output = nn.Linear(shape.width, shape.vocabulary, bias=False, device=place)
+        self.looked_up = "positions" if shape.is_tied else "tokens.weight"
+        if isinstance(shape, LlamaShape):
+            # Angles by which pairs of numbers are turned (Su et al. 2021).
+            exponents = torch.arange(0, shape.head_width, 2, dtype=torch.float32) / shape.head_width
+            places = torch.arange(seq_len, dtype=torch.float32)
+            angles = torch.outer(places, shape.theta**-exponents)
+            self.register_buffer("cosines", angles.cos(), persistent=False)
+            self.register_buffer("sines", angles.sin(), persistent=False)
+        _initialise(self, shape.layers)
         if shape.is_tied:
             self.output.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Return logits of the next token after each position; with a cache, after the last alone.
+        """Return logits (batch, length, vocabulary) of the token after each one of `tokens`.
 
-        cache: of earlier tokens; the keys and values of these tokens are appended to it.
+        tokens: (batch, length). cache: keys and values of earlier tokens; those of these tokens are
+        written into it, and logits are of the last position alone, (batch, 1, vocabulary).
         """
-        begin = 0 if cache is None else cache.position
-        length = slice(begin, begin + tokens.shape[1])
-        rotation = self.get_buffer("cosines")[length], self.get_buffer("sines")[length]
+        begin, length = 0 if cache is None else cache.position, tokens.shape[1]
+        here = slice(begin, begin + length)
+        rotation: Rotation | None = None
         with self._region("embedding"):
             x = self.tokens(tokens)
+            if self.positions is None:
+                rotation = self.get_buffer("cosines")[here], self.get_buffer("sines")[here]
+            elif length == len(self.positions):
+                # A part of the parameter would cost a kernel more, in the backward pass another.
+                x = x + self.positions
+            else:
+                x = x + self.positions[here]
         for layer, block in enumerate(self.blocks):
             x = block(x, rotation, None if cache is None else cache.of_layer(layer))
         if cache is not None:
@@ -291,24 +197,34 @@ class Llama(nn.Module):
         return logits
 
 
-class LlamaBlock(nn.Module):
-    """Causal self-attention and an MLP, each with a residual."""
+class Block(nn.Module):
+    """Causal self-attention and an MLP, each behind a norm and with a residual."""
 
-    def __init__(self, shape: LlamaShape, checkpointing: Checkpointing, region: Region) -> None:
+    def __init__(self, shape: LanguageShape, checkpointing: Checkpointing, region: Region) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(shape.width, eps=1e-5)
-        self.attention = Attention(shape)
-        self.mlp_norm = nn.RMSNorm(shape.width, eps=1e-5)
-        self.mlp = Mlp(shape)
+        self.attention_norm = _make_norm(shape)
+        self.mlp_norm = _make_norm(shape)
+        self.attention: nn.Module
+        self.mlp: nn.Module
+        if isinstance(shape, LlamaShape):
+            self.attention, self.mlp = Attention(shape), GatedMlp(shape)
+        else:
+            self.attention, self.mlp = JointAttention(shape), Mlp(shape)
         self._checkpointing: Checkpointing = checkpointing
         self._region = region
 
-    def forward(self, x: Tensor, rotation: Rotation, cache: LayerCache | None = None) -> Tensor:
-        """Take and give (batch, length, width)."""
+    def forward(
+        self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """Return the tokens after the block, (batch, length, width) as x; cache: of this layer.
+
+        rotation: of these tokens; None for GPT-2.
+        """
         # Here and not around the block: compiled, what no gradient needs is not computed again.
         return run_block(self._run, self._checkpointing, x, rotation, cache)
 
-    def _run(self, x: Tensor, rotation: Rotation, cache: LayerCache | None) -> Tensor:
+    def _run(self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None) -> Tensor:
+        """Return `forward` without checkpointing."""
         with self._region("attention"):
             x = x + self.attention(self.attention_norm(x), rotation, cache)
         with self._region("mlp"):
@@ -331,7 +247,10 @@ class Attention(nn.Module):
         self._head = shape.head_width
 
     def forward(self, x: Tensor, rotation: Rotation, cache: LayerCache | None = None) -> Tensor:
-        """Take and give (batch, length, width)."""
+        """Return attention's output, (batch, length, width) as x; cache: of this layer.
+
+        rotation: of these tokens.
+        """
         # Heads are counted from what is here: tensor parallelism leaves a rank some of them.
         query, key, value = (
             layer(x).unflatten(-1, (-1, self._head)).transpose(1, 2)
@@ -349,8 +268,31 @@ class Attention(nn.Module):
         return out
 
 
-class Mlp(nn.Module):
-    """SwiGLU."""
+class JointAttention(nn.Module):
+    """Causal self-attention of GPT-2: query, key and value by one matrix product."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self._heads = shape.heads
+        self.joint = Linear(shape.width, 3 * shape.width)
+        self.output = Linear(shape.width, shape.width)
+
+    def forward(self, x: Tensor, rotation: None, cache: LayerCache | None = None) -> Tensor:
+        """Return attention's output, (batch, length, width) as x; writes into the cache."""
+        batch, length, width = x.shape
+        joint = self.joint(x).view(batch, length, 3, self._heads, width // self._heads)
+        query, key, value = by_kind = joint.permute(2, 0, 3, 1, 4)
+        if cache is not None:
+            key, value = cache.extend(by_kind[1:])
+        # One token sees all that are there; torch would let it see the first alone.
+        is_causal = cache is None or length > 1
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+        out: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+class GatedMlp(nn.Module):
+    """SwiGLU, the MLP of Llama: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
@@ -359,20 +301,72 @@ class Mlp(nn.Module):
         self.down = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take and give (batch, length, width)."""
+        """Return the MLP's output, (batch, length, width) as x."""
         out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
         return out
 
 
+class Mlp(nn.Module):
+    """The MLP of GPT-2: two layers with GELU between, the first to four times the width."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.up = Linear(shape.width, 4 * shape.width)
+        self.down = Linear(4 * shape.width, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the MLP's output, (batch, length, width) as x."""
+        out: Tensor = self.down(functional.gelu(self.up(x), approximate="tanh"))
+        return out
+
+
+class Linear(nn.Linear):
+    """A linear layer whose bias is added apart where code is compiled for a single row.
+
+    Inductor makes a reduction of the product of a matrix with one row, fused with what follows; but
+    not where the product adds a bias itself (torch._inductor.decomposition, `mm` and `addmm`).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., outputs) for x (..., inputs)."""
+        if torch.compiler.is_compiling() and x.shape[:-1].numel() == 1:
+            return functional.linear(x, self.weight) + self.bias
+        return super().forward(x)
+
+
+def _make_norm(shape: LanguageShape) -> nn.Module:
+    """Return a norm of the width of the model."""
+    if isinstance(shape, LlamaShape):
+        return nn.RMSNorm(shape.width, eps=1e-5)
+    return nn.LayerNorm(shape.width)
+
+
+def _initialise(model: nn.Module, layers: int) -> None:
+    """Draw all weights of embeddings and linear layers, and set biases to zero, in place.
+
+    Normal numbers, narrower in the layers whose outputs add up in residuals (GPT-2, Radford et al.
+    2019; torchtitan and OLMo do so for Llama).
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.Linear):
+            depth = 2 * layers if name.endswith(("attention.output", "mlp.down")) else 1
+            nn.init.normal_(module.weight, std=0.02 / math.sqrt(depth))
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
 def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return causal attention: each token sees itself and the tokens before."""
+    """Return the output of causal attention; shapes as `Attend`, all of one length."""
     return functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
     )
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn the pairs (i, i + head / 2) of each head by its token's angles, in fp32 at least."""
+    """Return x with its pairs (i, i + head / 2) turned by rotary positions.
+
+    x: (batch, heads, length, head). Computed in fp32 at least, in the type of x.
+    """
     cosines, sines = rotation
     first, second = x.to(torch.promote_types(x.dtype, cosines.dtype)).chunk(2, dim=-1)
     turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
@@ -380,10 +374,11 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy over all positions of the batch.
+    """Return the mean cross entropy over all positions of the batch, a scalar.
 
-    Under autocast as torch has it, whose softmax is in the type of the logits; else in fp32 at
-    least, as torchtitan has it.
+    logits: (batch, length, vocabulary). targets: (batch, length), token ids. Under autocast as
+    torch has it, whose softmax is in the type of the logits; else in fp32 at least, as torchtitan
+    has it.
     """
     flat, device = logits.flatten(0, 1), logits.device.type
     # The meta device has no autocast.

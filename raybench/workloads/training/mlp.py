@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from pydantic import Field
 
 from raybench.workloads.base import Context
 from raybench.workloads.replicas import DdpOptions
-from raybench.workloads.training.memory_estimate import estimate_stack
 from raybench.workloads.training.model import (
     CastWeights,
     Compile,
@@ -19,6 +19,8 @@ from raybench.workloads.training.model import (
     Optimizer,
     Recipe,
     compute_dtype,
+    estimate_step,
+    product_bytes,
     slices,
 )
 
@@ -52,7 +54,7 @@ class Mlp(Model):
             optimizer=optimizer,
             grad_accumulation=grad_accumulation,
             compile=compile,
-            ddp=ddp,
+            divide=partial(context.ddp, **ddp),
         )
         shape = (context.batch_size * grad_accumulation, hidden)
         generator = context.generator()
@@ -76,7 +78,7 @@ class Mlp(Model):
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return the number of parameters; None where the parameters do not tell the sizes."""
+        """Return the number of parameters; None where `params` lack hidden or layers."""
         if not {"hidden", "layers"} <= params.keys():
             return None
         hidden = int(params["hidden"])
@@ -84,12 +86,22 @@ class Mlp(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated bytes of a rank at its peak; None as `estimate_stack`."""
-        return estimate_stack(settings, settings["hidden"], settings["layers"])
+        """Return the estimated bytes of a rank at its peak; None as `estimate_step`."""
+        hidden, layers = settings["hidden"], settings["layers"]
+        parameters, rows = layers * (hidden * hidden + hidden), float(settings["batch_size"])
+        number = product_bytes(settings)
+        return estimate_step(
+            settings,
+            parameters=parameters,
+            # Each layer keeps its input, and autocast its weights in half.
+            saved=rows * hidden * number * layers + (2.0 * parameters if number == 2 else 0.0),
+            at_loss=rows * hidden * (8 + number),
+            data=8.0 * rows * hidden * settings["grad_accumulation"],
+        )
 
 
 def linear_stack(hidden: int, layers: int) -> nn.Module:
-    """Return `layers` linear layers of hidden x hidden with ReLU between."""
+    """Return `layers` linear layers of hidden x hidden with ReLU between, on the default device."""
     from torch import nn
 
     modules: list[nn.Module] = [nn.Linear(hidden, hidden)]

@@ -1,25 +1,25 @@
 """What workloads that train or run a model have in common: parameters and a base class.
 
-Loads no torch at import: `plan` reads the classes.
+Loads no torch at import: `plan` reads the classes, and their estimates of memory.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job import registry
 from raybench.job.answer import Answer
-from raybench.job.point import Precision, Scalar
+from raybench.job.point import EQUAL, Precision, Scalar
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context, Workload
-from raybench.workloads.replicas import DdpOptions, ddp_defaults
+from raybench.workloads.training.shapes import LayoutOptions
 
 if TYPE_CHECKING:
     import torch
@@ -67,21 +67,22 @@ OUTPUT_ERROR = Metric(
 LEARNING_RATE = 1e-12
 
 # Parameters that mean nothing where nothing is trained.
-_ONLY_FOR_TRAINING = (
-    "optimizer",
-    "grad_accumulation",
-    "activation_checkpointing",
-    *ddp_defaults(),
-)
+_ONLY_FOR_TRAINING = {
+    *("optimizer", "grad_accumulation", "activation_checkpointing"),
+    *LayoutOptions.__annotations__,
+}
+# cuBLAS and cuBLASLt take 32 MiB each on Hopper.
+_WORKSPACES_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How a model is trained.
 
+    loss: function of the model's outputs and of the targets; their mean loss, a scalar.
     compile: the model is compiled as a whole, with DDP around it.
-    ddp: options for Context.ddp.
-    divide: distributes the model over the ranks in place of DDP and returns what is to be called.
+    divide: distributes the model over the ranks and returns what is to be called; by default
+    Context.ddp.
     is_fused: the optimizer updates all weights in one kernel, where the device has it.
     is_cast: the weights are used in the type of the precision already, so there is no autocast.
     """
@@ -90,7 +91,6 @@ class Recipe:
     optimizer: OptimizerName
     grad_accumulation: int
     compile: bool
-    ddp: DdpOptions = field(default_factory=DdpOptions)
     divide: Callable[[nn.Module], nn.Module] | None = None
     is_fused: bool = False
     is_cast: bool = False
@@ -127,11 +127,7 @@ class Model(Workload):
             if settings.get("cast_weights"):
                 return "cast_weights: true needs mode: inference"
             return None
-        parameters = inspect.signature(cls.__init__).parameters
-        for name in _ONLY_FOR_TRAINING:
-            usual = ddp_defaults().get(name)
-            if usual is None and name in parameters:
-                usual = parameters[name].default
+        for name, usual in _training_defaults(cls).items():
             if settings.get(name, usual) != usual:
                 return f"mode: inference trains nothing, so {name} must be left out"
         is_single = Precision(str(settings["precision"])).dtype == "float32"
@@ -152,7 +148,10 @@ class Model(Workload):
         *,
         cast_weights: bool = False,
     ) -> None:
-        """Prepare the steps of either mode, over the same inputs; as `train` or `load`."""
+        """Prepare the steps of either mode: `train`, or `load` and a forward pass over the inputs.
+
+        Arguments as those of `train` and `load`.
+        """
         if mode == "train":
             self.train(context, recipe, make_model, batches)
             return
@@ -167,10 +166,11 @@ class Model(Workload):
         make_model: Callable[[], nn.Module],
         batches: Iterator[Batch],
     ) -> None:
-        """Let a step be an optimizer step: make the model, divide it over the ranks, and so on.
+        """Let a step be an optimizer step; make the model and divide it over the ranks.
 
-        make_model: called with the device as torch's default and the same seed on all ranks.
-        batches: of this rank, endless. Raises UsageError for a CUDA graph in fp16.
+        Sets `model`, `replica`, `optimizer`, `scaler` and `items_per_step`. All ranks must call it
+        together. make_model: called with the device as torch's default and the same seed on all
+        ranks. batches: of this rank, endless. Raises UsageError for a CUDA graph in fp16.
         """
         import torch
 
@@ -183,8 +183,7 @@ class Model(Workload):
         torch.manual_seed(context.seed)
         with context.device:
             self.model = make_model()
-        divide = recipe.divide or partial(context.ddp, **recipe.ddp)
-        self.replica = divide(self.model)
+        self.replica = (recipe.divide or context.ddp)(self.model)
         self._forward = compile_model(self.replica, context, wanted=recipe.compile)
         # The same model past DistributedDataParallel.
         self._forward_alone = compile_model(self.model, context, wanted=recipe.compile)
@@ -198,7 +197,11 @@ class Model(Workload):
     def load(
         self, context: Context, make_model: Callable[[], nn.Module], *, cast_weights: bool
     ) -> None:
-        """Make the model for inference, the same on all ranks; `run_forward` must follow."""
+        """Make the model for inference, the same on all ranks; `run_forward` must follow.
+
+        Sets `model` and `items_per_step`. make_model: as `train`. cast_weights: store the weights
+        in the type of the precision, and do without autocast.
+        """
         import torch
 
         torch.manual_seed(context.seed)
@@ -211,9 +214,10 @@ class Model(Workload):
         self.items_per_step = context.batch_size
 
     def run_forward(self, forward: Callable[[], object]) -> None:
-        """Let a step be this forward pass, and give the memory that setting up used back to CUDA.
+        """Let a step be this forward pass, in inference mode.
 
-        A CUDA graph, which has a memory pool of its own, could not use it.
+        Also gives the memory that setting up used back to CUDA: a CUDA graph, which has a memory
+        pool of its own, could not use it.
         """
         import torch
 
@@ -222,7 +226,7 @@ class Model(Workload):
             torch.cuda.empty_cache()
 
     def step(self) -> None:
-        """Run forward once; or train: `grad_accumulation` passes, then the update."""
+        """Run forward once; or train: `grad_accumulation` passes, then the optimizer's update."""
         if self._inference_pass is not None:
             with self.inference():
                 self._inference_pass()
@@ -235,7 +239,7 @@ class Model(Workload):
 
     @contextmanager
     def inference(self) -> Iterator[None]:
-        """Enter inference mode, and autocast unless the weights were cast."""
+        """Return a context of inference mode, and of autocast unless the weights were cast."""
         import torch
 
         autocast = nullcontext() if self._has_cast_weights else self._context.autocast()
@@ -243,10 +247,11 @@ class Model(Workload):
             yield
 
     def gradient_error(self) -> float:
-        """Compare a step's gradients with those of one process over the samples of all ranks.
+        """Return the largest relative error of a step's gradients over all parameters.
 
-        Returns the largest norm of a parameter's error over the norm of its right gradient. All
-        ranks that train together call it, before their first step.
+        Relative to the gradients of one process over the samples of all ranks: norm of the error
+        over norm of the right gradient. Takes a step's batches. All ranks that train together must
+        call it, before their first step.
         """
         batches = [next(self._batches) for _ in range(self._recipe.grad_accumulation)]
         self._accumulate(iter(batches))
@@ -266,7 +271,7 @@ class Model(Workload):
         self.__dict__.clear()
 
     def _accumulate(self, batches: Iterator[Batch]) -> None:
-        """Compute the gradients of a step; they are reduced in its last pass."""
+        """Add up the gradients of a step in `.grad`; ranks reduce them in its last pass."""
         self._do_extra_work()
         for to_go in reversed(range(self._recipe.grad_accumulation)):
             inputs, targets = next(batches)
@@ -285,10 +290,10 @@ class Model(Workload):
             return self._recipe.loss(forward(inputs), targets)
 
     def _do_extra_work(self) -> None:
-        """Repeat `extra_work` of the step's forward and backward work, to emulate a slower device.
+        """Repeat the share `extra_work` of the step's forward and backward work, without result.
 
-        The gradients are thrown away. In as few passes as there are rows for: each pass costs
-        something whatever its rows.
+        To emulate a slower device. In as few passes as there are rows for: each pass costs
+        something whatever its rows. Does nothing on the meta device.
         """
         batch_size = self._context.batch_size
         rows = round(self._context.extra_work * batch_size * self._recipe.grad_accumulation)
@@ -306,7 +311,11 @@ class Model(Workload):
         return torch.autograd.grad(loss, tuple(self.model.parameters()))
 
     def _gradients_of_all(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """Return the gradients of the mean loss over the samples of all ranks, in float64."""
+        """Return the gradients of the mean loss over the samples of all ranks, in float64.
+
+        In the order of the model's parameters. batches: those of this rank. All ranks that train
+        together must call it.
+        """
         import torch
         from torch import distributed as dist
 
@@ -323,7 +332,58 @@ class Model(Workload):
         return [total / count for total in sums]
 
 
+@cache
+def _training_defaults(workload_class: type[Model]) -> Mapping[str, Scalar | None]:
+    """Return the defaults of those parameters of a class that only training has, by name."""
+    return {
+        one.name: one.default
+        for one in registry.parameters(workload_class)
+        if one.name in _ONLY_FOR_TRAINING
+    }
+
+
+def estimate_step(
+    settings: Mapping[str, Any],
+    *,
+    parameters: int,
+    ranks: int = 1,
+    saved: float,
+    at_loss: float = 0.0,
+    recomputed: float = 0.0,
+    data: float,
+) -> float | None:
+    """Return a coarse estimate of the bytes that a rank needs at the peak of a step on a GPU.
+
+    The peak is where the backward pass begins, where it ends, or in the optimizer. Measured points
+    lie within a fifth of it. None where nothing is trained, in a CUDA graph, and where ranks have
+    unequal shares.
+
+    parameters: number of the model's, which so many `ranks` share. In bytes: saved by the forward
+    pass for the backward pass; needed at the loss besides; of a block that is recomputed; of all
+    inputs and targets.
+    """
+    is_even = settings["shares"] == EQUAL and settings["slow_ratio"] == 1
+    if settings["mode"] != "train" or settings["cuda_graph"] or not is_even:
+        return None
+    weights = (2.0 if settings.get("optimizer_dtype") == "bf16" else 4.0) * parameters / ranks
+    is_adam = settings.get("optimizer", "adam") != "sgd"
+    # Gradients that are views of DDP's buckets have no memory of their own.
+    buckets = weights if settings["world_size"] > 1 and ranks == 1 else 0.0
+    gradients = 0.0 if buckets and settings.get("gradient_as_bucket_view") else weights
+    # Adam's update of all weights at once makes temporaries as large as they are.
+    temporaries = weights if is_adam and not settings.get("fused_optimizer") else 0.0
+    earlier_passes = gradients if settings["grad_accumulation"] > 1 else 0.0
+    peak = max(saved + at_loss + earlier_passes, gradients + max(recomputed, temporaries))
+    return weights * (3 if is_adam else 1) + buckets + peak + data + _WORKSPACES_BYTES
+
+
+def product_bytes(settings: Mapping[str, Any]) -> int:
+    """Return the bytes of a number that matrix products keep: 2 in half precision, else 4."""
+    return 4 if Precision(settings["precision"]).dtype == "float32" else 2
+
+
 def _optimizer(model: nn.Module, recipe: Recipe, context: Context) -> torch.optim.Optimizer:
+    """Return the optimizer of the model, one that a CUDA graph can capture where steps will be."""
     import torch
 
     # Not capturable, Adam counts its steps on the host: a graph would replay one and the same.
@@ -338,7 +398,7 @@ def _optimizer(model: nn.Module, recipe: Recipe, context: Context) -> torch.opti
 
 
 def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
-    """Yield batches of consecutive rows, over and over, as views; a last part of one is unused."""
+    """Yield batches of consecutive rows, without end, as views; left-over rows are unused."""
     starts = range(0, len(inputs) - batch_size + 1, batch_size)
     while True:
         for start in starts:
@@ -347,9 +407,9 @@ def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
 
 
 def compute_dtype(context: Context) -> torch.dtype:
-    """Return the type that matrix products read: half for fp16, bf16 and float8, else float32.
+    """Return the type that matrix products read: float16 for fp16, bfloat16 for bf16 and float8.
 
-    float32 on the meta device, which has no autocast.
+    float32 for fp32 and tf32, and on the meta device, which has no autocast.
     """
     import torch
 
@@ -359,14 +419,14 @@ def compute_dtype(context: Context) -> torch.dtype:
 
 
 def output_error(found: Tensor, exact: Tensor) -> float:
-    """Return the largest absolute difference of two outputs over the largest of `exact`."""
+    """Return the largest absolute difference of two outputs over the largest number of `exact`."""
     return float((found - exact).abs().max() / exact.abs().max())
 
 
 def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forward:
-    """Return the model compiled as one graph; the model itself where that is not wanted.
+    """Return the model to be compiled as a whole at its first call; itself where not `wanted`.
 
-    Nor is it compiled on the meta device, where operations are counted, which compiled code hides.
+    Itself on the meta device too, where operations are counted: compiled code would hide them.
     """
     import torch
 
@@ -376,7 +436,7 @@ def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forwar
 def compile_blocks(
     model: nn.Module, *kinds: type[nn.Module], options: dict[str, bool] | None = None
 ) -> None:
-    """Compile, in place, all modules of these kinds; each kind is compiled once, at its first call.
+    """Let all modules of these classes be compiled, in place; once a class, at its first call.
 
     options: as torch.compile takes them. What differs between two blocks of a kind must be an
     argument of their forward: an attribute is a constant of the compiled code, and the next block

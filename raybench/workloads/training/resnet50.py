@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
 
 from pydantic import Field
 
-from raybench.errors import UsageError
+from raybench.errors import UsageError, brief
 from raybench.job.point import Precision
-from raybench.records.failure_text import brief
 from raybench.workloads.base import Context
 from raybench.workloads.replicas import DdpOptions
-from raybench.workloads.training.memory_estimate import estimate_resnet
 from raybench.workloads.training.model import (
     OUTPUT_ERROR,
     CastWeights,
@@ -23,7 +22,9 @@ from raybench.workloads.training.model import (
     Optimizer,
     Recipe,
     compute_dtype,
+    estimate_step,
     output_error,
+    product_bytes,
     slices,
 )
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _CLASSES = 1000
+# Parameters, and how many numbers all convolutions make of one image of 224 x 224 pixels.
+_SIZES = {"resnet18": (11_689_512, 2_483_712), "resnet50": (25_557_032, 11_113_984)}
 
 
 class ResNet(Model):
@@ -77,7 +80,7 @@ class ResNet(Model):
             optimizer=optimizer,
             grad_accumulation=grad_accumulation,
             compile=compile,
-            ddp=ddp,
+            divide=partial(context.ddp, **ddp),
         )
         first = images[: context.batch_size]
         self.build(
@@ -96,13 +99,24 @@ class ResNet(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated bytes of a rank at its peak; None as `estimate_resnet`."""
-        return estimate_resnet(settings)
+        """Return the estimated bytes of a rank at its peak; None as `estimate_step`."""
+        parameters, outputs = _SIZES[settings["preset"]]
+        images, size = float(settings["batch_size"]), settings["image_size"]
+        return estimate_step(
+            settings,
+            parameters=parameters,
+            # Each convolution's output, and that of the normalisation behind it.
+            saved=2.0 * product_bytes(settings) * images * outputs * (size / 224) ** 2,
+            data=12.0 * images * size**2 * settings["grad_accumulation"],
+        )
 
     def _make_model(
         self, preset: str, layout: torch.memory_format, images: Tensor, context: Context
     ) -> nn.Module:
-        """Return the network; keeps its logits in fp32 for `images` in `_exact`, but on meta."""
+        """Return the network; but on meta, set `_exact` to its logits in fp32 for `images`.
+
+        These are made in fp32; afterwards the precision of the process is that of the context.
+        """
         from raybench.workloads import precision
 
         model = _import_models().__dict__[preset]().to(memory_format=layout)
@@ -130,7 +144,10 @@ def _import_models() -> Any:
 
 
 def _learn_statistics(model: nn.Module, images: Tensor) -> None:
-    """Set the running statistics of all BatchNorm layers to those of these images."""
+    """Set the running statistics of all BatchNorm layers to those of these images, in place.
+
+    Leaves the model in training mode.
+    """
     import torch
     from torch import nn
 
@@ -145,7 +162,7 @@ def _learn_statistics(model: nn.Module, images: Tensor) -> None:
 
 
 def _answer(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits in evaluation mode, as float32; the mode of the model is restored."""
+    """Return the logits in evaluation mode, as float32; restores the mode of the model."""
     import torch
 
     is_training = model.training

@@ -1,18 +1,29 @@
-"""Sizes of the language models of the workload `transformer`, from which they are built.
+"""Sizes of the language models of the workload `transformer`, and how the ranks divide them.
 
-Loads no torch: `plan` and reports read it.
+Loads no torch: `plan` and reports read it. Degrees have torchtitan's and accelerate's names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from importlib.util import find_spec
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import Field
+
+from raybench.job.point import EQUAL, Precision
+from raybench.workloads.replicas import DdpOptions
+
+# As torchtitan has it: what the other degrees leave.
+REST = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
     """Sizes of a GPT-2: its output layer is tied to the token embedding."""
+
+    is_tied: ClassVar[bool] = True
 
     layers: int
     heads: int
@@ -28,11 +39,6 @@ class DecoderShape:
     def head_width(self) -> int:
         """Width of one attention head."""
         return self.width // self.heads
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether the output layer is the token embedding: it is."""
-        return True
 
     def parameter_count(self, positions: int) -> int:
         """Return the number of parameters; positions: rows of the learned position embedding."""
@@ -80,12 +86,12 @@ class LlamaShape:
 
     @property
     def block_weights(self) -> int:
-        """Weights of the linear layers of a block: queries, keys, values, output, and the MLP."""
+        """Weights of a block's linear layers: attention's four and the MLP's three."""
         queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
         return self.width * (2 * queries + 2 * keys + 3 * self.hidden)
 
     def parameter_count(self, positions: int) -> int:
-        """Return the number of parameters, whatever the positions: they are rotary."""
+        """Return the number of parameters; positions count for nothing, as they are rotary."""
         tables = self.vocabulary * self.width * (1 if self.is_tied else 2)
         return tables + self.layers * (self.block_weights + 2 * self.width) + self.width
 
@@ -105,7 +111,7 @@ LANGUAGE_PRESETS: Mapping[str, LanguageShape] = {**DECODER_PRESETS, **LLAMA_PRES
 
 
 def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
-    """Return the operations of training on so many tokens as papers on MFU count them.
+    """Return the floating-point operations of training on so many tokens as papers on MFU count.
 
     Per token 6 N + 12 L d S: 6 for each of all N parameters, embeddings too, and attention to the
     whole sequence. Recomputation does not count (Chowdhery et al. 2022, appendix B).
@@ -114,7 +120,7 @@ def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
 
 
 def llama_flops(shape: LlamaShape, *, tokens: float, seq_len: int) -> float:
-    """Return the operations that torch executes in training on so many tokens.
+    """Return the floating-point operations that torch executes in training on so many tokens.
 
     Matrix products and attention; not the token embedding, of which a token reads one row.
     """
@@ -125,3 +131,191 @@ def llama_flops(shape: LlamaShape, *, tokens: float, seq_len: int) -> float:
 def _attention_flops(shape: LanguageShape, seq_len: int) -> float:
     """Return the operations of attention for one token, forward and backward."""
     return 12.0 * shape.layers * shape.heads * shape.head_width * seq_len
+
+
+class LayoutOptions(DdpOptions, total=False):
+    """Options of how ranks divide a model, and those of DistributedDataParallel."""
+
+    dp_replicate: Annotated[
+        int | None,
+        Field(
+            default=None,
+            gt=0,
+            description="Copies of the model; ranks that share its parts have one. "
+            "none: what the other degrees leave of world_size.",
+        ),
+    ]
+    dp_shard: Annotated[
+        int,
+        Field(
+            default=1,
+            ge=-1,
+            description="Ranks that share parameters, gradients and optimizer state (FSDP2), "
+            "each with data of its own; -1: what the other degrees leave.",
+        ),
+    ]
+    tp: Annotated[
+        int,
+        Field(
+            default=1,
+            gt=0,
+            description="Ranks that divide each matrix product of a batch (tensor parallel), and "
+            "its sequence between (sequence parallel).",
+        ),
+    ]
+    cp: Annotated[
+        int,
+        Field(
+            default=1,
+            gt=0,
+            description="Ranks that divide the tokens of each sequence (context parallel), and "
+            "share parameters as dp_shard does.",
+        ),
+    ]
+    reshard_after_forward: Annotated[
+        bool,
+        Field(
+            default=True,
+            description="FSDP2: give back a block's gathered parameters after its forward pass, "
+            "and gather them again for the backward pass.",
+        ),
+    ]
+    optimizer_dtype: Annotated[
+        Literal["fp32", "bf16"],
+        Field(
+            default="fp32",
+            description="Type of the weights that the optimizer updates, their gradients and its "
+            "state; bf16 needs precision bf16.",
+        ),
+    ]
+    fused_optimizer: Annotated[
+        bool,
+        Field(default=False, description="Update all weights by one kernel, without temporaries."),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """By how many ranks each part of a training is divided; the product is the number of ranks.
+
+    Degrees as in LayoutOptions. Ranks of one tp group follow each other, then those of one cp
+    group, and of one dp_shard group.
+    """
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+
+    @classmethod
+    def make(cls, world_size: int, options: Mapping[str, Any]) -> Layout:
+        """Return the layout of so many ranks; options: degrees by name, as LayoutOptions has them.
+
+        dp_shard -1, or else a dp_replicate that is not given, is the number of ranks that the other
+        degrees leave, 1 at least.
+        """
+        tp, cp, shard = options.get("tp", 1), options.get("cp", 1), options.get("dp_shard", 1)
+        replicate = options.get("dp_replicate")
+        if shard == REST:
+            replicate = replicate or 1
+            shard = world_size // (replicate * cp * tp)
+        # A degree of 0 is refused elsewhere.
+        shard = max(1, shard)
+        rest = max(1, world_size // (shard * cp * tp))
+        return cls(dp_replicate=replicate or rest, dp_shard=shard, cp=cp, tp=tp)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks: the product of all degrees."""
+        return self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    @property
+    def ranks_per_batch(self) -> int:
+        """The number of ranks that work on the same sequences."""
+        return self.cp * self.tp
+
+    @property
+    def ranks_per_copy(self) -> int:
+        """The number of ranks over which FSDP shards one copy of the parameters, tp apart."""
+        return self.dp_shard * self.cp
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a rank holds less than the whole model, or computes less than whole sequences."""
+        return self.dp_shard * self.cp * self.tp > 1
+
+    def batch_of(self, rank: int) -> int:
+        """Return which of the batches of a step a rank works on, from 0."""
+        return rank // self.ranks_per_batch
+
+    def cp_place(self, rank: int) -> int:
+        """Return the index of a rank in its cp group, from 0."""
+        return rank // self.tp % self.cp
+
+    def __str__(self) -> str:
+        degrees = ("dp_replicate", "dp_shard", "cp", "tp")
+        return " x ".join(f"{name} {getattr(self, name)}" for name in degrees)
+
+
+def layout_refusals(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each reason why the training of a point cannot be divided as it asks.
+
+    settings: those of the point.
+    """
+    layout = Layout.make(settings["world_size"], settings)
+    if settings.get("dp_shard") == 0:
+        yield "dp_shard must be at least 1, or -1 for what the other degrees leave, given 0"
+    if layout.ranks != settings["world_size"]:
+        yield (
+            f"{layout} is {layout.ranks}, and must be world_size {settings['world_size']}; "
+            "give degrees that divide it, and leave out dp_replicate to have what is left"
+        )
+    if settings.get("optimizer_dtype") == "bf16" and settings["precision"] not in (
+        Precision.BF16,
+        Precision.FLOAT8,
+    ):
+        yield f"optimizer_dtype: bf16 needs precision bf16, given {settings['precision']}"
+    if settings["precision"] == Precision.FLOAT8:
+        if find_spec("torchao") is None:
+            yield "precision float8 needs torchao: pip install 'raybench[float8]'; or take bf16"
+        if layout.tp > 1:
+            yield (
+                "precision float8 is not divided by tp; take dp_shard, or bf16, given tp "
+                f"{layout.tp}"
+            )
+    if layout.is_divided:
+        yield from _refusals_of_divided(settings)
+    if layout.ranks_per_batch > 1:
+        yield from _refusals_of_shared_batches(settings, layout)
+
+
+def _refusals_of_divided(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each setting that a model divided by dp_shard, cp or tp cannot have."""
+    divided = "a model that dp_shard, cp or tp divides"
+    if settings["precision"] == Precision.FP16:
+        yield f"{divided} is not trained in fp16, whose gradients are scaled; take bf16"
+    if settings.get("cuda_graph"):
+        yield f"{divided} is not captured in a CUDA graph; take cuda_graph: false"
+    if settings.get("shares", EQUAL) != EQUAL or settings.get("slow_ratio", 1) < 1:
+        yield f"{divided} is divided evenly; leave out shares and slow_ratio"
+
+
+def _refusals_of_shared_batches(settings: Mapping[str, Any], layout: Layout) -> Iterator[str]:
+    """Yield a sentence for each reason why tp and cp cannot divide the model and its sequences."""
+    preset, length, degree = settings["preset"], settings["seq_len"], layout.tp
+    shape = LANGUAGE_PRESETS[preset]
+    if not isinstance(shape, LlamaShape):
+        yield f"preset {preset} is divided by dp_shard alone; take one of Llama's, or tp: 1, cp: 1"
+        return
+    if shape.heads % degree or shape.kv_heads % degree:
+        yield (
+            f"tp {degree} must divide the {shape.heads} heads and {shape.kv_heads} heads of keys "
+            f"of {preset}"
+        )
+    # With cp, each rank has two parts of a sequence.
+    parts = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
+    if length % parts:
+        yield (
+            f"cp {layout.cp} and tp {layout.tp} divide a sequence into {parts} parts: seq_len must "
+            f"be a multiple of {parts}, given {length}"
+        )

@@ -19,8 +19,8 @@ _RATE = 0.1
 class Smoke(Workload):
     """Trains a classifier of 784-256-10 by DistributedDataParallel, and checks what came of it.
 
-    Gradients must be equal on all ranks to the last bit, and the loss must fall; then all ranks
-    meet at a barrier. Each rank has `rows` random rows of its own.
+    Gradients must be equal on all ranks to the last bit, and the loss must fall. Each rank has
+    `rows` random rows of its own.
     """
 
     items = "rows"
@@ -48,57 +48,46 @@ class Smoke(Workload):
         self._inputs = torch.randn(rows, first, generator=generator, device=device)
         self._labels = torch.randint(classes, (rows,), generator=generator, device=device)
         self._loss = nn.functional.cross_entropy
-        self._first: Tensor | None = None
-        self._last: Tensor | None = None
+        # Of the first step and of the last.
+        self._losses: tuple[Tensor, ...] = ()
         self._context = context
         self.items_per_step = rows
 
     def step(self) -> None:
-        """Forward, backward, update."""
+        """Do one training step: forward pass, backward pass, update."""
         self._optimizer.zero_grad(set_to_none=True)
         with self._context.autocast():
             loss = self._loss(self._replica(self._inputs), self._labels)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
-        self._last = loss.detach()
-        self._first = self._last if self._first is None else self._first
+        self._losses = (*self._losses[:1], loss.detach())
 
     def check(self) -> None:
         """Raise WrongResultError where this rank's gradients are not those of most ranks.
 
         Also where the loss has not fallen since the first step. All ranks must call it together.
         """
-        rank = self._context.rank
-        digests = self._gradient_digests()
+        import torch
+        import torch.distributed as dist
+
+        from raybench.workloads.kernels import digest_of
+
+        rank, world_size = self._context.rank, self._context.world_size
+        gradients = [p.grad.flatten() for p in self.model.parameters() if p.grad is not None]
+        digests = [digest_of(torch.cat(gradients))]
+        if world_size > 1:
+            own, digests = digests[0], [0] * world_size
+            dist.all_gather_object(digests, own)
         usual, count = Counter(digests).most_common(1)[0]
         if digests[rank] != usual or count <= len(digests) / 2:
             raise WrongResultError(
                 f"rank {rank}: its gradients differ from those of "
                 f"{len(digests) - digests.count(digests[rank])} other ranks after the same step"
             )
-        assert self._first is not None
-        assert self._last is not None
-        first, last = float(self._first), float(self._last)
+        first, last = (float(loss) for loss in self._losses)
         if not last < first:
             raise WrongResultError(f"rank {rank}: the loss went from {first:g} to {last:g}")
 
     def close(self) -> None:
         """Drop the model and its data."""
         self.__dict__.clear()
-
-    def _gradient_digests(self) -> list[int]:
-        """Return a digest of the gradients of each rank, by rank. All ranks call it together."""
-        import torch
-        import torch.distributed as dist
-
-        from raybench.workloads.compute.kernels import digest_of
-
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        own = digest_of(torch.cat([gradient.flatten() for gradient in gradients]))
-        if self._context.world_size == 1:
-            return [own]
-        device = self._context.device
-        found = torch.zeros(self._context.world_size, dtype=torch.int64, device=device)
-        found[self._context.rank] = own
-        dist.all_reduce(found)
-        return [int(digest) for digest in found]

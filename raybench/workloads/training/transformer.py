@@ -12,14 +12,7 @@ from raybench.job.answer import Answer
 from raybench.job.point import Precision, Scalar
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context
-from raybench.workloads.compute.memory import memory_gb_s
-from raybench.workloads.training.layout import (
-    Layout,
-    LayoutOptions,
-    layout_defaults,
-    layout_refusals,
-)
-from raybench.workloads.training.memory_estimate import estimate_language_model
+from raybench.workloads.memory import memory_gb_s
 from raybench.workloads.training.model import (
     OUTPUT_ERROR,
     CastWeights,
@@ -30,8 +23,20 @@ from raybench.workloads.training.model import (
     compile_blocks,
     compile_model,
     compute_dtype,
+    estimate_step,
+    product_bytes,
 )
-from raybench.workloads.training.shapes import LANGUAGE_PRESETS, LLAMA_PRESETS, LanguageShape
+from raybench.workloads.training.shapes import (
+    LANGUAGE_PRESETS,
+    LLAMA_PRESETS,
+    LanguageShape,
+    Layout,
+    LayoutOptions,
+    LlamaShape,
+    layout_refusals,
+    llama_flops,
+    model_flops,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,9 +67,8 @@ Recomputation = Annotated[
     ),
 ]
 _WORDS: dict[bool | Checkpointing, Checkpointing] = {
-    True: "full",
-    "full": "full",
-    "selective": "selective",
+    **{False: "none", "none": "none", "selective": "selective"},
+    **{True: "full", "full": "full"},
 }
 PhaseOrNone = Annotated[
     Phase | None,
@@ -175,17 +179,14 @@ class Transformer(Model):
         shape = LANGUAGE_PRESETS[preset]
         shape = replace(shape, layers=layers or shape.layers)
         use_kernel(attention, context.device)
-        if phase is not None:
-            self._serve(context, shape, phase, seq_len, compile, cast_weights)
-            return
         if mode == "inference":
-            self._read(context, shape, seq_len, compile, cast_weights)
+            self._serve(context, shape, phase, seq_len, compile, cast_weights)
             return
         training = LanguageTraining(
             context=context,
             shape=shape,
             seq_len=seq_len,
-            checkpointing=_WORDS.get(activation_checkpointing) or "none",
+            checkpointing=_WORDS[activation_checkpointing],
             optimizer=optimizer,
             grad_accumulation=grad_accumulation,
             compile=compile,
@@ -194,9 +195,10 @@ class Transformer(Model):
         self.train(context, training.recipe(), training.make_model, training.batches())
         self.items_per_step /= training.layout.ranks_per_batch
         self._output_error = training.output_error if training.is_plain else None
-        self.tokens_per_s_per_device = training.tokens_per_step
-        self.model_flops_per_step = training.model_flops
-        self.flops_per_step = training.flops
+        self.tokens_per_s_per_device = tokens = training.tokens_per_step
+        self.model_flops_per_step = model_flops(shape, tokens=tokens, seq_len=seq_len)
+        if isinstance(shape, LlamaShape):
+            self.flops_per_step = llama_flops(shape, tokens=tokens, seq_len=seq_len)
 
     def check(self) -> None:
         """Set `output_error` of training: its logits against those in fp32, where it can be had.
@@ -208,16 +210,13 @@ class Transformer(Model):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
-        """Return why a point cannot be run, in a sentence; None where it can."""
+        """Return why a point with these settings cannot be run, one sentence; None where it can."""
         if (phase := settings.get("phase")) and settings["mode"] == "train":
             return f"phase: {phase} needs mode: inference"
         if settings["mode"] == "train":
             return super().why_not(settings) or next(layout_refusals(settings), None)
         if settings["precision"] == Precision.FLOAT8:
             return "precision float8 is for mode: train; take bf16"
-        for name, usual in layout_defaults().items():
-            if settings.get(name, usual) != usual:
-                return f"mode: inference trains nothing, so {name} must be left out"
         return super().why_not(settings)
 
     @classmethod
@@ -239,53 +238,67 @@ class Transformer(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated bytes of a rank at its peak; None as `estimate_language_model`."""
-        return estimate_language_model(settings)
+        """Return the estimated bytes of a rank at its peak; None as `estimate_step`."""
+        shape = LANGUAGE_PRESETS[settings["preset"]]
+        shape = replace(shape, layers=settings.get("layers") or shape.layers)
+        layout = Layout.make(settings["world_size"], settings)
+        parameters, number = shape.parameter_count(settings["seq_len"]), product_bytes(settings)
+        # Under autocast additions are in fp32 and weights are copied, unless they are stored or
+        # gathered in half.
+        is_stored = settings["optimizer_dtype"] == "bf16"
+        is_autocast = number == 2 and not is_stored and not layout.is_divided
+        residual = 4 if is_autocast else number
+        is_compiled = bool(settings["compile"])
+        tokens = float(settings["batch_size"] * settings["seq_len"]) / layout.ranks_per_batch
+        if isinstance(shape, LlamaShape):
+            # Query, key, value and attention's output, inputs of products, and SwiGLU, of which
+            # compiled code computes two of four parts again.
+            heads = 2 * (shape.heads + shape.kv_heads) * shape.head_width
+            in_block = heads + 2 * shape.width + (2 if is_compiled else 4) * shape.hidden
+        else:
+            # Query, key, value, attention's output, inputs of products, both sides of GELU.
+            in_block = 14 * shape.width
+        # Bytes of a token that a block's backward pass reads, and those that are kept until then.
+        needed = 2 * residual * shape.width + number * in_block
+        kept = {"none": needed, "selective": needed / 2, "full": residual * shape.width}
+        checkpointing = _WORDS[settings["activation_checkpointing"]]
+        return estimate_step(
+            settings,
+            parameters=parameters,
+            ranks=layout.ranks_per_copy * layout.tp,
+            saved=shape.layers * tokens * kept[checkpointing]
+            + (2.0 * parameters if is_autocast else 0.0),
+            # The logits or their gradient; and, where code is not compiled, softmax and its
+            # gradient in fp32.
+            at_loss=tokens * shape.vocabulary * (2 * number if is_compiled else 8 + number),
+            recomputed=tokens * needed,
+            data=16.0 * tokens * settings["grad_accumulation"],
+        )
 
     @classmethod
     def ranks_per_item(cls, settings: Mapping[str, Scalar]) -> int:
-        """Return how many ranks work on the same sequences."""
+        """Return how many ranks of a point work on the same sequences: tp times cp."""
         return Layout.make(int(settings["world_size"]), settings).ranks_per_batch
-
-    def _read(
-        self,
-        context: Context,
-        shape: LanguageShape,
-        length: int,
-        compile: bool,
-        cast_weights: bool,
-    ) -> None:
-        """Prepare inference without a cache: a step computes the logits of all positions."""
-        from raybench.workloads.training.language_training import make_model, token_batches
-
-        self.load(
-            context,
-            lambda: make_model(shape, length, region=context.region),
-            cast_weights=cast_weights,
-        )
-        batches = token_batches(context, shape.vocabulary, length, 1)
-        forward = compile_model(self.model, context, wanted=compile)
-        self.run_forward(lambda: forward(next(batches)[0]))
-        self.tokens_per_s = context.batch_size * length
 
     def _serve(
         self,
         context: Context,
         shape: LanguageShape,
-        phase: Phase,
+        phase: Phase | None,
         length: int,
         compile: bool,
         cast_weights: bool,
     ) -> None:
-        """Prepare inference with a cache of keys and values.
+        """Prepare inference: a pass over whole sequences, or a phase with a KV cache.
 
-        length: tokens of the prompt; in phase decode those in the cache before the new one.
+        Also sets the metrics of the phase. length: tokens of a sequence; in phase decode those in
+        the cache before the new one.
 
         Every step computes the same: decoding goes on at one position, so that no step has more
         before it than another one.
         """
-        from raybench.workloads.training.language_models import KeyValueCache
-        from raybench.workloads.training.language_training import BLOCKS, make_model, random_tokens
+        from raybench.workloads.training.language_models import Block, KeyValueCache, LanguageModel
+        from raybench.workloads.training.language_training import random_tokens
 
         batch_size, device = context.batch_size, context.device
         is_decode = phase == "decode"
@@ -293,13 +306,18 @@ class Transformer(Model):
         room = length + is_decode
         self.load(
             context,
-            lambda: make_model(shape, room, region=context.region),
+            lambda: LanguageModel(shape, seq_len=room, region=context.region),
             cast_weights=cast_weights,
         )
+        tokens = random_tokens(context, shape.vocabulary, (batch_size, room))
+        if phase is None:
+            forward = compile_model(self.model, context, wanted=compile)
+            self.run_forward(lambda: forward(tokens))
+            self.tokens_per_s = tokens.numel()
+            return
         cache = KeyValueCache.make(
             shape, batch_size=batch_size, room=room, dtype=compute_dtype(context), device=device
         )
-        tokens = random_tokens(context, shape.vocabulary, (batch_size, room))
         if is_decode:
             self._fill(cache, tokens[:, :length])
             self._count_bytes(cache)
@@ -308,13 +326,16 @@ class Transformer(Model):
             # Else Inductor leaves products with one row to cuBLAS, and makes several kernels of the
             # norm of one row.
             options = {"coordinate_descent_tuning": True, "split_reductions": False}
-            compile_blocks(self.model, *BLOCKS, options=options if is_decode else None)
+            compile_blocks(self.model, Block, options=options if is_decode else None)
         self.run_forward(lambda: self.model(tokens, cache))
         self.tokens_per_s = tokens.numel()
         setattr(self, "decode_ms_per_token" if is_decode else "prefill_ms", 1)
 
     def _fill(self, cache: KeyValueCache, prompts: Tensor) -> None:
-        """Fill the cache from the prompts, one by one: together they may need more memory."""
+        """Fill the cache from prompts (batch, length), and set its position behind them.
+
+        One sequence after the other: together they may need more memory.
+        """
         # On the meta device there is nothing to fill.
         if prompts.device.type != "meta":
             with self.inference():
@@ -328,9 +349,8 @@ class Transformer(Model):
         Without tables of which a token reads one row; a tied output layer reads all of its table.
         Also sets `bandwidth_share_pct` where `triad_gb_s` is known.
         """
-        looked_up: Any = self.model.looked_up
         parameters = self.model.named_parameters()
-        weights = sum(p.nbytes for name, p in parameters if name not in looked_up)
+        weights = sum(p.nbytes for name, p in parameters if name != self.model.looked_up)
         self.memory_bytes = weights + cache.memory.nbytes
         if self.triad_gb_s is not None:
             # The share is the time that the bytes would take over that of the step.

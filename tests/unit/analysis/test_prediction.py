@@ -7,15 +7,11 @@ from dataclasses import replace
 import pytest
 from builders import make_row
 
-from raybench.analysis.prediction import Network, omissions, predict, reduce_times
+from raybench.analysis.prediction import predict
 from raybench.errors import ResultsError
 from raybench.records import Status
-from raybench.stats.communication import Link, ReduceTimes
 
 PARAMS = {"hidden": "4096", "layers": "8", "bucket_cap_mb": "64", "grad_accumulation": "1"}
-# 2 ms of communication on two devices, twice that on eight.
-IN_NODE = Network(devices_per_node=8)
-TIMES = ReduceTimes(by_world={2: [(1.0, 0.01), (2.0**26, 0.2)], 8: [(1.0, 0.01), (2.0**26, 0.4)]})
 
 
 def row(world_size, step_ms, **changes):
@@ -31,28 +27,31 @@ def row(world_size, step_ms, **changes):
     return make_row(**known | several | changes)
 
 
-def test_communication_that_fits_beside_the_backward_pass_keeps_its_exposed_share():
-    (one,) = predict([row(1, 8.0), row(2, 9.0)], [8], Network(devices_per_node=8, times=TIMES))
-    # From 2 to 4 ms of communication, half of which is exposed, beside 4 ms of backward pass.
-    assert one.step_ms == pytest.approx(10.0)
-    assert one.comm_exposed_ms == pytest.approx(2.0)
-    assert (one.efficiency, one.speed_up) == pytest.approx((0.8, 6.4))
+def predicted(rows, *world_sizes):
+    """The predictions of a run on nodes of 8 devices."""
+    return predict(rows, world_sizes, 8)[0]
 
 
-def test_the_interval_reaches_from_all_hidden_to_half_of_what_is_expected():
-    (one,) = predict([row(1, 8.0), row(2, 9.0)], [8], Network(devices_per_node=8, times=TIMES))
-    assert one.step_ms_low < 9.0
-    assert one.step_ms_high > 11.0
-    assert one.step_ms_low > 8.5
-    assert one.step_ms_high < 11.5
+def test_exposed_communication_grows_as_the_bytes_that_a_device_sends():
+    (one,) = predicted([row(1, 8.0), row(2, 9.0)], 4)
+    assert one.step_ms == pytest.approx(8.0 + 1.5)
+    assert one.comm_exposed_ms == pytest.approx(1.5)
+    assert (one.efficiency, one.speed_up) == pytest.approx((8 / 9.5, 4 * 8 / 9.5))
+    # From all of the growth hidden to none of it, of 2 ms that take 1.5 times as long.
+    assert 8.5 < one.step_ms_low < 9.0
+    assert 10.0 < one.step_ms_high < 10.5
+
+
+def test_growth_of_several_worlds_is_a_line_that_never_falls():
+    (grows,) = predicted([row(1, 8.0), row(2, 9.5), row(4, 10.0)], 8)
+    assert grows.step_ms == pytest.approx(10.25)
+    (falls,) = predicted([row(1, 8.0), row(2, 10.0), row(4, 9.0)], 8)
+    assert falls.step_ms == pytest.approx(9.0)
 
 
 def test_a_point_that_is_known_badly_is_no_ground_where_others_are_there():
-    wide = row(4, 30.0, step_ms_ci_low=5.0)
-    good = row(1, 8.0), row(2, 9.0)
-    assert predict([*good, wide], [8], Network(devices_per_node=8, times=TIMES)) == predict(
-        [*good], [8], Network(devices_per_node=8, times=TIMES)
-    )
+    good = [row(1, 8.0), row(2, 9.0)]
+    assert predicted([*good, row(4, 30.0, step_ms_ci_low=5.0)], 8) == predicted(good, 8)
 
 
 def of_rounds(*rows, factors):
@@ -65,7 +64,7 @@ def of_rounds(*rows, factors):
 
 
 def half(points, world_size=4):
-    (one,) = predict(points, [world_size], IN_NODE)
+    (one,) = predicted(points, world_size)
     assert 0 < one.step_ms_low < one.step_ms < one.step_ms_high
     return one.half_interval
 
@@ -88,53 +87,22 @@ def test_the_interval_grows_with_the_distance_though_communication_does_not():
 
 
 def test_no_efficiency_is_above_100_percent_unless_the_run_measured_that():
-    (one,) = predict([row(1, 8.0), row(2, 8.0)], [8], IN_NODE)
+    (one,) = predicted([row(1, 8.0), row(2, 8.0)], 8)
     assert one.step_ms_low < one.base_ms
     assert (one.efficiency, one.efficiency_high) == (1.0, 1.0)
-    (one,) = predict([row(1, 8.0), row(2, 7.6)], [8], IN_NODE)
+    (one,) = predicted([row(1, 8.0), row(2, 7.6)], 8)
     assert one.efficiency_high == one.measured_efficiency == pytest.approx(8.0 / 7.6)
 
 
-BETWEEN = ReduceTimes(by_world={8: [(1.0, 0.05), (2.0**26, 2.0)]})
-
-
-@pytest.mark.parametrize("network", [IN_NODE, Network(devices_per_node=8, times=TIMES)])
-def test_more_nodes_than_were_measured_are_refused_without_their_network(network):
-    why = r"up to 2 devices on 1 node of 8; 9, 64 devices need 2 to 8 nodes.*--network GB/s@µs"
-    with pytest.raises(ResultsError, match=why):
-        predict([row(1, 8.0), row(2, 9.0)], [8, 9, 64], network)
-
-
-def test_as_many_nodes_as_were_measured_need_no_network():
-    rows = [row(1, 8.0), row(4, 9.0, node_count=2)]
-    assert len(predict(rows, [16], IN_NODE)) == 1
-    with pytest.raises(ResultsError, match="on 2 nodes of 8; 17 devices need 3 nodes"):
-        predict(rows, [17], IN_NODE)
-
-
-def test_all_reduces_over_several_nodes_are_used_beyond_a_node_and_not_inside():
-    rows = [row(1, 8.0), row(2, 9.0)]
-    network = Network(devices_per_node=4, between=BETWEEN)
-    assert predict(rows, [4], network) == predict(rows, [4], IN_NODE)
-    (eight,) = predict(rows, [8], network)
-    # 8 layers of 67 MB in 2 ms each, of which 4 ms are hidden.
-    assert eight.step_ms == pytest.approx(9.0 + 0.5 * 2.0 + 16.0 - 4.0, rel=0.01)
-    both = Network(devices_per_node=4, between=BETWEEN, times=TIMES)
-    (eight,) = predict(rows, [8], both)
-    # Ten times as long as those of two devices, and so is the step's communication.
-    assert eight.step_ms == pytest.approx(9.0 + 0.5 * 2.0 + 20.0 - 4.0, rel=0.01)
-
-
-def test_without_measured_all_reduces_exposed_communication_grows_as_the_bytes_on_the_wire():
-    (one,) = predict([row(1, 8.0), row(2, 9.0)], [4], IN_NODE)
-    assert one.step_ms == pytest.approx(8.0 + 1.5)
-
-
-def test_a_slow_link_between_nodes_is_exposed_but_for_what_the_computation_hides():
-    network = Network(link=Link(bus_gb_s=10.0, latency_us=0.0), devices_per_node=2)
-    (one,) = predict([row(1, 8.0), row(2, 9.0)], [4], network)
-    travels_ms = 1.5 * 4 * 8 * (4096 * 4096 + 4096) / 10e9 * 1e3
-    assert one.step_ms == pytest.approx(9.0 + 0.5 * 2.0 + travels_ms - 4.0)
+def test_more_nodes_are_predicted_only_from_steps_over_several_nodes_and_not_too_far():
+    with pytest.raises(ResultsError, match="up to 2 devices on 1 node of 8; 64 devices need sev"):
+        predicted([row(1, 8.0), row(2, 9.0)], 8, 9, 64)
+    rows = [row(1, 8.0), row(8, 8.5), row(16, 9.875, node_count=2)]
+    # The network between nodes alone: what 8 devices of a node exposed tells nothing of it.
+    (one,) = predicted(rows, 64)
+    assert one.step_ms == pytest.approx(8.0 + 1.96875)
+    with pytest.raises(ResultsError, match=r"on 2 nodes, .* ask for up to 64 devices"):
+        predicted(rows, 65)
 
 
 @pytest.mark.parametrize(
@@ -150,38 +118,17 @@ def test_a_slow_link_between_nodes_is_exposed_but_for_what_the_computation_hides
 )
 def test_what_cannot_be_predicted_is_refused_with_the_reason(rows, why):
     with pytest.raises(ResultsError, match=why):
-        predict(rows, [8], IN_NODE)
+        predicted(rows, 8)
 
 
 def test_a_class_of_ones_own_is_predicted_where_its_communication_was_timed():
     own = {"workload": "my:Net", "params": {}, "methods": {"local_step_ms": "with noop_hook"}}
-    (one,) = predict([row(1, 8.0, **own), row(2, 9.0, **own)], [4], IN_NODE)
+    (one,) = predicted([row(1, 8.0, **own), row(2, 9.0, **own)], 4)
     assert one.step_ms == pytest.approx(9.5)
-    network = Network(link=Link(bus_gb_s=10.0, latency_us=0.0), devices_per_node=2)
-    with pytest.raises(ResultsError, match="bytes of the gradients"):
-        predict([row(1, 8.0, **own), row(2, 9.0, **own)], [4], network)
 
 
 def test_series_that_lack_a_world_are_told_beside_those_that_are_predicted():
     rows = [row(1, 8.0), row(2, 9.0), row(1, 9.0, batch_size=8, point_id="alone")]
-    assert len(predict(rows, [4, 8], IN_NODE)) == 2
-    assert list(omissions(rows)) == ["alone"]
-
-
-def test_all_reduces_are_read_from_the_rows_of_a_run_of_collectives():
-    def reduced(operation, size_bytes, step_ms, nodes=1):
-        params = {"operation": operation, "size_bytes": size_bytes}
-        return row(2, step_ms, workload="collective", params=params, node_count=nodes)
-
-    rows = [
-        reduced("all_reduce", "1000", 0.5),
-        reduced("all_reduce", "1000", 3.0, nodes=2),
-        reduced("broadcast", "5000", 0.5),
-    ]
-    times = reduce_times(rows)
-    assert times is not None
-    assert times.by_world == {2: [(1000.0, 0.5)]}
-    between = reduce_times(rows, between_nodes=True)
-    assert between is not None
-    assert between.by_world == {2: [(1000.0, 3.0)]}
-    assert reduce_times(rows[1:]) is None
+    found, left_out = predict(rows, [4, 8], 8)
+    assert len(found) == 2
+    assert left_out == ["needs ok points of two world sizes, has 1; sweep world_size: [1, 2]"]

@@ -12,7 +12,7 @@ from builders import column, make_measurement, make_point, make_record, make_row
 from raybench.analysis.rounds import Trials, latest_trials, mean_of_rounds
 from raybench.analysis.scaling import scaling
 from raybench.records import Status
-from raybench.stats.starts import scatter
+from raybench.stats.summary import scatter
 
 BASELINE = {"world_size": 1}
 ONE, TWO, FOUR = (make_point(world_size=n) for n in (1, 2, 4))

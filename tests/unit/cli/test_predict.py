@@ -14,15 +14,8 @@ RUN = "examples/ddp_scaling-20261122-142621-6209"
     ("arguments", "why"),
     [
         ((RUN, "--world-size", "4"), "must be more than the 4 that"),
-        (
-            (RUN, "--world-size", "8,64"),
-            "4 devices on 1 node of 4; 8, 64 devices need 2 to 16 nodes",
-        ),
+        ((RUN, "--world-size", "8,64"), "4 devices on 1 node of 4; 64 devices need several nodes"),
         ((RUN, "--world-size", "8,x"), "must be numbers from 2"),
-        ((RUN, "--world-size", "8", "--network", "3@"), "must be GB/s@µs as in 45@30"),
-        ((RUN, "--world-size", "8", "--network", "0@3"), "above 0 GB/s"),
-        ((RUN, "--world-size", "8", "--network", "examples/largest_batch"), "has no all_reduce"),
-        ((RUN, "--world-size", "8", "--network", "examples/collectives"), "of up to 4 devices"),
         (("examples/collectives", "--world-size", "8"), "no step of DistributedDataParallel"),
     ],
 )

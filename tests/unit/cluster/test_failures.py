@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from raybench.cluster.failures import (
+from raybench.cluster.point_end import (
     PointObservation,
     after_failure,
     after_timeout,

@@ -13,7 +13,6 @@ import pytest
 from ruamel.yaml import YAML
 
 from raybench.cluster.ray_cluster.start import (
-    FoundCluster,
     HeadMonitor,
     find_own_cluster,
     make_private_folder,
@@ -56,29 +55,29 @@ def host(tmp_path, monkeypatch):
 def test_a_file_that_no_raylet_of_ours_confirms_is_told_and_not_believed(host, head, owner):
     host.raylet(head, owner=owner)
     host.address_file("192.0.2.66:6379")
-    found = host.found()
-    assert not found.address
-    assert found.why_not.startswith("the cluster at 192.0.2.66:6379 is gone or another user's")
+    address, why_not = host.found()
+    assert not address
+    assert why_not.startswith("the cluster at 192.0.2.66:6379 is gone or another user's")
 
 
 @pytest.mark.parametrize("text", ["", "x", "a b:1", "h:1\x1b[31m", "h:1234567", "h:1\n" * 200])
 def test_a_file_that_holds_no_address_is_as_none(host, text):
     host.raylet(text)
     host.address_file(text)
-    assert host.found() == FoundCluster()
+    assert host.found() == ("", "")
 
 
 def test_a_head_below_another_temp_dir_is_found_where_there_is_none_in_the_usual_one(host):
     host.raylet("192.0.2.1:6379", host.root / "a")
     host.address_file("192.0.2.1:6379", host.root / "a")
-    assert host.found() == FoundCluster(address="192.0.2.1:6379")
+    assert host.found() == ("192.0.2.1:6379", "")
     host.raylet("192.0.2.2:6379", host.root / "b")
     host.address_file("192.0.2.2:6379", host.root / "b")
     with pytest.raises(ClusterError, match=r"several Ray clusters .*\.1:6379, 192.*name one with"):
         host.found()
     host.raylet("192.0.2.3:6379")
     host.address_file("192.0.2.3:6379")
-    assert host.found() == FoundCluster(address="192.0.2.3:6379")
+    assert host.found() == ("192.0.2.3:6379", "")
 
 
 SOCKET = "session_2026-11-22_03-57-34_123456_1234567/sockets/plasma_store"

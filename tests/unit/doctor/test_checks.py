@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 from builders import make_device
 
-from raybench.doctor import gpu_checks, variables, worker_checks
-from raybench.doctor.diagnosis import check_facts
-from raybench.doctor.facts import Check, Facts, Verdict
+from raybench.doctor.checks import Check, Facts, Verdict, check_facts
 from raybench.records import Device
-from raybench.records.device_facts import DeviceFacts
+from raybench.records.devices import DeviceFacts
 
 VERSIONS = {
     "raybench": "0.1.0",
@@ -49,6 +47,10 @@ def facts(*devices: Device) -> Facts:
     return Facts(devices=devices, versions={"torch": "2.11.0"})
 
 
+def check_named(name: str, facts: Facts) -> Check:
+    return next(check for check in check_facts(facts) if check.name == name)
+
+
 def with_one(**changes: Any) -> Facts:
     """Four GPUs of which the third differs."""
     return facts(healthy(0), healthy(1), healthy(2, **changes), healthy(3))
@@ -62,39 +64,39 @@ def test_nothing_is_wrong_with_healthy_gpus():
     assert {"devices", "threads", "disk"} <= on_cpus
     assert not {"clocks", "ECC", "NVLink", "PCIe"} & on_cpus
     uneven = facts(healthy(0), healthy(1), healthy(0, node_id="node-b", host="beta", uuid="GPU-9"))
-    assert worker_checks.devices(uneven).found.endswith("on 2 nodes (alpha 2, beta 1)")
+    assert check_named("devices", uneven).found.endswith("on 2 nodes (alpha 2, beta 1)")
 
 
 @pytest.mark.parametrize(
-    ("rule", "change", "verdict", "found"),
+    ("name", "change", "verdict", "found"),
     [
-        (worker_checks.devices, {"name": "NVIDIA H100"}, "warn", "1 x NVIDIA H100"),
-        (worker_checks.identity, {"uuid": "GPU-1"}, "fail", "shared by alpha cuda:1, alpha cuda:2"),
+        ("devices", {"name": "NVIDIA H100"}, "warn", "1 x NVIDIA H100"),
+        ("identity", {"uuid": "GPU-1"}, "fail", "shared by alpha cuda:1, alpha cuda:2"),
         (
-            worker_checks.versions,
+            "versions",
             {"versions": {**VERSIONS, "nccl": "2.27.3"}},
             "fail",
             "2.27.3 on alpha cuda:2",
         ),
-        (worker_checks.versions, {"driver_version": "570.9"}, "fail", "570.9 on alpha cuda:2"),
-        (worker_checks.niceness, {"niceness": 15}, "warn", "15 on alpha cuda:2"),
-        (worker_checks.threads, {"omp_num_threads": 16}, "warn", "19 threads in 4 workers for 16"),
-        (gpu_checks.clocks, {"sm_clock_max_mhz": 1200}, "warn", "1200 MHz on alpha cuda:2"),
-        (gpu_checks.throttling, {"throttle_reasons": ("power_cap",)}, "warn", "power_cap on alpha"),
-        (gpu_checks.throttling, {"throttle_reasons": ("thermal_hw",)}, "fail", "thermal_hw on"),
-        (gpu_checks.power, {"power_cap_w": 500.0}, "warn", "500 W, default 700 W on alpha cuda:2"),
-        (gpu_checks.temperature, {"temperature_c": 83.0}, "warn", "above 75 °C: 83 °C"),
-        (gpu_checks.ecc, {"ecc_errors": 2}, "fail", "2 uncorrected errors on alpha cuda:2"),
-        (gpu_checks.mig, {"mig_mode": True}, "warn", "on on alpha cuda:2"),
-        (gpu_checks.persistence, {"persistence_mode": False}, "warn", "off on alpha cuda:2"),
-        (gpu_checks.pcie, {"pcie_link": "gen5 x8"}, "warn", "gen5 x8 of gen5 x16 on alpha"),
-        (gpu_checks.nvlink, {"topology": "NVLink x0, 1:SYS"}, "warn", "NVLink x0, 1:SYS on alpha"),
-        (gpu_checks.nvlink, {"topology": "NVLink x17, 1:SYS"}, "warn", "17 active links on alpha"),
-        (gpu_checks.other_processes, {"other_processes": 1}, "warn", "1 other process on alpha"),
+        ("versions", {"driver_version": "570.9"}, "fail", "570.9 on alpha cuda:2"),
+        ("niceness", {"niceness": 15}, "warn", "15 on alpha cuda:2"),
+        ("threads", {"omp_num_threads": 16}, "warn", "19 threads in 4 workers for 16"),
+        ("clocks", {"sm_clock_max_mhz": 1200}, "warn", "1200 MHz on alpha cuda:2"),
+        ("throttling", {"throttle_reasons": ("power_cap",)}, "warn", "power_cap on alpha"),
+        ("throttling", {"throttle_reasons": ("thermal_hw",)}, "fail", "thermal_hw on"),
+        ("power cap", {"power_cap_w": 500.0}, "warn", "500 W, default 700 W on alpha cuda:2"),
+        ("temperature", {"temperature_c": 83.0}, "warn", "above 75 °C: 83 °C"),
+        ("ECC", {"ecc_errors": 2}, "fail", "2 uncorrected errors on alpha cuda:2"),
+        ("MIG", {"mig_mode": True}, "warn", "on on alpha cuda:2"),
+        ("persistence", {"persistence_mode": False}, "warn", "off on alpha cuda:2"),
+        ("PCIe", {"pcie_link": "gen5 x8"}, "warn", "gen5 x8 of gen5 x16 on alpha"),
+        ("NVLink", {"topology": "NVLink x0, 1:SYS"}, "warn", "NVLink x0, 1:SYS on alpha"),
+        ("NVLink", {"topology": "NVLink x17, 1:SYS"}, "warn", "17 active links on alpha"),
+        ("other use", {"other_processes": 1}, "warn", "1 other process on alpha"),
     ],
 )
-def test_a_device_with_a_fault_is_named_and_something_is_advised(rule, change, verdict, found):
-    check = rule(with_one(**change))
+def test_a_device_with_a_fault_is_named_and_something_is_advised(name, change, verdict, found):
+    check = check_named(name, with_one(**change))
     assert check.verdict == verdict
     assert found in check.found
     assert check.advice
@@ -112,28 +114,28 @@ def test_facts_that_nobody_told_are_unknown_and_no_fault():
 
 
 def test_an_idle_pcie_link_that_stepped_down_is_only_noted():
-    check = gpu_checks.pcie(with_one(pcie_link="gen1 x16"))
+    check = check_named("PCIe", with_one(pcie_link="gen1 x16"))
     assert check.verdict is Verdict.OK
     assert "gen1 x16 of gen5 x16 (idle links lower their speed) on alpha cuda:2" in check.found
 
 
 def test_a_worker_that_differs_from_this_process_fails():
-    check = worker_checks.versions(Facts(devices=(healthy(),), versions={"torch": "2.13.0"}))
+    check = check_named("versions", Facts(devices=(healthy(),), versions={"torch": "2.13.0"}))
     assert check.verdict is Verdict.FAIL
     assert "2.11.0 on alpha cuda:0, 2.13.0 on this process" in check.found
 
 
 @pytest.mark.parametrize("fact", ["disk_free_bytes", "shm_free_bytes"])
 def test_a_full_disk_is_a_warning(fact):
-    rule = worker_checks.disk if fact.startswith("disk") else worker_checks.shared_memory
-    check = rule(facts(healthy(0, **{fact: 64 * 2**20})))
+    name = "disk" if fact.startswith("disk") else "/dev/shm"
+    check = check_named(name, facts(healthy(0, **{fact: 64 * 2**20})))
     assert (check.verdict, check.found) == (Verdict.WARN, "0.1 GiB free")
 
 
 def costly(name: str, value: str = "1", **changes: Any) -> Check | None:
     """The check of a variable that two devices have, if there is one."""
     chosen = (healthy(rank, environment={name: value}, **changes) for rank in range(2))
-    checks = variables.costly_variables(facts(*chosen))
+    checks = check_facts(facts(*chosen))
     return next((check for check in checks if check.name == name), None)
 
 
@@ -173,7 +175,7 @@ def test_how_bad_a_variable_is_depends_on_the_devices():
     between = facts(
         *(healthy(r, environment={"NCCL_IB_DISABLE": "1"}, node_id=f"n{r}") for r in range(2))
     )
-    assert [one.verdict for one in variables.costly_variables(between)] == ["fail"]
+    assert check_named("NCCL_IB_DISABLE", between).verdict == "fail"
     for changes in ({"topology": "NVLink x0, 1:SYS"}, {"kind": "cpu", "topology": None}):
         check = costly("NCCL_P2P_DISABLE", **changes)
         assert check.verdict == "warn"
@@ -181,14 +183,14 @@ def test_how_bad_a_variable_is_depends_on_the_devices():
 
 def test_a_variable_that_one_worker_has_is_told_with_its_owner():
     chosen = facts(healthy(0), healthy(1, environment={"NCCL_P2P_DISABLE": "1"}))
-    alike = variables.differences(chosen)
+    alike = check_named("variables alike", chosen)
     assert alike.verdict is Verdict.WARN
     assert "NCCL_P2P_DISABLE is not set on alpha cuda:0, 1 on alpha cuda:1" in alike.found
-    [found] = variables.costly_variables(chosen)
+    found = check_named("NCCL_P2P_DISABLE", chosen)
     assert found.found.startswith("1 on alpha cuda:1: ")
     # That which raybench chose for each node is none.
     chosen = facts(*(healthy(r, environment={"GLOO_SOCKET_IFNAME": f"eth{r}"}) for r in range(2)))
-    assert variables.differences(chosen).verdict is Verdict.OK
+    assert check_named("variables alike", chosen).verdict is Verdict.OK
 
 
 def with_state(**known: Any) -> Facts:
@@ -204,22 +206,22 @@ NO_ROW, XID = "alpha GPU 0: no spare row is left", "alpha GPU 0: Xid 79 in the k
 
 
 @pytest.mark.parametrize(
-    ("rule", "known", "verdict", "found"),
+    ("name", "known", "verdict", "found"),
     [
         (
-            gpu_checks.memory,
+            "memory",
             {**SIZES, "compute_capability": "9.0"},
             "ok",
             "140 GiB, 7 free; compute capability 9.0",
         ),
-        (gpu_checks.memory, {}, "ok", "unknown"),
-        (gpu_checks.errors, FAULTS, "fail", f"{NO_ROW}; {XID}"),
-        (gpu_checks.errors, {"is_remap_failed": False}, "ok", "none"),
-        (gpu_checks.errors, {}, "ok", "unknown"),
+        ("memory", {}, "ok", "unknown"),
+        ("errors", FAULTS, "fail", f"{NO_ROW}; {XID}"),
+        ("errors", {"is_remap_failed": False}, "ok", "none"),
+        ("errors", {}, "ok", "unknown"),
     ],
 )
 def test_the_state_that_the_driver_tells_is_shown_and_an_unknown_one_is_no_fault(
-    rule, known, verdict, found
+    name, known, verdict, found
 ):
-    check = rule(with_state(**known))
+    check = check_named(name, with_state(**known))
     assert (check.verdict.value, check.found) == (verdict, found)

@@ -10,7 +10,8 @@ from fakes import make_cluster, make_device
 
 from raybench.cli.doctor import format_json, format_text
 from raybench.doctor import diagnosis
-from raybench.doctor.facts import Check, Diagnosis, Facts, Verdict
+from raybench.doctor.checks import Check, Facts, Verdict
+from raybench.doctor.diagnosis import Diagnosis
 from raybench.errors import ClusterError
 from raybench.job.point import Point
 from raybench.records import Answer, Device, Failure, Measurement, Repetition, Samples, Status

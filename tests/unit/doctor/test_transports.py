@@ -11,7 +11,7 @@ import pytest
 from builders import make_device, make_measurement
 
 from raybench.doctor import transports
-from raybench.doctor.facts import Check, Facts, Verdict
+from raybench.doctor.checks import Check, Facts, Verdict
 from raybench.records import Cause, Failure
 
 HOST = "raybench: adapters {adapters}\nraybench: memlock {memlock}\n"
@@ -60,7 +60,7 @@ def one(checks: Sequence[Check]) -> Check:
     return check
 
 
-def test_peers_over_nvlink_are_told_with_what_the_switch_does():
+def test_peers_over_nvlink_are_told_with_what_the_switch_does_and_shared_memory_is_a_warning():
     check = one(judge(PEERS.format(nvls="", channels=16, way="P2P/CUMEM/read"), nodes=1))
     assert (check.name, check.verdict) == ("transport, node", Verdict.OK)
     assert check.found == "P2P/CUMEM, NVLink; NVLS on"
@@ -70,20 +70,10 @@ def test_peers_over_nvlink_are_told_with_what_the_switch_does():
     # Nodes of Ray may be on one host.
     check = one(judge(PEERS.format(nvls="", channels=0, way="P2P/CUMEM"), nodes=2))
     assert check.advice == "nodes of Ray are on one host here: this is no network between hosts"
-
-
-def test_shared_memory_between_devices_of_a_node_is_warned_of():
     check = one(judge(PEERS.format(nvls="not ", channels=0, way="SHM/direct/direct"), nodes=1))
     assert check.verdict is Verdict.WARN
     assert check.found == "SHM/direct; NVLS off"
     assert "NCCL_P2P_DISABLE" in check.advice
-
-
-def test_sockets_are_told_with_interface_and_address():
-    check = one(judge(SOCKET.format(name="eth0"), nodes=2))
-    assert (check.name, check.verdict) == ("transport, network", Verdict.OK)
-    assert check.found == "NET/Socket on eth0 (10.0.0.1)"
-    assert check.details["ranks_by_way"] == {"NET/Socket on eth0 (10.0.0.1)": [0, 1]}
 
 
 IB = {"kind": "IB", "direct": "Disabled", "end": ""}
@@ -106,7 +96,11 @@ def test_a_slow_way_between_nodes_is_warned_of_with_what_to_do(text, host, advic
 
 
 @pytest.mark.parametrize("kind", ["IB", "RoCE"])
-def test_adapters_are_told_with_their_kind_number_and_gpudirect(kind):
+def test_sockets_and_adapters_are_told_with_their_names_and_what_matters_of_them(kind):
+    check = one(judge(SOCKET.format(name="eth0"), nodes=2))
+    assert (check.name, check.verdict) == ("transport, network", Verdict.OK)
+    assert check.found == "NET/Socket on eth0 (10.0.0.1)"
+    assert check.details["ranks_by_way"] == {"NET/Socket on eth0 (10.0.0.1)": [0, 1]}
     text = ADAPTERS.format(kind=kind, direct="Enabled", end="/GDRDMA")
     check = one(judge(text, nodes=2, adapters="mlx5_0,mlx5_1"))
     assert check.verdict is Verdict.OK

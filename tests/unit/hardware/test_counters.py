@@ -73,9 +73,7 @@ def test_a_limit_that_both_readings_know_counts_as_throttling_above_two_percent_
     assert throttle_reasons(reading(0.0), reading(1.0, power_cap=50.0)) == ()
     assert throttle_reasons(None, reading(1.0, power_cap=50.0)) == ()
     assert throttle_reasons(reading(0.0, power_cap=1.0), None) == ()
-
-
-def test_clocks_set_by_an_administrator_and_idling_are_no_throttling():
+    # Clocks that an administrator set, and idling, are not counted.
     benign = {"idle", "app_clocks", "display_clocks"}
     assert not benign & {*nvml.LIMITED_NS_FIELDS.values(), *nvml.LIMITED_NS_POLICIES.values()}
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pynvml
 
-from raybench.hardware.device_facts import FactReader, kernel_xids
-from raybench.records.device_facts import DeviceFacts, NvLink
+from raybench.hardware.telemetry import FactReader, kernel_xids
+from raybench.records.devices import DeviceFacts, NvLink
 from tests.unit.fake_nvml import UUID, FakeNvml, XidEvents, fabric, fields, refusal
 from tests.unit.fakes import make_device
 
@@ -28,7 +28,7 @@ def link_errors(handle, link, counter):
 
 
 ALL = {
-    "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:1B:00.0"),
+    "nvmlDeviceGetPciInfo": SimpleNamespace(busId="00000000:1B:00.0"),
     "nvmlDeviceGetCudaComputeCapability": (9, 0),
     "nvmlDeviceGetMemoryInfo": lambda _, version: SimpleNamespace(
         total=141 * GIB, reserved=GIB, free=139 * GIB, used=GIB
@@ -43,7 +43,6 @@ ALL = {
     "nvmlDeviceGetNvLinkState": lambda _, link: (1, 1, 0)[link] if link < 3 else refusal(),
     "nvmlDeviceGetNvLinkErrorCounter": link_errors,
     "nvmlDeviceGetGpuFabricInfoV": fabric(3, health_mask=0b01),
-    "nvmlDeviceGetMemoryAffinity": [0b10, 0, 0, 0],
 }
 
 
@@ -57,8 +56,7 @@ def test_a_gpu_is_read_with_all_that_nvml_knows(monkeypatch):
     facts = read()
     assert (facts.unread, facts.compute_capability) == ("", "9.0")
     assert (facts.memory_total_bytes, facts.memory_free_bytes) == (140 * GIB, 139 * GIB)
-    assert (facts.remapped_rows_correctable, facts.remapped_rows_uncorrectable) == (3, 1)
-    assert (facts.is_remap_pending, facts.is_remap_failed) == (True, False)
+    assert (facts.remapped_rows, facts.is_remap_pending, facts.is_remap_failed) == (4, True, False)
     assert (facts.retired_pages, facts.is_retirement_pending, facts.ecc_errors) == (3, False, 0)
     assert (facts.pcie_replays, facts.pcie_lanes, facts.pcie_lanes_max) == (12, 8, 16)
     none = {"crc": 0, "replay": 0, "recovery": 0}
@@ -68,7 +66,6 @@ def test_a_gpu_is_read_with_all_that_nvml_knows(monkeypatch):
         NvLink(link=2, is_active=False, errors=none),
     )
     assert (facts.fabric_state, facts.fabric_faults) == ("completed", ("degraded bandwidth",))
-    assert facts.numa_node == 1
     assert (facts.kernel_xids, facts.new_xids) == (None, ())
 
 
@@ -139,8 +136,6 @@ def test_the_kernels_log_is_read_for_the_errors_of_each_device(monkeypatch, tmp_
     assert read(log).kernel_xids == (31, 48)
     log.write_text(re.sub("Xid.*", "", LOG))
     assert read(log).kernel_xids == ()
-
-
-def test_a_log_that_may_not_be_read_is_unknown_and_not_empty(tmp_path):
+    # Unknown, and not empty.
     assert kernel_xids(NO_LOG) is None
     assert kernel_xids(tmp_path) is None

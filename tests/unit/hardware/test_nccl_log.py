@@ -4,13 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from raybench.hardware.nccl_log import NcclLog, describe, parse
+from raybench.hardware.nccl_log import parse
 
 LOGS = Path(__file__).parent / "nccl_logs"
-
-
-def read(name: str) -> NcclLog:
-    return parse((LOGS / f"{name}.log").read_text().splitlines())
 
 
 @pytest.mark.parametrize(
@@ -22,9 +18,8 @@ def read(name: str) -> NcclLog:
     ],
 )
 def test_a_real_log_tells_the_way_of_its_bytes(name, ways):
-    log = read(name)
-    assert {describe(route, log) for route in log.routes} == ways
+    log = parse((LOGS / f"{name}.log").read_text().splitlines())
+    assert {route.words for route in log.routes} == ways
     assert {(route.sender, route.receiver) for route in log.routes} >= {(0, 1)}
     assert not any(route.gpu_direct for route in log.routes)
-    assert (log.has_nvls, log.adapters) == (False, ())
-    assert log.interfaces == (("eth0", "192.0.2.2"),)
+    assert (log.has_nvls, log.adapter_count) == (False, 0)

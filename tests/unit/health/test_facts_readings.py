@@ -8,7 +8,7 @@ import pytest
 from raybench.health import device_facts
 from raybench.health.device_facts import facts_readings
 from raybench.health.readings import Reading
-from raybench.records.device_facts import DeviceFacts, NvLink
+from raybench.records.devices import DeviceFacts, NvLink
 from tests.unit.fakes import make_device
 
 AT = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
@@ -23,8 +23,7 @@ def facts_of(index: int = 0, **changes) -> DeviceFacts:
         "read_at": AT,
         "memory_free_bytes": 139 * 2**30,
         "ecc_errors": 0,
-        "remapped_rows_correctable": 1,
-        "remapped_rows_uncorrectable": 0,
+        "remapped_rows": 1,
         "is_remap_pending": False,
         "is_remap_failed": False,
         "retired_pages": 2,
@@ -89,7 +88,7 @@ def test_a_healthy_device_has_a_value_for_each_fact_and_no_problem():
     [
         ({"ecc_errors": 2}, "memory errors", "2 uncorrected memory errors, 2 of them during"),
         ({"is_remap_pending": True}, "remapped rows", "remapped at the next reset"),
-        ({"remapped_rows_uncorrectable": 1}, "remapped rows", "1 row of memory went bad during"),
+        ({"remapped_rows": 2}, "remapped rows", "1 row of memory went bad during"),
         ({"is_remap_failed": True}, "failed remaps", "no spare row is left"),
         ({"is_retirement_pending": True}, "retired pages", "retired at the next reset"),
         ({"retired_pages": 4}, "retired pages", "2 pages of memory went bad during the check"),

@@ -13,7 +13,7 @@ from raybench.job.point import Point
 from raybench.records import Answer, Cause, Failure, Record
 from raybench.records.health import Finding, Verdict
 from raybench.sweep.loop import LoopCallbacks, PointFinished, PointRetried, SweepSettings, sweep
-from raybench.workloads.compute.kernels import SameBits
+from raybench.workloads.kernels import SameBits
 
 STAGES = ("alone", "together")
 

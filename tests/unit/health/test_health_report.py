@@ -18,9 +18,12 @@ from builders import (
     make_subject,
 )
 
-from raybench.health.document import HealthDocument
+from raybench.errors import UsageError
+from raybench.health.comparison import FigureChange, trace_figures
 from raybench.health.page import health_figures
+from raybench.health.references import read_findings
 from raybench.health.report import HealthReport
+from raybench.health.suite import WAIT_TEST
 from raybench.records.health import Action, Verdict
 from raybench.report.documents import format_document
 from raybench.results.run import RunStatus
@@ -30,7 +33,7 @@ RUN = "health-20261122-150000-abcd"
 
 
 def format_health(report):
-    return format_document(HealthDocument(report=report), "terminal")
+    return format_document(report, "terminal")
 
 
 def healthy(count, **changes):
@@ -69,13 +72,13 @@ def slow_pair(first, second, **changes):
     return make_finding(make_pair(first, second), **settings)
 
 
-def report_of(findings, count=None):
-    """The report of `count` GPUs; unless given, of as many as have findings."""
+def report_of(findings):
+    """The report of as many GPUs as have findings of their own, or of two."""
     tested = {one.subject.uuids for one in findings if one.subject.kind == "device"}
     return HealthReport(
         run=make_run(RUN, job_name="health"),
         machine="4 x NVIDIA H200 on 1 node",
-        kinds=["cuda"] * (len(tested) if count is None else count),
+        kinds=["cuda"] * (len(tested) or 2),
         findings=findings,
     )
 
@@ -93,6 +96,7 @@ def all_copies(count, *slow):
 
 ONE_BAD = [*healthy(3), bad(3)]
 ALL = make_subject(kind="cluster", uuids=("GPU-0", "GPU-1"), name="all 4 NVIDIA H200")
+NODE = make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha")
 ALIKE = "all are slow alike: 1.40 times as long as this model takes elsewhere"
 
 
@@ -129,6 +133,13 @@ ALIKE = "all are slow alike: 1.40 times as long as this model takes elsewhere"
             "Green: All 4 GPUs are healthy, and the paths between them.",
             0,
         ),
+        # Where no device was tested alone the devices of the run are counted.
+        (
+            [slow_pair(0, 1, verdict=Verdict.HEALTHY)],
+            "Green: The paths between both GPUs are healthy.",
+            0,
+        ),
+        ([make_finding(NODE)], "Green: Both GPUs are healthy together.", 0),
         ([], "Amber: Nothing could be tested.", 3),
         (
             [make_finding(verdict=Verdict.UNKNOWN, value=1.0)],
@@ -139,7 +150,7 @@ ALIKE = "all are slow alike: 1.40 times as long as this model takes elsewhere"
 )
 def test_the_first_line_is_the_lamp_and_the_verdict(findings, headline, exit_code):
     report = report_of(findings)
-    assert (report.headline, report.exit_code) == (headline, exit_code)
+    assert (report.title, report.exit_code) == (headline, exit_code)
     assert " ".join(format_health(report).split()).startswith(f"{headline} 4 x NVIDIA H200")
 
 
@@ -230,16 +241,12 @@ def test_every_form_of_a_health_run_has_the_verdict(command, words, has):
 
 
 @pytest.mark.usefixtures("one_bad")
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("export --to mlflow", "a health check is exported as csv, json or junit"),
-    ],
-)
-def test_what_a_health_run_cannot_do_is_refused(command, words, told):
-    code, _, err = command(*words.split())
-    assert code == 2
-    assert told in err
+def test_a_health_run_goes_to_no_tracker_and_its_findings_come_back_as_written(tmp_path, command):
+    code, _, err = command("export", "--to", "mlflow")
+    assert (code, "a health check is exported as csv, json or junit" in err) == (2, True)
+    written = [(RUN, finding) for finding in (*ONE_BAD, slow_pair(0, 1))]
+    assert read_findings(tmp_path, RUN) == written
+    assert read_findings(tmp_path / "nothing") == []
 
 
 def test_a_check_that_was_interrupted_says_so_and_shows_no_scaling(tmp_path, command):
@@ -316,15 +323,86 @@ def test_checks_and_sweeps_are_kept_apart(tmp_path, command):
     assert (code, "--health: goes without --point, --filter and --chart" in err) == (2, True)
 
 
-NODE = make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha")
+def change_of(
+    base: float, new: float, kind: str = "cuda", least: float = 1.015, **changes: Any
+) -> FigureChange:
+    checks = [[make_finding(value=value, **changes)] for value in (base, new)]
+    [found] = trace_figures(checks, [kind], least)
+    return found
+
+
+GEMM = {"test": "gemm fp32 8192", "unit": "TFLOP/s"}
+
+
+def test_a_rate_that_fell_is_slower_beyond_what_days_differ():
+    assert change_of(50.0, 46.0, **GEMM).verdict == "same"
+    found = change_of(50.0, 40.0, **GEMM)
+    assert (found.verdict, found.ratio) == ("slower", 1.25)
+    assert change_of(40.0, 50.0, **GEMM).verdict == "faster"
+    # Of a time the larger is slower; one H200, in two checks six minutes apart, is the same.
+    step = {"test": "step compute", "unit": "ms", "stage": "straggler"}
+    assert change_of(5.0, 7.0, **step).verdict == "slower"
+    assert change_of(5.39, 6.23, **step).verdict == "same"
 
 
 @pytest.mark.parametrize(
-    ("finding", "headline"),
+    ("kind", "settings", "limit"),
     [
-        (slow_pair(0, 1, verdict=Verdict.HEALTHY), "The paths between both GPUs are healthy."),
-        (make_finding(NODE), "Both GPUs are healthy together."),
+        ("cuda", GEMM, 1.1),
+        ("cuda", {"test": "gemm bf16 8192"}, 1.125),
+        ("cuda", {"test": "both alone", "unit": "GB/s", "stage": "host-links"}, 1.5),
+        ("cuda", {"test": "launch", "unit": "µs"}, 10),
+        ("cpu", {"test": "gemm fp32 256"}, 10),
+        ("cuda", {"test": "of a later version"}, 1.1),
     ],
 )
-def test_where_no_device_was_tested_alone_the_devices_of_the_run_are_counted(finding, headline):
-    assert report_of([finding], count=2).headline == f"Green: {headline}"
+def test_each_test_has_the_limit_of_its_verdict(kind, settings, limit):
+    assert change_of(1.0, 1.0, kind, **settings).limit == pytest.approx(limit)
+    assert change_of(1.0, 1.0, kind, least=20.0, **settings).limit == 20.0
+
+
+def test_facts_waits_and_what_one_check_alone_has_are_no_figures():
+    first = [
+        make_finding(test="Xid errors", stage="facts", unit="errors"),
+        make_finding(test=WAIT_TEST, unit="ms", stage="straggler"),
+        make_finding(make_subject(0)),
+        make_finding(make_subject(1), value=None),
+        make_finding(make_subject(2), value=0.0),
+    ]
+    second = [*first[:2], make_finding(make_subject(1)), make_finding(make_subject(2))]
+    assert trace_figures([first, second], ["cuda"], 1.0) == []
+
+
+@pytest.fixture
+def examined(monkeypatch):
+    """The devices that each check was asked for; none is made."""
+    asked: list[Any] = []
+
+    def examine(where, *_, **__):
+        asked.append(where.only)
+        raise UsageError("stopped")
+
+    monkeypatch.setattr("raybench.health.check.examine", examine)
+    return asked
+
+
+def test_a_list_that_cannot_be_written_is_refused_before_the_check(tmp_path, examined, command):
+    missing = tmp_path / "missing" / "healthy.txt"
+    words = ("health", "-o", tmp_path, "--healthy-devices", missing)
+    told = f"{missing}: cannot be written: No such file"
+    assert told in command(*words, results=None).err
+    assert examined == []
+
+
+def test_only_the_devices_of_a_file_are_checked(tmp_path, examined, command):
+    some = tmp_path / "some.txt"
+    some.write_text("alpha:1  # the second worker\n")
+    kept = tmp_path / "healthy.txt"
+    kept.write_text("GPU-1\n")
+    words = ("--devices", some, "--healthy-devices", kept)
+    command("health", "-o", tmp_path, *words, results=None)
+    assert [only.names for only in examined] == [("alpha:1",)]
+    # The list of an earlier check stays until there is a new one.
+    assert kept.read_text() == "GPU-1\n"
+    missing = command("health", "-o", tmp_path, "--devices", tmp_path / "no.txt", results=None)
+    assert "no.txt: No such file" in missing.err

@@ -87,23 +87,20 @@ def test_of_copies_by_one_local_rank_only_that_one_is_read():
 
 
 @pytest.mark.parametrize(
-    ("direction", "name"),
-    [("forward", "alpha GPU 0 to alpha GPU 1"), ("backward", "alpha GPU 1 to alpha GPU 0")],
+    ("test", "direction", "name", "value"),
+    [
+        ("send 256 MiB", "forward", "alpha GPU 0 to alpha GPU 1", 100.0),
+        ("send 256 MiB", "backward", "alpha GPU 1 to alpha GPU 0", 100.0),
+        # Half of a round trip of the slower rank, in µs.
+        ("send latency 8 B", "round_trip", "alpha GPU 0 to alpha GPU 1", 1000.0),
+    ],
 )
-def test_a_pair_is_named_from_where_the_bytes_come(direction, name):
+def test_a_pair_is_named_from_where_the_bytes_come(test, direction, name, value):
     fleet = fleet_of()
-    [probe] = probes_named("send 256 MiB", fleet, direction=direction)
+    [probe] = probes_named(test, fleet, direction=direction)
     record = record_of(probe, fleet, 1_000_000, 2_000_000, message_bytes=2 * 10**8)
     [reading] = read_record(record, probe, fleet)
-    assert reading.subject.name == name
-    assert reading.value == pytest.approx(100.0)
-
-
-def test_a_latency_is_half_of_a_round_trip_of_the_slower_rank():
-    fleet = fleet_of()
-    probe = probe_named("send latency 8 B", fleet)
-    record = record_of(probe, fleet, 20_000, 24_000, message_bytes=16)
-    assert [one.value for one in read_record(record, probe, fleet)] == [pytest.approx(12.0)]
+    assert (reading.subject.name, reading.value) == (name, pytest.approx(value))
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -9,7 +9,7 @@ import pytest
 from builders import make_device, make_finding, make_pair, make_readings, make_subject, make_test
 
 from raybench.health.readings import Problem, Reading
-from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, HealthTest, device_subjects
+from raybench.health.suite import COMPUTE_TEST, SUITE, WAIT_TEST, HealthTest, device_subjects
 from raybench.health.verdicts import EXPECTED_TEST, judge
 from raybench.records import Device
 from raybench.records.health import Action, Finding, Verdict
@@ -310,3 +310,54 @@ def test_devices_that_other_programs_used_in_most_points_are_suspect_though_none
     assert found.command.startswith("ps -eo ")
     in_one_pass = [replace(one, other_programs=()) for one in readings if one.pass_number > 1]
     assert unhealthy(judge([*readings[:2], *in_one_pass], workers)) == {}
+
+
+# What two healthy H200s of one host have read, on two hosts: medians of `raybench health` with
+# torch 2.11, November 2026. The run of the first was not kept; in the second, which is
+# health-20261122-192647-9705, copies between host and device were a false alarm once.
+FIRST = {
+    "gemm fp16 8192": (643, 664),
+    "gemm bf16 8192": (687, 686),
+    "memory 1000 MB": (4355, 4357),
+    "launch and wait": (14.6, 20.1),
+    "launch": (6.53, 9.02),
+    "both alone": (100, 99.4),
+    "both all at once": (70.9, 71.4),
+    "smoke 784-256-10": (1.37, 1.39),
+}
+SECOND = {
+    "gemm tf32 2048": (328, 335),
+    "gemm fp16 8192": (657, 664),
+    "gemm bf16 8192": (672, 701),
+    "memory 1000 MB": (4355, 4354),
+    "launch and wait": (29.6, 26.5),
+    "launch": (11.3, 11.2),
+    "h2d alone": (49.4, 51.0),
+    "h2d all at once": (42.1, 42.0),
+    "d2h alone": (55.1, 55.2),
+    "both alone": (78.9, 78.3),
+    "both all at once": (58.8, 58.8),
+    "step compute": (5.92, 6.23),
+}
+H200S = tuple(make_device(rank, topology="NVLink x18, 1:PHB") for rank in range(2))
+TESTS = {test.name: test for test in SUITE["cuda"]}
+
+
+def read_h200s(values: dict[str, tuple[float, float]]) -> list[Reading]:
+    return [
+        Reading(test=TESTS[name], subject=subject, pass_number=number, value=value)
+        for name, both in values.items()
+        for subject, value in zip(device_subjects(H200S), both, strict=True)
+        for number in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("values", [FIRST, SECOND])
+def test_two_healthy_h200s_are_healthy(values):
+    assert {one.verdict for one in judge(read_h200s(values), H200S)} == {Verdict.HEALTHY}
+
+
+def test_one_of_them_with_99_of_132_multiprocessors_is_named():
+    values = FIRST | {"gemm bf16 8192": (684, 0.82 * 684)}
+    ill = [one for one in judge(read_h200s(values), H200S) if one.verdict is not Verdict.HEALTHY]
+    assert [(one.subject.name, one.test) for one in ill] == [("alpha GPU 1", "gemm bf16 8192")]

@@ -9,7 +9,7 @@ from forked import gloo, run_ranks
 
 from raybench.job.model import Measure
 from raybench.measure.phases import measure
-from raybench.measure.ranks import broadcast_from_rank_0, gather_durations, max_over_ranks
+from raybench.measure.timers import broadcast_from_rank_0, gather_durations, max_over_ranks
 from raybench.records import Measurement
 from raybench.workloads.base import Workload
 

@@ -28,9 +28,9 @@ from raybench.measure.profiling import (
 )
 from raybench.records import Answer, Group, ModuleTime, RankInfo, Task
 from raybench.sweep.loop import SweepSettings, sweep
-from raybench.sweep.rounds import Rounds
+from raybench.sweep.scheduler import Rounds
 from raybench.workloads.base import Workload
-from raybench.workloads.training.language_models import Decoder
+from raybench.workloads.training.language_models import LanguageModel
 from raybench.workloads.training.mlp import Mlp
 from raybench.workloads.training.shapes import DecoderShape
 from tests.local_cluster import LocalCluster
@@ -141,7 +141,7 @@ def test_compiled_modules_are_timed_as_a_whole_and_not_compiled_anew():
 # By torch.compile, which looks at what a hook was given.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_model_that_is_compiled_whole_has_no_modules():
-    model = Decoder(DecoderShape(layers=1, heads=1, width=8, vocabulary=16), seq_len=4)
+    model = LanguageModel(DecoderShape(layers=1, heads=1, width=8, vocabulary=16), seq_len=4)
     compiled, tokens = torch.compile(model, backend="eager"), torch.zeros(1, 4, dtype=torch.long)
 
     def step() -> None:

@@ -19,7 +19,7 @@ from raybench.measure.marks import Mark, RegionMarks, region_times
 from raybench.measure.timers import make_timer
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
-from raybench.sweep.rounds import Rounds
+from raybench.sweep.scheduler import Rounds
 from raybench.workloads.base import Context, Workload
 from tests.local_cluster import this_process
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from raybench.errors import UsageError
-from raybench.records.device_list import read_device_list, write_device_list
+from raybench.records.devices import read_device_list, write_device_list
 from tests.unit.fakes import make_device
 
 FIRST = "GPU-11111111-2222-3333-4444-555555555555"

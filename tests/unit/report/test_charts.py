@@ -26,15 +26,15 @@ from raybench.analysis.environment_changes import Change
 from raybench.analysis.history import history
 from raybench.analysis.step_times import rank_by_iteration
 from raybench.cli.results import load_summary
-from raybench.report.charts.data import ChartData
-from raybench.report.charts.history import history_figure
-from raybench.report.charts.rates import memory_bandwidth_figure
-from raybench.report.charts.registry import (
+from raybench.report.charts.chart import (
+    ChartData,
     draw_main_figure,
     main_figure,
     other_figures,
     why_no_figure,
 )
+from raybench.report.charts.history import history_figure
+from raybench.report.charts.rates import memory_bandwidth_figure
 from raybench.report.charts.steps import parts_figure
 from raybench.report.charts.telemetry import telemetry_figure
 from raybench.report.comparison import before_and_now
@@ -294,12 +294,11 @@ def runs(points, count=6, apart=timedelta(days=1)):
     return history(rows)
 
 
-def test_up_to_seven_points_share_a_panel_and_more_have_one_each():
-    few = history_figure(runs(7))
-    assert len(few.panels) == 1
-    many = history_figure(runs(12))
-    assert len(many.panels) == 12
-    assert many.panels[0].title == "hidden=11"
+def test_a_history_has_a_panel_for_each_point_first_those_with_a_step():
+    assert [panel.title for panel in history_figure(runs(3)).panels] == [
+        *("hidden=2", "hidden=0", "hidden=1"),
+    ]
+    assert "5 more points are not drawn" in history_figure(runs(45)).note
 
 
 @pytest.mark.parametrize(

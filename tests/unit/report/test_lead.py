@@ -85,6 +85,17 @@ def test_what_has_the_most_samples_is_told_with_the_next():
     assert told == "bf16 has the most rows/s: 16,000 rows/s, 2.00x the next (fp32)"
 
 
+def test_batches_that_share_their_work_by_accumulation_compete_where_the_job_asks_for_both():
+    records = [
+        make_steady(1, step_ms, batch_size=batch, params={"grad_accumulation": 8 // batch})
+        for batch, step_ms in ((8, 8.0), (1, 16.0))
+    ]
+    both = said(records, {}, ASKED % ("throughput", "batch_size, grad_accumulation"))
+    assert both.startswith("batch 8, grad_accumulation=1 has the most rows/s: ")
+    one = said(records, {}, ASKED % ("throughput", "precision"))
+    assert one.startswith("up to ")
+
+
 def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence():
     records = [
         make_apart([8.0] * 1, 8.0, optimizer_ms=0.5),

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,7 @@ from builders import (
 )
 
 from raybench.analysis.rows import ScaledRow
+from raybench.cli.results import load_summary
 from raybench.records import Status
 from raybench.report import documents, formatting
 from raybench.report.blocks import legend_paragraphs
@@ -43,6 +45,7 @@ from raybench.results.columns import SCHEMA_VERSION, to_row
 from raybench.results.run import RunStatus
 
 MS = 1_000_000
+EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
 step_ms = partial(formatting.step_in, formatting.MILLISECONDS)
 
 
@@ -142,7 +145,9 @@ def test_five_hundred_points_with_one_reason_are_one_line_with_the_places():
     assert said.where == "rank 1 on a-host, b-host, c-host, d-host and 2 more"
     text = report_text(make_summary(failed))
     assert "500 x  worker lost: its node is gone (rank 1 on a-host, b-host," in text
-    assert "500 x: `worker lost: its node is gone (rank 1" in report_text(make_summary(failed), "md")
+    assert "500 x: `worker lost: its node is gone (rank 1" in report_text(
+        make_summary(failed), "md"
+    )
 
 
 def test_the_nodes_that_were_lost_are_named_also_when_the_point_was_tried_again():
@@ -161,6 +166,32 @@ def test_long_parameters_and_messages_still_fit_80_columns():
     records = [make_failed(make_point(params=params), error_message="x" * 500)]
     text = report_text(make_summary(records))
     assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_the_widest_tables_fit_80_columns():
+    text = report_text(load_summary(EXAMPLES, "ddp_linear-20261122-231903-de3c"))
+    tables = text.partition("linear: fp32")[2].partition("Warnings")[0]
+    assert max(map(len, tables.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [("workload: {kind: script}", "as the script has it"), ("precision: bf16", "bf16")],
+)
+def test_show_names_a_precision_of_a_script_only_where_the_job_sets_it(job, told):
+    row = make_row(workload="script", precision="bf16")
+    summary = Summary(run=make_run(job_text=job), devices=pd.DataFrame(), points=[row])
+    text = format_document(
+        PointDetails(
+            row=row,
+            is_precision_unknown=summary.is_precision_unknown,
+            ranks=pd.DataFrame(),
+            modules=pd.DataFrame(),
+            traces=[],
+        ),
+        "terminal",
+    )
+    assert re.search(rf"^precision +{told}$", text, re.MULTILINE)
 
 
 def test_on_a_cpu_ranks_are_workers_and_there_is_no_column_for_memory():

@@ -20,7 +20,7 @@ from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
 from raybench.results.reader import load
 from raybench.results.writer import RunStore
-from raybench.sweep.rounds import WORTHWHILE
+from raybench.sweep.scheduler import WORTHWHILE
 
 
 def reported(root, rounds, control_ms=10.0):

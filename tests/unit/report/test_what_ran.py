@@ -12,8 +12,7 @@ from raybench.cli.results import load_summary
 from raybench.job.point import Precision
 from raybench.report.lead import insights
 from raybench.workloads.base import parameter_count
-from raybench.workloads.training.language_models import Decoder
-from raybench.workloads.training.language_training import make_model
+from raybench.workloads.training.language_models import LanguageModel
 from raybench.workloads.training.linear import FEATURES
 from raybench.workloads.training.mlp import linear_stack
 from raybench.workloads.training.shapes import (
@@ -68,10 +67,10 @@ def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built():
     with torch.device("meta"):
         for preset, shape in LANGUAGE_PRESETS.items():
             for layers, seq_len in ((1, 8), (2, 1024)):
-                model = make_model(replace(shape, layers=layers), seq_len)
+                model = LanguageModel(replace(shape, layers=layers), seq_len=seq_len)
                 params = {"preset": preset, "seq_len": str(seq_len), "layers": str(layers)}
                 assert parameter_count("transformer", params) == parameters(model)
-        whole = parameters(Decoder(DECODER_PRESETS["124m"], seq_len=1024))
+        whole = parameters(LanguageModel(DECODER_PRESETS["124m"], seq_len=1024))
         assert parameter_count("transformer", {"preset": "124m", "seq_len": "1024"}) == whole
         for hidden, layers in ((8, 1), (64, 3)):
             params = {"hidden": str(hidden), "layers": str(layers)}

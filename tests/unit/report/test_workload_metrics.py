@@ -15,7 +15,7 @@ from raybench.job.plan import Plan
 from raybench.results.point_row import point_metrics
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
-from raybench.sweep.rounds import Rounds
+from raybench.sweep.scheduler import Rounds
 from tests.local_cluster import this_process
 
 ONE_FILE = '''

@@ -21,11 +21,10 @@ from builders import (
 from raybench.errors import ResultsError
 from raybench.records import DeviceSample
 from raybench.results import reader
-from raybench.results.compaction import compact_run
-from raybench.results.lock import hold_run
-from raybench.results.run import RunStatus
+from raybench.results.parts import write_part
+from raybench.results.run import RunStatus, hold_run
 from raybench.results.tables import TABLES
-from raybench.results.writer import RunStore, clear_leftovers, replace_part
+from raybench.results.writer import RunStore, clear_leftovers, compact_run
 
 RUN = "run-a"
 SAMPLE = DeviceSample(node_id="n0", index=0, uuid="GPU-0", time=START, power_w=300.0)
@@ -164,7 +163,7 @@ def test_a_part_of_a_newer_version_stays_as_it_is(store):
     path = parts(store, "samples")[0]
     part = pq.read_table(path, partitioning=None)
     newer = part.schema.metadata | {b"schema_version": b"999"}
-    replace_part(path, "samples", part.replace_schema_metadata(newer))
+    write_part(path, "samples", part.replace_schema_metadata(newer))
     names = parts(store, "samples")
     with pytest.raises(ResultsError, match="written by a newer raybench"):
         compact_run(store.root, RUN)

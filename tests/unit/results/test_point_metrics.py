@@ -13,7 +13,7 @@ from raybench.records import Breakdown, Record, Repetition, WallTimes
 from raybench.results.metrics import rates
 from raybench.results.metrics.steps import mean_step_ms
 from raybench.results.point_row import point_metrics
-from raybench.stats.stragglers import MARK_ERRORS
+from raybench.stats.outliers import MARK_ERRORS
 
 MS = 1_000_000
 

@@ -28,10 +28,9 @@ from raybench.analysis import frames
 from raybench.errors import ResultsError
 from raybench.records import ModuleTime, Profile, Status
 from raybench.results import reader
-from raybench.results.lock import hold_run
 from raybench.results.point_row import point_metrics
 from raybench.results.reader import find_run, load, read_runs, read_table
-from raybench.results.run import RunStatus
+from raybench.results.run import RunStatus, hold_run
 from raybench.results.tables import TABLES, schema
 from raybench.results.writer import RunStore, check_writable
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from raybench.stats.fleet import compare_few, compare_peers, find_slow
+from raybench.stats.outliers import compare_few, compare_peers, find_slow
 
 FLOOR = 0.01
 

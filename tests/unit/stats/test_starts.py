@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from raybench.stats.starts import scatter
+from raybench.stats.summary import scatter
 
 
 def coverage(count, starts, *, own, common):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from raybench.stats.stragglers import (
+from raybench.stats.outliers import (
     find_straggler,
     host_error_ms,
     late_in_turn_ms,

@@ -5,11 +5,10 @@ import pytest
 from builders import make_device
 from fakes import make_devices, make_measurement, make_point, make_started
 
-from raybench.errors import ClusterError
+from raybench.errors import DETAIL_CHARACTERS, ClusterError
 from raybench.job.model import Measure
 from raybench.records import Failure, Status, Task
-from raybench.records.failure_text import DETAIL_CHARACTERS
-from raybench.sweep.inflight import InFlight, RunningAttempt, make_record_of
+from raybench.sweep.loop import InFlight, RunningAttempt, make_record_of
 from raybench.sweep.scheduler import Attempt
 
 
@@ -58,9 +57,12 @@ def record_of(point=None, *, status=Status.ERROR, error_type="ValueError", **fac
     failure = Failure(rank=0, status=status, error_type=error_type, message="no", **facts)
     attempt = Attempt(index=0, point=point or make_point(), number=1)
     running = RunningAttempt(
-        attempt=attempt, devices=(make_device(),), started_at=datetime.now(UTC)
+        attempt=attempt,
+        devices=(make_device(),),
+        started_at=datetime.now(UTC),
+        outcome=(failure,),
     )
-    return make_record_of(running, (failure,))
+    return make_record_of(running)
 
 
 def test_the_last_lines_of_a_rank_stand_below_its_traceback():

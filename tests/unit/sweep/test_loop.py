@@ -35,7 +35,7 @@ from raybench.sweep.loop import (
     PointStarted,
     sweep,
 )
-from raybench.sweep.rounds import Rounds
+from raybench.sweep.scheduler import Rounds
 
 
 def begun(plan, cluster, written, earlier=None, callbacks=None, **settings):

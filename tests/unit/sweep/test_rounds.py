@@ -20,7 +20,7 @@ from raybench.sweep.loop import (
     RoundStarted,
     sweep,
 )
-from raybench.sweep.rounds import Rounds
+from raybench.sweep.scheduler import Rounds
 from tests.local_cluster import LocalCluster
 
 BASELINE = {"world_size": 1}

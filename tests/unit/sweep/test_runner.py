@@ -32,15 +32,14 @@ from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 from raybench.records import Failure, Profile, Status, TrialKey, by_point
 from raybench.records.environment import code_of
-from raybench.results.lock import hold_run
 from raybench.results.reader import count_points
-from raybench.results.run import RunStatus
+from raybench.results.run import RunStatus, hold_run
 from raybench.results.writer import RunStore
 from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import EarlierSweeps, PointFinished
-from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
 from raybench.sweep.runner import record_run, run_sweep
+from raybench.sweep.scheduler import Rounds
 from tests.local_cluster import LocalCluster
 
 SETTINGS = make_settings(measure=make_measure())

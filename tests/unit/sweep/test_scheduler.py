@@ -25,12 +25,13 @@ from raybench.job.point import Precision
 from raybench.records import Cause, Status
 from raybench.results.point_row import point_row
 from raybench.sweep.loop import sweep
-from raybench.sweep.rounds import Rounds
 from raybench.sweep.scheduler import (
     Assign,
     Attempt,
+    Rounds,
     Schedule,
     Skip,
+    smaller_batches_first,
     workers_needed,
 )
 from tests.local_cluster import LocalCluster
@@ -40,8 +41,15 @@ def attempts(points):
     return [Attempt(index=index, point=point, number=1) for index, point in enumerate(points)]
 
 
+def filled(points, isolation):
+    made = Schedule(isolation)
+    for attempt in smaller_batches_first(attempts(points)):
+        made.add(attempt)
+    return made
+
+
 def schedule(points, devices, isolation="cluster", ran_out=()):
-    made = Schedule(attempts(points), isolation)
+    made = filled(points, isolation)
     for point in ran_out:
         made.note_oom(point)
     made.see(devices, len(devices), frozenset(), 0)
@@ -99,7 +107,7 @@ def test_a_lost_worker_is_given_to_nobody_also_when_its_point_ends_later():
 
 def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
     devices = make_devices(a=2, b=2)
-    made = Schedule(attempts([make_point(world_size=4), make_point(world_size=2)]), "cluster")
+    made = filled([make_point(world_size=4), make_point(world_size=2)], "cluster")
     made.see(devices[:2], 4, frozenset(), pending=2)
     assert started(made) == [(1, (0, 1))]
     made.free(Attempt(index=1, point=make_point(world_size=2), number=1))

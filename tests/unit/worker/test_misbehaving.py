@@ -11,7 +11,7 @@ from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
-from raybench.sweep.rounds import Rounds
+from raybench.sweep.scheduler import Rounds
 from tests.local_cluster import this_process
 
 NUMBER = "must be a number from 0 to 1e+30, given"

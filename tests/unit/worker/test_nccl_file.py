@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from raybench.worker.nccl_file import NcclFile
+from raybench.worker.process_group import NcclFile
 
 LINE = "vm:1:2 [0] NCCL INFO Channel 00/0 : {sender}[0] -> {receiver}[1] via {way}\n"
 

@@ -9,7 +9,12 @@ import torch.distributed as dist
 
 from raybench.job.model import Measure
 from raybench.records import Group, RankInfo, Task
-from raybench.worker.process_group import GroupGoneError, ProcessGroup, StoreHost, choose_interface
+from raybench.worker.process_group import (
+    GroupGoneError,
+    ProcessGroup,
+    choose_interface,
+    serve_store,
+)
 from tests.unit.fakes import make_point
 
 ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
@@ -18,12 +23,12 @@ TASK = Task(point=make_point(), settings=Measure(warmup=1, iterations=1))
 
 @pytest.fixture
 def groups():
-    host = StoreHost("127.0.0.1")
-    address, port = host.endpoint()
+    store = serve_store("127.0.0.1")
     yield [
-        Group(name=f"group-{number}", store_address=address, store_port=port) for number in range(2)
+        Group(name=f"group-{number}", store_address=store.host, store_port=store.port)
+        for number in range(2)
     ]
-    del host
+    del store
 
 
 @pytest.fixture

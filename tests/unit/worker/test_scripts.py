@@ -109,7 +109,7 @@ def test_a_script_that_fails_is_a_row_that_says_so(tmp_path, text, status, error
     assert (answer.status, answer.error_type) == (status, error_type)
     assert message in answer.message
     assert answer.worker_reusable
-    assert "scripts/child.py" not in answer.detail
+    assert "script_child.py" not in answer.detail
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit(0)", "os._exit(0)"])

@@ -15,10 +15,9 @@ from torch import Tensor
 from raybench.job.point import Precision
 from raybench.workloads import attention
 from raybench.workloads.base import WrongResultError
-from raybench.workloads.dit import sequence_parallel
+from raybench.workloads.dit import DitShape, sequence_parallel
+from raybench.workloads.dit.model import Steps
 from raybench.workloads.dit.sequence_parallel import form_groups
-from raybench.workloads.dit.shape import DitShape
-from raybench.workloads.dit.steps import Numbers, Steps, Tokens
 from raybench.workloads.dit.workload import Dit
 
 SHAPE = DitShape(
@@ -32,8 +31,8 @@ DEGREES = {2: ((2, 1), (1, 2)), 3: ((3, 1), (1, 3)), 4: ((4, 1), (1, 4), (2, 2))
 def make_steps(rank: int, ulysses: int, ring: int, **changes: Any) -> Steps:
     settings: dict[str, Any] = {
         "shape": SHAPE,
-        "tokens": Tokens(rows=6, columns=4, text=12),
-        "numbers": Numbers(device=torch.device("cpu"), dtype=torch.float64, seed=3),
+        **{"rows": 6, "columns": 4, "text_tokens": 12},
+        **{"device": torch.device("cpu"), "dtype": torch.float64, "seed": 3},
         "attention": "auto",
         "parallel": form_groups(
             rank, ulysses=ulysses, ring=ring, ring_kind=changes.pop("ring_kind", "p2p")
@@ -54,10 +53,10 @@ def cases(world_size: int) -> Iterator[tuple[str, dict[str, Any]]]:
 @torch.inference_mode()
 def differences(rank: int, world_size: int) -> dict[str, float]:
     """Largest difference to the undivided output, as a share of its largest number."""
-    whole = make_steps(0, 1, 1).forward()()
+    whole = make_steps(0, 1, 1).make("forward", 1)()
     found = {}
     for name, settings in cases(world_size):
-        out = make_steps(rank, **settings).forward()()
+        out = make_steps(rank, **settings).make("forward", 1)()
         found[name] = float((out - whole).abs().max() / whole.abs().max())
     return found
 

@@ -1,4 +1,4 @@
-"""Collectives and pairs on gloo: three ranks are started once and do everything."""
+"""Collectives, pairs and a small training on gloo: three ranks are started once for all."""
 
 import itertools
 from typing import Any
@@ -10,7 +10,7 @@ from forked import gloo, run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads.communication.collective import (
+from raybench.workloads.collective import (
     Collective,
     GroupedCollective,
     Payload,
@@ -18,7 +18,9 @@ from raybench.workloads.communication.collective import (
     groups_text,
     parse_groups,
 )
-from raybench.workloads.communication.pairs import Pairs, pairs_of_turn, parse_pairs, turns
+from raybench.workloads.kernels import SameBits
+from raybench.workloads.pairs import Pairs, pairs_of_turn, parse_pairs, turns
+from raybench.workloads.training.smoke import Smoke
 
 OPERATIONS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv",
@@ -37,6 +39,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 DIRECTIONS = ("forward", "backward", "both", "round_trip")
+
+
+class BentGradients(Smoke):
+    """One rank changes a gradient after all have reduced them."""
+
+    def step(self) -> None:
+        super().step()
+        if torch.distributed.get_rank() == 2:
+            next(self.model.parameters()).grad[0, 0] += 1
 
 
 class Idle(Collective):
@@ -88,6 +99,15 @@ def observe(rank: int, world_size: int, store: str) -> dict[str, Any]:
             untouched = outcome_of_check(pairs)
             pairs.step()
             seen[direction, turn] = (pairs.pair, untouched, outcome_of_check(pairs))
+        for kind in (Smoke, BentGradients):
+            training = kind(here)
+            for _ in range(20):
+                training.step()
+            seen[kind.__name__] = outcome_of_check(training)
+        same = SameBits(here, size=64)
+        same.step()
+        same.check()
+        seen["digest"] = same.digest
         named = Pairs(here, partners="0-2", size_bytes=64)
         named.step()
         seen["named"] = (named.pair, outcome_of_check(named))
@@ -188,6 +208,19 @@ def test_pairs_can_be_named(ranks):
     told = [rank["named"] for rank in ranks]
     assert told == [((0, 2), "right"), (None, "right"), ((0, 2), "right")]
     assert parse_pairs("3-0,1-2", 4) == ((0, 3), (1, 2))
+
+
+def test_the_rank_whose_gradients_differ_is_named(ranks):
+    assert [rank["Smoke"] for rank in ranks] == ["right"] * 3
+    assert [rank["BentGradients"] for rank in ranks] == [
+        "right",
+        "right",
+        "rank 2: its gradients differ from those of 2 other ranks after the same step",
+    ]
+
+
+def test_the_same_product_has_the_same_digest_on_each_rank(ranks):
+    assert len({rank["digest"] for rank in ranks}) == 1
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8, 16, 33])

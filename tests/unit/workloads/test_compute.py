@@ -9,8 +9,8 @@ from builders import make_context, outcome_of_check
 from raybench.errors import UsageError
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.workloads.base import WrongResultError
-from raybench.workloads.compute.kernels import Gemm, Launch, SameBits, digest_of
-from raybench.workloads.compute.memory import HostCopy, Memory
+from raybench.workloads.kernels import Gemm, Launch, SameBits, digest_of
+from raybench.workloads.memory import HostCopy, Memory
 
 OPERATIONS = ("copy", "scale", "add", "triad")
 FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -41,8 +41,8 @@ def test_a_product_that_no_step_wrote_is_found_out():
     with pytest.raises(WrongResultError, match=r"^rank 1: the product in fp32 is off by nan"):
         gemm.check()
     gemm.step()
-    gemm.check()
-    with pytest.raises(WrongResultError, match="off by nan"):
+    gemm.product.copy_(gemm.product.roll(1, dims=0))
+    with pytest.raises(WrongResultError, match="rounding explains"):
         gemm.check()
 
 
@@ -63,15 +63,6 @@ def _to_tf32(tensor: torch.Tensor) -> torch.Tensor:
     """Rounded to 10 bits of the mantissa."""
     bits = tensor.view(torch.int32)
     return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
-
-
-@pytest.mark.parametrize("precision", USUAL_PRECISIONS)
-def test_a_product_of_other_matrices_is_found_out(precision):
-    gemm = make_gemm(precision)
-    gemm.step()
-    gemm.product.copy_(gemm.product.roll(1, dims=0))
-    with pytest.raises(WrongResultError):
-        gemm.check()
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -1,4 +1,5 @@
 import multiprocessing
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -7,31 +8,26 @@ import pytest
 import torch
 
 from raybench.errors import UsageError
+from raybench.job import registry
 from raybench.workloads.base import Context
-from raybench.workloads.training.linear import Linear, LoaderBatches
-from raybench.workloads.training.model import slices
+from raybench.workloads.training.linear import Linear, load_batches
+from raybench.workloads.training.model import Batch, slices
 
 
 def make_context(**changes: Any) -> Context:
     return builders.make_context(**{"batch_size": 4, **changes})
 
 
-def make_loader(
-    context: Context, *, rows: int = 18, distributed_sampler: bool = True, num_workers: int = 0
-) -> LoaderBatches:
+def load(
+    context: Context, *, rows: int = 18, distributed_sampler: bool = True
+) -> tuple[Iterator[Batch], int]:
     """Rows that hold their own number."""
     numbers = torch.arange(rows, dtype=torch.float32).unsqueeze(1)
-    return LoaderBatches(
-        context,
-        numbers,
-        -numbers,
-        num_workers=num_workers,
-        pin_memory=False,
-        distributed_sampler=distributed_sampler,
-    )
+    options = {"num_workers": 0, "pin_memory": False, "distributed_sampler": distributed_sampler}
+    return load_batches(context, numbers, -numbers, **options)
 
 
-def epoch(loader: LoaderBatches, batches: int) -> list[int]:
+def epoch(loader: Iterator[Batch], batches: int) -> list[int]:
     return [int(row) for inputs, _ in islice(loader, batches) for row in inputs]
 
 
@@ -45,7 +41,7 @@ def test_slices_are_views_that_cover_the_full_batches_over_and_over():
 
 
 def test_the_ranks_share_the_rows_out_and_every_batch_is_full():
-    loaders = [make_loader(make_context(rank=rank, world_size=2)) for rank in (0, 1)]
+    loaders = [load(make_context(rank=rank, world_size=2))[0] for rank in (0, 1)]
     first, second = (epoch(loader, 2) for loader in loaders)
     assert len(first) == len(second) == 8
     assert not set(first) & set(second)
@@ -54,7 +50,7 @@ def test_the_ranks_share_the_rows_out_and_every_batch_is_full():
 
 
 def test_every_epoch_has_another_order_and_the_loader_never_ends():
-    loader = make_loader(make_context(rank=1, world_size=2), rows=16)
+    loader, _ = load(make_context(rank=1, world_size=2), rows=16)
     orders = [epoch(loader, 2) for _ in range(3)]
     assert orders[0] != orders[1] != orders[2]
     # set_epoch shuffles all rows anew before they are shared out.
@@ -63,13 +59,13 @@ def test_every_epoch_has_another_order_and_the_loader_never_ends():
 
 def test_without_the_sampler_each_rank_reads_all_rows_in_its_own_order():
     contexts = [make_context(rank=rank, world_size=2) for rank in (0, 1)]
-    loaders = [make_loader(context, rows=16, distributed_sampler=False) for context in contexts]
-    first, second = (epoch(loader, 4) for loader in loaders)
+    loaders = [load(context, rows=16, distributed_sampler=False) for context in contexts]
+    first, second = (epoch(loader, 4) for loader, _ in loaders)
     assert sorted(first) == sorted(second) == list(range(16))
     assert first != second
     # What a rank goes through in an epoch.
-    assert loaders[0].rows == 16
-    assert make_loader(contexts[0], rows=16).rows == 8
+    assert loaders[0][1] == 16
+    assert load(contexts[0], rows=16)[1] == 8
 
 
 def test_the_data_part_of_a_step_is_the_waiting_for_the_loader():
@@ -107,6 +103,15 @@ def test_a_batch_of_more_rows_than_there_are_is_one_clear_line():
         Linear(make_context(batch_size=64, world_size=2), data="dataloader", rows=100)
 
 
-def test_loader_settings_without_a_loader_are_refused():
-    with pytest.raises(UsageError, match=r"num_workers \(2\) .* need data: dataloader"):
-        Linear(make_context(), num_workers=2)
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"data": "device", "num_workers": 2}, "num_workers needs data: dataloader"),
+        ({"data": "device", "pin_memory": True}, "pin_memory needs data: dataloader"),
+        ({"data": "dataloader", "cuda_graph": True}, "cuda_graph: true needs data: device"),
+    ],
+)
+def test_plan_refuses_what_has_no_loader_or_no_graph(given, rule):
+    usual = {name: setting.default for name, setting in registry.settings(Linear).items()}
+    assert rule in (Linear.why_not({**usual, **given}) or "")
+    assert Linear.why_not({**usual, "data": given["data"]}) is None

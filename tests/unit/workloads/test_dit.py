@@ -24,11 +24,10 @@ from raybench.workloads.attention import (
     use_kernel,
 )
 from raybench.workloads.base import WrongResultError, parameter_count
+from raybench.workloads.dit import DIT_PRESETS
+from raybench.workloads.dit.model import AttentionOperator, SingleBlock, rotation
 from raybench.workloads.dit.model import Dit as Model
-from raybench.workloads.dit.model import SingleBlock, rotation
 from raybench.workloads.dit.sequence_parallel import attend_whole
-from raybench.workloads.dit.shape import DIT_PRESETS
-from raybench.workloads.dit.steps import AttentionOperator
 from raybench.workloads.dit.workload import Dit
 
 TINY: dict[str, Any] = {"preset": "tiny", "height": 64, "width": 64, "text_tokens": 8}

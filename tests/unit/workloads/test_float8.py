@@ -12,7 +12,7 @@ import torch
 from jobs import HEAD, plan, problems_of
 from raybench.errors import UsageError
 from raybench.workloads.precision import convert_linear_layers
-from raybench.workloads.training.language_models import Llama
+from raybench.workloads.training.language_models import LanguageModel
 from raybench.workloads.training.shapes import LLAMA_PRESETS
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def test_a_device_without_products_in_float8_is_named():
 
 def gradients(is_float8: bool) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    model = Llama(LLAMA_PRESETS["llama-tiny"], seq_len=16, checkpointing="full").bfloat16()
+    model = LanguageModel(LLAMA_PRESETS["llama-tiny"], seq_len=16, checkpointing="full").bfloat16()
     if is_float8:
         convert_linear_layers(model.blocks, CPU, emulate=True)
     model(torch.arange(16)[None]).float().square().mean().backward()

@@ -10,8 +10,7 @@ from torch import Tensor
 from raybench.job.point import Precision
 from raybench.workloads.base import Context, parameter_count
 from raybench.workloads.training import transformer
-from raybench.workloads.training.language_models import Decoder, KeyValueCache, Llama
-from raybench.workloads.training.language_training import make_model
+from raybench.workloads.training.language_models import KeyValueCache, LanguageModel
 from raybench.workloads.training.linear import Linear
 from raybench.workloads.training.mlp import Mlp
 from raybench.workloads.training.model import Model
@@ -65,10 +64,10 @@ def answer_of(workload: Model) -> Tensor:
     return answer
 
 
-def decode(model: Decoder | Llama, tokens: Tensor, *, prompt: int) -> Tensor:
+def decode(model: LanguageModel, tokens: Tensor, *, prompt: int) -> Tensor:
     """Logits after the prompt and after each token that follows."""
     batch_size, length = tokens.shape
-    shape = LANGUAGE_PRESETS["llama-tiny" if isinstance(model, Llama) else "tiny"]
+    shape = LANGUAGE_PRESETS["llama-tiny" if model.positions is None else "tiny"]
     cache = KeyValueCache.make(shape, batch_size=batch_size, room=length, dtype=torch.float64)
     logits = [model(tokens[:, :prompt], cache)]
     for position in range(prompt, length):
@@ -80,7 +79,7 @@ def decode(model: Decoder | Llama, tokens: Tensor, *, prompt: int) -> Tensor:
 @pytest.fixture(params=["tiny", "llama-tiny"])
 def model(request):
     torch.manual_seed(0)
-    made = make_model(LANGUAGE_PRESETS[request.param], 10)
+    made = LanguageModel(LANGUAGE_PRESETS[request.param], seq_len=10)
     return made.double().requires_grad_(False)
 
 
@@ -195,12 +194,14 @@ def test_each_phase_says_what_its_step_does():
     assert not hasattr(whole, "prefill_ms")
 
 
-def test_decoding_reads_all_weights_of_llama_but_its_table_of_tokens():
-    shape = LANGUAGE_PRESETS["llama-tiny"]
-    workload = Transformer(
-        make_context(), preset="llama-tiny", seq_len=12, mode="inference", phase="decode"
-    )
-    read = shape.parameter_count(13) - shape.vocabulary * shape.width
+# The larger one has one table for tokens and logits, all of which is read.
+@pytest.mark.parametrize("preset", ["llama-tiny", "llama-1b"])
+def test_decoding_reads_all_weights_of_llama_but_a_table_of_tokens_alone(preset):
+    shape = LANGUAGE_PRESETS[preset]
+    context = make_context(device=torch.device("meta"))
+    workload = Transformer(context, preset=preset, seq_len=12, mode="inference", phase="decode")
+    table = 0 if shape.is_tied else shape.vocabulary * shape.width
+    read = shape.parameter_count(13) - table
     cache = shape.layers * 2 * 3 * shape.kv_heads * 13 * shape.head_width
     assert workload.memory_bytes == 4 * (read + cache)
 

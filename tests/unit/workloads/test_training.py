@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.workloads.base import Context
-from raybench.workloads.replicas import ddp_defaults
+from raybench.workloads.replicas import DdpOptions, option_defaults
 from raybench.workloads.training import model as trained
-from raybench.workloads.training.language_models import Decoder, Llama
+from raybench.workloads.training.language_models import LanguageModel
 from raybench.workloads.training.linear import Linear
 from raybench.workloads.training.mlp import Mlp
 from raybench.workloads.training.model import Model
@@ -180,7 +180,7 @@ def test_an_fp16_overflow_skips_the_update_and_halves_the_scale():
 
 
 def test_the_transformer_is_causal():
-    model = Decoder(DECODER_PRESETS["tiny"], seq_len=8)
+    model = LanguageModel(DECODER_PRESETS["tiny"], seq_len=8)
     tokens = torch.arange(8).unsqueeze(0)
     changed = tokens.clone()
     changed[0, 5] = 99
@@ -217,7 +217,7 @@ def test_checkpointing_gives_the_same_gradients():
 
 def test_a_block_with_checkpointing_is_compiled_as_one():
     shape = LLAMA_PRESETS["llama-tiny"]
-    model = Llama(shape, seq_len=8, checkpointing="selective")
+    model = LanguageModel(shape, seq_len=8, checkpointing="selective")
     x, rotation = torch.ones(1, 8, shape.width), (model.cosines, model.sines)
     found = torch._dynamo.explain(model.blocks[0])(x, rotation)
     torch._dynamo.reset()
@@ -240,14 +240,11 @@ def test_a_step_that_waits_for_the_device_cannot_be_a_graph():
     in_graph = replace(make_context(precision=Precision.FP16), cuda_graph=True)
     with pytest.raises(UsageError, match="cuda_graph: true cannot be had in precision fp16"):
         small_mlp(in_graph)
-    in_graph = replace(make_context(), cuda_graph=True)
-    with pytest.raises(UsageError, match="needs data: device"):
-        Linear(in_graph, rows=8, data="dataloader")
 
 
 def test_each_option_of_ddp_is_an_argument_of_torch_whose_default_it_has():
     arguments = inspect.signature(DistributedDataParallel).parameters
-    for name, default in ddp_defaults().items():
+    for name, default in option_defaults(DdpOptions).items():
         # None stands for the 25 MiB of a bucket.
         assert arguments[name].default in (default, None)
 

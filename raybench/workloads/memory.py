@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -26,6 +25,8 @@ Operation = Literal["copy", "scale", "add", "triad"]
 Direction = Literal["h2d", "d2h", "both"]
 
 _SCALAR = 3.0  # STREAM's own
+# A value that no source of a copy has.
+_NOT_SENT = -1
 _CHECKED_AT_A_TIME = 2**24
 # How often a result may be rounded: an error of an epsilon of the operands each, at most.
 _ROUNDINGS: Mapping[Operation, int] = {"copy": 0, "scale": 1, "add": 1, "triad": 2}
@@ -90,17 +91,26 @@ class Memory(Workload):
         ]
         self.output = torch.full_like(self.inputs[0], math.nan)
         self._operation, self._rank = operation, context.rank
-        self._compute = _computing(operation, self.inputs, self.output)
         self.memory_bytes = count * size_bytes
 
     def step(self) -> None:
-        """Issue the operation once."""
-        self._compute()
+        """Issue the operation once, as one kernel."""
+        import torch
+
+        match self._operation:
+            case "copy":
+                self.output.copy_(self.inputs[0])
+            case "scale":
+                torch.mul(self.inputs[0], _SCALAR, out=self.output)
+            case "add":
+                torch.add(*self.inputs, out=self.output)
+            case "triad":
+                torch.add(*self.inputs, alpha=_SCALAR, out=self.output)
 
     def check(self) -> None:
-        """Raise WrongResultError where the last output differs from float64 arithmetic.
+        """Compare the last output with float64 arithmetic; then make it NaN until the next step.
 
-        By more than rounding explains. Afterwards the output is NaN until the next step.
+        Raises WrongResultError, which names the first element, where more than rounding differs.
         """
         arrays = [self.output, *self.inputs]
         for start in range(0, len(self.output), _CHECKED_AT_A_TIME):
@@ -114,23 +124,11 @@ class Memory(Workload):
         self.output.fill_(math.nan)
 
 
-def _computing(operation: Operation, inputs: list[Tensor], out: Tensor) -> Callable[[], object]:
-    """Return a function that computes the operation into `out` by one kernel."""
-    import torch
-
-    match operation:
-        case "copy":
-            return partial(out.copy_, inputs[0])
-        case "scale":
-            return partial(torch.mul, inputs[0], _SCALAR, out=out)
-        case "add":
-            return partial(torch.add, *inputs, out=out)
-        case "triad":
-            return partial(torch.add, *inputs, alpha=_SCALAR, out=out)
-
-
 def _first_wrong(operation: Operation, found: Tensor, inputs: list[Tensor]) -> int | None:
-    """Return the index of the first element that rounding does not explain; None: all are right."""
+    """Return the index of the first element that rounding does not explain; None: all are right.
+
+    found: the output of the operation on `inputs`, all 1-d and of one type.
+    """
     import torch
 
     factor = _SCALAR if operation in ("scale", "triad") else 1.0
@@ -146,9 +144,9 @@ def _first_wrong(operation: Operation, found: Tensor, inputs: list[Tensor]) -> i
 
 
 def memory_gb_s(context: Context) -> float | None:
-    """Return GB/s of the triad of the workload `memory`, by the median of 0.1 s of steps.
+    """Return GB/s (1e9 bytes) of the triad of the workload `memory`, the median of 0.1 s of steps.
 
-    None on the meta device. It needs 3 GiB on a GPU while it runs.
+    None on the meta device. It needs 3 GiB on a GPU while it runs, and gives them back.
     """
     import torch
     from torch.utils.benchmark import Timer
@@ -196,13 +194,12 @@ class HostCopy(Workload):
     ) -> None:
         import torch
 
+        # Source and target of each; none on a rank that waits.
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._rank, self._direction = context.rank, direction
-        self._run: Callable[[], object] = lambda: None
-        ways = ("h2d", "d2h") if direction == "both" else (direction,)
-        self.memory_bytes = 0
+        ways = ["h2d", "d2h"] if direction == "both" else [direction]
         if local_rank not in (None, context.local_rank):
-            return
+            ways = []
         self.memory_bytes = len(ways) * size_bytes
         on_gpu = context.device.type == "cuda"
         host = "cpu" if on_gpu else context.device
@@ -213,18 +210,33 @@ class HostCopy(Workload):
             at_device = torch.empty_like(at_host, device=context.device, pin_memory=False)
             source, target = (at_host, at_device) if way == "h2d" else (at_device, at_host)
             source.copy_(torch.arange(len(source), device=source.device))
+            target.fill_(_NOT_SENT)
             self._copies.append((source, target))
-        self._spoil()
-        self._run = _copying(self._copies, context)
+        # Of the second copy, so that both are made at once.
+        self._stream: Any = None
+        if on_gpu and len(ways) == 2:
+            self._stream = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
 
     def step(self) -> None:
-        """Issue the copies once."""
-        self._run()
+        """Issue the copies once; the current stream waits for all of them."""
+        import torch
+
+        if self._stream is None:
+            for source, target in self._copies:
+                target.copy_(source, non_blocking=True)
+            return
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        (first_source, first_target), (source, target) = self._copies
+        first_target.copy_(first_source, non_blocking=True)
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+        current.wait_stream(self._stream)
 
     def check(self) -> None:
         """Raise WrongResultError where other bytes arrived than were sent.
 
-        Afterwards the targets are wrong until the next step.
+        Otherwise makes the targets wrong until the next step.
         """
         import torch
 
@@ -234,32 +246,4 @@ class HostCopy(Workload):
                     f"rank {self._rank}: a copy between host and device ({self._direction}) "
                     "arrived with other bytes than were sent"
                 )
-        self._spoil()
-
-    def _spoil(self) -> None:
-        """Overwrite the targets with a value that no source has."""
-        for _, target in self._copies:
-            target.fill_(-1)
-
-
-def _copying(copies: list[tuple[Tensor, Tensor]], context: Context) -> Callable[[], None]:
-    """Return a function that issues the copies at once; the current stream waits for them all."""
-    import torch
-
-    def copy(some: list[tuple[Tensor, Tensor]]) -> None:
-        for source, target in some:
-            target.copy_(source, non_blocking=True)
-
-    if len(copies) == 1 or context.device.type != "cuda":
-        return partial(copy, copies)
-    side = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
-
-    def copy_both_ways() -> None:
-        current = torch.cuda.current_stream()
-        side.wait_stream(current)
-        copy(copies[:1])
-        with torch.cuda.stream(side):
-            copy(copies[1:])
-        current.wait_stream(side)
-
-    return copy_both_ways
+            target.fill_(_NOT_SENT)

@@ -4,7 +4,7 @@ NCCL tells which way its bytes go once, when a communicator is made, and to a pr
 started with NCCL_DEBUG. So that no line is written while something is timed, each worker starts
 a process for it beside its own. That is this module too; by hand:
 
-    torchrun --nproc-per-node=2 -m raybench.workloads.communication.transport_probe cuda
+    torchrun --nproc-per-node=2 -m raybench.workloads.transport_probe cuda
 
 It prints the lines of NCCL's log that tell of transports, each once, and what the host has to
 offer: `raybench: KEY VALUE`. `raybench.doctor.transports` reads them.
@@ -51,7 +51,11 @@ class TransportProbe(Workload):
 
 
 def _run_process(context: Context) -> str:
-    """Run the collective with the other ranks and return its lines."""
+    """Run the process of this rank, and return what it prints; it does a collective with all ranks.
+
+    All ranks must call it together. Raises RuntimeError with the last line of its stderr when it
+    fails, and TimeoutExpired after 90 s.
+    """
     import torch.distributed as dist
 
     name = [f"{os.getpid()}-{time.monotonic_ns()}"]
@@ -82,7 +86,7 @@ _ADAPTERS = Path("/sys/class/infiniband")
 
 
 def main() -> None:
-    """Do the collective and print."""
+    """Do the collective, print what NCCL and the host tell, each line once, and exit with 0."""
     device, name = [*sys.argv[1:], "transport"][:2]
     with TemporaryDirectory(prefix="raybench-nccl-") as folder:
         log = Path(folder) / "nccl.log"
@@ -94,7 +98,14 @@ def main() -> None:
         }
         peers = _communicate(device, name)
         text = log.read_text(errors="replace") if log.exists() else ""
-    for line in (*_host_lines(), *peers, *_chosen(text)):
+    adapters = sorted(path.name for path in _ADAPTERS.iterdir()) if _ADAPTERS.is_dir() else []
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    print(f"raybench: adapters {','.join(adapters)}")
+    print(f"raybench: memlock {'unlimited' if locked == resource.RLIM_INFINITY else locked}")
+    print(f"raybench: rank {os.environ['RANK']}")
+    lines = (found[1] for line in text.splitlines() if (found := _LINE.match(line)))
+    told = (_CHANNEL.sub("", line) for line in lines if _TOLD.search(line))
+    for line in (*peers, *dict.fromkeys(told)):
         print(line)
     sys.stdout.flush()
     # As doctor's bare step: gloo's destructors may abort the process.
@@ -102,7 +113,10 @@ def main() -> None:
 
 
 def _communicate(device_name: str, name: str) -> list[str]:
-    """Let all ranks reduce, and each pair exchange, one number; list the peers of gloo."""
+    """Let all ranks reduce a number and, on GPUs, each pair exchange one; return lines to print.
+
+    Lines as `_gloo_lines` on CPUs, else none. name: the same on all ranks, and used only once.
+    """
     import torch
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -134,7 +148,10 @@ def _communicate(device_name: str, name: str) -> list[str]:
 
 
 def _gloo_lines(store_port: int) -> Iterator[str]:
-    """Tell over which interfaces this process is connected to others, but for the store."""
+    """Yield a line for each TCP connection of this process: interface, own address, peer's address.
+
+    Not for those to the store at this port.
+    """
     import psutil
 
     names = {
@@ -150,21 +167,6 @@ def _gloo_lines(store_port: int) -> Iterator[str]:
                 for address in (connection.laddr.ip, connection.raddr.ip)
             )
             yield f"raybench: gloo {names.get(here, 'unknown')} {here} {there}"
-
-
-def _host_lines() -> Iterator[str]:
-    """Tell what this host has for a network, and what its processes may lock in memory."""
-    adapters = sorted(path.name for path in _ADAPTERS.iterdir()) if _ADAPTERS.is_dir() else []
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    yield f"raybench: adapters {','.join(adapters)}"
-    yield f"raybench: memlock {'unlimited' if locked == resource.RLIM_INFINITY else locked}"
-    yield f"raybench: rank {os.environ['RANK']}"
-
-
-def _chosen(text: str) -> list[str]:
-    """Choose the lines that tell of transports, without channels, each once."""
-    lines = (found[1] for line in text.splitlines() if (found := _LINE.match(line)))
-    return list(dict.fromkeys(_CHANNEL.sub("", line) for line in lines if _TOLD.search(line)))
 
 
 if __name__ == "__main__":

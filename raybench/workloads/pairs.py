@@ -7,32 +7,31 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from raybench.errors import UsageError
 from raybench.job.answer import Answer
 from raybench.workloads.base import Context, Workload, WrongResultError
-from raybench.workloads.communication.collective import check_ranks, exchange
+from raybench.workloads.collective import check_ranks, exchange
 
 if TYPE_CHECKING:
     import torch
-    import torch.distributed as dist
     from torch import Tensor
 
 Pair = tuple[int, int]
 Direction = Literal["forward", "backward", "both", "round_trip"]
 Transport = Literal["send", "copy"]
 
-# How often the message goes in a step.
-_MESSAGES: Mapping[Direction, int] = {"forward": 1, "backward": 1, "both": 2, "round_trip": 2}
+# Directions in which two messages go in a step.
+_TWICE = ("both", "round_trip")
 
 
 def turns(world_size: int) -> int:
-    """Return the number of turns after which every rank was every other rank's partner."""
+    """Return the number of turns after which each rank was once the partner of each other rank."""
     return world_size - 1 + world_size % 2
 
 
@@ -51,7 +50,7 @@ def pairs_of_turn(world_size: int, turn: int) -> tuple[Pair, ...]:
 
 
 def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
-    """Return the pairs that "0-3,1-2" names, in this order, the lower rank first in each.
+    """Return the pairs that a text as "0-3,1-2" names, in its order, the lower rank first in each.
 
     Raises UsageError where the text is malformed, a rank is in two pairs, or a rank is not below
     world_size.
@@ -71,7 +70,7 @@ def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
 
 
 def pairs_text(pairs: Iterable[Pair]) -> str:
-    """Return the pairs as `parse_pairs` reads them."""
+    """Return the text from which `parse_pairs` reads these pairs."""
     return ",".join(f"{low}-{high}" for low, high in pairs)
 
 
@@ -112,29 +111,29 @@ class Pairs(Workload):
             int, Field(gt=0, multiple_of=8, description="Bytes of one message.")
         ] = 2**28,
     ) -> None:
-        _check(context, transport, direction)
+        check_ranks(context, "pairs")
         size = context.world_size
         pairs = parse_pairs(partners, size) if partners else pairs_of_turn(size, turn)
         self.pair: Pair | None = next((pair for pair in pairs if context.rank in pair), None)
-        self.message_bytes = _MESSAGES[direction] * size_bytes
+        self.message_bytes = (2 if direction in _TWICE else 1) * size_bytes
         self._direction, self._transport = direction, transport
         # The message that this process can look at: sender, receiver, what arrived, what was sent.
         self._arrival: tuple[int, int, Tensor, Tensor] | None = None
         self._issue: Callable[[], object] = lambda: None
-        peer_device = _peer_device(context, pairs, self.pair) if transport == "copy" else None
-        if self.pair is not None and transport == "send":
+        if transport == "copy":
+            self._prepare_copy(context, pairs, size_bytes)
+        elif self.pair is not None:
             self._prepare_send(context, self.pair, size_bytes)
-        elif self.pair is not None and context.rank == self.pair[0] and peer_device is not None:
-            self._prepare_copy(context.device, peer_device, self.pair, size_bytes)
 
     def step(self) -> None:
         """Issue the messages once; the current stream waits for them, the host does not."""
         self._issue()
 
     def check(self) -> None:
-        """Compare what arrived with what was sent; then make it wrong for the next check.
+        """Compare the message that arrived with the one sent; then spoil it for the next check.
 
-        Raises WrongResultError, which names the pair, where they differ.
+        Raises WrongResultError, which names the pair, where they differ. Does nothing on a rank
+        that receives nothing.
         """
         import torch
 
@@ -150,6 +149,7 @@ class Pairs(Workload):
             )
 
     def _prepare_send(self, context: Context, pair: Pair, size_bytes: int) -> None:
+        """Set what a step issues on this rank, and what arrives here, by NCCL or gloo."""
         import torch
         import torch.distributed as dist
 
@@ -163,8 +163,13 @@ class Pairs(Workload):
         if self._direction == "both":
             self._issue = partial(exchange, [send, receive])
         elif self._direction == "round_trip":
-            order = (send, receive) if is_first else (receive, send)
-            self._issue = partial(_exchange_in_order, *order)
+            first, second = (send, receive) if is_first else (receive, send)
+
+            def issue_in_order() -> None:
+                exchange([first])
+                exchange([second])
+
+            self._issue = issue_in_order
         elif is_first == (self._direction == "forward"):
             self._issue = partial(exchange, [send])
             return
@@ -172,12 +177,37 @@ class Pairs(Workload):
             self._issue = partial(exchange, [receive])
         self._arrival = peer, rank, incoming, _message(peer, size_bytes, device)
 
-    def _prepare_copy(
-        self, here: torch.device, there: torch.device, pair: Pair, size_bytes: int
-    ) -> None:
-        """Copy to the peer's memory or from it; the process of the lower rank does both."""
-        import torch
+    def _prepare_copy(self, context: Context, pairs: Sequence[Pair], size_bytes: int) -> None:
+        """Set the copy that a step issues on the lower rank of a pair, to its peer or from it.
 
+        All ranks must call it together. Raises UsageError on all of them for CPUs, for a direction
+        of two messages, and where the ranks of any pair are on two hosts; and as `_make_copy`.
+        """
+        import torch
+        import torch.distributed as dist
+
+        if context.device.type != "cuda":
+            raise UsageError(
+                "workload pairs: transport copy is between the memories of two GPUs, and this is a "
+                "CPU worker; give transport: send"
+            )
+        if self._direction in _TWICE:
+            raise UsageError(
+                f"workload pairs: direction {self._direction} needs transport: send; a copy goes "
+                "forward or backward"
+            )
+        places: list[Any] = [None] * context.world_size
+        dist.all_gather_object(places, (os.environ.get("GROUP_RANK", ""), context.device.index))
+        apart = [(low, high) for low, high in pairs if places[low][0] != places[high][0]]
+        if apart:
+            raise UsageError(
+                f"workload pairs: ranks {apart[0][0]} and {apart[0][1]} are on two hosts, and "
+                "transport copy is within one; name the pairs of one host in partners, or give "
+                "transport: send"
+            )
+        if self.pair is None or context.rank != self.pair[0]:
+            return
+        pair, here, there = self.pair, context.device, torch.device("cuda", places[self.pair[1]][1])
         is_forward = self._direction == "forward"
         sender, receiver = pair if is_forward else pair[::-1]
         source = _message(sender, size_bytes, here if is_forward else there)
@@ -186,31 +216,11 @@ class Pairs(Workload):
         self._issue = _make_copy(here, found, source)
 
 
-def _check(context: Context, transport: Transport, direction: Direction) -> None:
-    """Raise UsageError where no messages can be moved between pairs in this way."""
-    check_ranks(context, "pairs")
-    if transport == "copy" and context.device.type != "cuda":
-        raise UsageError(
-            "workload pairs: transport copy is between the memories of two GPUs, and this is a "
-            "CPU worker; give transport: send"
-        )
-    if transport == "copy" and direction in ("both", "round_trip"):
-        raise UsageError(
-            f"workload pairs: direction {direction} needs transport: send; a copy goes forward or "
-            "backward"
-        )
-
-
 def _message(sender: int, size_bytes: int, device: torch.device) -> Tensor:
-    """Make the message of `sender`: int64, different in each place and for each sender."""
+    """Return the message of `sender`: int64, other numbers in each place and for each sender."""
     import torch
 
     return torch.arange(size_bytes // 8, dtype=torch.int64, device=device) * 7919 + sender + 1
-
-
-def _exchange_in_order(*operations: dist.P2POp) -> None:
-    for operation in operations:
-        exchange([operation])
 
 
 def _make_copy(here: torch.device, found: Tensor, source: Tensor) -> Callable[[], object]:
@@ -246,29 +256,3 @@ def _make_copy(here: torch.device, found: Tensor, source: Tensor) -> Callable[[]
             raise RuntimeError(f"cudaMemcpyPeerAsync: {error.name}")
 
     return copy
-
-
-def _peer_device(context: Context, pairs: Sequence[Pair], pair: Pair | None) -> torch.device | None:
-    """Return the CUDA device of this rank's partner; None without a pair. All ranks call it.
-
-    Raises UsageError on all ranks where the ranks of any pair are on two hosts.
-    """
-    import torch
-    import torch.distributed as dist
-
-    own = (os.environ.get("GROUP_RANK", ""), context.device.index)
-    places: list[tuple[str, int] | None] = [None] * context.world_size
-    dist.all_gather_object(places, own)
-    nodes = [place and place[0] for place in places]
-    apart = [(low, high) for low, high in pairs if nodes[low] is None or nodes[low] != nodes[high]]
-    if apart:
-        raise UsageError(
-            f"workload pairs: ranks {apart[0][0]} and {apart[0][1]} are on two hosts, and "
-            "transport copy is within one; name the pairs of one host in partners, or give "
-            "transport: send"
-        )
-    if pair is None:
-        return None
-    peer = places[pair[1] if context.rank == pair[0] else pair[0]]
-    assert peer is not None
-    return torch.device("cuda", peer[1])

@@ -1,6 +1,6 @@
 """The process of a script: the script as `__main__`, held where an iteration ends.
 
-`process.py` starts this file as a program. Until the steps are timed nothing of raybench is
+`script.py` starts this file as a program. Until the steps are timed nothing of raybench is
 loaded in it but this file: the process is the script's. It imports no torch either; when the script
 does, every optimizer of torch.optim calls `_Steps.end_step` where its `step` returns.
 
@@ -38,17 +38,19 @@ _CHARACTERS = 20_000
 
 
 class _Channel:
-    """Sends and receives messages; the process ends where the parent has."""
+    """Sends messages to the parent and receives its own; descriptor: of the socket to it."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         self._file = socket.socket(fileno=descriptor).makefile("rw", encoding="utf-8")
 
     def send(self, **message: Any) -> None:
+        """Send a message, which must be plain JSON."""
         self._file.write(json.dumps(message) + "\n")
         self._file.flush()
 
     def receive(self) -> dict[str, Any]:
+        """Wait for the next message; ends this process where the parent has ended."""
         line = self._file.readline()
         if not line:
             os._exit(1)
@@ -65,6 +67,7 @@ class _AfterImport(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return the spec of the module, whose import calls `then`; None for all other modules."""
         if name != self._name:
             return None
         sys.meta_path.remove(self)
@@ -81,61 +84,60 @@ class _AfterImport(MetaPathFinder):
         return spec
 
 
-class _HostClock:
-    """Marks are those of the host alone."""
+class _Clock:
+    """Times what lies between marks: by CUDA events where the device is a GPU, else by the host.
 
-    name = "host"
+    device: that of the optimizer's parameters; None where it has none. name: cuda or host.
+    """
 
-    def begin(self, iterations: int) -> None: ...
-
-    def mark(self) -> None: ...
-
-    def step_ns(self, marks_ns: Sequence[int]) -> list[int]:
-        return [end - start for start, end in pairwise(marks_ns)]
-
-    def peaks(self) -> tuple[int | None, int | None]:
-        return None, None
-
-    def forget_memory(self) -> None: ...
-
-    def device(self) -> Any:
-        return sys.modules["torch"].device("cpu")
-
-
-class _DeviceClock:
-    """One CUDA event between iterations, on the stream of the device of the parameters."""
-
-    name = "cuda"
-
-    def __init__(self, torch: Any, device: Any) -> None:
-        self._torch, self._device = torch, device
-        self._events: list[Any] = []
-        self._used = 0
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        on_gpu = device is not None and device.type == "cuda"
+        self._cuda: Any = sys.modules["torch"].cuda if on_gpu else None
+        self.name = "cuda" if self._cuda else "host"
+        self._marks_ns: list[int] = []
 
     def begin(self, iterations: int) -> None:
-        cuda = self._torch.cuda
-        self._stream = cuda.current_stream(self._device)
-        self._events = [cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
-        self._used = 0
+        """Forget earlier marks, and prepare for those of so many iterations."""
+        self._marks_ns = []
+        if self._cuda:
+            self._stream = self._cuda.current_stream(self.device)
+            self._unused = [self._cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
+            self._events: list[Any] = []
 
     def mark(self) -> None:
-        self._events[self._used].record(self._stream)
-        self._used += 1
+        """Set a mark at the end of an iteration."""
+        self._marks_ns.append(perf_counter_ns())
+        if self._cuda:
+            event = self._unused.pop()
+            event.record(self._stream)
+            self._events.append(event)
 
-    def step_ns(self, marks_ns: Sequence[int]) -> list[int]:
-        self._torch.cuda.synchronize(self._device)
-        events = self._events[: self._used]
-        return [round(start.elapsed_time(end) * _MS_TO_NS) for start, end in pairwise(events)]
+    def take(self, origin_ns: int) -> dict[str, Any]:
+        """Return starts since `origin_ns`, durations, and peaks of memory; forget the marks.
 
-    def peaks(self) -> tuple[int | None, int | None]:
-        cuda = self._torch.cuda
-        return cuda.max_memory_allocated(self._device), cuda.max_memory_reserved(self._device)
+        Waits for the device. In ns by the device (`step_ns`) and by the host; on a CPU both are the
+        same, and the peaks, in bytes, are None.
+        """
+        marks_ns, self._marks_ns = self._marks_ns, []
+        step_ns = host_ns = [end - start for start, end in pairwise(marks_ns)]
+        if host_ns and self._cuda:
+            self._cuda.synchronize(self.device)
+            pairs = pairwise(self._events)
+            step_ns = [round(start.elapsed_time(end) * _MS_TO_NS) for start, end in pairs]
+        peaks = self._cuda
+        return {
+            "start_ns": [mark - origin_ns for mark in marks_ns[:-1]],
+            "step_ns": step_ns,
+            "host_ns": host_ns,
+            "allocated_bytes": peaks and peaks.max_memory_allocated(self.device),
+            "reserved_bytes": peaks and peaks.max_memory_reserved(self.device),
+        }
 
     def forget_memory(self) -> None:
-        self._torch.cuda.reset_peak_memory_stats(self._device)
-
-    def device(self) -> Any:
-        return self._device
+        """Reset the peaks of memory."""
+        if self._cuda:
+            self._cuda.reset_peak_memory_stats(self.device)
 
 
 class _Steps:
@@ -153,41 +155,52 @@ class _Steps:
         self._names: dict[str, None] = {}
         self._is_warm = False
         self._lead_in = self._left = 0
-        self._marks_ns: list[int] = []
+        self._clock: _Clock | None = None
         self._marks: Any = None
-        self._clock: _HostClock | _DeviceClock = _HostClock()
 
     def watch(self, optimizers: ModuleType) -> None:
-        """Have every optimizer call `end_step` from now on."""
+        """Have every optimizer call `end_step` from now on; optimizers: torch.optim.optimizer."""
         optimizers.register_optimizer_step_post_hook(self.end_step)
 
     def end_step(self, optimizer: Any, *_: Any) -> None:
-        """End an iteration where this optimizer is the one that ends them."""
+        """End an iteration where this optimizer is the one that ends them.
+
+        After the last iteration that was asked for, waits for what the parent asks next.
+        """
         if self._marks is not None:
             self._marks.end_optimizer()
         if optimizer is not self._counted and not self._is_new(optimizer):
             return
+        assert self._clock is not None
         if self._marks is not None:
             self._marks.end_step()
         if self._lead_in:
             self._lead_in -= 1
             if not self._lead_in:
-                self._mark()
+                self._clock.mark()
             return
         if self._left:
-            self._mark()
+            self._clock.mark()
             self._left -= 1
             if self._left:
                 return
-            self._channel.send(samples=self._take())
-        self._obey()
+            self._channel.send(samples=self._take(self._clock))
+        self._obey(self._clock)
 
     def end_script(self) -> dict[str, Any]:
-        """Return the samples of the block that the script's end cut short, and all optimizers."""
-        return {"samples": self._take(), "optimizers": list(self._names)}
+        """Return the `samples` of the block that the end cut short, and all `optimizers`, by name.
+
+        samples: None where no iteration has begun.
+        """
+        samples = None if self._clock is None else self._take(self._clock)
+        return {"samples": samples, "optimizers": list(self._names)}
 
     def _is_new(self, optimizer: Any) -> bool:
-        """Take a new optimizer for the one that ends iterations, while they are warming up."""
+        """Return whether this optimizer is new, and ends iterations from now on.
+
+        Only in the warm-up, and only of the class `step_of` where one is given. Tells the parent of
+        the first one.
+        """
         if optimizer in self._known:
             return False
         self._known.add(optimizer)
@@ -195,26 +208,32 @@ class _Steps:
         self._names[name] = None
         if self._is_warm or (self._step_of and name != self._step_of):
             return False
-        is_first = self._counted is None
         self._counted = optimizer
-        if is_first:
-            self._clock = _make_clock(optimizer)
-            self._channel.send(begun=_facts(self._clock))
+        if self._clock is None:
+            devices = (p.device for group in optimizer.param_groups for p in group["params"])
+            self._clock = _Clock(next(devices, None))
+            dist: Any = sys.modules.get("torch.distributed")
+            is_joined = dist is not None and dist.is_available() and dist.is_initialized()
+            ranks = dist.get_world_size() if is_joined else 1
+            self._channel.send(begun={"clock": self._clock.name, "ranks": ranks})
         return True
 
-    def _obey(self) -> None:
+    def _obey(self, clock: _Clock) -> None:
         """Do what messages of the parent ask, until one asks for steps."""
         while True:
             message = self._channel.receive()
             match message["do"]:
                 case "steps":
-                    self._begin(message["lead_in"], message["iterations"])
+                    self._lead_in, self._left = message["lead_in"], message["iterations"]
+                    clock.begin(self._left)
+                    if not self._lead_in:
+                        clock.mark()
                     return
                 case "forget_memory":
                     self._is_warm = True
-                    self._clock.forget_memory()
+                    clock.forget_memory()
                 case "mark_parts":
-                    self._channel.send(why_not=self._mark_parts(**message["how"]))
+                    self._channel.send(why_not=self._mark_parts(clock, **message["how"]))
                 case "time_gradients":
                     self._marks.time_gradients()
                 case "keep_gradients":
@@ -222,68 +241,30 @@ class _Steps:
                 case "end":
                     os._exit(0)
 
-    def _mark_parts(self, module: str, has_peers: bool) -> str:
+    def _mark_parts(self, clock: _Clock, module: str, has_peers: bool) -> str:
         """Load raybench to time parts of steps; return why that cannot be, else an empty text.
 
         Only after the timed steps: until then the process has nothing of raybench.
         """
-        sys.path.append(str(Path(__file__).parents[3]))
+        sys.path.append(str(Path(__file__).parents[2]))
         try:
-            marks = import_module(module).ScriptMarks(self._clock.device())
+            device = clock.device or sys.modules["torch"].device("cpu")
+            marks = import_module(module).ScriptMarks(device)
             why_not = str(marks.hook_gradients()) if has_peers else ""
         except Exception as error:  # the samples are there already
             return f"unknown: raybench cannot be loaded beside the script: {error!r}"
         self._marks = marks
         return why_not
 
-    def _begin(self, lead_in: int, iterations: int) -> None:
-        self._lead_in, self._left, self._marks_ns = lead_in, iterations, []
-        self._clock.begin(iterations)
-        if not lead_in:
-            self._mark()
-
-    def _mark(self) -> None:
-        self._marks_ns.append(perf_counter_ns())
-        self._clock.mark()
-
-    def _take(self) -> dict[str, Any]:
-        marks_ns, self._marks_ns = self._marks_ns, []
-        host_ns = [end - start for start, end in pairwise(marks_ns)]
-        step_ns = self._clock.step_ns(marks_ns) if host_ns else []
-        allocated_bytes, reserved_bytes = self._clock.peaks()
-        return {
-            "start_ns": [mark - self._origin_ns for mark in marks_ns[:-1]],
-            "step_ns": step_ns,
-            "host_ns": host_ns,
-            "allocated_bytes": allocated_bytes,
-            "reserved_bytes": reserved_bytes,
-            "parts": self._marks.take(len(step_ns)) if self._marks is not None else {},
-        }
-
-
-def _make_clock(optimizer: Any) -> _HostClock | _DeviceClock:
-    """Return the clock of the device on which the parameters are."""
-    torch = sys.modules["torch"]
-    devices = (p.device for group in optimizer.param_groups for p in group["params"])
-    device = next(devices, None)
-    if device is None or device.type != "cuda":
-        return _HostClock()
-    return _DeviceClock(torch, device)
-
-
-def _facts(clock: _HostClock | _DeviceClock) -> dict[str, Any]:
-    distributed: Any = sys.modules.get("torch.distributed")
-    is_joined = (
-        distributed is not None and distributed.is_available() and distributed.is_initialized()
-    )
-    return {
-        "clock": clock.name,
-        "ranks": distributed.get_world_size() if is_joined else 1,
-    }
+    def _take(self, clock: _Clock) -> dict[str, Any]:
+        """Return the samples of a block, as a message has them, with the times of parts, in ms."""
+        samples = clock.take(self._origin_ns)
+        count = len(samples["step_ns"])
+        return {**samples, "parts": {} if self._marks is None else self._marks.take(count)}
 
 
 def _end_with_parent() -> None:
-    """Have the system kill this process when the worker dies."""
+    """Have the system kill this process when the worker dies; exit where it has died already."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -291,7 +272,7 @@ def _end_with_parent() -> None:
 
 
 def _run(script: str, arguments: Sequence[str]) -> None:
-    """Run the file as `python script arguments` does."""
+    """Run the file in this process as `python script arguments` does; raises what it raises."""
     path = Path(script).absolute()
     main = ModuleType("__main__")
     main.__file__ = str(path)
@@ -302,7 +283,7 @@ def _run(script: str, arguments: Sequence[str]) -> None:
 
 
 def _tell_error(channel: _Channel, error: BaseException) -> NoReturn:
-    """Write the traceback as Python does, without the frames of this file, and tell the parent."""
+    """Write the traceback as Python does, tell the parent, and exit with 1."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
@@ -320,16 +301,11 @@ def _tell_error(channel: _Channel, error: BaseException) -> NoReturn:
     os._exit(1)
 
 
-def _exit_code(ended: SystemExit) -> int:
-    """Return the code that Python would end with; a text goes to stderr."""
-    if ended.code is None or isinstance(ended.code, int):
-        return ended.code or 0
-    sys.stderr.write(f"{ended.code}\n")
-    return 1
-
-
 def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
-    """Run the script, and return the exit code."""
+    """Run the script, tell the parent how it ended, and return its exit code.
+
+    descriptor: of the socket to the parent. options: JSON with `step_of` and `timeout_s`.
+    """
     _end_with_parent()
     given = json.loads(options)
     channel = _Channel(int(descriptor))
@@ -341,7 +317,12 @@ def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
     try:
         _run(script, arguments)
     except SystemExit as ended:
-        code = _exit_code(ended)
+        # As Python: a number is the exit code, and anything else is printed.
+        if ended.code is None or isinstance(ended.code, int):
+            code = ended.code or 0
+        else:
+            code = 1
+            sys.stderr.write(f"{ended.code}\n")
     except BaseException as error:  # whatever the script raises
         _tell_error(channel, error)
     channel.send(ended={"code": code, **steps.end_script()})

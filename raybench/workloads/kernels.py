@@ -155,7 +155,7 @@ class SameBits(Workload):
         torch.matmul(self._first, self._second, out=self.product)
 
     def check(self) -> None:
-        """Update the metrics from the last product; afterwards it is 0 until the next step.
+        """Update the three metrics from the last product; afterwards it is 0 until the next step.
 
         The product is computed once more with its rows in other places: where the bits differ then,
         either the device is wrong or its library treats rows differently by their place.
@@ -172,7 +172,10 @@ class SameBits(Workload):
 
 
 def digest_of(tensor: Tensor) -> int:
-    """Return a hash of the bytes of a tensor, 48 bits, which a double holds exactly."""
+    """Return a hash of the bytes of a tensor, 48 bits, which a double holds exactly.
+
+    Copies it to the host, and so waits for the device.
+    """
     import torch
 
     content = tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
@@ -217,9 +220,11 @@ class Launch(Workload):
             self._wait()
 
     def check(self) -> None:
-        """Raise WrongResultError where the number is not the count of steps, but in CUDA graphs."""
+        """Raise WrongResultError where the number on the device is not the count of steps.
+
+        Not in CUDA graphs: the host knows nothing of steps that are replayed.
+        """
         found = int(self.number)
-        # Of steps that are replayed from a graph the host knows nothing.
         if self._counts and found != self._steps:
             raise WrongResultError(
                 f"rank {self._rank}: {self._steps} additions of 1 came to {found}"

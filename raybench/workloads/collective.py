@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -59,10 +59,10 @@ _LARGEST = 100
 
 
 def busbw_factor(kind: str, world_size: int) -> float:
-    """Return busbw / algbw as nccl-tests defines it: busbw is comparable with the hardware's rate.
+    """Return busbw / algbw as nccl-tests defines both; busbw compares with the hardware's rate.
 
-    kind: an operation of this module's table, or another collective by torch's name for it (1 for
-    an unknown one).
+    kind: an operation of this module's table, or torch's name of another collective; 1.0 for an
+    unknown one.
     """
     share = (world_size - 1) / world_size
     if kind == "all_reduce":
@@ -71,10 +71,10 @@ def busbw_factor(kind: str, world_size: int) -> float:
 
 
 def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of ranks that "0-3,4-7" or "0+2,1+3" names.
+    """Return the groups of ranks that a text as "0-3,4-7" or "0+2,1+3" names, in its order.
 
-    Raises UsageError where the text is malformed, a group has fewer than 2 ranks, a rank is in two
-    groups, or a rank is not below world_size.
+    Each group is ascending. Raises UsageError where the text is malformed, a group has fewer than
+    2 ranks, a rank is in two groups, or a rank is not below world_size.
     """
     rule = "groups: must be disjoint groups of ranks, as in 0-3,4-7 or 0+2,1+3"
     groups: list[tuple[int, ...]] = []
@@ -96,7 +96,7 @@ def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
-    """Return the groups as `parse_groups` reads them; consecutive ranks become a range."""
+    """Return the text from which `parse_groups` reads these groups; ranges where ranks follow."""
     return ",".join(
         f"{group[0]}-{group[-1]}"
         if list(group) == list(range(group[0], group[-1] + 1))
@@ -132,20 +132,22 @@ class Payload:
 
     def fill(self, target: Tensor, rank: int) -> None:
         """Write the message of `rank`, from its first element on, into a 1-d tensor."""
-        for start, part in _pieces(target):
+        for start in range(0, len(target), _PERIOD):
+            part = target[start : start + _PERIOD]
             part.copy_(self._message(rank, start, len(part)))
 
     def first_mismatch(
         self, received: Tensor, ranks: tuple[int, ...], start: int
     ) -> tuple[int, float, float] | None:
-        """Compare a 1-d tensor with the sum of the messages of `ranks` from element `start` on.
+        """Return index, found and expected value of the first wrong element; None: all are right.
 
-        Returns index, found and expected value of the first element that differs; None where all
-        are equal. Waits for the device.
+        received: 1-d, to be the sum of the messages of `ranks` from their element `start` on. Waits
+        for the device.
         """
         import torch
 
-        for offset, part in _pieces(received):
+        for offset in range(0, len(received), _PERIOD):
+            part = received[offset : offset + _PERIOD]
             expected = self._message(ranks[0], start + offset, len(part)).clone()
             for rank in ranks[1:]:
                 expected += self._message(rank, start + offset, len(part))
@@ -155,42 +157,9 @@ class Payload:
         return None
 
     def _message(self, rank: int, start: int, length: int) -> Tensor:
+        """Return a view of so many elements, at most a period, of the message of `rank`."""
         first = (start + rank * _RANK_STRIDE) % _PERIOD
         return self._values[first : first + length]
-
-
-def _pieces(tensor: Tensor) -> list[tuple[int, Tensor]]:
-    """Split a 1-d tensor into views of at most a period, each with the index of its start."""
-    return [(start, tensor[start : start + _PERIOD]) for start in range(0, len(tensor), _PERIOD)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A part of an output: the sum over `ranks` of their inputs from element `start` on."""
-
-    ranks: tuple[int, ...]
-    start: int
-    length: int
-
-
-def expected_output(
-    operation: Operation, elements: int, rank: int, world_size: int
-) -> list[Segment]:
-    """Return the segments of the output of `rank`, in order, for a message of so many elements."""
-    share, everyone = elements // world_size, range(world_size)
-    match operation:
-        case "all_reduce":
-            return [Segment(ranks=tuple(everyone), start=0, length=elements)]
-        case "reduce_scatter":
-            return [Segment(ranks=tuple(everyone), start=rank * share, length=share)]
-        case "all_gather":
-            return [Segment(ranks=(peer,), start=0, length=share) for peer in everyone]
-        case "all_to_all":
-            return [Segment(ranks=(peer,), start=rank * share, length=share) for peer in everyone]
-        case "broadcast":
-            return [Segment(ranks=(0,), start=0, length=elements)]
-        case "sendrecv":
-            return [Segment(ranks=((rank - 1) % world_size,), start=0, length=elements)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +176,20 @@ class _Group:
     is_idle: bool = False
 
 
+class _Prepared(NamedTuple):
+    """An operation on this rank.
+
+    source, target: its input and output, 1-d; the same tensor where it works in place. issue: does
+    it once. expected: (ranks, start, length) of each part of the output, in order: a part of
+    `length` elements is the sum of the messages of `ranks` from their element `start` on.
+    """
+
+    source: Tensor
+    target: Tensor
+    issue: Callable[[], object]
+    expected: list[tuple[tuple[int, ...], int, int]]
+
+
 class Collective(Workload):
     """Does one collective operation: latency of small messages, bandwidth of large ones.
 
@@ -217,7 +200,7 @@ class Collective(Workload):
     title = "Collectives"
     takes_batch_size = False
     answers = (Answer(metric="busbw_gb_s"),)
-    # This rank's buffers, 1-d; in place they are one.
+    # This rank's buffers, 1-d.
     input: Tensor
     output: Tensor
 
@@ -239,27 +222,35 @@ class Collective(Workload):
         dtype: str,
         groups: str = "",
     ) -> None:
-        """Check the parameters, form the groups, and fill the buffers. All ranks call it together.
+        """Check the parameters, form the groups, and fill the buffers.
 
-        groups: as `parse_groups` reads them; empty for one group of all ranks. Raises UsageError
-        where the operation cannot be done as asked.
+        All ranks must call it together. groups: as `parse_groups` reads them; empty for one group
+        of all ranks. Raises UsageError as `check_ranks` and `parse_groups`, and where ranks cannot
+        share the message evenly.
         """
         import torch
 
         check_ranks(context, "collective")
         group = _form_groups(context, groups)
         element: torch.dtype = getattr(torch, dtype)
-        elements = _count_elements(operation, size_bytes, element, group.size)
+        shares = group.size if operation in _IN_SHARES else 1
+        unit = element.itemsize * shares
+        if size_bytes % unit:
+            each = f"{element.itemsize} bytes an element"
+            each += f" x {shares} ranks" if shares > 1 else ""
+            raise UsageError(
+                f"workload collective: {operation} of size_bytes {size_bytes} does not divide into "
+                f"{each}; give a multiple of {unit}"
+            )
         self.message_bytes = size_bytes
         self.busbw_factor = busbw_factor(operation, group.size)
         self._operation, self._rank, self._group = operation, context.rank, group
-        whole = torch.empty(elements, dtype=element, device=context.device)
-        self.input, self.output = _buffers(operation, whole, group)
-        self._expected = expected_output(operation, elements, group.rank, group.size)
+        whole = torch.empty(size_bytes // element.itemsize, dtype=element, device=context.device)
+        prepared = _prepare_operation(operation, whole, group)
+        self.input, self.output = prepared.source, prepared.target
+        self._issue = (lambda: None) if group.is_idle else prepared.issue
+        self._expected = [] if group.is_idle else prepared.expected
         self._payload = Payload(element, context.device, group.size, context.seed)
-        self._issue = _issuer(operation, self.input, self.output, group)
-        if group.is_idle:
-            self._expected, self._issue = [], lambda: None
         self._fill()
 
     def step(self) -> None:
@@ -267,20 +258,19 @@ class Collective(Workload):
         self._issue()
 
     def check(self) -> None:
-        """Compare the output with what the inputs of all ranks must give, exactly.
+        """Raise WrongResultError where an element of the last output differs from the exact one.
 
-        It compares the output of the last step; but an all_reduce, which is in place, adds to the
-        sums of the step before, so its buffer is filled anew and it is done once more. Afterwards
-        the output is wrong until the next step. All ranks must call it at the same place. Raises
-        WrongResultError where an element differs.
+        An all_reduce, which is in place, adds to the sums of the step before, so its buffer is
+        filled anew and it is done once more. Afterwards the output is wrong until the next step.
+        All ranks must call it together.
         """
         if self._operation == "all_reduce":
             self._fill()
             self.step()
         position = 0
-        for segment in self._expected:
-            received = self.output[position : position + segment.length]
-            wrong = self._payload.first_mismatch(received, segment.ranks, segment.start)
+        for ranks, start, length in self._expected:
+            received = self.output[position : position + length]
+            wrong = self._payload.first_mismatch(received, ranks, start)
             if wrong is not None:
                 index, found, expected = wrong
                 raise WrongResultError(
@@ -288,11 +278,11 @@ class Collective(Workload):
                     f"wrong payload: element {position + index} of "
                     f"{len(self.output)} is {found:g}, not {expected:g}"
                 )
-            position += segment.length
+            position += length
         self._fill()
 
     def _fill(self) -> None:
-        """Fill the input with this rank's message, and the output with that of no rank."""
+        """Fill the input with this rank's message, and the output with one that no rank sends."""
         self._payload.fill(self.output, self._group.size)
         if self._operation != "broadcast" or self._group.rank == 0:
             self._payload.fill(self.input, self._group.rank)
@@ -323,7 +313,10 @@ class GroupedCollective(Collective):
 
 
 def check_ranks(context: Context, workload: str) -> None:
-    """Raise UsageError where a workload of messages has a single rank, or a precision."""
+    """Raise UsageError where there is a single rank, or a precision other than fp32.
+
+    workload: its name, for the text.
+    """
     if context.world_size < 2:
         raise UsageError(
             f"workload {workload}: needs at least 2 ranks, world_size is {context.world_size}; "
@@ -337,7 +330,10 @@ def check_ranks(context: Context, workload: str) -> None:
 
 
 def _form_groups(context: Context, groups: str) -> _Group:
-    """Make all groups and return this rank's. Raises UsageError as `parse_groups`."""
+    """Make all groups of torch, and return the one of this rank. All ranks must call it together.
+
+    groups: as `parse_groups` reads them, which raises UsageError; empty: all ranks are one.
+    """
     if not groups:
         return _Group(rank=context.rank, size=context.world_size)
     import torch.distributed as dist
@@ -352,57 +348,48 @@ def _form_groups(context: Context, groups: str) -> _Group:
     return own
 
 
-def _count_elements(operation: Operation, size_bytes: int, dtype: torch.dtype, ranks: int) -> int:
-    """Return the elements of a message. Raises UsageError where ranks cannot share it evenly."""
-    shares = ranks if operation in _IN_SHARES else 1
-    unit = dtype.itemsize * shares
-    if size_bytes % unit:
-        each = f"{dtype.itemsize} bytes an element"
-        each += f" x {shares} ranks" if shares > 1 else ""
-        raise UsageError(
-            f"workload collective: {operation} of size_bytes {size_bytes} does not divide into "
-            f"{each}; give a multiple of {unit}"
-        )
-    return size_bytes // dtype.itemsize
+def _prepare_operation(operation: Operation, whole: Tensor, group: _Group) -> _Prepared:
+    """Return buffers, function and expected output of an operation on this rank.
 
-
-def _buffers(operation: Operation, whole: Tensor, group: _Group) -> tuple[Tensor, Tensor]:
-    """Return input and output, of which one is `whole`; torch reduces and broadcasts in place."""
+    whole: becomes that of its buffers which holds the whole message. The current stream waits for
+    what is issued, the host does not.
+    """
     import torch
-
-    if operation in ("all_reduce", "broadcast"):
-        return whole, whole
-    share = whole.new_empty(len(whole) // group.size)
-    if operation == "all_gather":
-        return share, whole
-    return whole, share if operation == "reduce_scatter" else torch.empty_like(whole)
-
-
-def _issuer(
-    operation: Operation, source: Tensor, target: Tensor, group: _Group
-) -> Callable[[], object]:
-    """Return a function that issues the operation; only the current stream waits for it."""
     import torch.distributed as dist
 
     # Torch 2.13 gave two of them another name and warns of the older one.
     all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    ranks, elements = tuple(range(group.size)), len(whole)
+    among: dict[str, Any] = {"group": group.group}
+    length = elements // group.size
+    start = group.rank * length
     match operation:
         case "all_reduce":
-            return partial(dist.all_reduce, target, group=group.group)
+            issue = partial(dist.all_reduce, whole, **among)
+            return _Prepared(whole, whole, issue, [(ranks, 0, elements)])
         case "broadcast":
-            return partial(dist.broadcast, target, group=group.group, group_src=0)
+            issue = partial(dist.broadcast, whole, group_src=0, **among)
+            return _Prepared(whole, whole, issue, [((0,), 0, elements)])
         case "all_gather":
-            return partial(all_gather, target, source, group=group.group)
+            share = whole.new_empty(length)
+            issue = partial(all_gather, whole, share, **among)
+            return _Prepared(share, whole, issue, [((peer,), 0, length) for peer in ranks])
         case "reduce_scatter":
-            return partial(reduce_scatter, target, source, group=group.group)
+            share = whole.new_empty(length)
+            issue = partial(reduce_scatter, share, whole, **among)
+            return _Prepared(whole, share, issue, [(ranks, start, length)])
         case "all_to_all":
-            return partial(dist.all_to_all_single, target, source, group=group.group)
+            target = torch.empty_like(whole)
+            issue = partial(dist.all_to_all_single, target, whole, **among)
+            return _Prepared(whole, target, issue, [((peer,), start, length) for peer in ranks])
         case "sendrecv":
+            target = torch.empty_like(whole)
             following, preceding = ((group.rank + step) % group.size for step in (1, -1))
-            send = dist.P2POp(dist.isend, source, group=group.group, group_peer=following)
-            receive = dist.P2POp(dist.irecv, target, group=group.group, group_peer=preceding)
-            return partial(exchange, [send, receive])
+            send = dist.P2POp(dist.isend, whole, group_peer=following, **among)
+            receive = dist.P2POp(dist.irecv, target, group_peer=preceding, **among)
+            issue = partial(exchange, [send, receive])
+            return _Prepared(whole, target, issue, [((preceding,), 0, elements)])
 
 
 def exchange(operations: list[dist.P2POp]) -> None:

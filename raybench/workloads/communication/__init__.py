@@ -1,1 +1,0 @@
-"""Collectives and messages between ranks."""

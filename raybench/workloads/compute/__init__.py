@@ -1,1 +1,0 @@
-"""Kernels and copies on each device by itself."""

@@ -1,0 +1,448 @@
+"""The workload `script`: a training script as one gives it to torchrun, not changed in anything.
+
+`Script` declares its parameters; a worker runs `RunningScript` in its place, whose `ScriptProcess`
+is the process of the script, below the worker. `raybench plan` imports this module, so torch is
+imported inside the functions that need it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+
+import psutil
+from pydantic import Field
+
+from raybench.errors import DETAIL_CHARACTERS, UsageError, shorten_start
+from raybench.job.rules import product_of, render, split_arguments
+from raybench.records import Cause, Failure, Samples, Status, Task
+from raybench.workloads.base import Context, Workload
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+_CHILD = Path(__file__).with_name("script_child.py")
+# The driver must see where a script that hangs is before it ends it.
+_WRITE_S = 0.3
+_LEAST_S = 0.1
+_LOOK_S = 0.05
+# For so long after its time is up a script is left alone: the driver looks which rank hangs, and
+# ends that one first.
+_NAME_S = 1.3
+_END_S = 2.0
+_OUT_OF_MEMORY = {"OutOfMemoryError", "MemoryError"}
+_OUT_OF_MEMORY_WORDS = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+# torchrun sets none of them: they are for workers, which outlive the loss of a peer.
+_OF_WORKERS = (
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
+)
+_NOT_HERE = "a script runs as the workload of a point only, not in this process"
+
+
+class Script(Workload):
+    """Runs a training script, unchanged, as torchrun does.
+
+    Each rank is a process of its own below its worker, which is ended when enough is measured. An
+    iteration ends where the step of an optimizer of torch.optim returns.
+    """
+
+    # Parameters in whose texts {name} stands for a setting of the point, which any axis may give.
+    templates: ClassVar[tuple[str, ...]] = ("args", "items_per_step")
+    # Only where the job gives one.
+    needs_batch_size: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        path: Annotated[
+            str,
+            Field(
+                min_length=1,
+                description="The file, from the current directory or that of the job file.",
+            ),
+        ],
+        args: Annotated[
+            str, Field(description="Its arguments; {batch_size} stands for that setting.")
+        ] = "",
+        items_per_step: Annotated[
+            str,
+            Field(
+                description="Samples of an iteration on one rank, as in {batch_size} or "
+                "{batch_size} * 8. Without it there is no throughput."
+            ),
+        ] = "",
+        step_of: Annotated[
+            str,
+            Field(
+                description="Class of the optimizer whose step ends an iteration; by default the "
+                "last one to make its first step."
+            ),
+        ] = "",
+    ) -> None:
+        raise UsageError(_NOT_HERE)
+
+    def step(self) -> None:
+        """Raise UsageError: the script runs in a process of its own."""
+        raise UsageError(_NOT_HERE)
+
+
+class ScriptFailedError(Exception):
+    """The script has failed, so that there is nothing to measure.
+
+    failure: the failure of this rank; its `rank` is 0 whatever the rank.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class ScriptAbortedError(Exception):
+    """Another rank has failed, and ended the process group of the worker."""
+
+
+class ScriptEndedError(Exception):
+    """The script came to its end, without a failure, before it was asked to."""
+
+
+class RunningScript(Workload):
+    """A script that has made its first step, and waits there.
+
+    process: runs further steps on request. facts: what the process told of itself at its first
+    step: `clock`, cuda or host, and `ranks`, the size of its process group.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        task: Task,
+        store: TCPStore | None,
+        is_aborted: Callable[[], bool],
+        deadline_s: float,
+    ) -> None:
+        """Start the script and wait for its first step. All ranks must call it together.
+
+        store: a TCP store for the ranks of the script, served by rank 0; None on the others.
+        is_aborted: tells whether another rank has failed. deadline_s: when the time of the point is
+        up, by `time.monotonic`. Raises as `ScriptProcess.wait_for_first_step`.
+        """
+        given, settings = task.point.params, task.point.settings
+        file = task.code.script if task.code else None
+        # It lives as long as the ranks of the script may ask for it.
+        self._store = store
+        of_worker = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("RAY_") and name not in _OF_WORKERS
+        }
+        variables = _torchrun_variables(context, store)
+        left_s = deadline_s - _WRITE_S - time.monotonic()
+        self.process = ScriptProcess(
+            Path(file.path if file else str(given["path"])).absolute(),
+            split_arguments(render(str(given["args"]), settings)),
+            step_of=str(given["step_of"]),
+            environment={**of_worker, **variables, **task.point.env},
+            folder=Path(file.folder) if file else Path.cwd(),
+            is_aborted=is_aborted,
+            timeout_s=max(_LEAST_S, left_s),
+        )
+        items = product_of(render(str(given["items_per_step"]), settings))
+        if items is not None:
+            self.items_per_step = items
+        try:
+            self.facts = self.process.wait_for_first_step()
+        except BaseException:
+            self.close()
+            raise
+
+    def step(self) -> None:
+        """Run one iteration. Raises as `ScriptProcess.run_steps`."""
+        self.process.run_steps(1)
+
+    def close(self) -> None:
+        """End the script where it is, and all that it has started."""
+        self.process.end()
+
+    def warnings(self, context: Context) -> list[str]:
+        """Return a sentence for each way in which the script runs otherwise than the point says."""
+        told = []
+        if context.device.type == "cuda" and self.facts["clock"] == "host":
+            told.append(
+                "the parameters of the script's optimizer are not on a GPU: steps are timed by the "
+                "host's clock"
+            )
+        if self.facts["ranks"] != context.world_size:
+            told.append(
+                f"the script's process group has {self.facts['ranks']} of {context.world_size} "
+                "ranks: each may have trained alone"
+            )
+        return told
+
+
+class _Rank(NamedTuple):
+    """What each rank tells all others.
+
+    device: its name in CUDA_VISIBLE_DEVICES; empty for a CPU. store: address and port of the TCP
+    store that it serves; None but on rank 0.
+    """
+
+    node_rank: int
+    local_rank: int
+    device: str
+    store: tuple[str, int] | None
+
+
+def _torchrun_variables(context: Context, store: TCPStore | None) -> Mapping[str, str]:
+    """Return the variables of torchrun that this worker lacks or has with another value.
+
+    All ranks must call it together. store: as of RunningScript. LOCAL_RANK counts along
+    CUDA_VISIBLE_DEVICES, whichever devices these ranks have.
+    """
+    import torch.distributed as dist
+
+    device = ""
+    if context.device.type == "cuda":
+        visible, index = os.environ.get("CUDA_VISIBLE_DEVICES"), context.device.index
+        device = visible.split(",")[index].strip() if visible else str(index)
+    node_rank = int(os.environ["GROUP_RANK"])
+    address_of_store = (store.host, store.port) if store else None
+    own = _Rank(node_rank, context.local_rank, device, address_of_store)
+    ranks: list[Any] = [own]
+    if context.world_size > 1:
+        ranks = [None] * context.world_size
+        dist.all_gather_object(ranks, own)
+    here = sorted(rank for rank in ranks if rank.node_rank == node_rank)
+    ((address, port),) = (rank.store for rank in ranks if rank.store)
+    variables = {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "GROUP_WORLD_SIZE": str(len({rank.node_rank for rank in ranks})),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": os.environ["RANK"],
+        "ROLE_WORLD_SIZE": os.environ["WORLD_SIZE"],
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # The ranks of the script find its store served, as torchrun's do.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    if device:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(rank.device for rank in here)
+    return variables
+
+
+class ScriptProcess:
+    """A script that runs until its first step, and then as many steps as it is asked for.
+
+    parts: times in each step of the last block, in ms, by name; empty before `mark_parts`.
+    peaks: the most bytes of tensors, and the most that torch's allocator reserved, since
+    `forget_memory`; None on a CPU.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        arguments: Sequence[str],
+        *,
+        step_of: str,
+        environment: Mapping[str, str],
+        folder: Path,
+        is_aborted: Callable[[], bool],
+        timeout_s: float,
+    ) -> None:
+        """Start the process, and do not wait for it.
+
+        step_of: as of the workload `script`. environment: all variables that it has. folder: its
+        current directory. is_aborted: tells whether another rank has failed. timeout_s: until just
+        before the time of the point is up: then the script writes its stack, and the driver sees
+        which rank hangs.
+        """
+        self._is_aborted, self._step_of = is_aborted, step_of
+        self._deadline_s = time.monotonic() + timeout_s
+        self._has_stepped = self._has_ended = self._is_held = False
+        self.parts: Mapping[str, Sequence[float]] = {}
+        self.peaks: tuple[int | None, int | None] = None, None
+        options = json.dumps({"step_of": step_of, "timeout_s": timeout_s})
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-u", str(_CHILD), str(theirs.fileno()), options),
+                    *(str(path), *arguments),
+                ],
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                # By which all that it starts is ended with it.
+                process_group=0,
+            )
+        self._socket, self._read = ours, b""
+        self._handle = os.pidfd_open(self._process.pid)
+
+    def wait_for_first_step(self) -> Mapping[str, Any]:
+        """Wait until an optimizer has stepped, and return the `facts` of RunningScript.
+
+        Raises ScriptFailedError where the script fails or ends before, and ScriptAbortedError where
+        another rank has failed.
+        """
+        facts: Mapping[str, Any] = self._receive()["begun"]
+        self._has_stepped = self._is_held = True
+        return facts
+
+    def run_steps(self, iterations: int, *, lead_in: int = 0) -> Samples:
+        """Return the times of so many iterations after `lead_in` others; fewer if the script ends.
+
+        Raises ScriptEndedError when it has ended already, and as `wait_for_first_step`.
+        """
+        if self._has_ended:
+            raise ScriptEndedError
+        self._send(do="steps", iterations=iterations, lead_in=lead_in)
+        self._is_held = False
+        try:
+            taken = self._receive()["samples"]
+        except ScriptEndedError:
+            return Samples()
+        self._is_held = not self._has_ended
+        self.peaks = taken["allocated_bytes"], taken["reserved_bytes"]
+        self.parts = taken["parts"]
+        return Samples(
+            start_ns=tuple(taken["start_ns"]),
+            step_ns=tuple(taken["step_ns"]),
+            host_ns=tuple(taken["host_ns"]),
+        )
+
+    def forget_memory(self) -> None:
+        """Reset the peaks of memory."""
+        self._send(do="forget_memory")
+
+    def mark_parts(self, module: str, *, has_peers: bool) -> str:
+        """Time the parts of later steps; return why that is not possible, else an empty text.
+
+        `parts` has them after each block. module: its class `ScriptMarks` times them in the script.
+        has_peers: also time how gradients are reduced. Raises as `run_steps`.
+        """
+        if self._has_ended:
+            raise ScriptEndedError
+        self._send(do="mark_parts", how={"module": module, "has_peers": has_peers})
+        return str(self._receive()["why_not"])
+
+    def time_gradients(self) -> None:
+        """Have DDP reduce gradients in a way that takes the time; only where `mark_parts` can."""
+        self._send(do="time_gradients")
+
+    def keep_gradients(self) -> None:
+        """Have DDP leave gradients as each rank has them; only where `mark_parts` can."""
+        self._send(do="keep_gradients")
+
+    def end(self) -> None:
+        """End the script where it is, and all that it has started; wait until it has ended."""
+        started: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):  # while they have not lost their parent
+            started = psutil.Process(self._process.pid).children(recursive=True)
+        self._send(do="end")
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S if self._is_held else 0.0)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for process in started:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+        self._socket.close()
+        os.close(self._handle)
+
+    def _send(self, **message: Any) -> None:
+        """Send a message; does nothing where the process has ended, which `_receive` tells."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def _receive(self) -> dict[str, Any]:
+        """Wait for the next message and return it.
+
+        Raises ScriptFailedError where the script has failed, ScriptEndedError where it has ended
+        and left no samples, and ScriptAbortedError where another rank has failed.
+        """
+        sources = self._socket.fileno(), self._handle
+        while b"\n" not in self._read:
+            # Just after the time is up the driver sees who hangs.
+            over_s = time.monotonic() - self._deadline_s
+            if not 0 <= over_s < _NAME_S and self._is_aborted():
+                raise ScriptAbortedError
+            ready, _, _ = select.select(sources, [], [], _LOOK_S)
+            if not ready:
+                continue
+            read = b""  # where it has ended, what it has started may hold its end of the socket
+            if sources[0] in ready:
+                with suppress(ConnectionResetError):
+                    read = self._socket.recv(1 << 20)
+            if not read:
+                select.select([self._handle], [], [], _END_S)
+                return self._end_of({"code": self._process.poll(), "samples": None})
+            self._read += read
+        line, _, self._read = self._read.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        if "raised" in message:
+            raise ScriptFailedError(_failure_of(message["raised"]))
+        return self._end_of(message["ended"]) if "ended" in message else message
+
+    def _end_of(self, ended: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the last samples, as a message; ended: as the process tells of its end.
+
+        Raises ScriptFailedError after a signal, an exit code, or an end before the first step, else
+        ScriptEndedError where there are no samples.
+        """
+        self._has_ended = True
+        code = ended["code"]
+        if code is not None and code < 0:
+            cause = Cause.WORKER_DIED
+            message = f"the process of the script died by {signal.Signals(-code).name}"
+        elif code:
+            cause, message = Cause.SCRIPT_EXIT, f"the script ended with exit code {code}"
+        elif not self._has_stepped and ended.get("optimizers"):
+            cause = Cause.NO_STEPS
+            message = (
+                f"no optimizer {self._step_of} has stepped, by which step_of ends an iteration; "
+                f"those that did: {', '.join(ended['optimizers'])}"
+            )
+        elif not self._has_stepped:
+            cause = Cause.NO_STEPS
+            message = (
+                "the script ended and no optimizer of torch.optim has stepped: an iteration ends "
+                "where Optimizer.step returns"
+            )
+        elif ended["samples"]:
+            return {"samples": ended["samples"]}
+        else:
+            raise ScriptEndedError
+        raise ScriptFailedError(Failure.of(cause, rank=0, message=message, worker_reusable=True))
+
+
+def _failure_of(raised: Mapping[str, Any]) -> Failure:
+    """Return the failure for an exception of the script, as if the workload had raised it."""
+    message = raised["message"].strip()
+    is_oom = not _OUT_OF_MEMORY.isdisjoint(raised["bases"]) or (
+        "RuntimeError" in raised["bases"] and any(word in message for word in _OUT_OF_MEMORY_WORDS)
+    )
+    return Failure(
+        rank=0,
+        status=Status.OOM if is_oom else Status.ERROR,
+        error_type=raised["type"],
+        message=next(iter(message.splitlines()), "") or f"{raised['type']}: no message",
+        detail=shorten_start(raised["traceback"], DETAIL_CHARACTERS),
+        # What it did to its device has ended with its process.
+        worker_reusable=True,
+    )

@@ -1,1 +1,0 @@
-"""Training scripts of the user, run unchanged."""
