@@ -1,19 +1,28 @@
-"""The tables as pandas frames for scripts: `raybench.load` and `raybench.units`."""
+"""The tables as pandas frames for scripts: `raybench.load` and `raybench.units`.
+
+Also the table `summary`, one row a point, which a run writes when it ends.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from raybench.analysis.settings import EXECUTION
+from raybench.analysis.rows import ScaledRow, point_rows
+from raybench.analysis.scaling import scaling
+from raybench.analysis.settings import EXECUTION, OPTIONAL
 from raybench.errors import ResultsError
+from raybench.job.point import RUN_SETTINGS
 from raybench.job.problems import did_you_mean
 from raybench.results import reader, tables
 from raybench.results.columns import to_row
 from raybench.results.point_row import PointRow
-from raybench.results.tables import TABLES
+from raybench.results.run import Run
+from raybench.results.tables import TABLES, SummaryRow
+from raybench.results.writer import RunStore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,8 +114,6 @@ def _dtypes() -> dict[Any, Any]:
 
 def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:
     """Return the rows of `points` by run; among all runs a damaged one is left out."""
-    from raybench.analysis.rows import point_rows
-
     by_run: dict[str, list[PointRow]] = {}
     for row in point_rows(reader.load(root, "points", run_id)):
         by_run.setdefault(row.run_id, []).append(row)
@@ -116,8 +123,6 @@ def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:
 def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
     """Return the speed-ups of each run against the baseline of its own job."""
     import pandas as pd
-
-    from raybench.analysis.scaling import scaling
 
     baselines = reader.baselines(root, run_id)
     found = []
@@ -137,8 +142,6 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
 def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
     """Return the summary of each run, also of a run that goes on."""
     import pandas as pd
-
-    from raybench.analysis.summary import summary_rows
 
     runs = reader.read_runs(root) if run_id is None else [reader.read_run(root, run_id)]
     points = _points_by_run(root, run_id)
@@ -180,3 +183,64 @@ def _as_typed(texts: pd.Series) -> pd.Series:
         return pd.to_numeric(texts).astype("float64")
     except ValueError:
         return texts
+
+
+# Columns that have another name in `points`.
+_SOURCES = {
+    "step_ms": "step_ms_p50",
+    "throughput_items_per_s": "throughput",
+    "exposed_comm_ms": "comm_exposed_ms",
+    "data_wait_ms": "data_ms",
+    "device_idle_ms": "host_gap_ms",
+    "peak_memory_bytes": "peak_mem_allocated_bytes",
+    "bus_gb_s": "busbw_gb_s",
+}
+_MADE = ("job_name", "params_json", "metrics_json")
+_COPIED = {
+    name: _SOURCES.get(name, name) for name in SummaryRow.__dataclass_fields__ if name not in _MADE
+}
+
+
+def write_summary(store: RunStore, run: Run) -> None:
+    """Write the table `summary` of a run, unless its points cannot be read.
+
+    Raises ResultsError where the folder cannot be written.
+    """
+    try:
+        points = point_rows(reader.load(store.root, "points", run.run_id))
+    except ResultsError:
+        return  # the report of the run names the damaged file
+    store.write_summary(summary_rows(run, points))
+
+
+def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
+    """Return one row for each point of a run. points: its rows of that table, all attempts."""
+    return [
+        SummaryRow(
+            job_name=run.job_name,
+            params_json=json.dumps(_typed_settings(row)),
+            metrics_json=json.dumps(dict(row.workload_metrics or {})),
+            **{name: getattr(row, source) for name, source in _COPIED.items()},
+        )
+        for row in scaling(points, run.baseline)
+    ]
+
+
+def _typed_settings(row: ScaledRow) -> dict[str, Any]:
+    """Return the parameters with their types, and the settings that are not at their defaults."""
+    changed = {
+        name: value
+        for name in OPTIONAL
+        if (value := getattr(row, name)) is not None and value != RUN_SETTINGS[name].default
+    }
+    return {name: _typed(text) for name, text in row.params.items()} | changed
+
+
+def _typed(text: str) -> bool | int | float | str:
+    """Return the number or truth value that a text of the tables stands for, else the text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    is_number = isinstance(value, bool | int | float) and math.isfinite(value)
+    return value if is_number else text

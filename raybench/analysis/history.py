@@ -83,6 +83,10 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
 
 
 def _with_levels(rows: Sequence[PointRow], machine: int, threshold: float) -> Iterator[HistoryRow]:
+    """Yield a HistoryRow for each row of a series; `step` is known in the first run of a level.
+
+    rows: one a run, ok, in order of time. threshold: relative; smaller changes are no step.
+    """
     values = np.log([row.step_ms_p50 or math.nan for row in rows])
     firsts = [0, *find_steps(values, _within(rows), threshold), len(values)]
     before: float | None = None
@@ -122,6 +126,11 @@ def find_steps(values: Values, within: float, threshold: float) -> list[int]:
 
 
 def _largest_step(values: Values, sd: float, degrees: float, threshold: float) -> int | None:
+    """Return where in `values` the largest change of level begins; None where none is sure.
+
+    values: logarithms of step times. sd, degrees: their standard deviation and its degrees of
+    freedom.
+    """
     from scipy.special import stdtr
 
     count = len(values)

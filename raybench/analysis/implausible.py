@@ -47,6 +47,7 @@ def impossible_among(warnings: Iterable[str]) -> list[str]:
 
 
 def _speed_ups(row: ScaledRow) -> Iterator[str]:
+    """Yield a sentence where the efficiency is above what more devices can reach."""
     if row.efficiency is None or row.is_baseline or row.speed_up is None:
         return
     least = row.efficiency_low or row.efficiency / _ONE_START
@@ -62,6 +63,12 @@ def _speed_ups(row: ScaledRow) -> Iterator[str]:
 
 
 def _rates(row: ScaledRow, known: Sequence[Entry]) -> Iterator[str]:
+    """Yield a sentence for each rate (MFU, TFLOP/s, memory, bus) that its device cannot reach.
+
+    known: the reference entries of the model; without them only MFU and peaks of datasheets are
+    held.
+    """
+
     def most(test: str) -> float:
         """Return the highest end of the ranges of health tests whose name begins so, or 0."""
         found = (one.observed[1] for one in known if one.of.get("test", "").startswith(test))
@@ -114,6 +121,10 @@ def _rates(row: ScaledRow, known: Sequence[Entry]) -> Iterator[str]:
 
 
 def _items(row: ScaledRow, attempts_s: float) -> Iterator[str]:
+    """Yield a sentence where more samples or iterations are counted than batch and time allow.
+
+    attempts_s: seconds of all attempts together; 0 where that is not known.
+    """
     step_ms = min(row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0)
     per_rank = row.batch_size * row.world_size if row.batch_size else 0
     batch = max(row.global_batch_size or 0, per_rank) * (row.grad_accumulation or 1)

@@ -149,6 +149,7 @@ class ReferenceFile(_Strict):
 
     @model_validator(mode="after")
     def _check_entries(self) -> ReferenceFile:
+        """Return the file. Raises ValueError for a value outside its range or unlisted devices."""
         for entry in self.quantities:
             if not entry.low <= entry.value <= entry.high:
                 raise ValueError(f"must have low <= value <= high in {entry.metric} of {entry.of}")

@@ -14,7 +14,7 @@ import numpy as np
 
 from raybench.records import Status
 from raybench.results.columns import columns_of
-from raybench.results.metrics.steps import half_interval
+from raybench.results.metrics import half_interval
 from raybench.results.point_row import PointRow
 
 # What tells the attempts of some runs apart, and what came of them.
@@ -65,6 +65,7 @@ def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
 
 
 def _merge(rows: Sequence[PointRow]) -> PointRow:
+    """Return one row for several rounds of a point: their mean; of none that is ok the worst."""
     ok = [row for row in rows if row.status is Status.OK]
     if not ok:
         return min(rows, key=lambda row: _WORST_FIRST.index(row.status))
@@ -115,6 +116,11 @@ def _as_one(name: str, values: Sequence[Any]) -> Any:
 
 
 def _one_number(name: str, known: Sequence[float]) -> float:
+    """Return one number for the values of a column in several rounds, by the column's name.
+
+    The least, the largest or the median; else the geometric mean (arithmetic where a value is 0 or
+    less).
+    """
     if name in _ENDS_OF_ALL:
         return _ENDS_OF_ALL[name](known)
     if name in _MEDIANS:

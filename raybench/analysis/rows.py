@@ -76,7 +76,7 @@ class ScaledRow(PointRow):
     ] = None
     speed_up_low: Annotated[float | None, Column("", "95 % interval over rounds")] = None
     speed_up_high: Annotated[float | None, Column("", "95 % interval over rounds")] = None
-    # Where the baseline names world_size. Where devices differ: raybench.analysis.own_speeds.
+    # Where the baseline names world_size. Where devices differ: raybench.analysis.scaling.
     efficiency: Annotated[
         float | None,
         Column(
@@ -92,7 +92,7 @@ class ScaledRow(PointRow):
     clock_ratio: Annotated[
         float | None, Column("", "SM clocks over the baseline's, where a power cap makes it ≠ 1")
     ] = None
-    # What of the step is lost against efficiency 1, and to what: raybench.analysis.losses.
+    # What of the step is lost against efficiency 1, and to what: raybench.analysis.scaling.
     lost_comm: Annotated[float | None, Column("", "share of the step lost to communication")] = None
     lost_compute: Annotated[float | None, Column("", "share lost to slower computation")] = None
     lost_wait: Annotated[float | None, Column("", "share lost to the slowest rank")] = None
@@ -156,6 +156,7 @@ class Columns:
 
 
 def _show(names: str, *, optional: str) -> Columns:
+    """Return the columns of a table. names, optional: names of columns, separated by spaces."""
     return Columns(
         metrics=tuple(BY_NAME[name] for name in names.split()),
         optional=tuple(BY_NAME[name] for name in optional.split()),

@@ -1,27 +1,28 @@
-"""Speed-up and scaling efficiency of points against the baseline point of their series.
+"""Speed-up and efficiency of points against the baseline point of their series, and what is lost.
 
-Pure.
+First the speed-ups; then what devices of several models would do together; last the shares of the
+step that are lost against perfect scaling, by cause. Pure.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from raybench.analysis.losses import shares_of_loss
-from raybench.analysis.own_speeds import OwnSpeeds, differ, models_of
 from raybench.analysis.rounds import Trials, mean_of_rounds
 from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import SETTINGS, batch_column, number_of, setting
-from raybench.job.point import Scalar, setting_text
+from raybench.analysis.settings import EXECUTION, SETTINGS, batch_column, number_of, setting
+from raybench.job.point import UNEVEN, Scalar, setting_text
 from raybench.records import Status
-from raybench.results.metrics.parts import BREAKDOWN, why_no_breakdown
-from raybench.results.metrics.rates import NO_ITEMS
+from raybench.results.breakdown import BREAKDOWN, why_no_breakdown
+from raybench.results.metrics import NO_ITEMS
 from raybench.results.point_row import PointRow
+from raybench.stats.outliers import slowest_and_other
+from raybench.stats.shares import DeviceSpeed
 from raybench.stats.summary import scatter
 
 # Settings that make a series besides the workload's parameters; the batch of the scaling kind
@@ -92,6 +93,7 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
 
 
 def _series_key(row: ScaledRow, baseline: Mapping[str, Scalar]) -> tuple[Any, ...]:
+    """Return the key of a point's series: every setting that the baseline does not name."""
     names = ("run_id", *_SETTINGS, *filter(None, [batch_column(row)]))
     settings = tuple((name, str(getattr(row, name))) for name in names if name not in baseline)
     params = tuple(sorted((k, v) for k, v in row.params.items() if k not in baseline))
@@ -164,6 +166,7 @@ def _serial_fraction(speed_up: float, devices: float, of_base: int) -> float | N
 
 
 def _base(members: Sequence[ScaledRow]) -> ScaledRow | None:
+    """Return the first baseline point of a series; None without one."""
     return next((row for row in members if row.is_baseline), None)
 
 
@@ -224,6 +227,7 @@ def _half_widths(
 
 
 def _samples_per_joule(row: PointRow) -> float | None:
+    """Return the samples of the timed steps over their energy; None where either is not known."""
     if row.status is not Status.OK or not row.throughput or not row.step_ms_mean:
         return None
     if not row.energy_j or row.inner_iterations is None or row.iterations is None:
@@ -255,6 +259,7 @@ def _why_not(
 
 
 def _why_other_device(row: ScaledRow, base: ScaledRow, own: OwnSpeeds) -> str:
+    """Return why a point cannot be weighed against a baseline point on another device model."""
     if len(set(models_of(row))) < 2:
         return f"baseline point ran on another device: {base.device_name}"
     missing = " and ".join(own.missing(row)) or str(base.device_name)
@@ -311,3 +316,223 @@ def _clock_ratio(row: PointRow, base: PointRow) -> float | None:
 
 def _reasons(row: PointRow) -> Sequence[str]:
     return (row.throttle_reasons or ("reason unknown",)) if row.throttled else ()
+
+
+# What a point of one device may differ in from the point that its speed is taken for.
+_ABOUT_DEVICES = ("devices", *UNEVEN)
+_ALIKE = tuple(name for name in EXECUTION if name not in _ABOUT_DEVICES)
+_MS_PER_S = 1000
+
+
+def models_of(row: PointRow) -> list[str]:
+    """Return the model of the device of each rank; empty where it is not known."""
+    if row.models_by_rank:
+        return list(row.models_by_rank)
+    return [row.device_name] * row.world_size if row.device_name else []
+
+
+def probe_speeds(row: PointRow) -> list[float]:
+    """Return the samples/s of each device alone with an equal share, by the probe.
+
+    Empty where no probe was made.
+    """
+    if not row.global_batch_size or not row.fixed_ms_by_rank or not row.speed_by_rank:
+        return []
+    equal = round(row.global_batch_size / row.world_size)
+    lines = [
+        DeviceSpeed(fixed_s=fixed / _MS_PER_S, items_per_s=rate)
+        for fixed, rate in zip(row.fixed_ms_by_rank, row.speed_by_rank, strict=True)
+    ]
+    return [equal / line.step_s(equal) for line in lines]
+
+
+class OwnSpeeds:
+    """The points of one device of some runs. rows: of `points`, with `batch`."""
+
+    def __init__(self, rows: Iterable[PointRow]) -> None:
+        self._alone: dict[tuple[object, ...], dict[str, float]] = {}
+        for row in rows:
+            is_plain = row.world_size == 1 and row.slow_ratio == 1 and row.status is Status.OK
+            if is_plain and row.throughput and len(models_of(row)) == 1:
+                of_models = self._alone.setdefault(_key(row), {})
+                of_models.setdefault(models_of(row)[0], row.throughput)
+
+    def together(self, row: PointRow) -> float | None:
+        """Return the sum of what a point's devices do alone, in samples/s; None if not known."""
+        if row.world_size == 1:
+            return row.throughput
+        alone = self._alone.get(_key(row), {})
+        models = models_of(row)
+        if models and not self.missing(row):
+            return sum(alone[model] for model in models)
+        return sum(probe_speeds(row)) or None
+
+    def missing(self, row: PointRow) -> Sequence[str]:
+        """Return the models of a point that none of one device measured; all if one is emulated."""
+        known = self._alone.get(_key(row), {}) if row.slow_ratio == 1 else {}
+        return [model for model in dict.fromkeys(models_of(row)) if model not in known]
+
+
+def differ(row: PointRow, base: PointRow) -> bool:
+    """Return whether two points ran on devices of several models, or `row` on an emulated one."""
+    is_emulated = row.slow_ratio < 1
+    return is_emulated or len({*models_of(row), *models_of(base)}) > 1
+
+
+def _key(row: PointRow) -> tuple[object, ...]:
+    names = ("run_id", "workload", "scaling", *_ALIKE, batch_column(row) or "status")
+    settings = (str(setting(row, name)) for name in names)
+    return (*settings, *sorted(row.params.items()))
+
+
+# In the order in which they are told; together they are 1 - efficiency.
+LOSSES = (
+    "lost_comm",
+    "lost_compute",
+    "lost_wait",
+    "lost_data",
+    "lost_host",
+    "lost_unexplained",
+)
+
+# In words.
+CAUSES = {
+    "lost_comm": "exposed communication",
+    "lost_compute": "slower compute",
+    "lost_wait": "waiting for the slowest rank",
+    "lost_data": "waiting for data",
+    "lost_host": "waiting for the host",
+    "lost_unexplained": "unexplained",
+}
+
+
+def has_causes(row: object) -> bool:
+    """Return whether any cause of what a step loses was measured."""
+    return any(getattr(row, name, None) is not None for name in LOSSES[:-1])
+
+
+def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str, float | None]:
+    """Return the shares of the step that are lost, by cause; their sum is 1 - efficiency.
+
+    row, base: rows of the table `points`, both with a throughput. A cause costs what it takes
+    longer than in perfect scaling: than in the baseline point, times its share of the work (1 in
+    weak scaling, the inverse ratio of devices in strong scaling). Less than 0: it became quicker.
+
+    * lost_comm: the step beyond the slowest rank's own step; of gradients, as far as the
+      communication that was timed in other steps can explain it.
+    * lost_wait: the slowest rank's own step beyond that of the others.
+    * lost_compute: the device's own work takes longer on the others, the optimizer's included;
+      with DDP also what it does around the gradients.
+    * lost_data: the next batch is late; on a GPU, as far as the device is idle.
+    * lost_host: the device is idle because the host is late, other than for data.
+    * lost_unexplained: what no cause explains. The step beyond the slowest rank's own one that is
+      more than was timed of communication, or less than none; a baseline step that is not the sum
+      of its parts; own steps that were not taken apart; samples/s that the step times do not give.
+
+    None for a cause that was not measured; all but lost_unexplained, where nothing was.
+    """
+    step_ms = _pace_ms(row)
+    work = efficiency * step_ms / _pace_ms(base)
+    now, before = _parts(row), _parts(base)
+    grown = {name: _growth(getattr(now, name), getattr(before, name), work) for name in _NAMES}
+    if row.device_type != "cpu":
+        grown = _with_data_in_the_gap(grown)
+    shares = {name: None if ms is None else ms / step_ms for name, ms in grown.items()}
+    found = {name: shares[name.removeprefix("lost_")] for name in LOSSES[:-1]}
+    rest = 1 - efficiency - sum(share for share in found.values() if share is not None)
+    return {**found, "lost_unexplained": rest}
+
+
+_NAMES = ("comm", "wait", "compute", "data", "host")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What follows each other in the step of a point, in ms; None where it is not known.
+
+    comm: exposed communication. wait: the slowest rank's excess. compute, data, host: of the rank
+    that the slowest one is compared with.
+    """
+
+    comm: float | None = None
+    wait: float | None = None
+    compute: float | None = None
+    data: float | None = None
+    host: float | None = None
+
+
+def _parts(row: PointRow) -> _Parts:
+    """Return the parts of a point's step in ms; without a breakdown only the wait for data."""
+    local_ms = row.local_step_ms
+    if local_ms is None:
+        return _Parts(data=row.data_ms)
+    is_alone = row.world_size == 1
+    excess_ms = 0.0 if is_alone else row.straggler_ms
+    own_ms, data_ms = local_ms - (excess_ms or 0.0), row.data_ms
+    on_cpu, device_ms = row.device_type == "cpu", _device_ms(row)
+    if is_alone and device_ms is not None:
+        # Its timed step is its own one too: the device did not idle longer in it than that leaves.
+        own_ms = min(own_ms, max(_pace_ms(row), device_ms))
+    compute_ms = own_ms - (data_ms or 0.0) if on_cpu else device_ms
+    host_ms = None if on_cpu or device_ms is None else own_ms - device_ms
+    return _Parts(
+        comm=0.0 if is_alone else _communication_ms(row),
+        wait=excess_ms,
+        compute=compute_ms,
+        data=data_ms,
+        host=host_ms,
+    )
+
+
+def _communication_ms(row: PointRow) -> float | None:
+    """Return how much longer the step is than the slowest rank's own, as communication explains it.
+
+    Between none and what was measured of communication, and of ranks that are late in turn. All of
+    it where collectives were counted but not timed: the own step is then the same with local copies
+    in their place, and nothing else differs. None where nothing was measured.
+
+    Communication delays a rank for as long as it runs at most, whether it is waited for or takes
+    from the computation beside it.
+    """
+    timed_ms, exposed_ms = row.comm_ms, row.comm_exposed_ms
+    if exposed_ms is None:
+        return None
+    if timed_ms is None:
+        return max(0.0, exposed_ms) if row.comm_calls else None
+    most_ms = timed_ms + (row.late_in_turn_ms or 0.0)
+    return min(max(0.0, exposed_ms), most_ms)
+
+
+def _device_ms(row: PointRow) -> float | None:
+    """Return the device's work, in ms, on the rank that the slowest one is compared with.
+
+    None where it was not measured.
+    """
+    by_rank, local_ms = row.device_ms_by_rank or (), row.local_step_ms_by_rank or ()
+    if len(by_rank) == 1:
+        return by_rank[0]
+    if by_rank and len(by_rank) == len(local_ms):
+        return by_rank[slowest_and_other(local_ms)[1]]
+    local, gap = row.local_step_ms, row.host_gap_ms
+    return None if local is None or gap is None else local - gap
+
+
+def _pace_ms(row: PointRow) -> float:
+    """Return the step that the row's samples/s are of: the mean one where it was taken apart."""
+    step_ms = row.step_ms_mean if row.local_step_ms_by_rank else row.step_ms_p50
+    assert step_ms is not None  # both rows have a throughput
+    return step_ms
+
+
+def _growth(now: float | None, before: float | None, work: float) -> float | None:
+    """Return what a part takes beyond its share of the time in the baseline point, in ms."""
+    return None if now is None or before is None else now - work * before
+
+
+def _with_data_in_the_gap(grown: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Count only data for which the device idles; what it idles for otherwise is the host's."""
+    data, gap = grown["data"], grown["host"]
+    if data is None or gap is None:
+        return {**grown, "data": None}
+    waited = min(max(0.0, data), max(0.0, gap))
+    return {**grown, "data": waited, "host": gap - waited}

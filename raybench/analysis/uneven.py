@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from raybench.analysis.own_speeds import probe_speeds
 from raybench.analysis.rows import ScaledRow
+from raybench.analysis.scaling import probe_speeds
 from raybench.analysis.settings import EXECUTION, batch_column, setting
 from raybench.records import Status
 from raybench.stats.shares import fast_devices
@@ -88,6 +88,7 @@ class Scenario:
 
     @property
     def _are_fast(self) -> Sequence[bool]:
+        """Return for each rank whether its device is a fast one; empty where nothing tells."""
         ratios = self.row.slow_ratio_by_rank or ()
         if any(ratio is not None for ratio in ratios):
             return [ratio is None for ratio in ratios]

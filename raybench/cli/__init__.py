@@ -31,13 +31,13 @@ COMMANDS = {
     "report": ("raybench.cli.results", "Report how a run scales."),
     "list": ("raybench.cli.results", "List the runs in the results."),
     "show": ("raybench.cli.results", "Show the points of a run, or all about one point."),
-    "explain": ("raybench.cli.explain", "Say what a heading, mark or status means."),
+    "explain": ("raybench.cli.jobs", "Say what a heading, mark or status means."),
     "compare": ("raybench.cli.compare", "Compare two runs, point by point."),
     "history": ("raybench.cli.history", "Show how points changed over many runs."),
     "predict": ("raybench.cli.predict", "Predict the steps of a run on more devices."),
-    "advise": ("raybench.cli.advise", "Advise which devices, shares and batch to use."),
+    "advise": ("raybench.cli.predict", "Advise which devices, shares and batch to use."),
     "export": ("raybench.cli.export", "Write the points of a run for other programs."),
-    "compact": ("raybench.cli.compact", "Put the parts of a run together, one file a table."),
+    "compact": ("raybench.cli.export", "Put the parts of a run together, one file a table."),
     "doctor": ("raybench.cli.doctor", "Check whether a cluster is fit to be measured."),
     "health": ("raybench.cli.health", "Find out which device, link or node is bad."),
     "workloads": ("raybench.cli.jobs", "List what can be timed, and with which parameters."),
@@ -57,6 +57,7 @@ class _LateGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the command of this name; None where there is none."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])

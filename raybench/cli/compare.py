@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,12 +12,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.health_results import load_health
+from raybench.cli.health import load_health
 from raybench.cli.options import (
     complete_run,
+    file_option,
     format_asked,
     json_format_option,
+    read_share,
     results_option,
+    threshold_option,
 )
 from raybench.cli.output import color, width, write_output
 from raybench.errors import ResultsError, UsageError
@@ -31,36 +33,17 @@ if TYPE_CHECKING:
     from raybench.report.documents import Document
     from raybench.results.run import Run
 
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*%?")
-_MOST = 1.0
 REGRESSION, UNCLEAR = "regression", "unclear"
 _IS_REGRESSION, _IS_UNCLEAR = 1, 5  # exit codes
 # Runs before the newest one with a tag that are looked at for others with it.
 _MOST_TAGGED = 300
 
 
-def share(_: click.Context, option: click.Parameter, text: str) -> float:
-    """Return the share that the text of an option means, 0.05 for "5%". Raises UsageError."""
-    if _NUMBER.fullmatch(text.strip()):
-        value = float(text.rstrip("% ")) / (100 if "%" in text else 1)
-        if value < _MOST:
-            return value
-    raise UsageError(
-        f"{option.opts[0]}: must be from 0% up to 100%, as in 5% or 0.05, got {text!r}"
-    )
-
-
 @click.command("compare")
 @click.argument("base", shell_complete=complete_run)
 @click.argument("new", shell_complete=complete_run)
 @results_option
-@click.option(
-    "--threshold",
-    callback=share,
-    default="1.5%",
-    show_default=True,
-    help="Changes of the step time, or of samples/s, up to this are none.",
-)
+@threshold_option("Changes of the step time, or of samples/s, up to this are none.")
 @click.option(
     "--fail-on",
     type=click.Choice([REGRESSION, UNCLEAR]),
@@ -70,7 +53,7 @@ def share(_: click.Context, option: click.Parameter, text: str) -> float:
 )
 @click.option(
     "--blind",
-    callback=share,
+    callback=read_share,
     default="10%",
     show_default=True,
     help="With --fail-on regression: every point must be known to be slower by no more than this.",
@@ -83,7 +66,7 @@ def share(_: click.Context, option: click.Parameter, text: str) -> float:
     help="For a terminal, a pull request, a browser (one page, with bars) or another program.",
 )
 @json_format_option
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")
+@file_option
 def compare_command(
     base: str,
     new: str,
@@ -144,7 +127,7 @@ def _gate(comparison: Comparison, fail_on: str, blind: float) -> int:
 
 
 def find_sides(results: Path, base: str, new: str) -> tuple[Side, Side]:
-    """Return the runs of both sides. Raises ResultsError for a missing run, or one on both."""
+    """Return both sides, BASE first. Raises ResultsError for a missing run, or one on both."""
     sides = find_side(results, base), find_side(results, new)
     ids = [{(run.root.resolve(), run.run_id) for run in side.runs} for side in sides]
     if both := ids[0] & ids[1]:
@@ -157,10 +140,9 @@ def find_sides(results: Path, base: str, new: str) -> tuple[Side, Side]:
 
 def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     """Return the comparison of two sides. Raises ResultsError where a run cannot be read."""
+    from raybench.analysis.changes import all_point_changes, changes
     from raybench.analysis.compare import POINT_COLUMNS, compare
-    from raybench.analysis.environment_changes import changes
     from raybench.analysis.implausible import impossible_among
-    from raybench.analysis.point_changes import all_point_changes
     from raybench.analysis.rows import point_rows
     from raybench.cli.results import load_summary
     from raybench.report.comparison import Comparison
@@ -190,7 +172,7 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
 
 def _runs_left_out(side: Side) -> Iterator[LeftOut]:
     """Yield the runs that have the tag of a side and differ from it by more than their start."""
-    from raybench.analysis.environment_changes import lasting_changes
+    from raybench.analysis.changes import lasting_changes
     from raybench.report.comparison import LeftOut
 
     for one in side.left_out:
@@ -213,7 +195,7 @@ def compare_health(base: Found, new: Found, threshold: float) -> HealthCompariso
     threshold: the smallest change that counts, as a share. Raises UsageError where one of the runs
     is a health check and the other is not.
     """
-    from raybench.analysis.environment_changes import changes
+    from raybench.analysis.changes import changes
     from raybench.health.comparison import HealthComparison, trace_figures
 
     before, now = (load_health(found.root, found.run_id) for found in (base, new))
@@ -247,7 +229,7 @@ class Found:
     @cached_property
     def facts(self) -> dict[str, str]:
         """Return the facts that may change a measurement by name: versions, variables, devices."""
-        from raybench.analysis.environment_changes import facts
+        from raybench.analysis.changes import facts
         from raybench.results import reader
 
         return facts(self.run, reader.load(self.root, "devices", self.run_id))
@@ -261,7 +243,7 @@ class Found:
 
     def is_alike(self, other: Found) -> bool:
         """Return whether the runs differ only by their start and by devices of one model."""
-        from raybench.analysis.environment_changes import lasting_changes
+        from raybench.analysis.changes import lasting_changes
 
         is_job = self.run.job_sha256 == other.run.job_sha256
         return is_job and not lasting_changes(self.facts, other.facts)
@@ -307,6 +289,7 @@ def find_side(results: Path, text: str) -> Side:
 
 
 def _find(results: Path, text: str) -> Found:
+    """Return the run that `text` names. Raises ResultsError where there is none."""
     from raybench.results.run import find_run
 
     root, run_id = find_run(results, text)

@@ -1,4 +1,4 @@
-"""`raybench export`: the points of a run in the forms that other programs read."""
+"""`raybench export` and `compact`: a run for other programs, and its files put together."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from pathlib import Path
 
 import click
 
-from raybench.cli.health_results import load_health
-from raybench.cli.options import complete_run, format_asked, json_format_option, results_option
-from raybench.cli.output import write_file, write_result
+from raybench.cli.health import load_health
+from raybench.cli.options import (
+    complete_run,
+    file_option,
+    format_asked,
+    json_format_option,
+    results_option,
+)
+from raybench.cli.output import make_console, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 from raybench.report import export
 
@@ -27,7 +33,7 @@ _FORMATS, _TRACKERS = [*export.format_names(), "reference"], export.tracker_name
     "draws step times over commits, or as reference values, which take several RUNs.",
 )
 @json_format_option
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")
+@file_option
 @click.option(
     "--to",
     "tracker",
@@ -119,3 +125,30 @@ def _references(results: Path, runs: Sequence[str]) -> str:
         models = " and ".join(file.model for file in pooled)
         raise ResultsError(f"{names}: measured {models}; name runs of one model at a time")
     return format_references(pooled[0])
+
+
+_MIB = 2**20
+
+
+@click.command("compact")
+@click.argument("run", shell_complete=complete_run)
+@results_option
+def compact_command(run: str, results: Path) -> None:
+    """Put the parts of RUN together, one file a table: smaller, and faster to read.
+
+    Rows stay as they are. A run that is still measured is refused; do it when nobody reads the run.
+    RUN is as for `raybench report`.
+    """
+    from raybench.results.run import find_run
+    from raybench.results.writer import compact_run
+
+    root, run_id = find_run(results, run)
+    with make_console().status(f"putting the parts of {run_id} together"):
+        done = compact_run(root, run_id)
+    if done.parts_after == done.parts_before:
+        write_result(f"{run_id}: {done.parts_before} parts, nothing to put together\n")
+        return
+    write_result(
+        f"{run_id}: {done.parts_before} parts are now {done.parts_after}, "
+        f"{done.bytes_before / _MIB:.1f} MiB now {done.bytes_after / _MIB:.1f}\n"
+    )

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.compare import share
-from raybench.cli.health_results import check_ids, load_health_history
-from raybench.cli.options import complete_any_point, json_option, results_option
+from raybench.cli.health import check_ids, load_health_history
+from raybench.cli.options import (
+    chart_option,
+    complete_any_point,
+    json_option,
+    results_option,
+    threshold_option,
+)
 from raybench.cli.output import write_document, write_file
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
-    from raybench.analysis.environment_changes import Change
+    from raybench.analysis.changes import Change
     from raybench.analysis.history import HistoryRow
     from raybench.job.point import Point, Scalar
     from raybench.results.point_row import PointRow
@@ -30,19 +35,8 @@ if TYPE_CHECKING:
 )
 @click.option("--filter", "expression", metavar="EXPR", help="Only points for which this is true.")
 @results_option
-@click.option(
-    "--threshold",
-    callback=share,
-    default="1.5%",
-    show_default=True,
-    help="Changes of the level up to this count as none.",
-)
-@click.option(
-    "--chart",
-    type=click.Path(path_type=Path),
-    metavar="FILE.svg|.png",
-    help="Also draw the step time over time.",
-)
+@threshold_option("Changes of the level up to this count as none.")
+@chart_option("Also draw the step time over time.")
 @click.option(
     "--health",
     "is_health",
@@ -67,8 +61,6 @@ def history_command(
     from raybench.analysis.history import history
     from raybench.report.history import History
 
-    if chart is not None and chart.suffix.lower() not in (".svg", ".png"):
-        raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
     if is_health:
         if point or expression or chart:
             raise UsageError("--health: goes without --point, --filter and --chart")
@@ -84,7 +76,11 @@ def history_command(
 
 
 def _points(results: Path, prefix: str | None, expression: str | None) -> list[PointRow]:
-    """Return the rows of `points` that the options select. Raises ResultsError without any."""
+    """Return the rows of `points` that the options select, without those of health checks.
+
+    prefix: of a point id. Raises ResultsError where none is left, and UsageError for a wrong
+    expression.
+    """
     from raybench.analysis.history import POINT_COLUMNS
     from raybench.analysis.rows import point_rows
     from raybench.results import reader
@@ -108,7 +104,7 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
 
     Raises UsageError where none is left.
     """
-    from raybench.job.filter import select_points
+    from raybench.job.plan import select_points
 
     alike: dict[tuple[str, ...], dict[int, tuple[Point, str]]] = {}
     for row in {row.point_id: row for row in points}.values():
@@ -157,7 +153,7 @@ def _scalar(text: str) -> Scalar:
 
 def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], Sequence[Change]]:
     """Return the changes since the run before, by (point_id, run_id) of each step."""
-    from raybench.analysis.environment_changes import changes
+    from raybench.analysis.changes import changes
 
     last: dict[tuple[str, int], str] = {}
     steps: list[tuple[HistoryRow, str]] = []
@@ -177,7 +173,7 @@ def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], 
 
 def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
     """Return the facts of these runs that may change a measurement, by run id and name."""
-    from raybench.analysis.environment_changes import facts
+    from raybench.analysis.changes import facts
     from raybench.results import reader
 
     return {
@@ -188,6 +184,7 @@ def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
 
 
 def _draw(rows: Sequence[HistoryRow], path: Path) -> None:
+    """Write the chart of the step time over time to an .svg or .png file."""
     from raybench.report.charts.grammar import draw_figure
     from raybench.report.charts.history import history_figure
 

@@ -1,8 +1,12 @@
-"""`schema`, `init` and `workloads`: what a job file is made of; needs no cluster."""
+"""`schema`, `init`, `workloads` and `explain`: what job files and reports are made of.
+
+They need no cluster and no results.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from raybench.cli.output import (
     write_file,
     write_result,
 )
+from raybench.errors import UsageError
 from raybench.report.plain_text import printable
 from raybench.sweep.messages import command, program
 
@@ -50,7 +55,6 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
     raybench init --list
     raybench init --template ddp_linear
     """
-    from raybench.errors import UsageError
     from raybench.job.catalog import name_after, starter, template
 
     if is_list:
@@ -73,6 +77,7 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
 
 
 def _list_of_templates() -> str:
+    """Return the table of the jobs that come with raybench, and how to take one."""
     from raybench.job.catalog import templates
 
     rows = [[one.name, ", ".join(map(str, one.device_counts)), one.question] for one in templates()]
@@ -131,3 +136,71 @@ def _workload(name: str) -> dict[str, Any]:
     ]
     doc = (inspect.getdoc(workload_class) or "no description").partition("\n")[0]
     return {"name": name, "doc": doc, "parameters": parameters}
+
+
+@click.command()
+@click.argument("term", nargs=-1)
+def explain_command(term: tuple[str, ...]) -> None:
+    """Say what TERM means: a heading, mark, status, column or word of the reports.
+
+    TERM may also be a how-to page, which is printed.
+
+    \b
+    raybench explain busbw
+    raybench explain comm_exposed_ms
+    raybench explain marks
+    raybench explain cluster    (a how-to page)
+    raybench explain            (lists all terms and pages)
+    """
+    from raybench.analysis.rows import BY_NAME
+    from raybench.job.problems import say_unknown
+    from raybench.report.glossary import load_glossary
+
+    folder = files("raybench").joinpath("how-to")
+    pages = {
+        page.name.removesuffix(".md"): page
+        for page in sorted(folder.iterdir(), key=lambda page: page.name)
+    }
+    words = [entry.word for entry in load_glossary()]
+    wanted = " ".join(term).strip()
+    if not wanted:
+        found = [
+            f"{', '.join(words)}; marks; and each column of the tables.",
+            f"How-to pages: {', '.join(pages)}.",
+        ]
+    else:
+        found = list(dict.fromkeys(_meanings(wanted)))
+    texts = [click.wrap_text(text, width=78, subsequent_indent="  ") for text in found]
+    if page := pages.get(wanted.lower()):
+        texts.append(page.read_text(encoding="utf-8").rstrip())
+    if not texts:
+        unknown = say_unknown("term", wanted, [*words, *pages, *BY_NAME])
+        message = f"{unknown}; `raybench explain` lists all, and the how-to pages"
+        raise UsageError(message.replace("?;", "?"))
+    write_result("\n".join(texts) + "\n")
+
+
+def _meanings(wanted: str) -> Iterator[str]:
+    """Yield what a term means, as a word, as marks, and as a heading or column."""
+    from raybench.analysis.rows import BY_NAME
+    from raybench.report.glossary import load_glossary
+    from raybench.report.messages import MARKS
+
+    key = wanted.lower()
+    for entry in load_glossary():
+        if key in (entry.word.lower(), *(word.lower() for word in entry.also)):
+            also = f" (also: {', '.join(entry.also)})" if entry.also else ""
+            yield f"{entry.word}{also}: {entry.means}"
+    if key in ("marks", "mark", "!"):
+        yield from (f"{mark}: {text}" for mark, text in MARKS.items())
+    if wanted in MARKS:
+        yield f"{wanted}: {MARKS[wanted]}"
+    for metric in BY_NAME.values():
+        if key in {metric.name, metric.title.lower(), metric.heading.lower()} - {""}:
+            meaning = metric.meaning or metric.description
+            meaning = meaning.replace("{ranks}", "ranks").replace(
+                "{baseline}", "the baseline point"
+            )
+            heading = f' ("{metric.heading}" in reports)' if metric.heading else ""
+            unit = f", in {metric.unit}" if metric.unit else ""
+            yield f"{metric.name}{heading}{unit}: {meaning}."

@@ -7,6 +7,7 @@ which takes longer than a Tab key may.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,9 +51,56 @@ overrides_option = click.option(
 )
 
 
+file_option = click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write it to this file."
+)
+
+
+def read_share(_: click.Context, option: click.Parameter, text: str) -> float:
+    """Return the share that the text of an option means, 0.05 for "5%" and for "0.05".
+
+    Raises UsageError for any other text, and for 100% and more.
+    """
+    if re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*%?", text.strip()):
+        value = float(text.rstrip("% ")) / (100 if "%" in text else 1)
+        if value < 1:
+            return value
+    raise UsageError(
+        f"{option.opts[0]}: must be from 0% up to 100%, as in 5% or 0.05, got {text!r}"
+    )
+
+
+def threshold_option(meaning: str) -> Option:
+    """Return the option `--threshold`, whose value is a share. meaning: its help."""
+    return click.option(
+        "--threshold", callback=read_share, default="1.5%", show_default=True, help=meaning
+    )
+
+
+def _check_chart(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and path.suffix.lower() not in (".svg", ".png"):
+        raise UsageError(f"--chart: must end in .svg or .png, got {path}")
+    return path
+
+
+def chart_option(meaning: str) -> Option:
+    """Return the option `--chart`, a path that ends in .svg or .png. meaning: its help."""
+    return click.option(
+        "--chart",
+        type=click.Path(path_type=Path),
+        callback=_check_chart,
+        metavar="FILE.svg|.png",
+        help=meaning,
+    )
+
+
 def _load_references(
     ctx: click.Context, _: click.Parameter, path: Path | None
 ) -> References | None:
+    """Return the references of a site and of raybench; None while the Tab key completes.
+
+    Raises UsageError for a file that cannot be read or breaks the schema.
+    """
     if ctx.resilient_parsing:
         # The Tab key must not wait for it.
         return None
@@ -104,6 +152,7 @@ def device_option(meaning: str) -> Option:
 
 
 def _check_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float:
+    """Return the seconds to wait. Raises UsageError outside of 0 to 1,000,000."""
     # Nothing is above or below NaN: it fails this test, and passes that of click's ranges.
     if not 0 <= wait_s <= _LONGEST_WAIT_S:
         raise UsageError(f"--wait {wait_s:g}: must be from 0 to {_LONGEST_WAIT_S:,.0f} seconds")
@@ -176,7 +225,10 @@ class Size(click.ParamType[int]):
 
 
 def format_asked(kind: str | None, as_json: bool) -> str | None:
-    """Return the format that --format or --json asks for."""
+    """Return the format that --format or --json asks for; None where neither is given.
+
+    Raises UsageError where both are given and differ.
+    """
     if as_json and kind not in (None, "json"):
         raise UsageError(f"--json: means --format json, got --format {kind}")
     return "json" if as_json else kind
@@ -259,6 +311,7 @@ def _inside(ctx: click.Context) -> list[str]:
 
 
 def _folders(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the folders inside a folder but hidden ones; empty where it is no folder."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:

@@ -210,6 +210,7 @@ class _LossyFile(io.FileIO):
     """Drops what cannot be written; what comes later may have room again."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
+        """Return the size of `data`, as if all had been written; drop what cannot be."""
         left = memoryview(data).cast("B")
         size = len(left)
         try:

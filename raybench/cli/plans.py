@@ -11,7 +11,7 @@ import click
 
 from raybench.cli.options import Size, json_option, overrides_option
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
-from raybench.job.memory import USABLE, estimate, explain_oom, gib
+from raybench.job.registry import USABLE, estimate, explain_oom, gib
 from raybench.report.plain_text import counted, printable
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ def select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan
     """
     if expression is None:
         return plan
-    from raybench.job.filter import select_points
+    from raybench.job.plan import select_points
 
     return replace(plan, points=select_points(plan.points, expression, option))
 
 
 def select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> frozenset[str]:
-    """Return the ids of the points that `select` keeps. Raises UsageError."""
+    """Return the ids of the points that `select` keeps; raises UsageError as it does."""
     return frozenset(point.point_id for point in select(plan, expression, option).points)
 
 
@@ -89,6 +89,7 @@ def print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = N
 
 
 def _plan_as_json(job: Job, plan: Plan, estimates: Sequence[int | None]) -> dict[str, Any]:
+    """Return the JSON object of a plan. estimates: bytes on a device, for each point."""
     least_s, most_s = _iterations_s(job, plan)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -218,6 +219,7 @@ def _wrap(text: str) -> str:
 
 
 def _duration(seconds: float) -> str:
+    """Write a time with three digits in s, min or h."""
     if seconds < 100:
         return f"{seconds:.3g} s"
     minutes = seconds / 60

@@ -1,4 +1,4 @@
-"""`raybench predict`: what a run's steps would take on more devices."""
+"""`raybench predict` and `advise`: more devices than were measured, and which ones to use."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from raybench.cli.health import load_health
 from raybench.cli.options import (
     complete_run,
     format_asked,
     json_format_option,
+    json_option,
     results_option,
     text_format_option,
 )
 from raybench.cli.output import write_document
+from raybench.cli.results import load_summary
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
     from raybench.report.prediction import Forecast
+
 
 _MOST_DEVICES = 1_000_000
 
@@ -94,3 +98,23 @@ def load_forecast(results: Path, run: str, world_sizes: tuple[int, ...]) -> Fore
         devices_per_node=devices_per_node,
         left_out=left_out,
     )
+
+
+@click.command("advise")
+@click.argument("run", default="latest", shell_complete=complete_run)
+@results_option
+@json_option
+def advise_command(run: str, results: Path, as_json: bool) -> None:
+    """Advise which devices, shares, precision and batch to use, by the measurements of RUN.
+
+    RUN is as for `raybench report`, or a health check. Each advice names its rows; what is not
+    measured is called an estimate. Needs no cluster.
+    """
+    from raybench.report.advice import AdviceList, advise_run
+
+    if (check := load_health(results, run)) is not None:
+        found = AdviceList(run_id=check.run.run_id, advice=check.advice)
+    else:
+        summary = load_summary(results, run)
+        found = AdviceList(run_id=summary.run.run_id, advice=advise_run(summary))
+    write_document(found, "json" if as_json else "terminal")

@@ -18,8 +18,7 @@ from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
 from raybench.records import Record, Status
 from raybench.report import formatting, plain_text
-from raybench.results.metrics.rates import rate_columns
-from raybench.results.metrics.steps import mean_step_ms, typical_step_ms
+from raybench.results.metrics import mean_step_ms, rate_columns, typical_step_ms
 from raybench.sweep.loop import Event, PointAdded, PointRetried, PointStarted, RoundStarted
 
 _STYLES = {Status.OK: "green", Status.SKIPPED: "yellow"}

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.health_results import load_health
+from raybench.cli.health import load_health
 from raybench.cli.options import (
+    chart_option,
     complete_point,
     complete_run,
+    file_option,
     format_asked,
     json_format_option,
     json_option,
@@ -59,13 +61,8 @@ _LISTED = 50
 )
 @json_format_option
 @click.option("--full", is_flag=True, help="On a terminal: all tables, findings and legends.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")
-@click.option(
-    "--chart",
-    type=click.Path(path_type=Path),
-    metavar="FILE.svg|.png",
-    help="Also draw the picture that the page begins with, as speed-up against ideal.",
-)
+@file_option
+@chart_option("Also draw the picture that the page begins with, as speed-up against ideal.")
 @references_option
 @click.option(
     "--github",
@@ -93,8 +90,6 @@ def report_command(
     from raybench.results import reader
 
     kind = format_asked(kind, as_json) or "terminal"
-    if chart is not None and chart.suffix.lower() not in (".svg", ".png"):
-        raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
     if github and kind != "md":
         raise UsageError(f"--github: goes with --format md only, got --format {kind}")
     root, run_id = reader.find_run(results, run)
@@ -144,6 +139,7 @@ def load_summary(results: Path, run: str, references: References | None = None) 
 
 
 def _health_page(root: Path, check: HealthReport) -> str:
+    """Return the page of a health check, which is in the results folder `root`."""
     from raybench.health.page import format_page
     from raybench.results import reader
 
@@ -344,6 +340,7 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
 
 
 def _points(results: Path, run_id: str) -> PointList:
+    """Return the latest attempt at each trial of a run, in the order of the first attempts."""
     from raybench.analysis.rounds import latest_trials
     from raybench.analysis.rows import point_rows
     from raybench.report.show import PointList
@@ -354,6 +351,10 @@ def _points(results: Path, run_id: str) -> PointList:
 
 
 def _details(results: Path, run_id: str, prefix: str, references: References) -> PointDetails:
+    """Return everything about one point, its rounds as one.
+
+    prefix: of its id. Raises ResultsError where no point, or more than one, has it.
+    """
     from dataclasses import replace
 
     from raybench.analysis.rounds import Trials, mean_of_rounds

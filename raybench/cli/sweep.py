@@ -74,6 +74,7 @@ class Asked:
 
 
 def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """Return the tags as a dict. Raises UsageError for one that is not KEY=VALUE."""
     tags = {}
     for text in given:
         key, equals, value = text.partition("=")

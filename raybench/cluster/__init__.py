@@ -24,13 +24,13 @@ class Cluster(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Number of devices that a point could have."""
+        """Number of devices that a point could have, also before `start`."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Device of every worker; the worker id is the position. By node, then by index.
+        """Device of every worker; the worker id is the position. By rack, node and index.
 
-        Workers that come late are appended; a lost worker stays.
+        Empty before `start`. Workers that come late are appended; a lost worker stays.
         """
 
     @property
@@ -43,13 +43,20 @@ class Cluster(Protocol):
 
     @property
     def other_sweeps(self) -> tuple[str, ...]:
-        """Other sweeps that had the devices at the start, in words."""
+        """Other sweeps that had the devices at the start, in words; () where none had."""
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start up to `count` workers. Raises ClusterError when none of them comes."""
+        """Start up to `count` workers, and wait for those that come soon; see `pending`.
+
+        strategy: which devices are taken where there are more. Raises ClusterError when none
+        comes, DevicesInUseError when another sweep has the devices.
+        """
 
     def refresh(self, timeout_s: float) -> None:
-        """Take in workers that came and note lost ones; wait at most `timeout_s` for one."""
+        """Take in workers that came and note lost ones; wait at most `timeout_s` for one.
+
+        Changes `devices`, `lost` and `pending`. Raises ClusterError when the cluster is gone.
+        """
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """Run a point, and return one answer per rank; a rank that died or hangs is a Failure.
@@ -73,7 +80,7 @@ class Cluster(Protocol):
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Return the samples of the devices since the last call. Never raises or waits long."""
+        """Return the samples of all devices since the last call; never raises or waits long."""
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
         """Return state and error counters of each device, in the order of `devices`.
@@ -82,7 +89,7 @@ class Cluster(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of all workers."""
+        """End all workers and give the devices back; waits seconds at most. Call it once."""
 
 
 def connect(

@@ -29,7 +29,7 @@ def in_device_order(devices: Sequence[Device]) -> list[int]:
 
 
 def _in_order_of_choice(devices: Sequence[Device], strategy: Strategy) -> list[int]:
-    """Return the positions of all devices; a point of n devices gets the first n.
+    """Return the positions of all devices in the order of choice: n devices are the first n.
 
     pack fills one node after the other, rack by rack; spread takes from all racks, and in these
     from all nodes, in turn. rail takes devices of the same index on all nodes of a rack, then of
@@ -45,10 +45,10 @@ def _in_order_of_choice(devices: Sequence[Device], strategy: Strategy) -> list[i
 def shares(
     free: Mapping[str, int], count: int, strategy: Strategy, racks: Mapping[str, str] | None = None
 ) -> dict[str, int]:
-    """Return by node id how many of `count` devices each node gives; fewer where fewer are free.
+    """Return by node id how many of `count` devices each node gives; of all where fewer are free.
 
-    Like `DeviceAllocator`, where only the number of free devices of each node is known. racks: by
-    node id, of the nodes that have one.
+    Nodes that give none are left out. Chooses as `DeviceAllocator`, where only the number of free
+    devices of each node is known. free, racks: by node id; a node without a rack is left out.
     """
     there: dict[str, dict[str, list[_Place]]] = {}
     for node, number in sorted(free.items()):
@@ -257,9 +257,9 @@ class DeviceAllocator:
         nodes: Iterable[str],
         workers_of: Callable[[str, int], Sequence[int]],
     ) -> dict[str, Sequence[int]]:
-        """Return workers of the first of these nodes that make the shape; {} where they cannot.
+        """Return by node workers that make the shape, of the first nodes that fit; {} if none do.
 
-        workers_of: returns so many workers of a node; none where it has too few.
+        workers_of: returns that number of workers of a node; none where it has too few.
         """
         chosen: dict[str, Sequence[int]] = {}
         for (count, model), wanted in sorted(shape.items(), reverse=True):

@@ -69,7 +69,7 @@ class RunningRanks(ABC):
 
     @abstractmethod
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
-        """Return the last lines that the process of each rank wrote, where they can be had."""
+        """Return by rank the last lines that its process wrote; "" or no entry if not to be had."""
 
     def wait_until_free(self, ranks: Collection[int], timeout_s: float) -> Sequence[str]:
         """Wait until the devices of killed ranks have their memory back.
@@ -81,8 +81,9 @@ class RunningRanks(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a point ended. answers: one per rank. unfit: ranks whose processes must be replaced.
+    """How a point ended. answers: one per rank, in rank order.
 
+    unfit: ranks whose processes cannot run another point; they are killed, but not replaced.
     group_is_gone: the process group of these ranks cannot be used again.
     """
 
@@ -171,7 +172,10 @@ class _Point:
                     self.failures += [answer] if isinstance(answer, Failure) else []
 
     def observe(self, finished: frozenset[int]) -> PointObservation:
-        """Return all that is known of the ranks. finished: as of a `PointObservation`."""
+        """Return all that is known of the ranks now, also by the logs of stuck and dead ones.
+
+        finished: as of a `PointObservation`.
+        """
         died = [rank for rank, answer in self.answers.items() if _is_death(answer)]
         self._log_tails |= self._ranks.log_tails([*self.missing, *died])
         return PointObservation(
@@ -273,7 +277,10 @@ def _explain_death(answer: Answer, log_tail: str) -> Answer:
 
 
 def cause_of(answers: Collection[Answer]) -> Failure | None:
-    """Return the failure of the rank that most likely made its point fail; None without one."""
+    """Return the failure of the rank that most likely made its point fail; None without one.
+
+    A rank's own failure comes before the loss of a peer; then oom, lost, error and timeout.
+    """
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     own = [failure for failure in failures if failure.error_type != Cause.PEER_FAILED]
     likely = own or failures

@@ -55,7 +55,7 @@ def reap_orphans_of_worker() -> None:
 
 @contextmanager
 def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[None]:
-    """Have a watcher end the processes that are started in this block, soon after this process.
+    """Return a context: a watcher ends the processes started in it soon after this process ends.
 
     folder: of these processes. It is removed then, unless there is a file KEPT in it.
     """
@@ -147,6 +147,7 @@ def _find_orphans(known: set[psutil.Process], mark: str, group: int | None) -> s
 
 
 def _living() -> list[psutil.Process]:
+    """Return all living processes of this host; `info` has their ppid, status and environ."""
     # Not at the top: it would be half of the memory of a watcher that sleeps.
     import psutil
 

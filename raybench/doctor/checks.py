@@ -1,8 +1,7 @@
 """The checks of `raybench doctor` that need no work of the devices: each a line with its advice.
 
-A check of one fact of each device is a row of `_WORKER_RULES` or `_GPU_RULES`; a check that
-combines facts is a function beside them. A fact that nobody tells is shown as unknown, and is no
-reason for a warning. Pure.
+A check of one fact of each GPU is a row of `_GPU_RULES`; other checks are functions below it. A
+fact that nobody tells is shown as unknown, and is no reason for a warning. Pure.
 """
 
 from __future__ import annotations
@@ -107,8 +106,24 @@ def check_facts(facts: Facts) -> list[Check]:
         _identity(facts),
         _versions(facts),
         _other_sweeps(facts),
+        _niceness(facts),
         _threads(facts),
-        *(rule.check(facts) for rule in _WORKER_RULES),
+        _room(
+            facts,
+            "disk",
+            lambda device: device.disk_free_bytes,
+            _LEAST_DISK_BYTES,
+            "little room for temporary files (compiled kernels, Ray's logs): free some, or set "
+            "TMPDIR",
+        ),
+        _room(
+            facts,
+            "/dev/shm",
+            lambda device: device.shm_free_bytes,
+            _LEAST_SHM_BYTES,
+            "NCCL and Ray share memory there and fail when it is full: start the container with "
+            "--shm-size=8g (or --ipc=host)",
+        ),
     ]
     if facts.is_cuda:
         checks += [rule.check(facts) for rule in _GPU_RULES]
@@ -161,11 +176,10 @@ def _judge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """A check of one fact of each device.
+    """A check of one fact of each GPU.
 
     fact: in words; None where it is unknown. is_bad: whether a device fails, given all devices; it
     must be False where the fact is unknown. verdict and advice: where any device fails.
-    once_per_node: whether the fact is the same for all devices of a node.
     """
 
     name: str
@@ -173,56 +187,12 @@ class _Rule:
     is_bad: Callable[[Device, Sequence[Device]], bool]
     advice: str
     verdict: Verdict = Verdict.WARN
-    once_per_node: bool = False
 
     def check(self, facts: Facts) -> Check:
-        """Return the check of all devices, or of the first device of each node."""
-        devices: Sequence[Device] = facts.devices
-        if self.once_per_node:
-            devices = [owned[0] for owned in facts.nodes.values()]
-        bad = [device for device in devices if self.is_bad(device, devices)]
-        return _judge(self.name, _describe(devices, self.fact), bad, self.advice, self.verdict)
-
-
-def _room_rule(name: str, free: _Count, least_bytes: int, advice: str) -> _Rule:
-    """Return the rule that each node has `least_bytes` free.
-
-    free: returns the free bytes that the worker of a device sees. advice: where there are less.
-    """
-
-    def is_full(device: Device, _: Sequence[Device]) -> bool:
-        size_bytes = free(device)
-        return size_bytes is not None and size_bytes < least_bytes
-
-    def words(device: Device) -> str | None:
-        size_bytes = free(device)
-        return None if size_bytes is None else f"{size_bytes / _GIB:.1f} GiB free"
-
-    return _Rule(name=name, fact=words, is_bad=is_full, advice=advice, once_per_node=True)
-
-
-_WORKER_RULES = (
-    _Rule(
-        name="niceness",
-        fact=lambda device: str(device.niceness),
-        is_bad=lambda device, _: device.niceness > 0,
-        advice="other programs get the CPU before these workers, and steps that wait for Python "
-        "get slower: start Ray without `nice`",
-    ),
-    _room_rule(
-        "disk",
-        lambda device: device.disk_free_bytes,
-        _LEAST_DISK_BYTES,
-        "little room for temporary files (compiled kernels, Ray's logs): free some, or set TMPDIR",
-    ),
-    _room_rule(
-        "/dev/shm",
-        lambda device: device.shm_free_bytes,
-        _LEAST_SHM_BYTES,
-        "NCCL and Ray share memory there and fail when it is full: start the container with "
-        "--shm-size=8g (or --ipc=host)",
-    ),
-)
+        """Return the check of all devices."""
+        bad = [device for device in facts.devices if self.is_bad(device, facts.devices)]
+        found = _describe(facts.devices, self.fact)
+        return _judge(self.name, found, bad, self.advice, self.verdict)
 
 
 def active_nvlinks(device: Device) -> int | None:
@@ -423,6 +393,34 @@ def _other_sweeps(facts: Facts) -> Check:
         found=some(facts.others),
         advice="both share the devices and their time: wait for its end, or measure on others; a "
         "sweep started now is refused without --wait SECONDS or --shared",
+    )
+
+
+def _niceness(facts: Facts) -> Check:
+    """Check that no worker has a lower priority than torchrun's processes have."""
+    return _judge(
+        "niceness",
+        _describe(facts.devices, lambda device: str(device.niceness)),
+        [device for device in facts.devices if device.niceness > 0],
+        "other programs get the CPU before these workers, and steps that wait for Python get "
+        "slower: start Ray without `nice`",
+    )
+
+
+def _room(facts: Facts, name: str, free: _Count, least_bytes: int, advice: str) -> Check:
+    """Check that each node has `least_bytes` free.
+
+    free: returns the free bytes that the worker of a device sees. advice: where there are less.
+    """
+    first = [owned[0] for owned in facts.nodes.values()]
+    sizes = [free(device) for device in first]
+    known = [(d, size) for d, size in zip(first, sizes, strict=True) if size is not None]
+    words = {device.uuid: f"{size / _GIB:.1f} GiB free" for device, size in known}
+    return _judge(
+        name,
+        _describe(first, lambda device: words.get(device.uuid)),
+        [device for device, size in known if size < least_bytes],
+        advice,
     )
 
 

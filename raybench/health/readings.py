@@ -190,7 +190,7 @@ def _step_parts(
         if any(one.local_ms):
             yield probe.test, subject, statistics.median(chain(*one.local_ms))
     tails_ms = [one.tail_ms for one in broken_down]
-    if len(tails_ms) < fleet.size or not all(tails_ms):
+    if len(tails_ms) < len(fleet.devices) or not all(tails_ms):
         return
     wait, communication = (
         replace(probe.test, name=name, is_compared=False) for name in (WAIT_TEST, COMM_TEST)
@@ -212,7 +212,7 @@ def _participants(
     params, test = record.point.params, probe.test
     subjects = fleet.subjects
     if test.reads == "pairs":
-        for pair in parse_pairs(str(params["partners"]), fleet.size):
+        for pair in parse_pairs(str(params["partners"]), len(fleet.devices)):
             is_backward = params["direction"] == "backward"
             start, end = (subjects[rank] for rank in (pair[::-1] if is_backward else pair))
             subject = Subject(
@@ -223,7 +223,7 @@ def _participants(
             )
             yield test if fleet.on_one_node(pair) else test.between_nodes, subject, pair
     elif test.reads == "groups":
-        for ranks in parse_groups(str(params["groups"]), fleet.size):
+        for ranks in parse_groups(str(params["groups"]), len(fleet.devices)):
             is_node = test.subjects == "node"
             subject = Subject(
                 kind=test.subjects,

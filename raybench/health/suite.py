@@ -356,11 +356,6 @@ class Fleet:
         """Return "cuda" or "cpu": all devices are of one kind."""
         return self.devices[0].kind
 
-    @property
-    def size(self) -> int:
-        """Return the number of devices."""
-        return len(self.devices)
-
     @cached_property
     def subjects(self) -> tuple[Subject, ...]:
         """Return the devices as subjects, by rank."""
@@ -384,20 +379,20 @@ class Fleet:
         participants: parameters of the workload that say which devices do something. Other
         parameters are those of the test, else the defaults of the workload.
         """
-        batch_size = test.batch_size
+        batch_size, world_size = test.batch_size, len(self.devices)
         point = Point(
             workload=test.workload,
             params=dict(
                 sorted({**_defaults(test.workload), **test.params, **participants}.items())
             ),
-            world_size=self.size,
+            world_size=world_size,
             precision=test.precision,
             batch_size=batch_size,
-            global_batch_size=batch_size and batch_size * self.size,
+            global_batch_size=batch_size and batch_size * world_size,
             scaling=None if batch_size is None else "weak",
             cuda_graph=test.cuda_graph,
         )
-        if test.reads == "parts" and self.size == 1:
+        if test.reads == "parts" and world_size == 1:
             test = replace(test, reads="ranks")
         return Probe(test=test, point=point)
 
@@ -464,7 +459,9 @@ def _participants(fleet: Fleet, run_on: RunOn, serial: bool) -> Iterator[Mapping
                 for at_once in [[pair] for pair in pairs] if serial else [pairs]:
                     yield {"partners": pairs_text(at_once)}
         case "groups by node" | "one group" | "one group over nodes":
-            together = fleet.nodes if run_on == "groups by node" else (tuple(range(fleet.size)),)
+            together = (
+                fleet.nodes if run_on == "groups by node" else (tuple(range(len(fleet.devices))),)
+            )
             # All groups at the same time.
             groups = tuple(ranks for ranks in together if len(ranks) > 1)
             if groups and (run_on != "one group over nodes" or len(fleet.nodes) > 1):
@@ -477,8 +474,8 @@ def _turns_of_pairs(fleet: Fleet, *, are_on_nodes: bool) -> Iterator[list[Pair]]
     Of many devices, those of different nodes are paired only if they have the same local rank.
     """
     together: list[Sequence[Sequence[int]]] = [fleet.nodes]
-    if not are_on_nodes and fleet.size <= _MOST_IN_ALL_PAIRS:
-        together = [[range(fleet.size)]]
+    if not are_on_nodes and len(fleet.devices) <= _MOST_IN_ALL_PAIRS:
+        together = [[range(len(fleet.devices))]]
     elif not are_on_nodes:
         rails = zip_longest(*fleet.nodes)
         together.append([[rank for rank in rail if rank is not None] for rail in rails])

@@ -125,7 +125,10 @@ def _built_in_job(name: str) -> Mapping[str, Any]:
 
 
 def best_of(metric: str, workload_class: type) -> Best:
-    """Return whether more or less is better of a metric, where nobody says it."""
+    """Return whether the largest or the smallest value of a metric is the best.
+
+    Of a workload's own metric by its unit; "max" for one that is not known.
+    """
     units = {one.name: one.unit for one in getattr(workload_class, "metrics", ())}
     if metric in units:
         return "min" if units[metric] in _UNITS_OF_COSTS else "max"

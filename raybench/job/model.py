@@ -235,6 +235,7 @@ def job_from_text(
 
 
 def _load(source: YamlSource) -> Job:
+    """Return the checked job of a source. Raises JobError with a line for each problem of it."""
     problems = list(source.problems)
     job, found = _validate(source.data)
     problems += _not_below(problems, found)
@@ -260,6 +261,7 @@ def job_schema() -> dict[str, Any]:
 
 
 def _validate(data: Mapping[str, Any]) -> tuple[Job | None, list[Problem]]:
+    """Return the job of this data; None, and what pydantic finds wrong, where it is not valid."""
     try:
         return Job.model_validate(data), []
     except ValidationError as error:
@@ -267,6 +269,7 @@ def _validate(data: Mapping[str, Any]) -> tuple[Job | None, list[Problem]]:
 
 
 def _problem(error: ErrorDetails) -> Problem:
+    """Return an error of pydantic in our words; of an unknown key, where it may belong."""
     path: KeyPath = error["loc"]
     if error["type"] == "extra_forbidden":
         model = _MODELS[key_text(path[:-1])]

@@ -1,13 +1,16 @@
-"""From the axes of a job to its points and their order. Pure."""
+"""From the axes of a job to its points and their order, and which of them a filter keeps. Pure."""
 
 from __future__ import annotations
 
+import ast
 import itertools
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from raybench.errors import UsageError
 from raybench.job.point import (
     BATCH_SIZES,
     EXECUTION,
@@ -17,7 +20,7 @@ from raybench.job.point import (
     Precision,
     Scalar,
 )
-from raybench.job.problems import KeyPath, Problem, quote
+from raybench.job.problems import KeyPath, Problem, quote, say_unknown
 from raybench.job.rules import product_of, render
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from raybench.job.sections import BatchSearch
 
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
+_FILTER_EXAMPLE = "world_size > 1 and precision == 'bf16'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,7 @@ def plan_problems(job: Job) -> list[Problem]:
 
 
 def _make_plan(job: Job) -> tuple[Plan, list[Problem]]:
+    """Return the plan, and the problems for which it must not be run; none where it may."""
     excluded = [_accept_all(job, entry) for entry in job.exclude]
     is_used = [False] * len(excluded)
     problems: dict[KeyPath, Problem] = {}
@@ -264,6 +269,7 @@ def _find_no_baseline(baseline: Mapping[str, Scalar], points: Collection[Point])
 
 
 def _budget_remarks(job: Job) -> list[Problem]:
+    """Return a remark where `max_seconds` or `timeout_s` ends a point early; else none."""
     measure = job.measure
     budget_s = measure.repeats * measure.max_seconds
     if "min_seconds" in measure.model_fields_set and measure.min_seconds > measure.max_seconds:
@@ -273,3 +279,57 @@ def _budget_remarks(job: Job) -> list[Problem]:
         return []
     message = f"a slow point is stopped before its budget of {budget_s:g} s is used"
     return [Problem(path=("measure", "timeout_s"), message=message)]
+
+
+def select_points(
+    points: Sequence[Point], expression: str, option: str = "--filter"
+) -> tuple[Point, ...]:
+    """Return the points for which `expression`, given with `option`, is true, in their order.
+
+    Its names are the settings of a point. Raises UsageError when it cannot be evaluated, is
+    neither true nor false for a point, or keeps no point.
+    """
+    # Here, so that a sweep without a filter does not load it.
+    from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
+
+    label = f"{option} {expression if expression.isprintable() else quote(expression)}"
+    try:
+        with warnings.catch_warnings():
+            # What Python remarks on, as the escape in '\d', would be printed.
+            warnings.simplefilter("ignore")
+            # Not by simpleeval, which takes statements such as `world_size = 2` and ignores them.
+            tree = ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # MemoryError is what Python says to parentheses nested too deep.
+        reason = getattr(error, "msg", None) or " ".join(str(error).split())
+        message = f"{label}: not an expression: {reason}; write it as in {_FILTER_EXAMPLE}"
+        raise UsageError(message) from error
+    evaluator = EvalWithCompoundTypes(functions={})
+    kept = []
+    for point in points:
+        evaluator.names = point.settings
+        try:
+            answer = evaluator.eval(expression, previously_parsed=tree)
+        except NameNotDefined as error:
+            raise UsageError(f"{label}: {_explain_name(error.name, points)}") from error
+        except Exception as error:
+            # The expression is the user's, and so is whatever Python says to it.
+            reason = " ".join(str(error).split())
+            raise UsageError(f"{label}: {type(error).__name__}: {reason}") from error
+        if not isinstance(answer, bool):
+            raise UsageError(f"{label}: must be true or false, gives {quote(answer)}")
+        if answer:
+            kept.append(point)
+    if not kept:
+        raise UsageError(f"{label}: keeps none of the {len(points)} points")
+    return tuple(kept)
+
+
+def _explain_name(name: str, points: Sequence[Point]) -> str:
+    """Return what is wrong with a name that is no setting: most often a text lacks its quotes."""
+    for point in points:
+        for setting, value in point.settings.items():
+            if value == name:
+                quoted = f"{setting} == {name!r}"
+                return f"{name} is a value of {setting}, and a text needs quotes: {quoted}"
+    return say_unknown("setting", name, points[0].settings) + f"; a text needs quotes: {name!r}"

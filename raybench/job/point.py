@@ -104,6 +104,7 @@ _NAMED_SHARES = (EQUAL, FAST, BY_SPEED, BY_ACCUMULATION)
 
 
 def _are_shares(value: str) -> bool:
+    """Return True for a valid setting `shares`. Raises ValueError with the rule for another."""
     if value in _NAMED_SHARES or re.fullmatch(r"\d+(/\d+)+", value):
         return True
     names = ", ".join(_NAMED_SHARES)

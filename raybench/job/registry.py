@@ -1,7 +1,9 @@
 """Which workloads there are, and which settings a point of each has.
 
 A workload is named by a word of `BUILTIN` or as `package.module:Class`; both are loaded the
-same way, and only when they are asked for.
+same way, and only when they are asked for. What a class tells of a point from its settings alone,
+before anything runs, is asked here too: whether it runs it, and how much memory it needs. An
+estimate never keeps a point from running.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ from raybench.job.point import (
     MAX_SIZE,
     RUN_SETTINGS,
     UNEVEN,
+    Point,
     Precision,
     Scalar,
     Size,
+    setting_text,
 )
 from raybench.job.problems import rule_of, say_unknown
 
@@ -135,6 +139,10 @@ def _target(kind: str) -> tuple[str, str]:
 
 
 def _import(name: str) -> Any:
+    """Return the module of this name; puts the current directory into `sys.path`.
+
+    Raises UsageError, in one line, for whatever the module raises, but for KeyboardInterrupt.
+    """
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -199,6 +207,11 @@ _Declared = tuple[str, Any, Any]
 
 
 def _declared(where: str, workload_class: type) -> Iterator[_Declared]:
+    """Yield each keyword-only argument of the `__init__` of a class, with its type and default.
+
+    where: names the `__init__` in errors. Raises UsageError where it takes more arguments by
+    position than `context`, and for a type that cannot be read.
+    """
     init = inspect.unwrap(workload_class.__init__)  # type: ignore[misc]
     found = list(inspect.signature(init).parameters.values())
     positional = [
@@ -242,6 +255,10 @@ def _unpack(where: str, name: str, annotation: Any) -> Iterator[_Declared]:
 
 
 def _parameter(where: str, name: str, annotation: Any, default: Any) -> Setting:
+    """Return the setting of a parameter. annotation: None where it has none.
+
+    Raises UsageError for a reserved name, a type that is no scalar, and a default out of bounds.
+    """
     where = f"{where}: parameter {name}"
     if name in RESERVED:
         raise UsageError(f"{where} has a name that is raybench's own; choose another")
@@ -279,7 +296,7 @@ def _setting(name: str, annotation: Any, default: Any, description: str) -> Sett
 
 
 def shares_work(workload_class: type) -> bool:
-    """Whether the ranks of a point finish the same items together."""
+    """Return whether the ranks of a point finish the same items together."""
     return bool(getattr(workload_class, "shares_work", False))
 
 
@@ -304,14 +321,6 @@ def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
     return _ask(workload_class, "why_not", settings) or None
 
 
-def estimate_memory(workload_class: type, settings: Mapping[str, Scalar]) -> object:
-    """Return what the class estimates of the memory of a point; None where it does not.
-
-    Raises UsageError, in one line, when the class method of this name raises.
-    """
-    return _ask(workload_class, "estimate_memory", settings)
-
-
 def _ask(workload_class: type, method: str, settings: Mapping[str, Scalar]) -> Any:
     """Call an optional class method of a workload; None without it."""
     ask = getattr(workload_class, method, None)
@@ -321,12 +330,94 @@ def _ask(workload_class: type, method: str, settings: Mapping[str, Scalar]) -> A
         return ask(settings)
 
 
+# Share of the device's memory that a point can use. The driver and NCCL take the rest, and some is
+# lost to fragmentation.
+USABLE = 0.93
+# After a point ran out of memory that was estimated to fit, others must need a tenth less than its
+# estimate, which was too low.
+_LESS = 0.9
+# Settings that need less memory, the cheapest in time first. A smaller batch is proposed beside.
+_CHANGES: tuple[tuple[str, Scalar], ...] = (
+    ("fused_optimizer", True),
+    ("precision", "bf16"),
+    ("gradient_as_bucket_view", True),
+    ("dp_shard", -1),
+    ("activation_checkpointing", "selective"),
+    ("activation_checkpointing", "full"),
+    ("optimizer_dtype", "bf16"),
+)
+
+
+def estimate(point: Point) -> int | None:
+    """Return the estimated bytes of a rank; None where the workload has no estimate or it raises.
+
+    Nothing that is measured depends on an estimate, so an error in one is ignored.
+    """
+    try:
+        return _estimate_memory(load(point.workload), point.settings)
+    except UsageError:
+        return None
+
+
+def _estimate_memory(workload_class: type, settings: Mapping[str, Scalar]) -> int | None:
+    """Return the estimated bytes of a rank; None without one. Raises UsageError where it raises."""
+    found = _ask(workload_class, "estimate_memory", settings)
+    return round(found) if isinstance(found, int | float) else None
+
+
+def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
+    """Return a sentence with the estimate of a point that does not fit, and what would fit."""
+    text = f"estimated {gib(estimate_bytes)} of {gib(device_bytes)} GiB"
+    fits = [
+        f"{name} {setting_text(value)} ({gib(needed)} GiB)"
+        for name, value, needed in _what_fits(
+            point, min(USABLE * device_bytes, _LESS * estimate_bytes)
+        )
+    ]
+    if not fits:
+        return f"{text}; by the estimate no single setting makes it fit"
+    return f"{text}; what fits by the estimate: {' or '.join(fits)}"
+
+
+def gib(count: float) -> str:
+    """Return bytes in GiB, as text of three digits."""
+    return f"{count / 2**30:.3g}"
+
+
+def _what_fits(point: Point, room_bytes: float) -> Iterator[tuple[str, Scalar, int]]:
+    """Yield the largest halved batch that fits, then the first other setting that fits.
+
+    Each with its name, its value, and the estimated bytes of a rank.
+    """
+    workload_class, given = load(point.workload), point.settings
+    known = settings(workload_class)
+    batch = int(given.get("batch_size", 1))
+    batches = [("batch_size", batch >> halved) for halved in range(1, batch.bit_length())]
+    changes = [
+        (name, value)
+        for name, value in _CHANGES
+        if name in known and given.get(name) != value and known[name].complaint(value) is None
+    ]
+    for group in (batches, changes):
+        for name, value in group:
+            changed = {**given, name: value}
+            try:
+                if why_not(workload_class, changed) is not None:
+                    continue
+                needed = _estimate_memory(workload_class, changed)
+            except UsageError:
+                continue
+            if needed is not None and needed <= room_bytes:
+                yield name, value, needed
+                break
+
+
 _SCALAR_TYPES = ("integer", "number", "boolean", "string", "null")
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 def _type_in_words(schema: Mapping[str, Any]) -> str | None:
-    """`integer >= 1`, `'sgd' | 'adam'`; None when the type is not a scalar."""
+    """Return a JSON schema in words, as `integer >= 1`; None when the type is not a scalar."""
     if "anyOf" in schema:
         members = [_type_in_words(member) for member in schema["anyOf"]]
         return None if None in members else " | ".join(map(str, members))

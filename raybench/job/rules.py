@@ -145,6 +145,7 @@ def _check_answer(job: Job, settings: _Settings) -> Iterator[Problem]:
 
 
 def _unknown_setting(job: Job, known: Collection[str], path: KeyPath, what: str) -> Problem:
+    """Return the problem of a name that is not known as a `what`, with the nearest known one."""
     name = path[-1]
     if name in BATCH_SIZES:
         message = f"workload {job.workload.kind} takes no batch size; leave {name} out"
@@ -161,6 +162,7 @@ def _unknown_setting(job: Job, known: Collection[str], path: KeyPath, what: str)
 
 
 def _check_value(setting: Setting, path: KeyPath, value: object) -> Iterator[Problem]:
+    """Yield a problem where the setting cannot have this value."""
     complaint = setting.complaint(value)
     if complaint is not None and setting.name.endswith("_bytes") and isinstance(value, str):
         complaint = f"{SIZE_RULE}, given {quote(value)}"
@@ -189,6 +191,7 @@ def _check_search(job: Job) -> Iterator[Problem]:
 
 
 def _check_repeated_axes(job: Job) -> Iterator[Problem]:
+    """Yield a problem for each axis that the job gives a second time, or fixes elsewhere."""
     fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
     first: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
     first |= {name: ("env", name) for name in job.env}
@@ -204,6 +207,7 @@ def _check_repeated_axes(job: Job) -> Iterator[Problem]:
 
 
 def _check_zip_lengths(job: Job) -> Iterator[Problem]:
+    """Yield a problem for each entry of `zip` whose lists are of different lengths."""
     for number, entry in enumerate(job.zip):
         if len({len(values) for values in entry.values()}) > 1:
             lengths = ", ".join(f"{name} {len(values)}" for name, values in entry.items())
@@ -389,6 +393,7 @@ def _templates(job: Job, workload_class: type) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _check_variables(job: Job, settings: Mapping[str, Setting]) -> Iterator[Problem]:
+    """Yield a problem for each name in `env` that no job may set."""
     for name in job.env:
         path = ("env", name)
         if not _VARIABLE.fullmatch(name):

@@ -94,6 +94,7 @@ def _with_sizes(group: object) -> object:
 
 
 def _one_value(value: object) -> object:
+    """Return the value. Raises an error of pydantic for a list or a mapping."""
     if isinstance(value, dict | list):
         # Before the union below is tried, which would complain once for each of its types.
         raise PydanticCustomError("one_value", "must be one value")
@@ -101,6 +102,7 @@ def _one_value(value: object) -> object:
 
 
 def _one_or_more(value: object) -> object:
+    """Return a list as a tuple, another value as a tuple of it. Raises for an empty list."""
     if value == []:
         # Here and not by min_length, which does not count the values that are wrong themselves.
         raise PydanticCustomError("too_short", "must not be empty")
@@ -123,6 +125,7 @@ Seconds = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
 
 
 def _environment_text(value: object) -> object:
+    """Return a number as text. Raises for true and false, which a shell has no form for."""
     if isinstance(value, bool):
         raise PydanticCustomError("env", "must be a text or a number; put true or false in quotes")
     return str(value) if isinstance(value, int | float) else value
@@ -190,6 +193,7 @@ class Span(Section):
 
 
 def _span(value: object) -> object:
+    """Return a count as equal bounds. Raises for what is neither a count nor a mapping."""
     if isinstance(value, bool) or not isinstance(value, int | dict | Span):
         raise PydanticCustomError("count_or_span", "must be a count or a mapping {min: , max: }")
     if not isinstance(value, int):
@@ -225,6 +229,7 @@ _VALUES: TypeAdapter[tuple[_AnyScalar, ...]] = TypeAdapter(Values)
 
 
 def _axis(value: object, _: ValidatorFunctionWrapHandler) -> object:
+    """Return the values of an axis as a tuple, or of a mapping the search for batch sizes."""
     # Not left to the union: pydantic complains once for each of its members.
     if isinstance(value, dict):
         return BatchSearch.model_validate(value)
@@ -339,6 +344,7 @@ Isolation = Literal["cluster", "node", "device"]
 
 
 def _devices(value: str) -> str:
+    """Return the value, which `placement.devices` can have. Raises with the rule for another."""
     try:
         are_devices(value)
     except ValueError as error:
@@ -377,6 +383,7 @@ Question = Annotated[str, Field(strict=True, min_length=1, max_length=300)]
 
 
 def _items(value: str) -> str:
+    """Return the value if it is a word, or words, of up to 24 letters. Raises for another."""
     if not re.fullmatch("[A-Za-z][A-Za-z ]{0,23}", value):
         raise PydanticCustomError("items", "must be a word in the plural, as in tokens")
     return value

@@ -82,6 +82,7 @@ class Tree:
         return self._read_scalar(node, path, yaml)
 
     def _read_mapping(self, node: Any, above: KeyPath, yaml: YAML) -> dict[str, Any]:
+        """Return a mapping as a dict; of a key that is given twice, the last value."""
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
             position = _position(key_node)
@@ -101,6 +102,7 @@ class Tree:
         return found
 
     def _read_scalar(self, node: Any, path: KeyPath, yaml: YAML) -> Any:
+        """Return a scalar as None, bool, int, float or str; 0 for a number that cannot be kept."""
         kind, given, position = str(node.tag).removeprefix(_CORE), node.value, _position(node)
         if kind == "null":
             # It has no place of its own: the parser is already at the next line.
@@ -182,6 +184,7 @@ class YamlSource:
         return "\n".join(lines)
 
     def _override_of(self, problem: Problem) -> str | None:
+        """Return the `--set` text that gave the value with the problem; None: the file gave it."""
         if problem.position is not None:
             return None
         path = problem.path
@@ -197,6 +200,7 @@ class YamlSource:
         return None
 
     def _position(self, problem: Problem) -> Position:
+        """Return line and column of a problem; where the file lacks its path, of the key above."""
         if problem.position is not None:
             return problem.position
         tree, path = self.tree, problem.path
@@ -254,6 +258,10 @@ def overrides_in(argv: Sequence[str]) -> list[str]:
 
 
 def _read_text(path: Path) -> str:
+    """Return the text of a job file.
+
+    Raises JobError where it cannot be read, is too long, no regular file, or not UTF-8.
+    """
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
             # To read it could wait without end, and a resumed run reads the file again.
@@ -325,6 +333,7 @@ def parse_tree(text: str) -> Tree:
 
 
 def _syntax_problem(error: Exception, text: str) -> Problem:
+    """Return where and why the parser ended, in our words where `_SYNTAX` has them."""
     position, start, reason = (1, 1), 1, str(error)
     if isinstance(error, RecursionError):
         reason = "nested too deep"

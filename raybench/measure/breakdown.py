@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -44,17 +44,21 @@ from raybench.measure.marks import (
 )
 from raybench.measure.memory import FROM_GRAPH, peak_parts
 from raybench.measure.timers import (
+    ScriptTimer,
     Step,
+    StepsEndedError,
     Timer,
     align_ranks,
     any_rank,
+    gather_objects,
     loop_step,
     max_over_ranks,
     no_garbage_collection,
 )
 from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic, WallTimes
 from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
-from raybench.workloads.base import Context, Workload
+from raybench.workloads.base import Context, PartTimes, Workload
+from raybench.workloads.script import RunningScript, ScriptEndedError
 
 # Registers a communication hook with the models of a workload.
 SetHook = Callable[[Any], None]
@@ -101,6 +105,14 @@ _WALL_METHODS = {
     "wall_synced_ms_by_rank": "host clock around one step of an idle device, waited for",
 }
 _NO_WALL_TIMES = "none: on a CPU nothing goes on behind the host's clock"
+
+# Loaded in the script's process alone, where its ScriptMarks takes the time of parts.
+_MARKS_MODULE = "raybench.measure.marks"
+# The first step with another hook, and two that fill the queue of the device.
+_SCRIPT_LEAD_IN = 3
+_SCRIPT_ENDED = "unknown: the script ended by itself before"
+_NOT_QUEUED = "unknown: the steps of a script cannot be queued beforehand"
+_WITH_GAPS = ", with the gaps that the host leaves"
 
 _NS_PER_MS = 1e6
 # Untimed steps where the step changes, and untimed samples before each block.
@@ -191,7 +203,10 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
 
 
 def _time_regions(instrumented: _Instrumented) -> tuple[RegionTime, ...]:
-    """Time the regions in steps that are otherwise as the timed ones; () where there are none."""
+    """Return the median of each region over steps that are otherwise as the timed ones.
+
+    All ranks must call it. () where no rank's step names a region.
+    """
     context, extent = instrumented.context, instrumented.extent
     if not any_rank(context.regions.are_used, context.device):
         return ()
@@ -206,7 +221,7 @@ def _time_regions(instrumented: _Instrumented) -> tuple[RegionTime, ...]:
 
 
 def _region_methods(context: Context) -> dict[str, str]:
-    """Say how regions were timed, and which are left out because they are compiled."""
+    """Return {"regions": how they were timed, which are left out as compiled}; {} without any."""
     methods = []
     if context.regions.are_used:
         clock = "CUDA events" if context.device.type == "cuda" else "host clock"
@@ -220,7 +235,10 @@ def _region_methods(context: Context) -> dict[str, str]:
 
 
 def _time_by_host_clock(instrumented: _Instrumented) -> WallTimes | None:
-    """Time the plain step by the host's clock; None on a CPU, whose samples are by that clock."""
+    """Return the plain step by the host's clock; None on a CPU, whose samples are by that clock.
+
+    All ranks must call it.
+    """
     device, step = instrumented.context.device, instrumented.workload.step
     if device.type != "cuda":
         return None
@@ -232,9 +250,9 @@ def _time_by_host_clock(instrumented: _Instrumented) -> WallTimes | None:
 
 
 def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> WallTimes:
-    """Time steps one at a time, as a script does that has no events; medians in ms.
+    """Return the median ms of a step by the host's clock: until it is issued, and until it is done.
 
-    wait: waits for the device, which is idle before each step.
+    Runs `steps` steps one at a time, each on an idle device. wait: blocks until the device is idle.
     """
     issued_ns, done_ns = [], []
     for _ in range(steps):
@@ -251,17 +269,15 @@ def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> Wall
 
 
 def _take_apart(instrumented: _Instrumented) -> Breakdown:
-    """Return the times of computing and communicating, with the methods of `ALL_COLUMNS`."""
-    if instrumented.context.world_size == 1:
-        return _time_local_steps(instrumented, instrumented.workload.step, _PLAIN_STEP)
-    if instrumented.workload.message_bytes is not None:
-        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _IS_COMMUNICATION))
-    return _take_apart_with_peers(instrumented)
+    """Return the times of computing and communicating, with the methods of `ALL_COLUMNS`.
 
-
-def _take_apart_with_peers(instrumented: _Instrumented) -> Breakdown:
-    """Time the communication of gradients, then the step without communication."""
+    With peers the communication of gradients is timed first, then the step without communication.
+    """
     workload, context = instrumented.workload, instrumented.context
+    if context.world_size == 1:
+        return _time_local_steps(instrumented, workload.step, _PLAIN_STEP)
+    if workload.message_bytes is not None:
+        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _IS_COMMUNICATION))
     set_hook = hook_setter(workload, context)
     if isinstance(set_hook, str):
         hooked, how = Breakdown(methods=_NOT_HOOKED), _LOCAL_COPIES
@@ -291,7 +307,7 @@ def _take_apart_with_peers(instrumented: _Instrumented) -> Breakdown:
 
 
 def hook_setter(workload: Workload, context: Context) -> SetHook | str:
-    """Return a function that registers a communication hook for gradients, or why there is none.
+    """Return a function that registers a communication hook for gradients, else the reason as text.
 
     It is the workload's own `set_comm_hook`, else that of the models which the context wrapped.
     """
@@ -300,7 +316,10 @@ def hook_setter(workload: Workload, context: Context) -> SetHook | str:
 
 
 def _time_gradients(instrumented: _Instrumented, set_hook: SetHook) -> Breakdown:
-    """Time the buckets of gradients in steps one after the other, as the timed ones.
+    """Return hooked_ms, comm_ms and tail_ms of steps whose gradients are timed by a hook of DDP.
+
+    All ranks must call it. Has only `methods` where DDP reduced no gradients in some step. Steps
+    follow each other as the timed ones do.
 
     Ranks that are brought together before each step would differ by the jitter of their hosts.
     """
@@ -343,9 +362,9 @@ class _StepWithoutPeers:
 
 
 def _count_collectives(instrumented: _Instrumented, step: _StepWithoutPeers) -> tuple[Traffic, ...]:
-    """Run two steps with local copies, and return what the second one sends.
+    """Run two steps with local copies, and return the traffic of the second.
 
-    Nothing where the step failed: it has not issued all its collectives.
+    All ranks must call it. () where the step failed, or sends nothing.
     """
     copies = CountedCopies()
     align_ranks(instrumented.context.device)
@@ -404,14 +423,16 @@ def _time_local_steps(
 def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -> list[list[float]]:
     """Time blocks of local steps until each rank's step is known well enough, or most are run.
 
+    Returns the ms of each step, by block, in order. All ranks must call it.
+
     Two ranks must be told apart where they differ by half of what marks a slow one: half, as they
     may differ by their blocks too. Alone one block is enough. As many steps follow after the
     queued ones, for a host that is late now may not be later.
     """
     context, extent = instrumented.context, instrumented.extent
-    size = _half(extent.steps)
+    size = max(_SHORTEST_BLOCK, math.ceil(extent.steps / 2))
+    most = math.ceil(extent.most_local_steps / 2) if context.world_size > 1 else 0
     blocks = [instrumented.time_block(loop, size, around)]
-    most = _half(extent.most_local_steps) if context.world_size > 1 else 0
 
     def is_unsure() -> bool:
         done_ms = list(chain(*blocks))
@@ -423,12 +444,11 @@ def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -
     return blocks
 
 
-def _half(steps: int) -> int:
-    return max(_SHORTEST_BLOCK, -(-steps // 2))
-
-
 def _local_methods(device: torch.device, *, is_queued: bool) -> dict[str, str]:
-    """Say how the parts of a local step are measured; is_queued: whether steps could be queued."""
+    """Return how compute_ms, optimizer_ms and host_gap_ms are measured, by these names.
+
+    is_queued: whether the steps could be queued before the device worked on them.
+    """
     if device.type != "cuda":
         return {
             "compute_ms": "local step less data_ms and optimizer_ms",
@@ -475,7 +495,8 @@ def time_queued_steps(
     with around(), optimizer.watching():
         for _ in range(steps):
             if hold_ms:
-                _hold_back(hold_ms)
+                # The device is busy for so long, and the host goes on.
+                torch.cuda._sleep(round(hold_ms * cycles_per_ms()))  # type: ignore[no-untyped-call]
             start = mark()
             step()
             spans.append((start, mark()))
@@ -484,23 +505,66 @@ def time_queued_steps(
     return statistics.median(elapsed_ms(start, end) for start, end in spans)
 
 
-def _hold_back(ms: float) -> None:
-    """Keep the current stream of the device busy for so many ms; the host goes on."""
-    _spin(round(ms * _cycles_per_ms()))
-
-
 @cache
-def _cycles_per_ms() -> float:
-    """Return the cycles that torch's spin kernel counts in a ms, by running it."""
+def cycles_per_ms() -> float:
+    """Return the cycles that torch's spin kernel counts in a ms; waits for the device once."""
     mark = make_marker(torch.device("cuda"))
     # The first launch of a kernel loads it.
-    _spin(1)
+    torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
     start = mark()
-    _spin(_CALIBRATION_CYCLES)
+    torch.cuda._sleep(_CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
     end = mark()
     torch.cuda.synchronize()
     return _CALIBRATION_CYCLES / elapsed_ms(start, end)
 
 
-def _spin(cycles: int) -> None:
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+def break_down_script(
+    script: RunningScript, timer: ScriptTimer, context: Context, extent: Extent
+) -> Breakdown:
+    """Run instrumented steps of a script on all ranks, and return where their time goes.
+
+    All ranks must call it. First steps with timed communication, where there are several ranks,
+    then steps without any; afterwards the script's gradients are not reduced any more. Where the
+    script ends, or its gradients cannot be hooked on some rank, the breakdown has only `methods`,
+    which say why.
+    """
+    has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"
+    process = script.process
+
+    def time_steps() -> tuple[tuple[float, ...], Mapping[str, Sequence[float]]]:
+        samples = timer.time_block(script.step, extent.steps, PartTimes(), lead_in=_SCRIPT_LEAD_IN)
+        return tuple(ns / _NS_PER_MS for ns in samples.step_ns), process.parts
+
+    try:
+        reason = process.mark_parts(_MARKS_MODULE, has_peers=has_peers)
+    except ScriptEndedError:
+        reason = _SCRIPT_ENDED
+    if reasons := list(filter(None, gather_objects(reason))):
+        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, reasons[0]))
+    hooked_ms: tuple[float, ...] = ()
+    hooked: Mapping[str, Sequence[float]] = {}
+    try:
+        if has_peers:
+            process.time_gradients()
+            hooked_ms, hooked = time_steps()
+            if len(hooked["comm_ms"]) < len(hooked_ms):
+                return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, NO_BUCKETS))
+            process.keep_gradients()
+        first_ms, _ = time_steps()
+        second_ms, local = time_steps()
+    except StepsEndedError:
+        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _SCRIPT_ENDED))
+    return Breakdown(
+        local_ms=(first_ms, second_ms),
+        optimizer_ms=statistics.median(local["optimizer_ms"]),
+        hooked_ms=hooked_ms,
+        comm_ms=tuple(hooked.get("comm_ms", ())),
+        tail_ms=tuple(hooked.get("tail_ms", ())),
+        methods={
+            "local_step_ms": "step with DDP's noop_hook" if has_peers else _PLAIN_STEP,
+            "compute_ms": f"local step less optimizer_ms{_WITH_GAPS if on_gpu else ''}",
+            "host_gap_ms": _NOT_QUEUED if on_gpu else "none: on a CPU the host computes",
+            "optimizer_ms": f"{'CUDA events' if on_gpu else 'host clock'} around Optimizer.step",
+            **(REDUCED if has_peers else {}),
+        },
+    )

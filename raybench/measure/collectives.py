@@ -164,6 +164,7 @@ class LocalCopies:
             part.copy_(source.reshape(-1)[: part.numel()])
 
     def _add_others(self, output: Tensor) -> None:
+        """Add small random numbers to an output of floats; none above 128 MiB or of 8 bits."""
         # Torch adds no numbers of 8 bits.
         is_added = output.dtype.is_floating_point and output.dtype.itemsize > 1
         if is_added and 0 < output.nbytes <= _MOST_ADDED_BYTES:
@@ -238,12 +239,14 @@ def _parts(whole: Tensor, ranks: int) -> Sequence[Tensor]:
 
 
 def _gather(given: _Arguments, ranks: int) -> _Effect:
+    """Read a gather: every output gets this rank's input."""
     own = given["input_tensors"]
     copies = [(out, own[0]) for outputs in given["output_tensors"] for out in outputs]
     return "gather", ranks * _bytes(own), copies
 
 
 def _scatter(given: _Arguments, ranks: int, rank: int) -> _Effect:
+    """Read a scatter; outputs of ranks that do not send have no source here."""
     own, lists = given["output_tensors"], given["input_tensors"]
     sources = [inputs[rank] for inputs in lists] or [None] * len(own)
     return "scatter", ranks * _bytes(own), list(zip(own, sources, strict=True))

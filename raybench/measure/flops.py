@@ -97,6 +97,7 @@ def _why_not(error: Exception) -> str:
 
 
 def _count(workload_class: type, params: Mapping[str, Scalar], context: Context) -> int:
+    """Return the operations of one step on the context's device. Raises what the class raises."""
     counter = FlopCounterMode(display=False)
     # The counter does not see into compiled code, and compiling would cost more than counting.
     with torch.compiler.set_stance("force_eager"):
@@ -146,6 +147,7 @@ def tflops_sustained(
 
 
 def _tflops(device: torch.device, precision: Precision) -> float | None:
+    """Return the TFLOP/s of `tflops_sustained` in one precision, which it leaves switched on."""
     if device.type != "cuda":
         return None
     modes.apply(precision)
@@ -181,7 +183,7 @@ def _make_product(device: torch.device, precision: Precision) -> Callable[[], ob
 
 
 def _product_times_ms(product: Callable[[], object]) -> list[float]:
-    """Return the ms of each product in 0.2 s, at least of three, after as many that settle."""
+    """Return the ms of the products of 0.2 s, three at least, after as many unmeasured."""
     product_ms = _time_ms(product, _WARMUPS)[-1]
     settling, measured = (
         max(_FEWEST_PRODUCTS, math.ceil(phase_ms / product_ms))
@@ -192,6 +194,7 @@ def _product_times_ms(product: Callable[[], object]) -> list[float]:
 
 
 def _time_ms(product: Callable[[], object], count: int) -> list[float]:
+    """Return the ms of each of `count` products, by CUDA events; waits until they are done."""
     events = [
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         for _ in range(count + 1)

@@ -42,6 +42,7 @@ def make_marker(device: torch.device) -> Callable[[], Mark]:
 
 
 def _record_event() -> torch.cuda.Event:
+    """Return an event with a time, recorded on the current stream."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
@@ -125,6 +126,7 @@ class BucketMarks(_StepMarks[_Bucket]):
 
 
 def _bucket_times(buckets: Sequence[_Bucket]) -> Iterator[BucketTimes]:
+    """Yield when each bucket of a step was ready and reduced; waits for its collective."""
     for bucket in buckets:
         # NCCL's process group keeps the gradients of a collective that nobody has waited for.
         bucket.work.wait()
@@ -215,7 +217,10 @@ class RegionMarks(_StepMarks[_RegionSpan]):
         span.end = self._mark()
 
     def take(self) -> list[RegionSpans]:
-        """Return the regions of each ended step, and forget them."""
+        """Return for each ended step the ms of each region's blocks, by name; forget the steps.
+
+        The device must be done with the steps.
+        """
         found: list[RegionSpans] = []
         for step in self._take_ended():
             by_name: dict[str, list[float]] = defaultdict(list)
@@ -279,12 +284,12 @@ class ScriptMarks:
         return COMPILED if count_compiled_frames() else ""
 
     def time_gradients(self) -> None:
-        """Have gradients reduced as DDP does by itself, and take the time."""
+        """Register a hook that averages gradients as DDP does by itself, and notes when."""
         for model in self._models:
             model.register_comm_hook(None, self._hook)
 
     def keep_gradients(self) -> None:
-        """Have gradients reduced no more: each rank keeps its own."""
+        """Stop averaging gradients from now on: each rank keeps its own."""
         self._is_reduced = False
 
     def end_step(self) -> None:
@@ -305,6 +310,7 @@ class ScriptMarks:
         }
 
     def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Return the average of a bucket over ranks, or the bucket itself after keep_gradients."""
         hook = self._buckets.hook if self._is_reduced else noop_hook
         future: torch.futures.Future[torch.Tensor] = hook(None, bucket)
         return future

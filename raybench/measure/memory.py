@@ -64,7 +64,7 @@ class PeakMemory:
         self._reset()
 
     def restart(self) -> None:
-        """Leave out what was allocated since the last call; to be called after a warm-up.
+        """Begin the peak of allocated memory anew; to be called when a warm-up is over.
 
         DDP makes its buckets anew in the second step. NCCL keeps the first ones until its watchdog,
         which looks ten times a second, has seen the end of what used them: gradients count twice
@@ -163,7 +163,7 @@ class _GradientsAtPeak:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look at these moments inside the `with` block."""
+        """Call `look` at these moments inside the `with` block."""
         with ExitStack() as hooks:
             for parameter in self._trained:
                 handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -187,7 +187,7 @@ class _GradientsAtPeak:
 
 @contextmanager
 def _before_optimizer_steps(call: Callable[[torch.optim.Optimizer], object]) -> Iterator[None]:
-    """Inside the `with` block, call this with each optimizer of torch.optim before it steps."""
+    """Inside the `with` block, run `call(optimizer)` before each optimizer of torch.optim steps."""
 
     def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
         call(optimizer)
@@ -217,7 +217,7 @@ def _parameters(
 
 
 def _storage_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Add up the storages on the device, each once; of a DTensor this rank's shard."""
+    """Return the bytes of all storages on the device, each once; of a DTensor its local shard."""
     sizes = {}
     for tensor in tensors:
         own = getattr(tensor, "_local_tensor", tensor)

@@ -29,9 +29,8 @@ from raybench.hardware.counters import (
 from raybench.job.model import Measure
 from raybench.job.registry import shares_work
 from raybench.measure import profiling
-from raybench.measure.breakdown import Extent, break_down
+from raybench.measure.breakdown import Extent, break_down, break_down_script
 from raybench.measure.memory import AllocatorCalls, PeakMemory
-from raybench.measure.scripts import ScriptTimer, StepsEndedError, break_down_script
 from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
 from raybench.measure.streams import (
     EAGER_ITERATIONS,
@@ -41,7 +40,9 @@ from raybench.measure.streams import (
     workload_stream,
 )
 from raybench.measure.timers import (
+    ScriptTimer,
     Step,
+    StepsEndedError,
     Timer,
     align_ranks,
     any_rank,
@@ -206,6 +207,7 @@ def _repeat(workload: Workload, run: _PointRun) -> None:
 
 
 def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
+    """Return the samples of one build, warm-up and timed; all ranks must call it."""
     with no_garbage_collection():
         warmup = _warm_up(workload, run)
         run.memory.restart()
@@ -259,7 +261,10 @@ class _Blocks:
 
 
 def _warm_up(workload: Workload, run: _PointRun) -> _Blocks:
-    """Run eager steps one by one until they are steady and no rank's clocks are held back."""
+    """Run eager steps until they are steady and no rank's clocks are held back; return the steps.
+
+    All ranks must call it.
+    """
     context, warmup, is_limited = run.context, _Blocks(), False
     at_least = EAGER_ITERATIONS if context.cuda_graph else 1
 

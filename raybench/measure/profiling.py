@@ -33,10 +33,11 @@ _WARMUP_STEPS = 2
 
 
 def profile(workload: Workload, context: Context, steps: int) -> Profile:
-    """Run steps on all ranks, and return their trace and the times of the model's modules.
+    """Run steps, and return their trace and the times of the model's modules.
 
-    `steps` steps with timed modules, if the workload has a `model`, and as many under the profiler.
-    Gradients are reduced as the workload does by itself, without a hook.
+    All ranks must call it. Runs `steps` steps with timed modules, if the workload has a `model`,
+    and as many under the profiler. Gradients are reduced as the workload does by itself, without
+    a hook.
     """
     set_hook = hook_setter(workload, context) if context.world_size > 1 else ""
     if not isinstance(set_hook, str):
@@ -126,7 +127,7 @@ class _ModuleWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note calls of modules inside the `with` block."""
+        """Note all calls of modules inside the `with` block; hooks are removed at its end."""
         with ExitStack() as stack:
             for module in dict.fromkeys(_outside_compiled(self._model)):
                 if _is_compiled(module):
@@ -249,6 +250,7 @@ def _module_time(name: str, module: nn.Module, steps: Sequence[Sequence[_Call]])
 
 
 def _between_ms(start: Mark | None, end: Mark | None) -> float:
+    """Return the ms between two marks; 0 where one of them is missing."""
     return 0.0 if start is None or end is None else elapsed_ms(start, end)
 
 

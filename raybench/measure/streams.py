@@ -103,7 +103,7 @@ def capture_graph(workload: Workload, inner: int, context: Context) -> Iterator[
 
 
 def _capture(graph: torch.cuda.CUDAGraph, step: Step, name: str) -> None:
-    """Capture the step on the current stream. Raises as `capture_graph`."""
+    """Capture the step on the current stream into `graph`. Raises as `capture_graph`."""
     try:
         # Not "global": NCCL's watchdog thread queries events meanwhile (pytorch#104555).
         with torch.cuda.graph(
@@ -122,4 +122,5 @@ def _capture(graph: torch.cuda.CUDAGraph, step: Step, name: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
+    """Return the first line of the message, or the name of the class where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

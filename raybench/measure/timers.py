@@ -21,8 +21,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from raybench.records import Samples
+from raybench.records import Cause, Failure, Repetition, Samples
 from raybench.workloads.base import PartTimes
+from raybench.workloads.script import ScriptEndedError, ScriptFailedError, ScriptProcess
 
 Step = Callable[[], None]
 
@@ -131,6 +132,7 @@ def _run_block(
 
 
 def _differences(marks_ns: list[int]) -> tuple[int, ...]:
+    """Return the ns from each mark to the next, one fewer than there are marks."""
     return tuple(end - start for start, end in pairwise(marks_ns))
 
 
@@ -202,7 +204,7 @@ def join_blocks(blocks: Sequence[Samples]) -> Samples:
 
 
 def align_ranks(device: torch.device) -> None:
-    """Wait until all ranks have come here, and on a GPU until the work queued before is done."""
+    """Block until all ranks have called this, and on a GPU until the work queued before is done."""
     if dist.is_initialized():
         dist.all_reduce(torch.zeros(1, device=device))
     if device.type == "cuda":
@@ -210,7 +212,7 @@ def align_ranks(device: torch.device) -> None:
 
 
 def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> int:
-    """Return the result of `decide` on rank 0; other ranks do not call it."""
+    """Return on all ranks what `decide` returns on rank 0; the other ranks do not call `decide`."""
     if not dist.is_initialized():
         return decide()
     decision = decide() if dist.get_rank() == 0 else 0
@@ -240,7 +242,10 @@ def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
 
 
 def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Return the durations of a block on each rank, in rank order; equally many on each."""
+    """Return the ns of each iteration of a block, a list for each rank in rank order.
+
+    All ranks must give equally many.
+    """
     if not dist.is_initialized():
         return [list(step_ns)]
     own = torch.tensor(step_ns, dtype=torch.int64, device=device)
@@ -250,9 +255,97 @@ def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return the value of each rank, in rank order; the value is pickled."""
+    """Return a list with the value of each rank, in rank order. Values must be picklable."""
     if not dist.is_initialized():
         return [value]
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
+
+
+class StepsEndedError(Exception):
+    """The script ended on a rank before all steps were timed; raised on all ranks.
+
+    repetition: the steps that it made, equally many on each rank.
+    """
+
+    def __init__(self, repetition: Repetition) -> None:
+        super().__init__("the script has ended")
+        self.repetition = repetition
+
+    @property
+    def warning(self) -> str:
+        """Say in a sentence how many iterations were measured."""
+        timed, warmup = (
+            len(phase.step_ns) for phase in (self.repetition.timed, self.repetition.warmup)
+        )
+        return (
+            f"the script ended by itself before enough was measured: its last {timed} iterations "
+            f"are timed, and the {warmup} before them warm-up; let it make more steps"
+        )
+
+
+class ScriptTimer:
+    """Has the process of the script time its steps, and keeps all samples.
+
+    It is a Timer, and takes the place of a PeakMemory: allocated_bytes and reserved_bytes are the
+    peaks of torch's allocator in the process of the script.
+    """
+
+    def __init__(self, process: ScriptProcess, device: torch.device) -> None:
+        self._process, self._device = process, device
+        self._blocks: list[Samples] = []
+        self._warmup_iterations = 0
+        self.allocated_bytes: int | None = None
+        self.reserved_bytes: int | None = None
+
+    def time_block(
+        self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
+    ) -> Samples:
+        """Return the durations of iterations that the script runs and times; all must call it.
+
+        Raises StepsEndedError where the script ends before that many iterations, and
+        ScriptFailedError where it ends before the first iteration that was timed.
+        """
+        try:
+            samples = self._process.run_steps(iterations, lead_in=lead_in)
+        except ScriptEndedError:
+            samples = Samples()
+        allocated_bytes, reserved_bytes = self._process.peaks
+        if allocated_bytes is not None and reserved_bytes is not None:
+            self.allocated_bytes = max(allocated_bytes, self.allocated_bytes or 0)
+            self.reserved_bytes = max(reserved_bytes, self.reserved_bytes or 0)
+        done = min_over_ranks(len(samples.step_ns), self._device)
+        self._blocks.append(_cut(samples, 0, done))
+        if done < iterations:
+            raise StepsEndedError(self._split())
+        return samples
+
+    def restart(self) -> None:
+        """Count all iterations until now as warm-up, and set the peaks of memory back."""
+        self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
+        self._process.forget_memory()
+        self.allocated_bytes = None
+
+    def _split(self) -> Repetition:
+        """Split all samples into warm-up and timed ones; at most half of them are warm-up."""
+        samples = join_blocks(self._blocks)
+        count = len(samples.step_ns)
+        if not count:
+            message = "the script ended after its first step: it has no iteration that was timed"
+            raise ScriptFailedError(
+                Failure.of(Cause.NO_STEPS, rank=0, message=message, worker_reusable=True)
+            )
+        warmup = min(self._warmup_iterations or count, count // 2)
+        return Repetition(warmup=_cut(samples, 0, warmup), timed=_cut(samples, warmup, count))
+
+
+def _cut(samples: Samples, start: int, end: int) -> Samples:
+    """Return iterations `start` to `end` of samples without parts."""
+    return replace(
+        samples,
+        start_ns=samples.start_ns[start:end],
+        step_ns=samples.step_ns[start:end],
+        host_ns=samples.host_ns[start:end],
+        throttled=samples.throttled[start:end],
+    )

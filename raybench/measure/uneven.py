@@ -14,9 +14,11 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
 from raybench.errors import UsageError
@@ -137,6 +139,7 @@ def _slowed(context: Context) -> Context:
 
 
 def _share_out(maker: StepMaker, group_probe: GroupProbe) -> UnevenStep:
+    """Return this rank's part of the step, with what was found; all ranks must call it."""
     rank = maker.context.rank
     shares, own_s = _choose_shares(maker, group_probe)
     context, params = maker.context_among(shares), maker.size(shares[rank])[1]
@@ -144,7 +147,10 @@ def _share_out(maker: StepMaker, group_probe: GroupProbe) -> UnevenStep:
         check = workload.gradient_error
         own_error = None if check is None else float(check())
         error = gather_objects(own_error)[shares.index(max(shares))]
-        has_batch_norm = _has_batch_norm(workload)
+        modules = workload.model.modules() if isinstance(workload.model, nn.Module) else ()
+        has_batch_norm = any(
+            isinstance(one, _BatchNorm) and not isinstance(one, SyncBatchNorm) for one in modules
+        )
     exchange_s = group_probe.exchange_s if all(shares) else group_probe.fast_exchange_s
     probe = group_probe.probes[rank]
     share = RankShare(
@@ -155,7 +161,7 @@ def _share_out(maker: StepMaker, group_probe: GroupProbe) -> UnevenStep:
         exchange_ms=exchange_s * _MS_PER_S,
         predicted_step_ms=(max(own_s) + exchange_s) * _MS_PER_S,
         crossover_batch=crossover_batch(
-            group_probe.speeds,
+            [one.speed for one in group_probe.probes],
             group_probe.are_fast,
             exchange_s=group_probe.exchange_s,
             fast_exchange_s=group_probe.fast_exchange_s,
@@ -169,16 +175,17 @@ def _share_out(maker: StepMaker, group_probe: GroupProbe) -> UnevenStep:
 def _choose_shares(maker: StepMaker, group_probe: GroupProbe) -> tuple[Shares, tuple[float, ...]]:
     """Return the samples of each rank, and the measured seconds of each rank's own step.
 
-    Raises UsageError where shares by speed are not possible.
+    All ranks must call it. Raises UsageError where shares by speed are not possible.
     """
 
     def time_each_alone(shares: Shares) -> tuple[float, ...]:
         return tuple(gather_objects(maker.time_alone(shares[maker.context.rank])))
 
     kind, batch = maker.point.shares, maker.equal_items * len(group_probe.probes)
+    speeds = [probe.speed for probe in group_probe.probes]
     if kind in (BY_SPEED, BY_ACCUMULATION):
         try:
-            return balance(group_probe.speeds, batch, maker.unit, time_each_alone)
+            return balance(speeds, batch, maker.unit, time_each_alone)
         except ValueError as error:
             raise UsageError(f"shares: {kind}: {error}") from error
     if kind == EQUAL:
@@ -199,13 +206,8 @@ def has_other_gradients(error: float | None, precision: Precision) -> bool:
     return error is not None and error > most
 
 
-def _has_batch_norm(workload: Workload) -> bool:
-    model = workload.model
-    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-    return any(isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm) for m in modules)
-
-
 def _warnings(maker: StepMaker, share: RankShare, *, has_batch_norm: bool) -> Iterator[str]:
+    """Yield a sentence about emulation, BatchNorm and gradients, each where it applies."""
     point = maker.point
     if share.slow_ratio is not None:
         by = "extra compute" if point.slow_by is SlowBy.COMPUTE else f"{maker.context.sms} SMs"
@@ -252,15 +254,9 @@ class GroupProbe:
     exchange_s: float
     fast_exchange_s: float
 
-    @property
-    def speeds(self) -> tuple[DeviceSpeed, ...]:
-        """The speed of each device."""
-        return tuple(probe.speed for probe in self.probes)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TimedStep:
-    """peak_bytes: of torch's allocator while the step was timed; 0 on a CPU."""
+class _TimedStep(NamedTuple):
+    """The median seconds of a step, and its peak of torch's allocator in bytes; 0 on a CPU."""
 
     seconds: float
     peak_bytes: int
@@ -419,11 +415,13 @@ class StepMaker:
         return max(0, int((_MEMORY_SHARE * total - fixed_bytes) / item_bytes))
 
     def _time_alone(self, items: int, context: Context) -> _TimedStep:
+        """Time a step of `items` samples on this rank as the only one."""
         batch_size, params = self.size(items)
         alone = replace(context, batch_size=batch_size, rank=0, world_size=1)
         return self._time(alone, params, items)
 
     def _time(self, context: Context, params: Parameters, items: int) -> _TimedStep:
+        """Build the workload, time its step and close it; all ranks of the context must call it."""
         context = replace(context, replicas=Replicas(), parts=PartTimes())
         on_gpu = context.device.type == "cuda"
         if on_gpu:
@@ -431,7 +429,7 @@ class StepMaker:
         with self.build(context, params, items) as workload:
             seconds = _step_s(workload, context)
             peak_bytes = torch.cuda.max_memory_allocated(context.device) if on_gpu else 0
-        return _TimedStep(seconds=seconds, peak_bytes=peak_bytes)
+        return _TimedStep(seconds, peak_bytes)
 
     def _time_exchange(self, members: Sequence[bool], equal_s: Sequence[float]) -> float:
         """Return the seconds that communication adds to a step of equal shares at full speed.
@@ -450,7 +448,7 @@ class StepMaker:
 
 
 def _step_s(workload: Workload, context: Context) -> float:
-    """Return the median of steps in seconds, after others that warm up."""
+    """Return the median seconds of a step, after steps of a warm-up; all ranks must call it."""
     timer, is_alone = make_timer(context.device), context.world_size == 1
 
     def block_ns(steps: int) -> float:

@@ -99,6 +99,7 @@ def _problems(measurement: Measurement) -> Iterator[str]:
 
 
 def _sample_problems(samples: Samples) -> Iterator[str]:
+    """Yield what is wrong with the lengths, the times and the names of the parts of samples."""
     durations = {"start": samples.start_ns, "step": samples.step_ns, "host": samples.host_ns}
     for part, spent_ns in samples.part_ns.items():
         if not isinstance(part, str):

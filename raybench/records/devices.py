@@ -139,6 +139,7 @@ def check_list_writable(path: Path) -> None:
 
 @contextmanager
 def _report_unwritable(path: Path) -> Iterator[None]:
+    """Raise UsageError, in one line that names `path`, for an OSError inside the block."""
     try:
         yield
     except OSError as error:

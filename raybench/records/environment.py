@@ -209,6 +209,7 @@ def _sha256(path: Path) -> str:
 
 
 def _content(path: Path) -> bytes:
+    """Return the bytes of a file; none where it cannot be read."""
     try:
         return path.read_bytes()
     except OSError:
@@ -216,6 +217,10 @@ def _content(path: Path) -> bytes:
 
 
 def _workload_files(module: str) -> dict[str, str]:
+    """Return the SHA-256 of a module of the user's and of all of his that it imports, by name.
+
+    Of a built-in workload those of `raybench/workloads/`. Reads each file, imports none.
+    """
     own_package = module.partition(".")[0]
     found: dict[str, str] = {}
     seen, waiting = {module}, [module]
@@ -286,6 +291,7 @@ def _top_level(name: str) -> tuple[list[Path], list[Path]]:
 
 
 def _is_installed(path: Path) -> bool:
+    """Return whether a file is of the standard library, or installed in site-packages."""
     if {"site-packages", "dist-packages"} & set(path.parts):
         return True
     folders = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))

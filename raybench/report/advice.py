@@ -17,7 +17,7 @@ from raybench.report.documents import Document
 from raybench.report.lead import ranking
 from raybench.report.sections.uneven import fleet_name, verdict
 from raybench.report.summary import Summary
-from raybench.results.metrics.parts import is_slowed_by_one_rank
+from raybench.results.breakdown import is_slowed_by_one_rank
 from raybench.stats.shares import fast_devices
 
 # Less is not worth a change.

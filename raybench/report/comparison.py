@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from raybench.analysis.changes import Change, PointChange
 from raybench.analysis.compare import (
     FALSE_VERDICTS,
     FASTER,
@@ -19,8 +20,6 @@ from raybench.analysis.compare import (
     UNCLEAR,
     ComparedPoint,
 )
-from raybench.analysis.environment_changes import Change
-from raybench.analysis.point_changes import PointChange
 from raybench.analysis.settings import EXECUTION, setting, setting_order, varying
 from raybench.records import Status
 from raybench.report import formatting

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raybench.analysis.environment_changes import Change
+from raybench.analysis.changes import Change
 from raybench.analysis.history import POINT_COLUMNS, HistoryRow
 from raybench.analysis.settings import varying
 from raybench.report import formatting

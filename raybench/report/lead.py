@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raybench.analysis.losses import CAUSES, LOSSES, has_causes
 from raybench.analysis.rows import ScaledRow
+from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
 from raybench.analysis.settings import varying
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.records.metric import Metric
@@ -31,7 +31,7 @@ from raybench.report.answers import (
 from raybench.report.blocks import Listing
 from raybench.report.messages import doubts
 from raybench.report.plain_text import counted, span
-from raybench.results.metrics.parts import is_slowed_by_one_rank
+from raybench.results.breakdown import is_slowed_by_one_rank
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary

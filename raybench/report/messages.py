@@ -16,8 +16,8 @@ from raybench.analysis.scaling import NORMAL_LIMITS
 from raybench.report import formatting
 from raybench.report.blocks import Listing
 from raybench.report.plain_text import shorten
-from raybench.results.metrics.parts import is_slowed_by_one_rank
-from raybench.results.metrics.steps import is_imprecise
+from raybench.results.breakdown import is_slowed_by_one_rank
+from raybench.results.metrics import is_imprecise
 from raybench.results.point_row import PointRow
 
 # The letters that tables have for what makes the numbers of a point doubtful.

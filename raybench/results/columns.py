@@ -90,6 +90,7 @@ def _own_columns(kind: type[Any]) -> _OwnColumns:
 
 @cache
 def _read_columns(kind: Any) -> _OwnColumns:
+    """Return what `_own_columns` does: `cache` wants an argument that mypy knows as hashable."""
     hints = type_hints(kind, include_extras=True)
     found: list[tuple[str, TableColumn | None]] = []
     for field in fields(kind):
@@ -104,6 +105,7 @@ def _read_columns(kind: Any) -> _OwnColumns:
 
 
 def _column(field: Any, hint: Any, about: Column) -> TableColumn:
+    """Return the column of a field of a dataclass, by its annotated type and its default."""
     kind, read = _convert(hint)
     if field.default is not MISSING:
         null = field.default
@@ -149,7 +151,7 @@ def _same(value: Any) -> Any:
 
 
 def to_row(record: Any) -> dict[str, Any]:
-    """Return the row of a dataclass: plain values by column."""
+    """Return the row of a dataclass: plain values by column, enums and settings as text."""
     row: dict[str, Any] = {}
     for name, column in _own_columns(type(record)):
         value = getattr(record, name)
@@ -165,7 +167,11 @@ def to_row(record: Any) -> dict[str, Any]:
 
 
 def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
-    """Return the dataclass of a row. Raises ResultsError where the row lacks what it must have."""
+    """Return the dataclass of a row, with its default for each column that is null or missing.
+
+    Raises ResultsError where the row lacks a value that the dataclass must have, or has a member
+    that an enum does not know.
+    """
     values: dict[str, Any] = {}
     for name, column in _own_columns(kind):
         if column is None:
@@ -182,7 +188,7 @@ def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type of a column."""
+    """Return the Arrow type of a column. kind: as of a `TableColumn`, such as "list<string>"."""
     import pyarrow as pa
 
     if kind == "timestamp":

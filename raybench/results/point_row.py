@@ -10,25 +10,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from raybench.job.point import RUN_SETTINGS, setting_text
 from raybench.records import Measurement, RankMetrics, RankShare, Record, Status
 from raybench.records.metric import Column, combine_ranks, relate_to_step
-from raybench.results.columns import columns_of
-from raybench.results.metrics.conditions import (
-    ConditionColumns,
-    condition_columns,
-    crowding,
-    throttling_warnings,
-)
-from raybench.results.metrics.memory import MemoryColumns, allocation_warnings, memory_columns
-from raybench.results.metrics.parts import (
+from raybench.results.breakdown import (
     PartColumns,
     collective_warnings,
     part_columns,
     part_warnings,
 )
-from raybench.results.metrics.rates import NO_ITEMS, RateColumns, rate_columns, rate_warnings
-from raybench.results.metrics.steps import (
+from raybench.results.columns import columns_of
+from raybench.results.metrics import (
+    NO_ITEMS,
+    ConditionColumns,
+    MemoryColumns,
+    RateColumns,
     StepColumns,
+    allocation_warnings,
+    condition_columns,
+    crowding,
+    memory_columns,
+    rate_columns,
+    rate_warnings,
     shortfall_warnings,
     step_columns,
+    throttling_warnings,
     unsteady_warnings,
 )
 
@@ -245,6 +248,7 @@ def _combine_ranks(
 
 
 def _identity(run_id: str, record: Record) -> dict[str, Any]:
+    """Return the columns that do not depend on a measurement, by name."""
     point, devices = record.point, record.devices
     settings = point.settings
     kind = devices[0].kind if devices else None

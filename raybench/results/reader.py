@@ -163,6 +163,7 @@ def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and below it, sorted in each, but for hidden ones."""
     with os.scandir(folder) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(HIDDEN)]
     for entry in sorted(visible, key=lambda entry: entry.name):
@@ -195,7 +196,7 @@ def _warn(text: str) -> None:
 
 
 def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
-    """Read all runs, or the newest ones alone, oldest first.
+    """Return all runs, or the newest ones alone, oldest first.
 
     A run whose driver died on this host is interrupted, not running. Warns of runs that cannot be
     read, and leaves them out.
@@ -227,11 +228,15 @@ def _without_row(root: Path) -> list[str]:
 
 
 def read_run(root: str | Path, run_id: str) -> Run:
-    """Read one run, as in `read_runs`. run_id: the whole id of a run that is there."""
+    """Return one run, interrupted where its driver died on this host.
+
+    run_id: the whole id. Raises ResultsError where it has no row, or one that cannot be read.
+    """
     return _as_it_stands(Path(root), _read_stored_run(Path(root), run_id))
 
 
 def _read_stored_run(root: Path, run_id: str) -> Run:
+    """Return a run as its row says. Raises ResultsError where it has no row, or several."""
     found = plain_rows(read_table(root, "runs", run_id))
     if len(found) != 1:
         raise ResultsError(f"{root}: run {run_id} has {len(found)} rows in `runs`, not one")
@@ -239,7 +244,7 @@ def _read_stored_run(root: Path, run_id: str) -> Run:
 
 
 def baselines(root: Path, run_id: str | None = None) -> dict[str, dict[str, str]]:
-    """Read the settings of the baseline points of each run, or of one, by run_id."""
+    """Return the settings of the baseline points by run_id, as text; of one run or of all."""
     rows_of_runs = plain_rows(read_table(root, "runs", run_id, ["run_id", "baseline"]))
     return {row["run_id"]: row["baseline"] or {} for row in rows_of_runs}
 
@@ -252,6 +257,7 @@ def _run_from_row(row: Mapping[str, Any]) -> Run:
 
 
 def _as_it_stands(root: Path, run: Run) -> Run:
+    """Return the run; one that is running by its row, but without a driver here, as interrupted."""
     # Not every network file system tells of locks that another host holds.
     is_here = run.status is RunStatus.RUNNING and run.host == socket.gethostname()
     if not is_here or has_driver(root, run.run_id) is not False:

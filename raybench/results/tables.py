@@ -1,6 +1,6 @@
 """The ten tables: the dataclass of each, and the Arrow schema that follows from it.
 
-`summary` is derived from `points` when a run ends (`raybench.analysis.summary`).
+`summary` is derived from `points` when a run ends (`raybench.analysis.frames`).
 """
 
 from __future__ import annotations
@@ -177,6 +177,7 @@ def sample_columns(run_id: str, record: Record) -> dict[str, list[Any]]:
 
 
 def _iterations(place: Mapping[str, Any], samples: Samples) -> dict[str, Iterable[Any]]:
+    """Return the rows of `samples` for some iterations, by column. place: what all have."""
     count = len(samples.step_ns)
     unknown = (None,) * count
     others = {storable(name): spent for name, spent in samples.part_ns.items() if name != "data"}

@@ -212,7 +212,7 @@ def _wandering_ms(by_part: Sequence[Sequence[float]]) -> float:
 
 
 def _separate(steps: Sequence[float], parts: int) -> list[Sequence[float]]:
-    """Cut the steps into consecutive parts of nearly equal length."""
+    """Return the steps cut into `parts` consecutive parts of nearly equal length, in order."""
     ends = [len(steps) * part // parts for part in range(parts + 1)]
     return [steps[start:end] for start, end in pairwise(ends)]
 

@@ -170,6 +170,7 @@ def balance(
 
 
 def _fits(speeds: Sequence[DeviceSpeed], shares: Shares) -> bool:
+    """Return whether no share is larger than the `most` of its device."""
     limits = (speed.most for speed in speeds)
     return all(most is None or items <= most for items, most in zip(shares, limits, strict=True))
 
@@ -201,6 +202,7 @@ def crossover_batch(
 
 
 def _units(batch: int, unit: int) -> int:
+    """Return how many units the batch has. Raises ValueError where it is not a multiple of them."""
     if batch % unit:
         raise ValueError(f"a batch of {batch} is not made up of units of {unit}")
     return batch // unit

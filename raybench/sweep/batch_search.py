@@ -45,9 +45,10 @@ Step = int | Found | Ended
 
 
 def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
-    """Return the batch size to try next, or how the search ended.
+    """Return the batch size to try next (an int), or how the search ended (Found or Ended).
 
-    most: no batch above it is tried. outcomes: batch size -> how its point ended.
+    start: the batch size to begin with. most: no batch above it is tried. outcomes: batch size ->
+    how its point ended, of this series alone.
     """
     ran_out = min((b for b, status in outcomes.items() if status is Status.OOM), default=None)
     below = {b: status for b, status in outcomes.items() if ran_out is None or b < ran_out}
@@ -72,7 +73,7 @@ def is_found(fits: int, ran_out: int) -> bool:
 
 
 def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
-    """Raise UsageError where the search would fill a host's memory: a CPU has none of its own."""
+    """Raise UsageError for a search without a maximum on CPU workers: it would fill the host."""
     search = plan.batch_search
     if search is None or search.max is not None or kind == "cuda":
         return
@@ -98,9 +99,10 @@ def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
 
 
 def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
-    """Return for each series the point with the largest batch that was ok so far, if there is one.
+    """Return for each series the point with the largest batch that was ok so far.
 
-    plan: one with a batch search. outcomes: point_id -> how the point ended.
+    A series without one is left out. plan: one with a batch search. outcomes: point_id -> how the
+    point ended.
     """
     search = plan.batch_search
     assert search is not None, "only a search finds batches"
@@ -124,7 +126,10 @@ class BatchSearches:
         self._asked = {point.point_id for point in plan.points}
 
     def follow_ups(self, record: Record) -> tuple[Point, ...]:
-        """Note how a point ended; return the point to run next in its series, at most one."""
+        """Note how a point ended; return the point to run next in its series, one at most.
+
+        () where the search of the series is over, or its next point was returned before.
+        """
         search = self._plan.batch_search
         if search is None:
             return ()
@@ -135,7 +140,7 @@ class BatchSearches:
         return new
 
     def endings(self) -> Iterator[str]:
-        """Yield a line for each search that ended without its batch, with the reason."""
+        """Yield a line for the user for each search that ended without a batch, with the reason."""
         search = self._plan.batch_search
         if search is None:
             return

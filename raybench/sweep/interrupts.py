@@ -25,7 +25,7 @@ _INTERRUPTED = 130
 
 
 class Interrupts:
-    """Takes both signals while it is entered, in the main thread.
+    """Takes SIGINT and SIGTERM while it is entered, which must be in the main thread.
 
     One Ctrl-C while points run turns `stopping` true and interrupts nothing. A second one, the
     first at any other time, and SIGTERM raise KeyboardInterrupt in the main thread, once. A
@@ -86,7 +86,7 @@ class Interrupts:
 
     @contextmanager
     def points_run(self) -> Iterator[None]:
-        """While this is entered, one Ctrl-C lets the points in flight finish."""
+        """Return a context in which one Ctrl-C lets the points in flight finish."""
         self._points_run = True
         try:
             yield
@@ -95,7 +95,7 @@ class Interrupts:
 
     @contextmanager
     def held_back(self, most_s: float = _NOTICE_S) -> Iterator[None]:
-        """Let the block finish before an interrupt raises; a second interrupt raises at once.
+        """Return a context that finishes before an interrupt raises; a second one raises at once.
 
         most_s: the process may be ended where the block takes longer after an interrupt. With inf
         nothing is raised in the block, and the process is ended soon after a second interrupt.
@@ -115,9 +115,10 @@ class Interrupts:
             self._listener.tell("interrupted")
 
     def end(self, reason: str) -> None:
-        """End the process from another thread, where the main one waits for a cluster that is gone.
+        """End the process with the exit code of a ClusterError; tell the user how to go on.
 
-        reason: the line that an error would be.
+        For another thread, while the main one waits for a cluster that is gone. reason: the line
+        that an error would be.
         """
         self._listener.show_cursor()
         if self.farewell:
@@ -130,6 +131,7 @@ class Interrupts:
         self._raise_if_due()
 
     def _raise_if_due(self) -> None:
+        """Raise KeyboardInterrupt where one is asked for, no block holds it back, and none came."""
         is_held = math.inf in self._holds_s or (bool(self._holds_s) and self._due < 2)
         if self._due and not self._raised and not is_held:
             self._raised = True
@@ -156,6 +158,7 @@ class Interrupts:
                 self._deadline_s = min(self._deadline_s, time.monotonic() + patience_s)
 
     def _watch(self) -> None:
+        """Take signals in a thread, and end the process where the main thread is too late."""
         told = False
         while not self._ended.is_set():
             select.select([self._reader], [], [], _TICK_S)

@@ -19,9 +19,9 @@ from raybench.cluster import Cluster
 from raybench.cluster.allocator import Isolation, Strategy
 from raybench.cluster.point_end import cause_of
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, shorten, shorten_start
-from raybench.job import memory
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
+from raybench.job.registry import estimate, explain_oom
 from raybench.records import (
     Answer,
     Cause,
@@ -36,7 +36,7 @@ from raybench.records import (
 )
 from raybench.records.checked_answers import check_answers
 from raybench.records.environment import Code
-from raybench.results.metrics.conditions import crowding
+from raybench.results.metrics import crowding
 from raybench.sweep.scheduler import Attempt, Rounds, Schedule, Skip
 
 # How long to wait for workers that are coming before the loop looks at the cluster again.
@@ -111,7 +111,7 @@ class PointAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStarted:
-    """A round begins, of several.
+    """Round `round` of `rounds` begins.
 
     trials: those of this round that the sweep will run. later: how many it will run in later
     rounds, as far as that is known.
@@ -187,8 +187,14 @@ def sweep(
     ClusterError as lost; both are raised again. Events and writes come on the caller's thread;
     each point runs on a thread of its own, so that an interrupt does not wait for a stuck cluster.
     """
-    earlier, callbacks = earlier or EarlierSweeps(), callbacks or LoopCallbacks()
-    loop = _Loop(rounds, settings, cluster, write, earlier, callbacks)
+    loop = _Loop(
+        rounds=rounds,
+        settings=settings,
+        cluster=cluster,
+        write=write,
+        earlier=earlier or EarlierSweeps(),
+        callbacks=callbacks or LoopCallbacks(),
+    )
     try:
         yield from loop.events()
     except (KeyboardInterrupt, GeneratorExit):
@@ -199,35 +205,33 @@ def sweep(
         raise
 
 
+@dataclass(eq=False, kw_only=True)
 class _Loop:
-    """The state of one sweep."""
+    """The state of one sweep. The fields are the parameters of `sweep`."""
 
-    def __init__(
-        self,
-        rounds: Rounds,
-        settings: SweepSettings,
-        cluster: Cluster,
-        write: Callable[[Sequence[tuple[int, Record]]], None],
-        earlier: EarlierSweeps,
-        callbacks: LoopCallbacks,
-    ) -> None:
-        self._rounds, self._settings, self._cluster = rounds, settings, cluster
-        self._write, self._earlier, self._callbacks = write, earlier, callbacks
+    rounds: Rounds
+    settings: SweepSettings
+    cluster: Cluster
+    write: Callable[[Sequence[tuple[int, Record]]], None]
+    earlier: EarlierSweeps
+    callbacks: LoopCallbacks
+
+    def __post_init__(self) -> None:
         self._round = 0
-        self._statuses = dict(earlier.kept)
-        self._attempts = Counter(earlier.attempts)
+        self._statuses = dict(self.earlier.kept)
+        self._attempts = Counter(self.earlier.attempts)
         self._has_used_workers = self._has_ended = False
-        kept = by_point(earlier.kept)
-        self._schedule = Schedule(settings.isolation)
-        for point in rounds.plan.points:
+        kept = by_point(self.earlier.kept)
+        self._schedule = Schedule(self.settings.isolation)
+        for point in self.rounds.plan.points:
             if kept.get(point.point_id) is Status.OOM:
                 self._schedule.note_oom(point)
-        self._running = InFlight(cluster)
-        self._next_index = len(rounds.plan.points)
+        self._running = InFlight(self.cluster)
+        self._next_index = len(self.rounds.plan.points)
 
     def events(self) -> Iterator[Event]:
         """Run all rounds, and yield an event for each step, as `sweep`."""
-        stopping = self._callbacks.stopping
+        stopping = self.callbacks.stopping
         # At the end the cluster is not asked any more: it may be gone when all is measured.
         while not (self._running.is_empty and (stopping() or self._has_ended)):
             if self._running.is_empty and self._schedule.is_done:
@@ -243,7 +247,7 @@ class _Loop:
                 self._refresh(_LOOK_AROUND_S)
 
     def write_in_flight(self, cause: Cause, reason: str) -> None:
-        """Write a record of each point in flight, which ended for this cause."""
+        """Write a record of each point in flight with the status of this cause, and the reason."""
         batch = []
         for one in self._running.now:
             record = make_unmeasured(
@@ -251,7 +255,7 @@ class _Loop:
             )
             batch.append((one.attempt.index, record))
         if batch:
-            self._write(batch)
+            self.write(batch)
 
     def _next_round(self) -> Iterator[Event]:
         """Begin the next round, in fresh workers where the rounds ask for them; or end the sweep.
@@ -259,48 +263,49 @@ class _Loop:
         After the rounds of the plan, callbacks may give points of further ones.
         """
         self._round += 1
-        if self._round > self._rounds.count:
+        if self._round > self.rounds.count:
             stopped = self._schedule.is_stopped
-            points = () if stopped else self._callbacks.further_round(self._round)
+            points = () if stopped else self.callbacks.further_round(self._round)
             if not points:
                 self._has_ended = True
                 return
-            self._next_index = max(self._next_index, self._rounds.first_free_index)
+            self._next_index = max(self._next_index, self.rounds.first_free_index)
             yield RoundStarted(round=self._round, rounds=self._round, trials=(), later=0)
             yield from self._add(points, self._round)
             return
         attempts = self._trials_left(self._round)
-        if self._rounds.count > 1:
+        if self.rounds.count > 1:
             yield RoundStarted(
                 round=self._round,
-                rounds=self._rounds.count,
+                rounds=self.rounds.count,
                 trials=tuple(attempt.key for attempt in attempts),
                 later=sum(
                     len(self._trials_left(later))
-                    for later in range(self._round + 1, self._rounds.count + 1)
+                    for later in range(self._round + 1, self.rounds.count + 1)
                 ),
             )
-        if attempts and self._has_used_workers and self._rounds.in_fresh_workers:
-            self._cluster.restart()
+        if attempts and self._has_used_workers and self.rounds.in_fresh_workers:
+            self.cluster.restart()
             self._has_used_workers = False
         for attempt in attempts:
             self._schedule.add(attempt)
 
     def _trials_left(self, number: int) -> list[Attempt]:
+        """Return the attempts of this round that are to be run, in order; [] once stopped."""
         if self._schedule.is_stopped:
             return []
-        return self._earlier.left(self._rounds.attempts(number, self._statuses))
+        return self.earlier.left(self.rounds.attempts(number, self._statuses))
 
     def _refresh(self, timeout_s: float) -> None:
         """Take in the state of the cluster; wait at most so long for a worker that is coming."""
-        cluster = self._cluster
+        cluster = self.cluster
         cluster.refresh(timeout_s)
         self._schedule.see(cluster.devices, cluster.capacity, cluster.lost, cluster.pending)
 
     def _decide(self) -> Iterator[Event]:
         """Start the attempts that can begin now, and write records of those that are skipped."""
-        settings = self._settings
-        while not self._callbacks.stopping() and (decision := self._schedule.next()) is not None:
+        settings = self.settings
+        while not self.callbacks.stopping() and (decision := self._schedule.next()) is not None:
             point_id = decision.attempt.point.point_id
             self._attempts[point_id] += 1  # over all rounds
             attempt = replace(decision.attempt, number=self._attempts[point_id])
@@ -309,7 +314,7 @@ class _Loop:
                 skipped = make_unmeasured(attempt, decision.cause, decision.reason, started_at=now)
                 yield from self._end([(attempt, skipped)])
                 continue
-            devices = tuple(self._cluster.devices[worker_id] for worker_id in decision.worker_ids)
+            devices = tuple(self.cluster.devices[worker_id] for worker_id in decision.worker_ids)
             yield PointStarted(index=attempt.index, point=attempt.point, devices=devices)
             task = Task(
                 point=attempt.point,
@@ -326,13 +331,13 @@ class _Loop:
         for attempt, _ in ended:
             self._schedule.free(attempt)
         if ended:
-            self._write([(attempt.index, record) for attempt, record in ended])
+            self.write([(attempt.index, record) for attempt, record in ended])
         for attempt, record in ended:
             yield from self._after_record(attempt, record)
 
     def _after_record(self, attempt: Attempt, record: Record) -> Iterator[Event]:
         """Try the trial again, or note how it ended and add the points that follow from it."""
-        stopping = self._callbacks.stopping
+        stopping = self.callbacks.stopping
         # A trial that was lost on devices: they are to blame more often than the point.
         is_lost = record.status is Status.LOST and record.devices
         if is_lost and attempt.tries == 1 and not stopping():
@@ -343,12 +348,12 @@ class _Loop:
         if record.status is Status.OOM:
             self._schedule.note_oom(attempt.point)
         # A batch that does not fit is what a search looks for.
-        is_searched = self._rounds.plan.batch_search and record.status is Status.OOM
-        if self._settings.stop_on_error and record.status.is_failure and not is_searched:
+        is_searched = self.rounds.plan.batch_search and record.status is Status.OOM
+        if self.settings.stop_on_error and record.status.is_failure and not is_searched:
             self._schedule.stop(attempt.point.point_id)
         yield PointFinished(index=attempt.index, record=record)
         if not stopping() and attempt.round == 1 and not attempt.control_of:
-            yield from self._add(self._callbacks.follow_ups(record), attempt.round)
+            yield from self._add(self.callbacks.follow_ups(record), attempt.round)
 
     def _add(self, points: Sequence[Point], number: int) -> Iterator[Event]:
         """Add points that were not in the plan to the round of this number."""
@@ -377,7 +382,7 @@ class RunningAttempt:
 
 
 class InFlight:
-    """Starts attempts on a cluster and gives back their records, one after the other."""
+    """Runs attempts on a cluster, each on a thread of its own, and gives back their records."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -440,6 +445,7 @@ class InFlight:
         return ended
 
     def _run(self, running: RunningAttempt, task: Task, worker_ids: Sequence[int]) -> None:
+        """Run the attempt to its end, note its outcome, and queue it for `next_finished`."""
         started_s = time.perf_counter()
         try:
             seen = self._cluster.watch_other_users(worker_ids)
@@ -459,7 +465,10 @@ def make_unmeasured(
     started_at: datetime,
     neighbours: Collection[str] = (),
 ) -> Record:
-    """Return the record of an attempt that no rank has answered, with the status of the cause."""
+    """Return the record of an attempt that no rank has answered, with the status of the cause.
+
+    neighbours: ids of points that ran beside it.
+    """
     return Record(
         **_identity(attempt),
         status=cause.status,
@@ -493,7 +502,7 @@ def make_record_of(running: RunningAttempt) -> Record:
     answers = check_answers(running.outcome)
     # The formulas are those of CUDA devices.
     is_cuda = all(device.kind == "cuda" for device in devices)
-    estimate_bytes = memory.estimate(attempt.point) if is_cuda else None
+    estimate_bytes = estimate(attempt.point) if is_cuda else None
     record = Record(
         **_identity(attempt),
         status=Status.OK,
@@ -537,7 +546,7 @@ def _explain(
     if failure.error_type == Cause.SCRIPT_EXIT and output:
         return f"{text}; its last line: {shorten(output.splitlines()[-1], _LINE_CHARACTERS)}"
     if failure.status is Status.OOM and estimate_bytes and device.memory_bytes:
-        return f"{text}; {memory.explain_oom(point, estimate_bytes, device.memory_bytes)}"
+        return f"{text}; {explain_oom(point, estimate_bytes, device.memory_bytes)}"
     return text
 
 

@@ -212,7 +212,7 @@ class RunRows:
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
         self.store.write_run(run)
         # Here, so that `raybench plan` does not wait for numpy.
-        from raybench.analysis.summary import write_summary
+        from raybench.analysis.frames import write_summary
 
         write_summary(self.store, run)
         return run
@@ -255,7 +255,7 @@ def start_run(
     tags: Mapping[str, str],
     resume_command: Callable[[str], str],
 ) -> RunState:
-    """Return a new run, of which nothing is done yet.
+    """Return a new run, of which nothing is done yet, with a new id. Writes nothing.
 
     resume_command: returns what the user types to go on with the run of an id. Raises UsageError
     where there is no such workload.
@@ -328,7 +328,7 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
 
 
 def check_code(run: Run, code: Code) -> None:
-    """Raise UsageError when the code is not that of the run."""
+    """Raise UsageError, with the files that differ, when the code is not that of the run."""
     differences = [
         f"{name} is new"
         if name not in run.workload_files
@@ -429,11 +429,11 @@ def nothing_left(start: RunState) -> str:
 
 
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
-    """Return a run that has nothing left, with the counts and the status of its rows.
+    """Return the run of a sweep that has nothing left, with the counts and status of its rows.
 
     Writes the run and its summary too, if its driver died before it could.
     """
-    from raybench.analysis.summary import write_summary
+    from raybench.analysis.frames import write_summary
 
     stored = reader.read_run(root, start.run.run_id)
     ended = finish_run(stored, start.plan, start.ended)
@@ -461,6 +461,7 @@ def _difference(run: Run, job: Job) -> str:
 
 
 def _few(differences: Sequence[str]) -> str:
+    """Return the first five differences on one line, and how many more there are."""
     more = len(differences) - _MOST_DIFFERENCES
     told = ", ".join(differences[:_MOST_DIFFERENCES])
     return f"{told} and {more} more" if more > 0 else told

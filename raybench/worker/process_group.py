@@ -119,6 +119,7 @@ class ProcessGroup:
         return group is not None and group == self._broken
 
     def _form(self, group: Group, task: Task, rank_info: RankInfo) -> None:
+        """Meet all ranks in the store and make the group torch's default one, as `join`."""
         timeout = timedelta(seconds=task.settings.timeout_s + _TIMEOUT_MARGIN_S)
         store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
         self._group, self._store = group, store
@@ -213,6 +214,7 @@ class ProcessGroup:
                 dist.destroy_process_group(group)
 
     def _end_broken(self, group: Group) -> None:
+        """Note that another rank or the driver has ended the group; end NCCL's at once."""
         with self._lock:
             if group != self._group:
                 return  # an earlier group: the thread that waited for its end woke late
@@ -230,6 +232,7 @@ class ProcessGroup:
             self._forget()
 
     def _end(self) -> None:
+        """End torch's default group, if there is one, without waiting for other ranks."""
         if dist.is_initialized():
             end = _c10d._abort_process_group if self._is_nccl else dist.destroy_process_group
             end()
@@ -238,6 +241,7 @@ class ProcessGroup:
         self._ended, self._group, self._ours, self._store = self._group, None, None, None
 
     def _tell_others(self, end: str) -> None:
+        """Set the abort key of the group, which the other ranks wait for. end: its value."""
         if self._store is not None and self._group is not None:
             with suppress(dist.DistError):  # the store is gone, and the waits have ended with it
                 self._store.set(_abort_key(self._group), end)
@@ -270,7 +274,10 @@ def _abort_key(group: Group) -> str:
 
 
 def set_torchrun_variables(rank_info: RankInfo, group: Group | None) -> None:
-    """Set the environment variables of torchrun, which libraries read."""
+    """Set the environment variables of torchrun, which libraries read.
+
+    MASTER_ADDR and MASTER_PORT are set with a group only.
+    """
     os.environ.update(
         RANK=str(rank_info.rank),
         WORLD_SIZE=str(rank_info.world_size),
@@ -312,16 +319,13 @@ def choose_interface(address: str) -> None:
     of the measurement (without InfiniBand it uses several at once), and torchrun does not change it
     either: where it is wrong, the user sets NCCL_SOCKET_IFNAME.
     """
-    if not os.environ.get("GLOO_SOCKET_IFNAME") and (name := _interface_of(address)):
-        os.environ["GLOO_SOCKET_IFNAME"] = name
-
-
-def _interface_of(address: str) -> str | None:
-    """Return the interface whose first IPv4 address this is; None for IPv6 and behind a NAT."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return
     for name, addresses in psutil.net_if_addrs().items():
+        # None has it as its first IPv4 address behind a NAT, or where it is one of IPv6.
         if [one.address for one in addresses if one.family == socket.AF_INET][:1] == [address]:
-            return name
-    return None
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+            return
 
 
 class NcclFile:
@@ -396,6 +400,7 @@ def _read(file: int, begin: int) -> list[str]:
 
 
 def _variables(file: int, subsystems: str) -> dict[str, str]:
+    """Return the variables that have NCCL log these subsystems to the file descriptor."""
     return {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": subsystems,

@@ -55,7 +55,7 @@ class Setting(NamedTuple):
 
 
 def settings() -> Iterator[Setting]:
-    """Yield the settings that are put back after each point."""
+    """Yield the settings of this process that are put back after each point, in this order."""
     cuda, has_cache = backends.cuda, torch.is_autocast_cache_enabled
     deterministic = torch.get_deterministic_debug_mode
     yield from (
@@ -101,16 +101,18 @@ def _attribute(name: str, owner: object, attribute: str) -> Setting:
 
 
 def _set_environment(before: dict[str, str]) -> None:
+    """Make the environment of this process equal to `before`."""
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
 
 
 def _working_directory() -> str | None:
+    """Return the current directory; None where it has been deleted."""
     try:
         return str(Path.cwd())
     except FileNotFoundError:
-        return None  # it has been deleted
+        return None
 
 
 def _set_default_device(before: torch.device) -> None:
@@ -124,6 +126,7 @@ def _autocast_nesting() -> int:
 
 
 def _set_autocast_nesting(before: int) -> None:
+    """Leave autocast blocks until so many are entered, and drop its copies of weights."""
     while _autocast_nesting() > before:
         torch.autocast_decrement_nesting()
     # Autocast itself drops its copies of weights when the outermost block ends.
@@ -131,6 +134,7 @@ def _set_autocast_nesting(before: int) -> None:
 
 
 def _set_config(config: Any, before: dict[str, Any]) -> None:
+    """Set the settings of a module of torch's compiler that differ from `before`."""
     now = config.get_config_copy()
     for key, value in before.items():
         if now[key] != value:
@@ -182,7 +186,10 @@ class ProcessState:
         return bool(self._held_memory())
 
     def _leaked(self) -> list[str]:
-        """Name the threads and children that were started since `begin` and do not end soon."""
+        """Return in words the threads and children that were started since `begin` and stay.
+
+        Waits half a second for each to end.
+        """
         _end_progress_monitor()
         threads = _wait_for_end(lambda: set(_threads()) - self._threads)
         children = _wait_for_end(lambda: _children() - self._children)
@@ -192,6 +199,7 @@ class ProcessState:
         ]
 
     def _held_memory(self) -> list[str]:
+        """Return how much more device memory is in use than before, in words; [] below 2 MiB."""
         held_bytes = self._release_memory() - self._reserved_bytes
         is_held = held_bytes > _SMALL_SEGMENT_BYTES
         return [f"{held_bytes / _MIB:,.0f} MiB of device memory"] if is_held else []
@@ -284,7 +292,7 @@ def _is_harmless(thread: threading.Thread) -> bool:
 
 
 def _children() -> set[int]:
-    """Return process ids, without the helpers that multiprocessing keeps while a process lives."""
+    """Return the ids of living child processes, without multiprocessing's own helpers."""
     helpers = {
         forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
         resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
@@ -306,6 +314,7 @@ def _children() -> set[int]:
 
 
 def _command(pid: int) -> str:
+    """Return the name of a process, in readable characters; "ended" where it has."""
     try:
         # A process may give itself any bytes for a name.
         return os.fsencode(psutil.Process(pid).name()).decode(errors="replace")

@@ -82,7 +82,10 @@ class Worker:
         self._state = ProcessState(self._device)
 
     def identity(self, *, node_id: str, address: str) -> Device:
-        """Return the device of this worker, with what is known of its process."""
+        """Return the device of this worker, with the facts of its process, host and versions.
+
+        node_id, address: of its node, as Ray names them; scripts meet at this address.
+        """
         self._enter_device()
         self._address = address
         return describe_device(self._device, self._index, node_id=node_id, address=address)
@@ -182,7 +185,7 @@ class Worker:
         self._code[workload] = code_here(task.code) if task.code else None
 
     def _check_process(self, task: Task) -> None:
-        """Raise UsageError where this process has other variables or code than the point needs."""
+        """Raise UsageError where this process lacks variables of the point, or has other code."""
         for name, value in task.worker_environment.items():
             if os.environ.get(name) != value:
                 raise UsageError(f"env: this process was not started with {name}={value}")
@@ -266,6 +269,7 @@ class Worker:
         )
 
     def _context(self, task: Task, rank_info: RankInfo) -> Context:
+        """Return what a workload is told of its point and its rank."""
         return Context(
             device=self._device,
             rank=rank_info.rank,
@@ -284,7 +288,10 @@ class Worker:
         context: Context,
         group: Group | None,
     ) -> dict[str, Any]:
-        """Return `flops_per_step`, and the breakdown with the way in which they were counted."""
+        """Return the fields `flops_per_step` and `breakdown` of the measurement.
+
+        flops_per_step: None where it is not known. The breakdown says how it was counted.
+        """
         if done.flops_per_step is not None:
             counted = Counted(flops=done.flops_per_step, method=_DECLARED)
         elif done.items_per_step == 0:

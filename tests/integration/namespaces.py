@@ -88,11 +88,11 @@ def slow_link(host: Host, rate: str) -> None:
 
 
 def lossy_link(host: Host) -> None:
-    """Lose most of the packets that this host sends in a row, as a switch with a full buffer does.
+    """Lose a third of the packets that this host sends, as a switch with a small buffer does.
 
     Its rate is that of a fast network. Not by netem, which not every kernel has.
     """
-    _enter(host, "tc qdisc replace dev net0 root tbf rate 4gbit burst 4kb limit 6000")
+    _enter(host, "tc qdisc replace dev net0 root tbf rate 4gbit burst 8kb limit 30000")
 
 
 def pull_cable(switch: Host, host: Host) -> None:

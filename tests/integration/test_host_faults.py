@@ -84,15 +84,17 @@ def all_reduces(head, folder):
     return point["busbw_gb_s"] * 1000
 
 
-@pytest.mark.parametrize("harm", [lambda host: slow_link(host, "200mbit"), lossy_link])
+# 25 MB/s; what a host sends in an all_reduce of three is 4/3 of the message, as busbw counts.
+@pytest.mark.parametrize(
+    ("harm", "most_mb_s"), [(lambda host: slow_link(host, "200mbit"), 40), (lossy_link, 150)]
+)
 def test_a_slow_or_lossy_link_slows_the_sweep_and_the_health_check_names_its_host(
-    three, tmp_path, harm
+    three, tmp_path, harm, most_mb_s
 ):
     head, _, victim = three
     usual = all_reduces(head, tmp_path / "usual")
     harm(victim)
-    # 25 MB/s; what a host sends in an all_reduce of three is 4/3 of the message, as busbw counts.
-    assert all_reduces(head, tmp_path / "harmed") < min(40, 0.7 * usual)
+    assert all_reduces(head, tmp_path / "harmed") < min(most_mb_s, 0.7 * usual)
     variables = {"HEALTH_ADDRESS": f"{head.address}:6379", "HEALTH_TESTS": BETWEEN}
     done = head.run([*CHECK, tmp_path / "health", "pairs"], timeout_s=200, **variables)
     assert done.returncode == 0, done.stderr

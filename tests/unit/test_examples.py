@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raybench.cli.health_results import load_health
+from raybench.cli.health import load_health
 from raybench.cli.results import format_page, load_summary
 from raybench.health.page import format_page as format_health_page
 from raybench.health.page import health_figures

@@ -74,13 +74,18 @@ class _Worker:
     ) -> Device | None:
         """Take the device with this index, or the GPU that Ray assigned, and return it.
 
-        only: names of the devices that may be used; return None where it is none of them.
+        index: as of a `Worker`; None is the GPU that Ray assigned. only: names of the devices that
+        may be used; return None where it is none of them.
         """
         from raybench.hardware import nvml
         from raybench.worker.worker import Worker
 
         if index is None:
-            index = _index_of_gpu()
+            # Ray names a GPU by its entry in the raylet's CUDA_VISIBLE_DEVICES where that is set,
+            # and torch, which sees all GPUs, counts along that list.
+            (assigned,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            index = visible.split(",").index(assigned) if visible else int(assigned)
         if only is not None and kind == "cuda" and nvml.uuid_of(index) not in (None, *only):
             return None
         self._worker = Worker(kind, index)
@@ -123,9 +128,10 @@ class WorkerHandle:
 
 
 def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | None = None) -> Any:
-    """Start a worker process on the device of this slot; return its actor. Does not wait.
+    """Start a worker process on the device of this slot; return its `_Worker`. Does not wait.
 
-    environment: variables of the job, in addition to those that all workers have.
+    Call its `attach_device` next. environment: variables of the job, in addition to those that all
+    workers have.
     """
     there = PlacementGroupSchedulingStrategy(
         slot.placement, placement_group_bundle_index=slot.bundle
@@ -165,17 +171,6 @@ def start_on_node(actor: type, node_id: str) -> Any:
 def node_address() -> str:
     """Return the IP address of this node by which the others reach it."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-
-
-def _index_of_gpu() -> int:
-    """Return torch's index of the GPU that Ray assigned to this actor, where all GPUs are visible.
-
-    Ray names a GPU by its entry in the raylet's CUDA_VISIBLE_DEVICES where that is set, and torch
-    counts along that list.
-    """
-    (assigned,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",").index(assigned) if visible else int(assigned)
 
 
 def _worker_environment() -> dict[str, str]:
@@ -238,7 +233,7 @@ def answer_of(ref: Any, rank: int, device: Device) -> Answer:
 
 
 def node_lost(rank: int, device: Device) -> Failure:
-    """Return the failure of a rank whose node is gone, frozen or cut off."""
+    """Return the failure of a rank whose node is gone, frozen or cut off. device: the rank's."""
     message = f"node {device.host} does not answer"
     return Failure.of(Cause.NODE_LOST, rank=rank, message=message)
 

@@ -132,6 +132,7 @@ class RayCluster:
                 self._point_ended.notify_all()
 
     def _run(self, task: Task, worker_ids: tuple[int, ...]) -> tuple[Answer, ...]:
+        """Make workers and group fit for the point, run it, and replace what it has spoiled."""
         workers = [self._pool[worker_id] for worker_id in worker_ids]
         self._pool.lose(self._agents.silent_nodes())
         # A process cannot run the point that was started with other variables, or has run one

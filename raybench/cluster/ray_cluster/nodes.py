@@ -21,8 +21,15 @@ import click
 import psutil
 import ray
 
-from raybench.cluster.device_reservation import DeviceLocks, Holder, LockResult, lock_name
-from raybench.cluster.other_processes import NodeUse, other_users, read_node_use
+from raybench.cluster.device_reservation import (
+    DeviceLocks,
+    Holder,
+    LockResult,
+    NodeUse,
+    lock_name,
+    other_users,
+    read_node_use,
+)
 from raybench.cluster.ray_cluster.actors import start_on_node
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
@@ -100,7 +107,10 @@ class NodeAgent:
         return tuple(sample for sampler in self._samplers for sample in sampler.drain())
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Read these devices of this node, whose errors are watched from the first call on."""
+        """Return the facts of these devices of this node, in their order.
+
+        Their errors are watched from the first call on.
+        """
         if self._facts is None:
             from raybench.hardware.telemetry import FactReader
 
@@ -124,7 +134,10 @@ class NodeAgent:
         return {process: new_output(logs, process, ends) for process, ends in read_to.items()}
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
-        """Return by GPU how much more memory is in use than before the first worker."""
+        """Return by UUID how many more bytes of a GPU are in use than before the first worker.
+
+        GPUs of which NVML does not tell are left out.
+        """
         from raybench.hardware.telemetry import memory_in_use_bytes
 
         now = memory_in_use_bytes()
@@ -473,7 +486,10 @@ class NodeAgents:
         )
 
     def with_clocks(self, answers: Sequence[Answer], devices: Sequence[Device]) -> list[Answer]:
-        """Return the answers, with the SM clocks of the GPUs while they were timed."""
+        """Return the answers, measurements with the SM clocks of their GPU while they were timed.
+
+        answers, devices: in rank order.
+        """
         gpus = [device for device in devices if device.kind == "cuda"]
         spans = {
             device.uuid: answer.timed_at_ns
@@ -493,7 +509,7 @@ class NodeAgents:
         ]
 
     def stop(self) -> None:
-        """Release all locks of devices, and end the agents of all nodes."""
+        """Release all locks of devices, and end the agents of all nodes. Waits 0.5 s at most."""
         if self._holder is not None:
             devices = [device for node in self._nodes.values() for device in node.devices]
             self._ask("unlock", devices, lambda _: ())

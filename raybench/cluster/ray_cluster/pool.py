@@ -55,7 +55,7 @@ def free_devices(kind: DeviceKind) -> dict[str, int]:
 def hold_devices(
     kind: DeviceKind, wanted: Mapping[str, int], timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS
 ) -> list[Slot]:
-    """Hold so many devices of each node, and return a slot for each.
+    """Hold so many devices of each node, and return a slot for each. Waits 2 s at most.
 
     Where somebody else has taken one of a node meanwhile, none of that node is held.
     """
@@ -250,7 +250,10 @@ class WorkerPool:
             starting = [one for one in starting if one.worker and not one.worker.lost_because]
 
     def _take_over(self, start: _Start, found: Device | str | None) -> None:
-        """Give a worker its new process; it is lost where there is none, or on another GPU."""
+        """Give a worker its new process; it is lost where there is none, or on another GPU.
+
+        found: as of `_take_ended`.
+        """
         worker, reason = start.worker, found
         assert worker is not None
         old = worker.device
@@ -268,7 +271,10 @@ class WorkerPool:
         self._log(worker.lost_because)
 
     def lose(self, node_ids: Collection[str]) -> None:
-        """Give up all workers of these nodes."""
+        """Give up all workers of these nodes: they are `lost`, their devices go back to Ray.
+
+        Ends processes that start there too, and says so to the user once.
+        """
         if not node_ids:  # as at nearly every look
             return
         with self._lock:
@@ -297,7 +303,10 @@ class WorkerPool:
         request_resources(bundles=[{_RESOURCE[self._kind]: 1}] * count)
 
     def _begin_first_workers(self) -> None:
-        """Start workers on the devices that can be had now; wait until there is one at least."""
+        """Start workers on free devices; wait until one starts, and 5 s for the others' devices.
+
+        Raises ClusterError where no device can be had in a minute, or in the time of --wait.
+        """
         limits, begun_s = self._timeouts, time.monotonic()
         limit_s = max(self._wait_s, limits.first_device_s)
         self._start_missing()

@@ -113,7 +113,7 @@ def connect(
     *,
     oversubscribe: bool = False,
 ) -> Connection:
-    """Join the cluster at `address`, or start a private one, as `raybench.cluster.connect.connect`.
+    """Join the cluster at `address`, or start a private one, as `raybench.cluster.connect`.
 
     `auto` is RAY_ADDRESS, else the cluster that `ray start` made on this host, else a private one.
     """
@@ -244,6 +244,7 @@ def _why_no_head(address: str, option: str) -> str | None:
 
 
 def _no_token(option: str) -> ClusterError:
+    """Return the error for a head that refuses this process. option: how its address was given."""
     return ClusterError(
         f"{option}: the cluster asks for a token that this process does not have; set "
         "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on the head"
@@ -508,6 +509,7 @@ class HeadMonitor:
             raise ClusterError(gone)
 
     def _silent(self) -> str:
+        """Return in words the first program that does not answer now; "" where all do."""
         limit_s = self._timeouts.head_connect_s
         silent = (at for at in self._addresses.items() if why_not_listening(at[1], limit_s))
         name, address = next(silent, ("", ""))
@@ -553,6 +555,7 @@ class StartGuard:
         self._thread.join()
 
     def _watch(self) -> None:
+        """End this process where the block does not end in time after a program is gone."""
         reason = ""
         while not reason:
             if self._is_over.wait(DEFAULT_TIMEOUTS.watch_start_every_s):
@@ -563,6 +566,9 @@ class StartGuard:
 
 
 def _guard(head: str, end: Callable[[str], None]) -> StartGuard:
-    """Guard calls that Ray's head answers, which may have died since it was asked last."""
+    """Return a context for calls to Ray's head, which may have died since it was asked last.
+
+    This process is ended (`end`) where the head is gone and the calls do not return.
+    """
     monitor = HeadMonitor({_HEAD: head})
     return StartGuard(monitor.gone, end, patience_s=DEFAULT_TIMEOUTS.rays_own_error_s)

@@ -30,6 +30,7 @@ def ranking_figure(data: ChartData) -> Figure | None:
     if metric is None or not every:
         return None
     noun, names = metric_noun(data.summary, metric), varying([one.row for _, one in every])
+    along = f"{noun}, ms" if metric.unit == "ms" else noun
     bars = []
     for case, one in every[:_MOST_RANKED]:
         tip = f"{point_name(one.row, names, data.ranks)}\n{amount(data.summary, metric, one.value)}"
@@ -41,7 +42,7 @@ def ranking_figure(data: ChartData) -> Figure | None:
         anchor="ranking",
         title=f"{noun[:1].upper()}{noun[1:]}, the best first",
         note=note + drawn_of(len(bars), len(every)),
-        panels=bar_panels(bars, axis(noun, format="~s")),
+        panels=bar_panels(bars, axis(along, format="~s")),
     )
 
 

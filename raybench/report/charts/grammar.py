@@ -9,6 +9,8 @@ the page shows where the mark is pointed at.
 from __future__ import annotations
 
 import html
+import json
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -31,15 +33,15 @@ _SHAPES = (
 )
 _VEGA_LITE = "5.21"
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
-_BARS_OF_A_PANEL, _BAR_PX, _AXIS_PX, _LEGEND_PX = 12, 19, 52, 17
+_BARS_OF_A_PANEL, _BAR_PX, _AXIS_PX, _LEGEND_PX, _LINE_PX = 12, 19, 52, 17, 13
 # Room for an entry of a legend beside its text, and for a letter.
 _ENTRY_PX, _LETTER_PX = 30, 6.2
 # Room for the name of a bar.
 _NAME_PX = 190
 # A number stands inside of a bar that is longer than this share of the longest, else beside it.
 _LONG = 0.5
-# Two numbers at the ends of lines nearer than this would lie on each other.
-_APART = 1.2
+# Two numbers at the ends of lines nearer than this share of the axis would lie on each other.
+_APART = 0.08
 _POINT = {"type": "point", "filled": True, "size": 50, "opacity": 1}
 _CROSS = {"shape": "M-1,-1L1,1M1,-1L-1,1", "filled": False, "strokeWidth": 2}
 _DASHED = {"color": "var(--axis)", "strokeDash": [5, 4], "strokeWidth": 1.5}
@@ -69,9 +71,11 @@ CONFIG: Spec = {
         **{"aria": False, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"},
         **{"labelColor": "var(--text)", "titleColor": "var(--text)", "gridColor": "var(--grid)"},
         **{"domainColor": "var(--axis)", "tickColor": "var(--axis)", "labelLimit": 150},
-        **{"labelOverlap": True, "labelSeparation": 4},
-        # Nothing is neither `+0%` nor `0k`.
-        "labelExpr": "datum.value === 0 ? replace(datum.label, /[+kM]/, '') : datum.label",
+        **{"labelOverlap": True, "labelSeparation": 4, "labelLineHeight": _LINE_PX},
+        # Nothing is neither `+0%` nor `0k`, and 0.1 GB/s are not `100m`.
+        "labelExpr": "datum.value === 0 ? replace(datum.label, /[+kM]/, '') : "
+        "isNumber(datum.value) && test(/[mµ]$/, datum.label) ? format(datum.value, '~g') : "
+        "datum.label",
     },
     # Above the axis: beside it, it would lie on labels where the reader's font is wider than ours.
     "axisY": {
@@ -112,9 +116,9 @@ class Figure:
 
 
 def axis(title: str | None, log: int | None = None, **settings: Any) -> Spec:
-    """Return a quantitative axis, linear from zero, or logarithmic to the base `log`.
+    """Return the encoding of a quantitative axis, linear from zero or logarithmic to base `log`.
 
-    settings: of the axis in Vega-Lite (`format`, `values`), or `scale`.
+    settings: of the axis in Vega-Lite, as `format` and `values`; `scale` has those of its scale.
     """
     scale = {"type": "log", "base": log, "nice": False, "padding": 14} if log else {"zero": True}
     scale |= settings.pop("scale", {})
@@ -135,7 +139,10 @@ SIZE_LABELS = (
 
 
 def names_axis(names: Sequence[str], **settings: Any) -> Spec:
-    """Return the axis of bars or of rows of cells, a place for each name, in this order."""
+    """Return the encoding of an axis with a place for each name, in this order.
+
+    settings: of the axis in Vega-Lite.
+    """
     return {
         "type": "nominal",
         "title": None,
@@ -163,6 +170,9 @@ def by_series(
         usual = [_SHAPES[place % MOST_LINES] for place in range(len(names))]
     legend: Spec = {"columns": _legend_columns(names, room), "offset": offset}
     legend |= {"symbolType": symbol} if symbol else {}
+    folded = {name: _folded(name, room) for name in names}
+    if any(len(lines) > 1 for lines in folded.values()):
+        legend["labelExpr"] = f"{json.dumps(folded)}[datum.label]"
     return {
         "field": "line",
         "type": "nominal",
@@ -177,9 +187,18 @@ def _legend_columns(names: Sequence[str], room: float) -> int:
     return max(1, min(len(names), int(room / (_ENTRY_PX + _LETTER_PX * longest))))
 
 
+def _folded(name: str, room: float) -> list[str]:
+    """Return the lines of an entry in a legend of this width; at its left is the axis."""
+    return textwrap.wrap(name, max(30, int((room - _ENTRY_PX - _AXIS_PX) / _LETTER_PX))) or [""]
+
+
 def _legend_height(names: Sequence[str], room: float = _WIDTH) -> int:
     """Return the height of a legend of this width, in px; 0 for a single series: it has none."""
-    return 0 if len(names) < 2 else _LEGEND_PX * -(-len(names) // _legend_columns(names, room))
+    if len(names) < 2:
+        return 0
+    columns = _legend_columns(names, room)
+    lines = [len(_folded(name, room)) for name in names]
+    return _LEGEND_PX * (sum(lines) if columns == 1 else -(-len(names) // columns))
 
 
 def line_panel(
@@ -224,7 +243,7 @@ def line_panel(
         _layer(ranges, {"type": "rule", "strokeWidth": 1.5}, ends, color=color),
         _layer(drawn, {"type": "line", "strokeWidth": 2 if has_points else 1.5}, at, color=color),
         _layer(drawn if has_points else (), _POINT, at, color=color, shape=shape),
-        _text(_ends(drawn), at, align="left", dx=8, fontWeight=600, field="number"),
+        _text(_ends(drawn, ideal, y), at, align="left", dx=8, fontWeight=600, field="number"),
         _layer(crosses, {**_POINT, **_CROSS}, on_axis, color=color),
     )
     height = _HEIGHT + _legend_height(lines)
@@ -240,7 +259,7 @@ def bar_panels(
     is_stacked: bool = False,
     level: tuple[float, str] | None = None,
 ) -> list[Panel]:
-    """Return panels of at most twelve horizontal bars each, in the order given.
+    """Return panels of at most twelve horizontal bars each; those of one title have one scale.
 
     bars: (title of the panel, name of the bar, its marks) each. Marks: `x` and `tip` each; and,
     where they have it, `low` and `high` (an interval), `text` (written at its end), `line` (its
@@ -254,22 +273,25 @@ def bar_panels(
         groups.setdefault(title, []).append((name, marks))
     panels = []
     for title, members in groups.items():
-        for first in range(0, len(members), _BARS_OF_A_PANEL):
-            some = members[first : first + _BARS_OF_A_PANEL]
+        count = -(-len(members) // _BARS_OF_A_PANEL)
+        along = {**x, "scale": {"domain": _with_room(members, level), **x["scale"]}}
+        for place in range(count):
+            some = members[place * len(members) // count : (place + 1) * len(members) // count]
             # Two bars of one name would lie on each other.
             given = [name for name, _ in some]
-            earlier = [given[:place].count(name) for place, name in enumerate(given)]
             names = [
-                f"{name} ({n + 1})" if n else name for n, name in zip(earlier, given, strict=True)
+                f"{name} ({earlier + 1})" if (earlier := given[:n].count(name)) else name
+                for n, name in enumerate(given)
             ]
             marks = [
                 {**mark, "bar": name}
                 for name, (_, own) in zip(names, some, strict=True)
                 for mark in own
             ]
-            layers = _bars(marks, names, x, series, colors, is_stacked, level)
+            layers = _bars(marks, names, along, series, colors, is_stacked, level)
             beside = 1 if is_stacked else len(series)
-            bar_px = max(_BAR_PX, 0.75 * _BAR_PX * beside, 15 * _lines_of_names(names))
+            lines = _lines_of_names(names)
+            bar_px = max(_BAR_PX, 0.75 * _BAR_PX * beside, _LINE_PX * lines + 6)
             height = round(bar_px * len(some)) + _AXIS_PX + (16 if level else 0)
             height += _legend_height(series, _beside(names))
             panels.append(Panel(title=title, layers=layers, height=height))
@@ -286,7 +308,15 @@ def _bars(
     level: tuple[float, str] | None,
 ) -> list[Spec]:
     """Return the layers of one panel of bars; `bar` of each mark is one of `names`."""
-    split = {"labelExpr": "split(datum.label, ', ')"} if _lines_of_names(names) > 1 else {}
+    split: Spec = {}
+    if (most := _lines_of_names(names)) > 1:
+        # The first line of a label is at the middle of its bar, unless it is moved.
+        parts = {name: name.split(", ") for name in names}
+        lines = {name: [""] * ((most - len(own)) // 2) + own for name, own in parts.items()}
+        split = {
+            "labelExpr": f"{json.dumps(lines)}[datum.label]",
+            "labelOffset": -_LINE_PX * (most - 1) / 2,
+        }
     y = {"field": "bar", **names_axis(names, labelLimit=_NAME_PX, **split)}
     at: Spec = {"x": {"field": "x", **x}, "y": y}
     y["scale"] = {"paddingInner": 0.25, "paddingOuter": 0.12}
@@ -319,6 +349,22 @@ def _bars(
         ),
         *_level_line(level, "x", at["x"]),
     )
+
+
+def _with_room(
+    bars: Sequence[tuple[str, Sequence[Mark]]], level: tuple[float, str] | None
+) -> list[float]:
+    """Return the ends of an axis with room for the level, and for texts beyond intervals."""
+    marks = [mark for _, own in bars for mark in own]
+    has_ranges = any(mark.get("low") is not None for mark in marks)
+    room = _beside([name for name, _ in bars])
+    low = min(0.0, *(min(one["x"], one.get("low") or 0.0) for one in marks))
+    high = max(0.0, level[0] if level else 0.0)
+    for one in marks:
+        text_px = _LETTER_PX * len(one.get("text", "")) + 8 if has_ranges else 0
+        end = max(one["x"], one.get("high") or 0.0, 0.0)
+        high = max(high, low + (end - low) * room / (room - min(text_px, room / 2)))
+    return [low, high]
 
 
 def _lines_of_names(names: Sequence[str]) -> int:
@@ -375,24 +421,29 @@ def scatter_panel(
 ) -> Panel:
     """Return a panel of points without lines.
 
-    marks: `x`, `y`, `line` and `tip` each. kinds: value of `line` -> its shape and colour, in the
-    order of the legend; a single one has no legend. height: in px, with axes, without legend.
-    level: the x of a dashed line across the chart, and its label. below: layers drawn first.
+    marks: at least one; `x`, `y`, `line` and `tip` each. kinds: value of `line` -> its shape and
+    colour, in the order of the legend; without a legend where only one of them occurs. height: in
+    px, with axes, without legend. level: the x of a dashed line across the chart, and its label.
+    below: layers that are drawn first.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
-    shapes, colors = zip(*kinds.values(), strict=True)
+    used = [name for name in kinds if any(mark["line"] == name for mark in marks)]
+    shapes, colors = zip(*(kinds[name] for name in used), strict=True)
     legend = {
-        "shape": by_series(list(kinds), "shape", shapes),
-        "color": by_series(list(kinds), "color", colors),
+        "shape": by_series(used, "shape", shapes),
+        "color": by_series(used, "color", colors),
     }
     layers = _with_data(
         *below, *_level_line(level, "x", at["x"]), _layer(marks, _POINT, at, **legend)
     )
-    return Panel(title=title, layers=layers, height=height + _legend_height(list(kinds)))
+    return Panel(title=title, layers=layers, height=height + _legend_height(used))
 
 
 def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
-    """Return the encoding that colours cells from blue to brown, with a scale as its legend."""
+    """Return the encoding that colours cells from blue to brown, with a scale as its legend.
+
+    steps: six values of `field`, ascending, at which the colour changes. title: of the legend.
+    """
     return {
         "field": field,
         "type": "quantitative",
@@ -410,22 +461,22 @@ def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
 
 def draw(panel: Panel, name: str) -> str:
     """Return a panel as an SVG element for the page. name: what a screen reader calls it."""
-    spec = _with_config(
+    svg = _svg(
         width=_WIDTH,
         height=panel.height,
         autosize={"type": "fit", "contains": "padding"},
         layer=list(panel.layers),
     )
     label = html.escape(printable(name))
-    return _svg(spec).replace('class="marks"', f'class="chart" role="img" aria-label="{label}"', 1)
+    return svg.replace('class="marks"', f'class="chart" role="img" aria-label="{label}"', 1)
 
 
 def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") -> bytes:
-    """Return a whole figure as the bytes of an `svg` or `png` file.
+    """Return a whole figure as the bytes of a file; kind: `svg` or `png`.
 
     The colours of an SVG follow the theme of its reader where that is a browser; elsewhere it is
     light, as a PNG is, which has two pixels for each of the layout.
-    title: instead of the figure's. below: a line under it.
+    title: instead of the figure's. below: a line under the title.
     """
     columns = {1: 1, 2: 2, 4: 2}.get(len(figure.panels), 3)
     width, least = (520, 300) if columns == 1 else (300, 0)
@@ -443,7 +494,7 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
     ]
     note = textwrap.wrap(figure.note, int(columns * (width + 60) / _LETTER_PX))
     heading = {"text": title or figure.title, "subtitle": [below, *note] if below else note}
-    spec = _with_config(
+    svg = _svg(
         title=heading | {"fontSize": 17, "offset": 14, "subtitlePadding": 5},
         padding=16,
         background="var(--page)",
@@ -451,7 +502,6 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
         columns=columns,
         spacing=24,
     )
-    svg = _svg(spec)
     style = resources.files("raybench.report.html").joinpath("page.css").read_text("utf-8")
     colors = {name: (light, dark) for name, light, dark in _COLOR.findall(style)}
     light_svg = _USED.sub(lambda found: colors[found[1]][0], svg)
@@ -469,24 +519,23 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
     return light_svg.replace("><", f">{style}<", 1).encode()
 
 
-def _with_config(**spec: Any) -> Spec:
-    return {"$schema": _SCHEMA, "background": None, "config": CONFIG, **spec}
-
-
-def _svg(spec: Spec) -> str:
+def _svg(**spec: Any) -> str:
+    """Return a Vega-Lite specification, completed by CONFIG, as SVG without what nobody sees."""
     import vl_convert
 
+    spec = {"$schema": _SCHEMA, "background": None, "config": CONFIG, **spec}
     svg = _NOISE.sub("", str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)))
     # No character of the results turns the direction of writing.
     return "\n".join(map(printable, svg.split("\n")))
 
 
 def _with_data(*layers: Spec) -> list[Spec]:
+    """Return the layers that have marks."""
     return [layer for layer in layers if layer["data"]["values"]]
 
 
 def _layer(values: Sequence[Mark], mark: Spec, at: Spec, **encoding: Spec) -> Spec:
-    """Return a layer; where its marks have tips, they can be pointed at."""
+    """Return a layer of marks of one kind; where the first one has a tip, the page shows tips."""
     tip = {"description": {"field": "tip", "type": "nominal"}}
     has_tips = mark["type"] not in ("line", "rule") and bool(values) and "tip" in values[0]
     return {
@@ -497,13 +546,17 @@ def _layer(values: Sequence[Mark], mark: Spec, at: Spec, **encoding: Spec) -> Sp
 
 
 def _text(values: Sequence[Mark], at: Spec, field: str = "text", **settings: Any) -> Spec:
+    """Return a layer of texts, which are in `field` of the marks; settings: of Vega-Lite's mark."""
     words = [{name: one for name, one in value.items() if name != "tip"} for value in values]
     mark = {"type": "text", "fontSize": 12, "baseline": "middle", "color": "var(--text)"}
     return _layer(words, mark | settings, at, text={"field": field, "type": "nominal"})
 
 
 def _level_line(level: tuple[float, str] | None, channel: str, axis: Spec) -> list[Spec]:
-    """Return a dashed line over the chart, and its label: along a line of y, above one of x."""
+    """Return the layers of a dashed line across the chart at a value of `channel`, with its label.
+
+    [] where `level` is None. The label is along a line of y, and above a line of x.
+    """
     if level is None:
         return []
     values = [{"level": level[0], "text": level[1]}]
@@ -514,15 +567,25 @@ def _level_line(level: tuple[float, str] | None, channel: str, axis: Spec) -> li
     return [line, _text(values, at | corner, color="var(--quiet)", **side)]
 
 
-def _ends(marks: Sequence[Mark]) -> list[Mark]:
-    """Return the last points of the highest and the lowest line that have a number."""
+def _ends(marks: Sequence[Mark], ideal: Sequence[tuple[float, float]], y: Spec) -> list[Mark]:
+    """Return the last points with a number of the highest line and, if it is apart, the lowest."""
+    is_log = y["scale"].get("type") == "log"
+
+    def place(value: float) -> float:
+        return math.log(value) if is_log else value
+
     known = [mark for mark in marks if mark.get("number")]
     end = max((mark["x"] for mark in known), default=None)
     last = sorted((mark for mark in known if mark["x"] == end), key=lambda mark: mark["y"])
-    is_apart = last and last[-1]["y"] >= _APART * last[0]["y"]
+    if not last:
+        return []
+    found = [mark.get(name) or 0.0 for mark in marks for name in ("y", "low", "high")]
+    places = [place(one) for one in (*found, *(value for _, value in ideal)) if one > 0]
+    low = min(places) if is_log else 0.0
+    is_apart = place(last[-1]["y"]) - place(last[0]["y"]) >= _APART * (max(places) - low)
     return [last[0], last[-1]] if is_apart else last[-1:]
 
 
 def _beside(names: Sequence[str]) -> float:
-    """Return the width that is left beside the names of bars, in px."""
+    """Return the width in px that is left for bars beside their names."""
     return _WIDTH - 20 - min(_NAME_PX, _LETTER_PX * max(map(len, names), default=0))

@@ -35,6 +35,7 @@ def history_figure(rows: Sequence[HistoryRow]) -> Figure:
 
 
 def _panel(point: str, rows: Sequence[HistoryRow]) -> Panel:
+    """Return the step times of one point as marks, their levels dashed, a rule at each step."""
     marks: list[Mark] = []
     for row in rows:
         when, step_ms = row.started_at, row.step_ms_p50 or 0.0

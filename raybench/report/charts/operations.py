@@ -19,7 +19,10 @@ _UNSURE = 1.01
 
 
 def operations_figure(data: ChartData) -> Figure | None:
-    """Return bars of TFLOP/s, the largest products first; None where steps finish samples."""
+    """Return bars of TFLOP/s, the largest products first, with a panel for each precision.
+
+    None where no point has TFLOP/s, or where steps finish samples.
+    """
     known = [row for row in data.measured if row.achieved_tflops_per_device]
     if not known or any(row.throughput is not None for row in data.rows):
         return None
@@ -65,13 +68,16 @@ CHARTS = (Chart(draw=operations_figure, place=45, answers=50),)
 
 
 def _peak_tflops(row: ScaledRow) -> float | None:
-    """Return the datasheet's peak, from the share of it that was reached; None where unknown."""
+    """Return the datasheet's peak in TFLOP/s, from the share that was reached; None if unknown."""
     reached = row.achieved_tflops_per_device or 0.0
     return reached / (row.mfu_pct / 100) if row.mfu_pct else None
 
 
 def _marks(row: ScaledRow, name: str) -> list[Mark]:
-    """Return the bar of the whole measurement and, where it is known, that of its first 30 ms."""
+    """Return the bar of the whole measurement, then that of its first 30 ms where that is known.
+
+    name: the first lines of their tips.
+    """
     reached, burst = row.achieved_tflops_per_device or 0.0, row.burst_tflops_per_device
     peak, text = _peak_tflops(row), formatting.number(reached)
     tip = f"{name}\n{text} TFLOP/s"

@@ -21,9 +21,9 @@ _STEPS = (-0.1, -0.03, -0.01, 0.01, 0.03, 0.1)
 
 
 def heat_points(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
-    """Return the points that are drawn by rank and iteration, at most four.
+    """Return at most four points with the most ranks: those whose ranks or steps differ most first.
 
-    Of those with most ranks, the ones whose ranks differ or whose steps vary most.
+    [] where no point with several ranks is ok.
     """
 
     def spread(row: ScaledRow) -> tuple[float, float]:
@@ -37,7 +37,7 @@ def heat_points(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
 
 
 def columns_of_a_map(rows: Sequence[ScaledRow]) -> int:
-    """Return how many columns a heat map may have where these points are drawn."""
+    """Return how many columns each heat map may have where these points are drawn: 8 to 60."""
     ranks = sum(min(int(row.world_size), _MOST_RANKS) for row in rows)
     return max(8, min(_MOST_COLUMNS, _MOST_CELLS // max(1, ranks)))
 
@@ -63,6 +63,7 @@ CHARTS = (Chart(draw=rank_times_figure, place=90),)
 
 
 def _map(title: str, times_ms: pd.DataFrame) -> Panel:
+    """Return the heat map of the first 64 ranks; times_ms: as `RankTimes` has it, not empty."""
     drawn = times_ms.iloc[:_MOST_RANKS]
     median = float(np.nanmedian(times_ms.to_numpy()))
     firsts = [int(first) for first in drawn.columns]

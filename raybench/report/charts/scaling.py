@@ -16,7 +16,10 @@ _ROOM = 34
 
 
 def speed_up_figure(data: ChartData) -> Figure | None:
-    """Return the figure of speed-ups over ranks; None where the baseline has no world_size."""
+    """Return the figure of speed-ups over ranks; None where the baseline has no world_size.
+
+    None also where no line has two points, as for efficiencies.
+    """
     base = data.summary.run.baseline.get("world_size")
     if base is None:
         return None
@@ -27,7 +30,7 @@ def speed_up_figure(data: ChartData) -> Figure | None:
         "speed_up",
         title=f"Speed-up over the number of {data.ranks}",
         note=f"Samples per second over those of the same settings on {of}. Both axes are "
-        "logarithmic. Thin bars: 95 % intervals, mostly smaller than the points.",
+        "logarithmic. Thin bars: 95 % intervals.",
         y=axis(f"times the samples/s of {of}", 2, format="~g"),
         ideal=[(size, size / float(base)) for size in sizes],
         number=lambda row: formatting.ratio(row.speed_up),
@@ -56,7 +59,10 @@ CHARTS = (
 
 
 def speed_up_words(row: ScaledRow) -> str:
-    """Return a speed-up and half of its 95 % interval, relative to it."""
+    """Write a speed-up, as `1.47 ±1.8%` with half of its 95 % interval where that is known.
+
+    Empty where the point has no speed-up.
+    """
     sure = speed_up_half_width(row)
     text = "" if sure is None or row.is_baseline else f" {formatting.half_width(sure)}"
     return formatting.ratio(row.speed_up) + text

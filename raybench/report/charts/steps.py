@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from raybench.analysis.losses import CAUSES, LOSSES
 from raybench.analysis.rows import ScaledRow
+from raybench.analysis.scaling import CAUSES, LOSSES
 from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Table, make_table
 from raybench.report.charts.chart import Chart, ChartData, bar_figure, in_order
@@ -11,7 +11,7 @@ from raybench.report.charts.grammar import Figure, Mark, axis
 from raybench.report.charts.rates import time_figure
 from raybench.report.plain_text import counted
 from raybench.report.point_settings import distinguishing_settings
-from raybench.results.metrics.parts import is_slowed_by_one_rank
+from raybench.results.breakdown import is_slowed_by_one_rank
 
 # What one slow rank takes longer than the others; it is no column, but a share of other parts.
 _SLOWER = "slower_ms"
@@ -28,7 +28,10 @@ _PARTS = {
 
 
 def parts_figure(data: ChartData) -> Figure | None:
-    """Return bars of the parts of each step; None where none is known or no step has samples."""
+    """Return bars of the parts of each step.
+
+    None where no parts are known, or where steps finish no samples.
+    """
     known = in_order([row for row in data.rows if _shares(row)], ("batch", "world_size"))
     if not any(row.throughput is not None for row in known):
         return None
@@ -59,7 +62,7 @@ def parts_figure(data: ChartData) -> Figure | None:
 
 
 def times_figure(data: ChartData) -> Figure | None:
-    """Return bars of the median step; None where nothing was measured, or `time_figure` has it."""
+    """Return bars of the median steps; None if nothing was measured, or `time_figure` applies."""
 
     def marks(row: ScaledRow, name: str) -> list[Mark]:
         median = row.step_ms_p50 or 0.0
@@ -83,7 +86,7 @@ CHARTS = (
 
 
 def _shares(row: ScaledRow) -> dict[str, float]:
-    """Return the parts above 0 as shares of the step; empty where they are not known."""
+    """Return the parts above 0 as shares of the step, by name; {} where they are not known."""
     if row.step_ms_p50 is None:
         return {}
     known = {name: _part_ms(row, name) or 0.0 for name in _PARTS}
@@ -91,7 +94,10 @@ def _shares(row: ScaledRow) -> dict[str, float]:
 
 
 def _part_ms(row: ScaledRow, name: str) -> float | None:
-    """Return a part without what a slow rank takes longer, which is a part of its own."""
+    """Return a part of the step in ms, without what one slow rank adds; None where unknown.
+
+    That is the part `slower_ms`; it is None where no single rank slows the others down.
+    """
     slower_ms = row.straggler_ms or 0.0
     if name == _SLOWER:
         return slower_ms if is_slowed_by_one_rank(row) else None
@@ -104,7 +110,7 @@ def _part_ms(row: ScaledRow, name: str) -> float | None:
 
 
 def _marks(row: ScaledRow, name: str) -> list[Mark]:
-    """Return the bars of the parts of a step, one after the other."""
+    """Return the marks of the parts of a step, one after the other along x, as shares of it."""
     marks: list[Mark] = []
     start = 0.0
     for part, share in _shares(row).items():
@@ -132,6 +138,7 @@ def _table(rows: list[ScaledRow], ranks: str) -> Table:
 
 
 def _part_column(name: str, title: str) -> ColumnOf[ScaledRow]:
+    """Return the column of a part of _PARTS, in ms."""
     return (
         Column(title=f"{title} ms"),
         lambda row: formatting.part_ms(_part_ms(row, name), row.step_ms_p50),

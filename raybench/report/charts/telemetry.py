@@ -10,6 +10,7 @@ import pandas as pd
 from raybench.report import formatting, plain_text
 from raybench.report.charts.chart import Chart, ChartData, point_name
 from raybench.report.charts.grammar import MOST_LINES, Figure, Mark, Panel, Spec, axis, line_panel
+from raybench.report.messages import marks as doubt_marks
 from raybench.report.point_settings import distinguishing_settings
 
 _SHOWN = {
@@ -52,7 +53,7 @@ def telemetry_figure(data: ChartData) -> Figure | None:
         note += f", without {formatting.long_time(closed_s[-1])} in which nothing was sampled"
     note += "." + (" Every second point is shaded." if bands else "")
     if any(band["is_throttled"] for band in bands):
-        note += " Orange: a point that was throttled."
+        note += " Orange: a point whose clocks were limited by heat or a fault."
     if len(lines) < len(by_time.obj["device"].unique()):
         note += " There are too many devices to draw each."
     panels = [
@@ -87,7 +88,7 @@ def _bands(data: ChartData, times: np.ndarray, drawn_at: np.ndarray) -> list[Mar
     for place, row in enumerate(timed):
         begin_s = (row.started_at - data.summary.run.started_at).total_seconds()
         low, high = np.interp([begin_s, begin_s + (row.duration_s or 0.0)], times, drawn_at)
-        is_throttled = bool(row.throttled)
+        is_throttled = "t" in doubt_marks(row)
         fill = "var(--held)" if is_throttled else "var(--band)" if place % 2 == 0 else "transparent"
         tip = point_name(row, names, data.ranks)
         band = {"low": float(low), "high": float(high), "fill": fill, "tip": tip}

@@ -58,11 +58,13 @@ CHARTS = (Chart(draw=uneven_figure, place=5, answers=5),)
 
 
 def _group(fleet: Fleet, ranks: str) -> str:
+    """Return `1 of 4 GPUs slow`."""
     there_are = formatting.ranks_words(int(fleet.first.world_size), ranks)
     return f"{fleet.slow_count} of {there_are} slow"
 
 
 def _marks(fleet: Fleet) -> list[Mark]:
+    """Return a mark for each way to share the work of these devices, with intervals if known."""
     marks = []
     for name, scenario in fleet.scenarios.items():
         value, half = scenario.throughput, scenario.half_width

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from itertools import takewhile
@@ -16,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR, ComparedPoint
 from raybench.analysis.rows import RATES, SCALING, ScaledRow, value_of, workload_metrics
@@ -57,10 +58,9 @@ from raybench.version import __version__
 # Software that a reader asks for first; the rest is in the environment.
 _VERSIONS = {"torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driver"}
 _HINT_CHARS = 300
+_QUOTED = re.compile(r"`([^`]+)`")
 # The bars of a comparison.
 _MOST_BARS = 36
-# Of the axis, at the right of the longest bar.
-_ROOM_FOR_TEXT = 0.25
 _COLORS = {
     SLOWER: "var(--bad)",
     FASTER: "var(--s3)",
@@ -70,7 +70,7 @@ _COLORS = {
 
 
 def format_page(data: ChartData) -> str:
-    """Return the page of a run as HTML."""
+    """Return the page of a run as HTML, with all of its charts that apply."""
     summary = data.summary
     report = RunReport(summary=summary)
     points = _point_table(in_order(data.rows), summary)
@@ -135,7 +135,7 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"draw": _draw, "texts": _texts, "capital": _capital}
+    environment.filters |= {"draw": _draw, "texts": _texts, "capital": _capital, "code": _code}
     style, script = _asset("page.css"), _asset("page.js")
     hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()) for one in (style, script)]
     of_style, of_script = (f"'sha256-{one.decode()}'" for one in hashes)
@@ -155,6 +155,11 @@ def _texts(table: Table) -> int:
 def _capital(text: str) -> str:
     """Return a sentence of a text that has neither capital nor full stop."""
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def _code(text: str) -> Markup:
+    """Return a text as markup in which what is between backticks is code."""
+    return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(plain_text.one_line(text)))))
 
 
 def _draw(panel: Panel, figure: Figure) -> Markup:
@@ -264,6 +269,7 @@ def _with_sort(value: float | None, write: Callable[[float], str], digits: int) 
 
 
 def _setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> ColumnOf[ScaledRow]:
+    """Return the column of a setting; sizes are sorted by their bytes. ranks: for `world_size`."""
     column = Column(
         title=ranks if name == "world_size" else formatting.heading(name),
         is_text=not is_numeric(rows, name),
@@ -321,12 +327,9 @@ def _figures(comparison: Comparison) -> list[Figure]:
         note += f" The {len(rows)} largest changes of {len(known)} points; the table has more."
     settings = distinguishing_settings(rows)
     names = [short_name(row, settings, "ranks") for row in rows]
-    ends = [end for row in rows for end in (row.ratio, row.ratio_low, row.ratio_high) if end]
-    low, high = min(0.0, min(ends) - 1), max(0.0, max(ends) - 1)
-    domain = [low, high + _ROOM_FOR_TEXT * (high - low)]
     panels = bar_panels(
         [("", name, [_mark(row, name)]) for row, name in zip(rows, names, strict=True)],
-        axis("change of the step", format="+%", scale={"domain": domain}),
+        axis("change of the step", format="+%"),
         series=list(colors),
         colors=list(colors.values()),
         is_stacked=True,
@@ -339,6 +342,7 @@ def _change(row: ComparedPoint) -> float:
 
 
 def _mark(row: ComparedPoint, name: str) -> Mark:
+    """Return the bar of a point from 0 to its change, with its interval; name: begins its tip."""
     change, words = _change(row), percent(_change(row))
     # An interval of no width keeps the text beside its bar: the panels have one scale.
     low, high = change, change

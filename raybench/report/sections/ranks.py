@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from raybench.analysis.ranks import (
+from raybench.analysis.step_times import (
     MOST_RANKS,
     RankStep,
     ranks_of_step,
@@ -15,7 +15,7 @@ from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Table, make_table
 from raybench.report.sections import Section
 from raybench.report.sections.points import table_of_points
-from raybench.results.metrics.parts import is_slowed_by_one_rank
+from raybench.results.breakdown import is_slowed_by_one_rank
 from raybench.results.point_row import PointRow
 
 if TYPE_CHECKING:

@@ -12,15 +12,17 @@ from builders import (
     make_device,
     make_failed,
     make_measure,
+    make_measurement,
     make_point,
     make_record,
     make_run,
 )
 
 import raybench
-from raybench.analysis.summary import write_summary
+from raybench.analysis.frames import write_summary
+from raybench.analysis.step_times import rank_steps
 from raybench.errors import ResultsError, ResultsWarning
-from raybench.results.tables import TABLES
+from raybench.results.tables import TABLES, sample_columns
 from raybench.results.writer import RunStore
 
 PARAMS = {"hidden": 4096, "dropout": 0.1, "compile": True, "data": "synthetic", "flag": "none"}
@@ -136,3 +138,20 @@ def test_a_mistake_is_one_line(results, arguments, message):
     with pytest.raises(ResultsError, match=message) as caught:
         raybench.load(results, *arguments, params="columns")
     assert "\n" not in str(caught.value)
+
+
+def test_the_steps_of_each_rank_are_summarised_in_milliseconds_without_their_warm_up():
+    measurements = (
+        make_measurement(0, [[1_000_000, 3_000_000, 2_000_000]]),
+        make_measurement(1, [[4_000_000] * 3]),
+    )
+    record = make_record(make_point(world_size=2), measurements=measurements)
+    found = rank_steps(pd.DataFrame(sample_columns("run-a", record)))
+    assert found.pop("data_ms").isna().all()
+    assert found.to_dict("list") == {
+        "rank": [0, 1],
+        "iterations": [3, 3],
+        "median_ms": [2.0, 4.0],
+        "min_ms": [1.0, 4.0],
+        "max_ms": [3.0, 4.0],
+    }

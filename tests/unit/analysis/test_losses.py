@@ -5,7 +5,7 @@ from builders import make_row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.analysis.losses import LOSSES, shares_of_loss
+from raybench.analysis.scaling import LOSSES, shares_of_loss
 
 
 def row(step_ms, *local_ms, **parts):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from builders import (
     column,
+    make_device,
     make_failed,
     make_measurement,
     make_point,
@@ -94,6 +95,13 @@ def test_a_baseline_that_failed_gives_no_efficiency_and_says_so():
     assert set(column(found, "speed_up")) == {None}
     assert found[0].why is None
     assert found[1].why == "baseline point ran out of memory"
+
+
+def test_a_baseline_on_another_device_gives_no_efficiency_and_is_named():
+    other = replace(make_steady(1, 10.0), devices=(make_device(name="NVIDIA A100"),))
+    found = scaling(make_rows([other, make_steady(2, 10.0)]), {"world_size": 1})
+    assert found[1].why == "baseline point ran on another device: NVIDIA A100"
+    assert found[1].efficiency is None
 
 
 def test_without_a_baseline_nothing_is_compared():

@@ -22,14 +22,17 @@ from fakes import make_device
 from raybench.cluster.device_reservation import (
     CPU,
     FOLDER_VARIABLE,
+    CpuTime,
     DeviceLocks,
     DeviceReservation,
     Holder,
     LockResult,
+    NodeUse,
     ReservationTerms,
+    other_users,
+    read_node_use,
     this_process,
 )
-from raybench.cluster.other_processes import CpuTime, NodeUse, other_users, read_node_use
 from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.errors import DevicesInUseError
 

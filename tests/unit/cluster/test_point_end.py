@@ -1,4 +1,4 @@
-"""How the ranks of a point are brought to their end, whatever has launched them."""
+"""How the ranks of a point are brought to their end, and which of them is blamed."""
 
 import time
 from dataclasses import replace
@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 from fakes import make_device, make_measurement, make_point
 
-from raybench.cluster.point_end import RunningRanks, finish_point
+from raybench.cluster.point_end import (
+    PointObservation,
+    RunningRanks,
+    after_failure,
+    after_timeout,
+    cause_of,
+    finish_point,
+    with_losses,
+)
 from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.job.model import Measure
 from raybench.records import Failure, Status, Task
@@ -51,22 +59,30 @@ def finish(*answers, task=TASK, **facts):
     return finish_point(ranks, task, ClusterTimeouts(abort_s=0.05)), ranks.calls
 
 
-def failure(rank, error_type="ValueError", *, status=Status.ERROR, reusable=True, detail=""):
-    facts = {"error_type": error_type, "message": "not even closed", "detail": detail}
-    return Failure(rank=rank, status=status, worker_reusable=reusable, **facts)
+def failed(
+    rank,
+    error_type="ValueError",
+    message="not even closed",
+    *,
+    status=Status.ERROR,
+    keeps=True,
+    detail="",
+):
+    facts = {"error_type": error_type, "message": message, "detail": detail}
+    return Failure(rank=rank, status=status, worker_reusable=keeps, **facts)
 
 
 @pytest.mark.parametrize("failing_rank", [0, 1])
 def test_a_group_of_which_one_rank_failed_is_given_up_whenever_the_others_answered(failing_rank):
     answers = [make_measurement(0), make_measurement(1)]
-    answers[failing_rank] = failure(failing_rank)
+    answers[failing_rank] = failed(failing_rank)
     outcome, calls = finish(*answers)
     assert (outcome.group_is_gone, outcome.unfit, calls) == (True, frozenset(), ["abort"])
     assert outcome.answers[failing_rank] is answers[failing_rank]
 
 
 def test_a_rank_that_does_not_stop_beside_one_that_failed_is_killed():
-    outcome, calls = finish(failure(0), None)
+    outcome, calls = finish(failed(0), None)
     assert calls == ["abort", "kill [1]"]
     assert outcome.unfit == {1}
     assert outcome.answers[1].message == "rank 0 failed, and this rank did not stop"
@@ -86,7 +102,7 @@ def test_the_ranks_that_hang_are_killed_first_so_that_those_who_wait_come_back(k
 
 
 def test_a_dead_process_is_explained_by_the_end_of_its_log():
-    died = failure(0, "WorkerDied", status=Status.LOST, reusable=False, detail="Ray's words")
+    died = failed(0, "WorkerDied", status=Status.LOST, keeps=False, detail="Ray's words")
     outcome, calls = finish(died, tails=["words\nFatal Python error: Segmentation fault"])
     assert outcome.answers[0].message == "the worker process died by SIGSEGV"
     assert outcome.answers[0].detail.startswith("words\n")
@@ -99,10 +115,10 @@ def test_a_dead_process_is_explained_by_the_end_of_its_log():
 
 
 def test_memory_that_a_killed_process_keeps_is_told_and_on_lost_nodes_nobody_is_killed():
-    died = failure(0, "WorkerDied", status=Status.LOST, reusable=False, detail="log")
+    died = failed(0, "WorkerDied", status=Status.LOST, keeps=False, detail="log")
     outcome, _ = finish(died, freed=["1 GiB of cuda:0 is not free"])
     assert outcome.answers[0].detail == "log\n1 GiB of cuda:0 is not free"
-    outcome, calls = finish(failure(0, "NodeLost", status=Status.LOST, reusable=False))
+    outcome, calls = finish(failed(0, "NodeLost", status=Status.LOST, keeps=False))
     assert (outcome.unfit, calls) == ({0}, ["abort"])
 
 
@@ -111,3 +127,151 @@ def test_a_measurement_in_a_process_that_is_no_good_any_more_costs_the_process()
     outcome, calls = finish(spoiled, make_measurement(1))
     assert (outcome.answers[0], outcome.unfit) == (spoiled, {0})
     assert calls == ["abort", "kill [0]"]
+
+
+IN_A_COLLECTIVE = """Timeout (0:00:03)!
+Thread 0x1 (most recent call first):
+  File "/home/me/.venv/lib/python3.11/threading.py", line 327 in wait
+
+Thread 0x2 (most recent call first):
+  File "/home/me/.venv/lib/python3.11/site-packages/torch/distributed/x.py", line 3 in all_reduce
+  File "/home/me/net.py", line 45 in step
+"""
+IN_A_LOOP = """Thread 0x2 (most recent call first):
+  File "/home/me/net.py", line 60 in spin
+  File "/home/me/net.py", line 45 in step
+"""
+
+IN_A_SYNC = """Thread 0x2 (most recent call first):
+  File "/home/me/.venv/lib/python3.11/site-packages/torch/cuda/__init__.py", line 9 in synchronize
+  File "/home/me/net.py", line 70 in step
+"""
+
+
+def types(answers):
+    return [getattr(answer, "error_type", "") for answer in answers]
+
+
+def seen(*answers, world_size=3, finished=(), tails=None):
+    return PointObservation(
+        world_size=world_size,
+        answers={answer.rank: answer for answer in answers},
+        finished=frozenset(finished),
+        log_tails=tails or {},
+    )
+
+
+LOSS = "pair.cc:553] Connection closed by peer [10.0.0.1]:41195"
+
+
+def test_the_ranks_beside_a_failure_name_it_and_keep_their_processes():
+    told = after_failure(
+        seen(failed(0, "RuntimeError", LOSS), failed(1, "ValueError", "no"), make_measurement(2))
+    )
+    assert types(told) == ["PeerFailed", "ValueError", "PeerFailed"]
+    assert told[0].message == "rank 1 failed"
+    assert all(answer.worker_reusable for answer in told)
+
+
+def test_a_rank_that_does_not_stop_costs_its_process():
+    told = after_failure(seen(failed(1, "ValueError"), world_size=2, tails={0: IN_A_LOOP}))
+    assert told[0].message == "rank 1 failed, and this rank did not stop, at net.py:60 in spin"
+    assert not told[0].worker_reusable
+
+
+def test_a_process_that_dies_of_the_abort_is_not_the_cause():
+    died = failed(0, "WorkerDied", keeps=False)
+    told = after_failure(seen(failed(1, "ValueError"), died, world_size=2, finished={1}))
+    assert (told[0].error_type, told[0].worker_reusable) == ("PeerFailed", False)
+
+
+def test_a_rank_to_which_all_others_lost_the_connection_is_blamed():
+    told = after_failure(seen(failed(0, "RuntimeError", LOSS), failed(2, "DistBackendError")))
+    assert types(told) == ["PeerFailed", "NoAnswer", "PeerFailed"]
+    assert told[0].message == "rank 1 failed"
+    assert told[1].status is Status.LOST
+
+
+@pytest.mark.parametrize(
+    ("error_type", "message"),
+    [
+        ("PeerFailed", "another rank failed"),
+        ("DistNetworkError", "the client socket has failed"),
+        ("RuntimeError", LOSS),
+        ("DistBackendError", "NCCL error ... ncclRemoteError: a call failed"),
+    ],
+)
+def test_a_peer_that_all_ranks_lost_is_no_error_of_the_point(error_type, message):
+    answers = [failed(rank, error_type, message) for rank in range(2)]
+    told = after_failure(seen(*answers, world_size=2))
+    assert [answer.status for answer in told] == [Status.LOST] * 2
+    assert [answer.message for answer in told] == [message] * 2
+
+
+def test_those_that_waited_in_a_collective_are_not_blamed_for_a_hang():
+    tails = {0: IN_A_COLLECTIVE, 1: IN_A_LOOP}
+    told = after_timeout(seen(make_measurement(2), finished={2}, tails=tails), 3.0)
+    assert told[0].message == "waited for rank 1, and this rank did not stop, at net.py:45 in step"
+    no_answer, *facts = told[1].message.split("; ")
+    assert no_answer == "no answer within measure.timeout_s = 3 s, at net.py:60 in spin"
+    assert facts == ["rank 0 waited in a collective", "rank 2 had finished"]
+    assert types(told) == ["PeerFailed", "Timeout", ""]
+
+
+@pytest.mark.parametrize(
+    ("tails", "expected"),
+    [
+        ([IN_A_SYNC, IN_A_LOOP], ["PeerFailed", "Timeout"]),
+        # A process that was stopped writes nothing.
+        ([IN_A_SYNC, ""], ["PeerFailed", "Timeout"]),
+        # Its own kernel is endless.
+        ([IN_A_COLLECTIVE, IN_A_SYNC], ["PeerFailed", "Timeout"]),
+        ([IN_A_SYNC, IN_A_SYNC], ["Timeout", "Timeout"]),
+    ],
+)
+def test_those_that_waited_for_their_device_are_blamed_for_a_hang_only_where_no_other_did_nothing(
+    tails, expected
+):
+    told = after_timeout(seen(world_size=2, tails=dict(enumerate(tails))), 3.0)
+    assert types(told) == expected
+    if IN_A_LOOP in tails:
+        assert told[0].message.startswith("waited for rank 1, and this rank did not stop, at net")
+        assert told[1].message.endswith("at net.py:60 in spin; rank 0 waited for the device")
+
+
+def test_ranks_that_an_abort_released_all_hung_when_none_is_stuck():
+    told = after_timeout(seen(make_measurement(0), failed(1, "PeerFailed"), world_size=2), 3.0)
+    assert {answer.message for answer in told} == {
+        "no answer within measure.timeout_s = 3 s; ranks 0 and 1 gave none"
+    }
+    assert all(answer.worker_reusable and answer.status is Status.TIMEOUT for answer in told)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "likely"),
+    [
+        ([Status.ERROR, Status.LOST], 1),
+        ([Status.ERROR, Status.OOM, Status.LOST], 1),
+        ([Status.TIMEOUT, Status.ERROR], 1),
+        ([Status.TIMEOUT, Status.TIMEOUT], 0),
+    ],
+)
+def test_of_ranks_that_fail_in_different_ways_the_likeliest_cause_is_told(statuses, likely):
+    answers = [replace(failed(rank, "X"), status=one) for rank, one in enumerate(statuses)]
+    assert cause_of([*answers, make_measurement(9)]) is answers[likely]
+
+
+def test_what_a_rank_says_itself_is_told_before_what_its_peers_suffered():
+    peer, own = failed(0, "PeerFailed"), failed(1, "ValueError")
+    assert cause_of([replace(peer, status=Status.OOM), own]) is own
+    assert cause_of([peer, make_measurement(1)]) is peer
+    assert cause_of([make_measurement(0)]) is None
+
+
+def test_a_lost_node_is_the_reason_of_a_dead_process_but_not_of_what_a_rank_said_itself():
+    died = Failure(rank=0, status=Status.LOST, error_type="WorkerDied", message="died")
+    ran_out = Failure(rank=1, status=Status.OOM, error_type="OutOfMemoryError", message="asked")
+    told = with_losses([died, ran_out, make_measurement(2)], ["node a is gone"] * 3)
+    assert types(told) == ["NodeLost", "OutOfMemoryError", ""]
+    assert told[0].message == "node a is gone"
+    assert types(with_losses([died], ["cpu:1 on a is lost: it is killed"])) == ["WorkerLost"]

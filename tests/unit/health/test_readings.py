@@ -110,7 +110,7 @@ def test_every_pair_is_read_both_ways_and_pairs_between_nodes_are_a_test_of_thei
         (reading.test.name, reading.subject.uuids)
         for probe in probes(fleet, ["pairs"])
         for reading in read_record(
-            record_of(probe, fleet, *[10**6] * fleet.size, message_bytes=8), probe, fleet
+            record_of(probe, fleet, *[10**6] * len(fleet.devices), message_bytes=8), probe, fleet
         )
     )
     each = {name: [u for n, u in read if n == name] for name in {name for name, _ in read}}

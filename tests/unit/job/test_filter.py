@@ -4,7 +4,7 @@ import pytest
 from builders import make_point
 
 from raybench.errors import UsageError
-from raybench.job.filter import select_points
+from raybench.job.plan import select_points
 from raybench.job.point import Precision
 
 POINTS = [

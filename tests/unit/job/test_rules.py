@@ -6,9 +6,8 @@ import pytest
 
 from jobs import HEAD, MLP, load, plan, problems_of
 from raybench.errors import JobError
-from raybench.job.filter import select_points
 from raybench.job.model import load_job
-from raybench.job.plan import make_plan
+from raybench.job.plan import make_plan, select_points
 from raybench.job.point import choose_devices
 from raybench.job.rules import names_in, product_of, render, script_path, split_arguments
 

@@ -109,8 +109,8 @@ def spins(monkeypatch):
     asked: list[int] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(breakdown, "make_marker", lambda _: time.perf_counter_ns)
-    monkeypatch.setattr(breakdown, "_cycles_per_ms", lambda: 1000.0)
-    monkeypatch.setattr(breakdown, "_spin", asked.append)
+    monkeypatch.setattr(breakdown, "cycles_per_ms", lambda: 1000.0)
+    monkeypatch.setattr(torch.cuda, "_sleep", asked.append)
     return asked
 
 

@@ -22,7 +22,7 @@ from builders import (
     make_sweep,
 )
 
-from raybench.analysis.environment_changes import Change
+from raybench.analysis.changes import Change
 from raybench.analysis.history import history
 from raybench.analysis.step_times import rank_by_iteration
 from raybench.cli.results import load_summary
@@ -33,6 +33,7 @@ from raybench.report.charts.chart import (
     other_figures,
     why_no_figure,
 )
+from raybench.report.charts.grammar import axis, bar_panels
 from raybench.report.charts.history import history_figure
 from raybench.report.charts.rates import memory_bandwidth_figure
 from raybench.report.charts.steps import parts_figure
@@ -245,6 +246,31 @@ def test_a_single_slow_step_stays_visible_where_columns_stand_for_many():
     assert by_rank.shape == (2, 20)
     assert by_rank.loc[1].max() == 16.0
     assert by_rank.loc[0].max() < 8.1
+
+
+@pytest.mark.parametrize(("reason", "is_doubt"), [("power_cap", False), ("heat", True)])
+def test_only_points_that_heat_or_a_fault_slowed_down_are_orange_in_the_telemetry(reason, is_doubt):
+    times = pd.date_range(START, periods=50, freq="s")
+    telemetry = pd.DataFrame({"node_id": "node-a", "index": 0, "time": times, "power_w": 500.0})
+    telemetry[["sm_clock_mhz", "temperature_c", "gpu_utilization_pct"]] = np.nan
+    data = ChartData(summary=make_summary(make_sweep()), telemetry=telemetry)
+    data.rows[:] = [
+        replace(row, started_at=START, duration_s=9.0, throttled=True, throttle_reasons=[reason])
+        for row in data.rows
+    ]
+    figure = telemetry_figure(data)
+    assert figure is not None
+    assert ("Orange" in figure.note) == is_doubt
+    assert {mark["fill"] == "var(--held)" for mark in marks(figure, "fill")} == {is_doubt}
+
+
+def test_panels_of_bars_of_one_title_have_one_scale_with_room_for_the_texts_beyond_intervals():
+    bar = {"x": 8.0, "low": 7.0, "high": 10.0, "text": "8.000 ms", "tip": "", "line": ""}
+    panels = bar_panels([("", f"bar {place}", [bar]) for place in range(15)], axis("ms"))
+    assert [len(panel.layers[0]["data"]["values"]) for panel in panels] == [7, 8]
+    scales = [panel.layers[0]["encoding"]["x"]["scale"]["domain"] for panel in panels]
+    assert scales[0] == scales[1]
+    assert scales[0][1] > 11
 
 
 def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry():

@@ -23,8 +23,8 @@ from builders import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.analysis.losses import LOSSES
 from raybench.analysis.rows import value_of
+from raybench.analysis.scaling import LOSSES
 from raybench.analysis.settings import setting
 from raybench.job.point import Precision
 from raybench.records import Status
@@ -33,7 +33,7 @@ from raybench.report.lead import amount, answer_metric, lead
 from raybench.report.point_settings import distinguishing_settings, short_name
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
-from raybench.results.metrics.parts import BREAKDOWN
+from raybench.results.breakdown import BREAKDOWN
 from raybench.results.point_row import PointRow
 
 ON_ONE = {"world_size": 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -124,19 +123,6 @@ def test_a_kill_before_the_old_parts_are_removed_shows_each_row_once(store, monk
     assert_same(rows(store), before)
 
 
-def test_a_kill_before_the_rename_leaves_the_parts_as_they_are(store, monkeypatch):
-    def killed(*_):
-        raise Killed
-
-    before, names = rows(store), parts(store, "samples")
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", killed)
-        with pytest.raises(Killed):
-            compact_run(store.root, RUN)
-    assert parts(store, "samples") == names
-    assert_same(rows(store), before)
-
-
 def test_samples_without_a_row_do_not_come_back(store):
     store.write_records([(5, make_record(make_point(world_size=16)))])
     (part,) = (path for path in parts(store, "points") if path.name.startswith("00005"))
@@ -168,8 +154,3 @@ def test_a_part_of_a_newer_version_stays_as_it_is(store):
     with pytest.raises(ResultsError, match="written by a newer raybench"):
         compact_run(store.root, RUN)
     assert parts(store, "samples") == names
-
-
-def test_an_interrupted_run_is_compacted(store):
-    store.write_run(replace(make_run(RUN), status=RunStatus.INTERRUPTED))
-    assert compact_run(store.root, RUN).parts_after == 5

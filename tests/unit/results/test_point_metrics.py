@@ -10,8 +10,8 @@ from builders import make_device, make_measurement, make_point, make_record, mak
 
 from raybench.job.point import Precision
 from raybench.records import Breakdown, Record, Repetition, WallTimes
-from raybench.results.metrics import rates
-from raybench.results.metrics.steps import mean_step_ms
+from raybench.results import metrics
+from raybench.results.metrics import mean_step_ms
 from raybench.results.point_row import point_metrics
 from raybench.stats.outliers import MARK_ERRORS
 
@@ -176,7 +176,7 @@ def test_bandwidths_are_those_of_nccl_tests():
 
 
 def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product(monkeypatch):
-    monkeypatch.setattr(rates, "dense_peak_tflops", lambda name, precision: 1000.0)
+    monkeypatch.setattr(metrics, "dense_peak_tflops", lambda name, precision: 1000.0)
     ranks = (
         rank(0, 10.0, flops_per_step=4e12, model_flops_per_step=5e12, gemm_tflops=800.0),
         rank(1, 10.0, flops_per_step=4e12, model_flops_per_step=5e12, gemm_tflops=750.0),
@@ -192,7 +192,7 @@ def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product
 
 def test_an_unknown_device_or_a_cpu_has_no_mfu(monkeypatch):
     peaks = {"Known": 1000.0, "Slower": 500.0}
-    monkeypatch.setattr(rates, "dense_peak_tflops", lambda name, precision: peaks.get(name))
+    monkeypatch.setattr(metrics, "dense_peak_tflops", lambda name, precision: peaks.get(name))
     ranks = [rank(n, 10.0, flops_per_step=4e12) for n in (0, 1)]
 
     def mfu(*names, kind="cuda"):
@@ -295,5 +295,5 @@ def test_items_that_some_ranks_do_not_finish_count_for_those_that_do():
 
 def test_rates_need_no_more_than_the_step_time():
     record: Record = make_record(measurements=(rank(0, 10.0, memory_bytes=10**9),))
-    assert rates.rate_columns(record, 10.0).memory_gb_s == pytest.approx(100.0)
-    assert rates.rate_columns(record, 0.0).memory_gb_s is None
+    assert metrics.rate_columns(record, 10.0).memory_gb_s == pytest.approx(100.0)
+    assert metrics.rate_columns(record, 0.0).memory_gb_s is None

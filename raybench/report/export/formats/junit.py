@@ -49,6 +49,7 @@ def export(summary: Summary) -> str:
 
 
 def _case(point: ExportedPoint, summary: Summary) -> Case:
+    """Return the test case of a point; one that ended otherwise without failing has output."""
     row = point.row
     reason = point.error or formatting.STATUS_WORDS[row["status"]]
     outcome: Literal["ok", "output", "error", "skipped"] = "ok"
@@ -73,7 +74,10 @@ def _case(point: ExportedPoint, summary: Summary) -> Case:
 def format_suite(
     name: str, run: Run, properties: Mapping[str, object], cases: Sequence[Case]
 ) -> str:
-    """Return the XML of one suite with these cases."""
+    """Return the XML of one suite with these cases in their order, and their counts.
+
+    name: of the suite. run: has its time and host. properties: of the suite.
+    """
     outcomes = [case.outcome for case in cases]
     known = [case.seconds for case in cases if case.seconds is not None]
     counts = {
@@ -101,6 +105,7 @@ def format_suite(
 
 
 def _add_outcome(element: ET.Element, case: Case) -> None:
+    """Append how a case ended to its element; nothing where it is ok."""
     message = plain(case.message)
     if case.outcome in ("error", "failure"):
         ended = ET.SubElement(element, case.outcome, {"type": plain(case.kind), "message": message})
@@ -112,6 +117,7 @@ def _add_outcome(element: ET.Element, case: Case) -> None:
 
 
 def _add_properties(parent: ET.Element, values: Mapping[str, object]) -> None:
+    """Append an element `properties` with these names and values."""
     holder = ET.SubElement(parent, "properties")
     for name, value in values.items():
         ET.SubElement(holder, "property", {"name": plain(name), "value": plain(value)})

@@ -39,6 +39,7 @@ def upload(summary: Summary) -> str:
 
 
 def _write(client: Any, summary: Summary) -> str:
+    """Write a run and its points; return a line about it. Raises UsageError if it is there."""
     run = summary.run
     experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.job_name
     experiment_id = _experiment(client, experiment)
@@ -62,6 +63,7 @@ def _write(client: Any, summary: Summary) -> str:
 
 
 def _experiment(client: Any, name: str) -> str:
+    """Return the id of the experiment of this name; creates it where there is none."""
     found = client.get_experiment_by_name(name)
     return str(found.experiment_id if found else client.create_experiment(name))
 
@@ -69,6 +71,7 @@ def _experiment(client: Any, name: str) -> str:
 def _write_point(
     client: Any, experiment_id: str, parent: str, point: ExportedPoint, run_id: str
 ) -> None:
+    """Write a point as an MLflow run below the run `parent`, and end it as the point ended."""
     from mlflow.entities import Metric, Param
 
     row = point.row

@@ -50,6 +50,7 @@ def upload(summary: Summary) -> str:
 
 
 def _write_point(wandb: Any, project: str, point: ExportedPoint, summary: Summary) -> None:
+    """Write a point as a W&B run; a second time the same run is written again."""
     run, row = summary.run, point.row
     named = {"run_id": run.run_id, "job_name": run.job_name}
     facts = {**named, "started_at": run.started_at.isoformat(), **facts_of_run(summary)}

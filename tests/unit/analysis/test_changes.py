@@ -9,8 +9,7 @@ import pytest
 from builders import START, make_device, make_row
 from compared import write
 
-from raybench.analysis.environment_changes import changes, facts
-from raybench.analysis.point_changes import PointChange, point_changes
+from raybench.analysis.changes import PointChange, changes, facts, point_changes
 from raybench.results import reader
 
 

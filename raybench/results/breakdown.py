@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from raybench.records import NO_COLLECTIVES, Breakdown, Measurement, Traffic
 from raybench.records.metric import Column
-from raybench.results.metrics.steps import NS_PER_MS, data_wait_ms
+from raybench.results.metrics import NS_PER_MS, data_wait_ms
 from raybench.stats import summary as stats
 from raybench.stats.outliers import (
     NEARLY_ALL,
@@ -129,14 +129,15 @@ class PartColumns:
 
 
 def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartColumns:
-    """Compute the columns. step_ms: the point's median step.
+    """Return the columns. step_ms: the point's median step.
 
     Those of the breakdown are None unless all ranks have one: the slowest rank could lack it.
     """
     broken_down = [m.breakdown for m in measurements if m.breakdown is not None]
     if len(broken_down) < len(measurements):
         return PartColumns(slowest_rank=_slowest_by_timed_steps(measurements, step_ms))
-    local_ms = _local_ms(broken_down)
+    local_steps = [list(chain(*b.local_ms)) for b in broken_down]
+    local_ms = list(map(median, local_steps)) if all(local_steps) else []
     longest_ms = max(local_ms, default=None)
     slowest = 0 if longest_ms is None else local_ms.index(longest_ms)
     own = broken_down[slowest]
@@ -149,7 +150,8 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
         busy_ms = longest_ms - (data_wait_ms(measurements[slowest : slowest + 1]) or 0.0)
     # The shortest over ranks: the rank that comes last does not wait.
     comm_ms = stats.median_of_smallest([b.comm_ms for b in broken_down])
-    hooked_ms = _hooked_step_ms(broken_down)
+    hooked = [b.hooked_ms for b in broken_down]
+    hooked_ms = max(map(median, hooked)) if all(hooked) else None
     is_same = hooked_ms is not None and abs(hooked_ms - step_ms) <= _SAME_STEP_SHARE * step_ms
     methods = dict(broken_down[0].methods)
     if methods and hooked_ms is not None and not is_same:
@@ -215,12 +217,6 @@ def _of_all(values: Sequence[float | None]) -> tuple[float, ...] | None:
     return known if len(known) == len(values) else None
 
 
-def _local_ms(broken_down: Sequence[Breakdown]) -> list[float]:
-    """Return the median local step of each rank, in ms; empty where one has none."""
-    steps = [list(chain(*b.local_ms)) for b in broken_down]
-    return [median(of_rank) for of_rank in steps] if all(steps) else []
-
-
 def _largest(
     broken_down: Sequence[Breakdown], amount: Callable[[Traffic], int]
 ) -> dict[str, int] | None:
@@ -243,12 +239,6 @@ def _busbw_of_gradients(
     if not comm_ms or [one.kind for one in sent] != ["all_reduce"]:
         return None
     return {"all_reduce": sent[0].bus_bytes / (comm_ms / _MS_PER_S) / _BYTES_PER_GB}
-
-
-def _hooked_step_ms(broken_down: Sequence[Breakdown]) -> float | None:
-    """Return the median step with timed communication, in ms, of the rank that took longest."""
-    hooked = [b.hooked_ms for b in broken_down]
-    return max(map(median, hooked)) if all(hooked) else None
 
 
 def _wait_ms(

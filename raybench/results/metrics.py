@@ -1,0 +1,494 @@
+"""The metrics of a point, by subject: step times, rates, conditions, memory.
+
+Of each subject: its columns, the function that computes them from a record, and what of them makes
+a number doubtful. Where the step goes is in `breakdown.py`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated
+
+from raybench.hardware.peaks import dense_peak_tflops
+from raybench.job.point import SCRIPT
+from raybench.records import Device, Measurement, RankMetrics, Record
+from raybench.records.metric import Column, combine_ranks
+from raybench.stats import summary as stats
+
+if TYPE_CHECKING:
+    from raybench.job.model import Measure
+
+NS_PER_MS = 1e6
+# A step time that is known worse than this, to either side, is no measure for others.
+WIDEST_INTERVAL = 0.10
+_ENOUGH_SAMPLES = 10
+# The mean step may be so much longer than the median one without a warning.
+_RARE_STALLS = 0.01
+# A time budget is taken for reached from this share of it on.
+_NEARLY = 0.95
+NO_ITEMS = "no throughput: the workload does not set items_per_step"
+_MS_PER_S = 1e3
+_BYTES_PER_GB = 1e9
+_FLOP_PER_TFLOP = 1e12
+# Power limits act after some ten milliseconds.
+_BURST_MS, _BURST_STEPS = 30.0, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepColumns:
+    """How long steps take, and over how many of them that is."""
+
+    repeats: Annotated[int | None, Column("", "builds of the workload")] = None
+    warmup_iterations: Annotated[int | None, Column("", "done")] = None
+    iterations: Annotated[int | None, Column("", "timed samples")] = None
+    inner_iterations: Annotated[int | None, Column("", "steps per timed sample")] = None
+    step_ms_mean: Annotated[float | None, Column("ms", "whole time over its steps")] = None
+    step_ms_p50: Annotated[float | None, Column("ms", "median step time")] = None
+    step_ms_p90: Annotated[float | None, Column("ms", "90th percentile")] = None
+    step_ms_p95: Annotated[float | None, Column("ms", "95th percentile")] = None
+    step_ms_p99: Annotated[
+        float | None,
+        Column("ms", "the 99th percentile of the iterations", heading="p99", format="time"),
+    ] = None
+    step_ms_min: Annotated[float | None, Column("ms", "minimum")] = None
+    step_ms_max: Annotated[float | None, Column("ms", "maximum")] = None
+    step_ms_std: Annotated[float | None, Column("ms", "standard deviation")] = None
+    step_ms_ci_low: Annotated[
+        float | None, Column("ms", "95 % interval of the median, low end")
+    ] = None
+    step_ms_ci_high: Annotated[
+        float | None, Column("ms", "95 % interval of the median, high end")
+    ] = None
+    skew_ms_p50: Annotated[float | None, Column("ms", "slowest less fastest rank, median")] = None
+    stable: Annotated[bool | None, Column("", "the level stays; null: too few steps")] = None
+    first_step_ms: Annotated[
+        float | None,
+        Column(
+            "ms",
+            "first step after the build, slowest rank",
+            heading="first",
+            meaning="the first step after the workload was built, on the slowest rank",
+            format="time",
+        ),
+    ] = None
+    compiled_step_ms: Annotated[
+        float | None,
+        Column(
+            "ms",
+            "first step after torch.compile, slowest rank",
+            heading="compiled",
+            meaning="the first step after the last compiling one, on the slowest rank",
+            format="time",
+        ),
+    ] = None
+    new_processes: Annotated[
+        bool | None, Column("", "they had run no point before: a first step is cold")
+    ] = None
+    data_ms: Annotated[
+        float | None,
+        Column("ms", "the host waits for the next batch", heading="data", format="part"),
+    ] = None
+
+
+def step_columns(record: Record) -> StepColumns:
+    """Return the columns, from the timed samples of the ranks that work.
+
+    Raises ValueError where ranks differ in their sample counts: our bug, never the user's.
+    """
+    measurements = record.measurements
+    first = measurements[0].repetitions
+    repeats = [
+        [
+            float(ns) / NS_PER_MS
+            for ns in stats.step_series([m.repetitions[at].timed.step_ns for m in measurements])
+        ]
+        for at in range(len(first))
+    ]
+    ranks = [[ns / NS_PER_MS for ns in m.step_ns] for m in measurements]
+    summary = stats.summarize([ms for repeat in repeats for ms in repeat])
+    interval = stats.median_interval(repeats)
+    settled = [repetition.settled for m in measurements for repetition in m.repetitions]
+    # A script's first step is part of its set-up.
+    is_cold_known = record.point.workload != SCRIPT
+    builds = [m.repetitions[0] for m in measurements if is_cold_known]
+    first_ns = [ns for build in builds for ns in build.warmup.step_ns[:1]]
+    # The first warm-up step that compiled nothing, of ranks that compiled before it.
+    compiled = [(b.compiling_steps, b.warmup.step_ns) for b in builds if b.compiling_steps]
+    after_ns = [ns for compiling, step_ns in compiled for ns in step_ns[compiling:][:1]]
+    are_new = [m.is_of_new_process for m in measurements]
+    return StepColumns(
+        repeats=len(repeats),
+        warmup_iterations=sum(len(repetition.warmup.step_ns) for repetition in first),
+        iterations=sum(map(len, repeats)),
+        inner_iterations=max(repetition.inner_iterations for repetition in first),
+        step_ms_mean=mean_step_ms(record),
+        step_ms_p50=summary.p50,
+        step_ms_p90=summary.p90,
+        step_ms_p95=summary.p95,
+        step_ms_p99=summary.p99,
+        step_ms_min=summary.min,
+        step_ms_max=summary.max,
+        step_ms_std=summary.std,
+        step_ms_ci_low=interval.low if interval else None,
+        step_ms_ci_high=interval.high if interval else None,
+        skew_ms_p50=stats.median_skew(ranks) if len(ranks) > 1 else None,
+        stable=False if False in settled else None if None in settled else True,
+        first_step_ms=max(first_ns) / NS_PER_MS if first_ns else None,
+        compiled_step_ms=max(after_ns) / NS_PER_MS if after_ns else None,
+        new_processes=None if not is_cold_known or None in are_new else all(are_new),
+        data_ms=data_wait_ms(measurements),
+    )
+
+
+def typical_step_ms(record: Record) -> float:
+    """Return the median step of a point that was measured, in ms."""
+    return stats.step_time([m.step_ns for m in record.measurements]) / NS_PER_MS
+
+
+def mean_step_ms(record: Record) -> float:
+    """Return the time of the timed phase over its steps, in ms, on the rank that took longest.
+
+    Rates such as samples/s follow this mean.
+    """
+    return max(fmean(m.step_ns) for m in record.measurements) / NS_PER_MS
+
+
+def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
+    """Return the median over iterations of the longest wait for data of a rank, in ms.
+
+    None where no rank timed such waits.
+    """
+    waits_ns = [
+        [ns for samples in timed for ns in samples.part_ns.get("data", (0,) * len(samples.step_ns))]
+        for measurement in measurements
+        if (timed := [repetition.timed for repetition in measurement.repetitions])
+        and any("data" in samples.part_ns for samples in timed)
+    ]
+    return stats.summarize(stats.per_iteration_max(waits_ns)).p50 / NS_PER_MS if waits_ns else None
+
+
+def half_interval(row: StepColumns) -> float | None:
+    """Return half of the 95 % interval of the step time, over the step time; None: not known."""
+    step_ms, low, high = row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high
+    return None if not step_ms or low is None or high is None else (high - low) / 2 / step_ms
+
+
+def is_imprecise(row: StepColumns) -> bool:
+    """Return whether the step time is known too badly to be compared, or to be called the best.
+
+    False with fewer than ten samples: these have a wide interval though nothing is wrong.
+    """
+    half_width = half_interval(row)
+    is_enough = row.iterations is None or row.iterations >= _ENOUGH_SAMPLES
+    return is_enough and half_width is not None and half_width > WIDEST_INTERVAL
+
+
+def shortfall_warnings(row: StepColumns, measure: Measure) -> Iterator[str]:
+    """Yield what the job asked for and the measurement did not reach."""
+    samples, wanted = row.iterations or 0, measure.iterations.min * measure.repeats
+    if samples < wanted:
+        yield f"time budget: {samples} of {wanted} iterations"
+    steps = samples * (row.inner_iterations or 1)
+    # Of a repeat.
+    timed_s = (row.step_ms_mean or 0.0) * steps / (row.repeats or 1) / 1000
+    if measure.is_quick:
+        yield f"quick: {timed_s:.2g} s timed"
+    elif not measure.iterations.is_fixed and timed_s < _NEARLY * measure.min_seconds:
+        yield f"time budget: {timed_s:.2g} s of {measure.min_seconds:g} s timed"
+    half_width = half_interval(row)
+    if half_width is not None and half_width > measure.target_ci:
+        yield (
+            f"step time is known to ±{half_width:.1%} only; "
+            f"the job asks for ±{measure.target_ci:.1%}"
+        )
+
+
+def unsteady_warnings(row: StepColumns, record: Record, measure: Measure) -> Iterator[str]:
+    """Yield that some steps are much longer than most, or that the step time changes its level."""
+    mean_ms, median_ms = row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0
+    if mean_ms > (1 + _RARE_STALLS) * median_ms:
+        yield (
+            f"some steps are much longer: the mean of {mean_ms:.4g} ms, which the rates follow, "
+            f"is {mean_ms / median_ms - 1:.1%} above the median"
+        )
+    if row.stable is False:
+        warmups = [len(r.warmup.step_ns) for m in record.measurements for r in m.repetitions]
+        yield f"step time changes its level still after {max(warmups)} iterations of warm-up"
+    elif row.stable is None and not measure.iterations.is_fixed:
+        yield "too few steps to tell whether their time is steady"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateColumns:
+    """What a step finishes, moves and computes, over its mean time."""
+
+    throughput: Annotated[
+        float | None,
+        Column(
+            "samples/s",
+            "of all ranks, by the mean step",
+            heading="samples/s",
+            meaning="all {ranks} together",
+        ),
+    ] = None
+    achieved_tflops_per_device: Annotated[
+        float | None,
+        Column("TFLOP/s", "FLOPs over step time", heading="TFLOP/s", meaning="of one device"),
+    ] = None
+    gemm_tflops_per_device: Annotated[
+        float | None, Column("TFLOP/s", "of large matrix products, sustained")
+    ] = None
+    burst_tflops_per_device: Annotated[
+        float | None,
+        Column(
+            "TFLOP/s",
+            "first 30 ms of the warm-up",
+            heading="burst",
+            meaning="TFLOP/s in the first 30 ms of the warm-up, before a power limit acts",
+        ),
+    ] = None
+    mfu_pct: Annotated[
+        float | None,
+        Column(
+            "%", "TFLOP/s as a share of the datasheet's dense peak", heading="MFU", format="percent"
+        ),
+    ] = None
+    mfu_6n_pct: Annotated[
+        float | None,
+        Column(
+            "%",
+            "of the peak, by 6 N and attention a token",
+            heading="MFU 6N",
+            meaning="as MFU, by 6 operations for each of all parameters and by attention, "
+            "per token",
+            format="percent",
+        ),
+    ] = None
+    gemm_share_pct: Annotated[
+        float | None,
+        Column(
+            "%",
+            "achieved over gemm",
+            heading="%GEMM",
+            meaning="TFLOP/s as a share of what large matrix products reach on this device",
+            format="percent",
+        ),
+    ] = None
+    algbw_gb_s: Annotated[
+        float | None,
+        Column("GB/s", "bytes over step time, as nccl-tests counts them", heading="algbw GB/s"),
+    ] = None
+    busbw_gb_s: Annotated[
+        float | None,
+        Column(
+            "GB/s",
+            "algbw times the operation's factor, as nccl-tests counts it",
+            heading="busbw GB/s",
+        ),
+    ] = None
+    memory_gb_s: Annotated[
+        float | None, Column("GB/s", "bytes read and written over step time", heading="memory GB/s")
+    ] = None
+
+
+def rate_columns(record: Record, step_ms: float) -> RateColumns:
+    """Return the rates of a record whose mean step takes `step_ms`; None where nothing is known."""
+    measurements, step_s = record.measurements, step_ms / _MS_PER_S
+    first = measurements[0]
+    items = sum(m.items_per_step for m in measurements if m.items_per_step)
+    algbw = _rate(first.message_bytes, step_s, _BYTES_PER_GB)
+    factor = first.busbw_factor
+    flops = combine_ranks("max", [m.flops_per_step for m in measurements])
+    by_model = combine_ranks("max", [m.model_flops_per_step for m in measurements])
+    achieved = _rate(flops, step_s, _FLOP_PER_TFLOP)
+    product = combine_ranks("min", [m.gemm_tflops for m in measurements])
+    burst_ms = _burst_ms(measurements) if record.point.batch_size is None else None
+    peak = _peak_tflops(record)
+    return RateColumns(
+        throughput=_rate(items or None, step_s),
+        achieved_tflops_per_device=achieved,
+        gemm_tflops_per_device=product,
+        burst_tflops_per_device=_rate(flops, (burst_ms or 0.0) / _MS_PER_S, _FLOP_PER_TFLOP),
+        mfu_pct=_percent(achieved, peak),
+        mfu_6n_pct=_percent(_rate(by_model, step_s, _FLOP_PER_TFLOP), peak),
+        gemm_share_pct=_percent(achieved, product),
+        algbw_gb_s=algbw,
+        busbw_gb_s=algbw * factor if algbw is not None and factor is not None else None,
+        memory_gb_s=_rate(first.memory_bytes, step_s, _BYTES_PER_GB),
+    )
+
+
+def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
+    """Return the median step in the first 30 ms of the warm-up, in ms, of the slowest rank.
+
+    The very first step is left out. None where a rank has fewer than three steps after it.
+    """
+    medians = []
+    for measurement in measurements:
+        steps_ms = [ns / NS_PER_MS for ns in measurement.repetitions[0].warmup.step_ns[1:]]
+        fitting = sum(at_ms <= _BURST_MS for at_ms in accumulate(steps_ms))
+        first_ms = steps_ms[: max(_BURST_STEPS, fitting)]
+        if len(first_ms) < _BURST_STEPS:
+            return None
+        medians.append(statistics.median(first_ms))
+    return max(medians)
+
+
+def _peak_tflops(record: Record) -> float | None:
+    """Return the datasheet's peak of the slowest model; None where that of one is not known."""
+    precision = record.point.precision
+    models = [device for device in record.devices if device.kind == "cuda"]
+    peaks = [dense_peak_tflops(device.name, precision) for device in models]
+    return min((p for p in peaks if p is not None), default=None) if all(peaks) else None
+
+
+def rate_warnings(row: RateColumns) -> Iterator[str]:
+    """Yield that more was computed than the device can."""
+    if row.mfu_pct is not None and row.mfu_pct > 100:
+        yield (
+            f"{row.mfu_pct:.0f}% of the device's peak is impossible: the operations or the "
+            "peak are counted wrong, or the precision is not what was asked for"
+        )
+
+
+def _rate(amount: float | None, step_s: float, unit: float = 1.0) -> float | None:
+    return amount / step_s / unit if amount is not None and step_s > 0 else None
+
+
+def _percent(part: float | None, whole: float | None) -> float | None:
+    return part / whole * 100 if part is not None and whole else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConditionColumns:
+    """What devices and libraries did meanwhile."""
+
+    throttled: Annotated[bool | None, Column("", "clocks were held down")] = None
+    throttle_reasons: Annotated[tuple[str, ...] | None, Column("", "why, as NVML names it")] = None
+    sm_clock_mhz_p50: Annotated[
+        float | None, Column("MHz", "median while timed, slowest device")
+    ] = None
+    transports: Annotated[
+        tuple[str, ...] | None, Column("", "ways of the bytes between ranks, as NCCL names them")
+    ] = None
+    nccl_choices: Annotated[
+        tuple[str, ...] | None,
+        Column(
+            "",
+            "what NCCL ran for collectives, by its log",
+            heading="NCCL ran",
+            meaning="algorithm and protocol of the collectives of a step, by NCCL's own log",
+            format="choices",
+        ),
+    ] = None
+    attention_kernels: Annotated[
+        tuple[str, ...] | None, Column("", "of torch's, those that a step ran")
+    ] = None
+
+
+def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
+    """Return the columns; a clock is None unless all ranks read theirs."""
+    marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
+    is_known = any(marks)
+    reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
+    clocks = [statistics.median(m.sm_clocks_mhz) for m in measurements if m.sm_clocks_mhz]
+    return ConditionColumns(
+        throttled=any(map(any, marks)) if is_known else None,
+        throttle_reasons=tuple(reasons) if is_known else None,
+        # The slowest device sets the pace.
+        sm_clock_mhz_p50=min(clocks) if clocks and len(clocks) == len(measurements) else None,
+        transports=tuple(sorted({way for m in measurements for way in m.transports})) or None,
+        nccl_choices=tuple(dict.fromkeys(c for m in measurements for c in m.nccl_choices)) or None,
+        attention_kernels=tuple(sorted({k for m in measurements for k in m.attention_kernels}))
+        or None,
+    )
+
+
+def throttling_warnings(row: ConditionColumns, record: Record) -> Iterator[str]:
+    """Yield in how many of the samples the clocks were limited, and why."""
+    if row.throttled:
+        timed = [r.timed.throttled for m in record.measurements for r in m.repetitions]
+        marks = [mark for marks in timed for mark in marks]
+        reasons = ", ".join(row.throttle_reasons or ()) or "reason unknown"
+        yield f"clocks were limited in {sum(marks) / len(marks):.0%} of the samples: {reasons}"
+
+
+def crowding(devices: Sequence[Device]) -> Iterator[str]:
+    """Yield a sentence for each host whose CPU workers have less than a core each.
+
+    Nodes of Ray may be of one host: its cores count once.
+    """
+    hosts: dict[tuple[str, str], list[Device]] = {}
+    for device in devices:
+        if device.kind == "cpu":
+            hosts.setdefault((device.host, device.address), []).append(device)
+    for (host, _), workers in hosts.items():
+        cores = max(worker.cpu_count for worker in workers)
+        if len(workers) > cores:
+            yield f"{len(workers)} CPU workers share {cores} core{'s' * (cores != 1)} of {host}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryColumns:
+    """The parts of the memory at its peak, of the rank that holds most."""
+
+    mem_parameters_bytes: Annotated[
+        int | None,
+        Column("bytes", "parameters and buffers of the model", heading="params", format="gib"),
+    ] = None
+    mem_gradients_bytes: Annotated[
+        int | None,
+        Column("bytes", "gradients that are there at the peak", heading="grads", format="gib"),
+    ] = None
+    mem_optimizer_bytes: Annotated[
+        int | None, Column("bytes", "the optimizer's state", heading="state", format="gib")
+    ] = None
+    mem_activations_bytes: Annotated[
+        int | None,
+        Column("bytes", "activations, and what else the step adds", heading="acts", format="gib"),
+    ] = None
+    mem_other_bytes: Annotated[
+        int | None,
+        Column(
+            "bytes", "other memory before the step: data, buckets", heading="other", format="gib"
+        ),
+    ] = None
+    mem_estimate_bytes: Annotated[
+        int | None,
+        Column(
+            "bytes",
+            "of the peak, from the settings, before it ran",
+            heading="estimate",
+            meaning="what was estimated of the peak before the point ran, from its settings alone",
+            format="gib",
+        ),
+    ] = None
+
+
+def memory_columns(record: Record) -> MemoryColumns:
+    """Return the parts of the rank that holds most; None where a rank has no breakdown."""
+    broken_down = [m.breakdown for m in record.measurements if m.breakdown is not None]
+    peaks = [b.peak for b in broken_down if b.peak is not None]
+    if not peaks or len(broken_down) < len(record.measurements):
+        return MemoryColumns(mem_estimate_bytes=record.mem_estimate_bytes)
+    parts = asdict(max(peaks, key=lambda one: one.total_bytes))
+    named = {f"mem_{name}": value for name, value in parts.items()}
+    return MemoryColumns(mem_estimate_bytes=record.mem_estimate_bytes, **named)
+
+
+def allocation_warnings(row: RankMetrics) -> Iterator[str]:
+    """Yield what the allocator did in timed steps that a steady step does without."""
+    if row.alloc_retries:
+        yield (
+            f"the timed steps include {row.alloc_retries} retries of the allocator, which had to "
+            "give back what it kept: memory is short, take a smaller batch"
+        )
+    elif row.device_allocs:
+        yield (
+            f"the timed steps include {row.device_allocs} calls of cudaMalloc: memory had not "
+            "settled, warm up for longer"
+        )
