@@ -27,7 +27,6 @@ from raybench.report.documents import Document, records
 from raybench.report.plain_text import plain_lines, shorten
 from raybench.report.point_settings import setting_columns
 from raybench.report.references import Standing
-from raybench.report.sections.ranks import ranks_of_point
 from raybench.report.sections.regions import region_columns
 from raybench.results.run import Run, RunStatus
 
@@ -306,6 +305,8 @@ class PointDetails(Document):
 
     def _tables(self) -> Iterator[Table]:
         """Yield the tables of ranks, of regions and of modules that are not empty."""
+        from raybench.report.sections.ranks import ranks_of_point  # loads pandas
+
         unit = formatting.unit_of([self.row])
         if len(self.ranks):
             yield _table_of_frame(self.ranks, "")
