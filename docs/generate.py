@@ -21,7 +21,7 @@ from raybench.analysis.rows import ScaledRow
 from raybench.cli import COMMANDS
 from raybench.job.model import job_schema
 from raybench.report.glossary import load_glossary
-from raybench.report.marks import MARKS
+from raybench.report.messages import MARKS
 from raybench.results.columns import columns_of
 from raybench.results.tables import TABLES, schema
 

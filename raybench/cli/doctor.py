@@ -71,7 +71,7 @@ def format_text(diagnosis: Diagnosis) -> str:
     from rich.text import Text
 
     from raybench.report.plain_text import plain
-    from raybench.report.text.terminal import render_parts
+    from raybench.report.terminal import render_parts
 
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)

@@ -184,7 +184,7 @@ def _meanings(wanted: str) -> Iterator[str]:
     """Yield what a term means, as a word, as marks, and as a heading or column."""
     from raybench.analysis.rows import BY_NAME
     from raybench.report.glossary import load_glossary
-    from raybench.report.marks import MARKS
+    from raybench.report.messages import MARKS
 
     key = wanted.lower()
     for entry in load_glossary():

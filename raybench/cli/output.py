@@ -141,7 +141,7 @@ def write_document(document: Document, kind: str = "terminal") -> None:
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return columns of text, as wide as the terminal at most, plain where it is piped."""
     from raybench.report.blocks import SETTING_CHARS, Column, Table
-    from raybench.report.text.terminal import render
+    from raybench.report.terminal import render
 
     columns = (
         Column(

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from raybench.analysis.rows import ScaledRow
     from raybench.health.report import HealthReport
     from raybench.report.charts.chart import RankTimes
-    from raybench.report.point_details import PointDetails, PointList
+    from raybench.report.show import PointDetails, PointList
     from raybench.report.summary import Summary
     from raybench.results.run import Run
 
@@ -80,7 +80,7 @@ def report_command(
     references: References,
     github: bool,
 ) -> None:
-    """How RUN scales: step time, speed-up and efficiency against the baseline.
+    """Report what RUN found: what its job asks, or the verdicts of a health check.
 
     RUN is a run id, a unique prefix of one, the name of a job (its newest run), `latest`, one of
     these in a folder of results inside the results (examples/gemm), or the path of a run.
@@ -229,7 +229,7 @@ def list_command(
     results: Path, last: int | None, is_all: bool, is_long: bool, as_json: bool
 ) -> None:
     """List the runs in the results, the newest last."""
-    from raybench.report.run_list import RunList
+    from raybench.report.show import RunList
     from raybench.results import reader
     from raybench.results.run import no_runs, run_ids
     from raybench.sweep.messages import name_program
@@ -319,7 +319,7 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
 
     Raises ResultsError where they wrote nothing and text is asked for.
     """
-    from raybench.report.run_list import format_logs
+    from raybench.report.show import format_logs
     from raybench.results import reader
 
     what, point_id = f"run {run_id}", "*"
@@ -331,7 +331,7 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
     if as_json:
         from dataclasses import asdict
 
-        from raybench.report.json_text import format_object
+        from raybench.report.documents import format_object
 
         return format_object(run_id=run_id, logs=[asdict(log) for log in logs])
     if not logs:
@@ -343,7 +343,7 @@ def _points(results: Path, run_id: str) -> PointList:
     """Return the latest attempt at each trial of a run, in the order of the first attempts."""
     from raybench.analysis.rounds import latest_trials
     from raybench.analysis.rows import point_rows
-    from raybench.report.point_details import PointList
+    from raybench.report.show import PointList
     from raybench.results import reader
 
     points = latest_trials(point_rows(reader.load(results, "points", run_id)))
@@ -365,7 +365,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         slowest_modules,
         slowest_regions,
     )
-    from raybench.report.point_details import PointDetails
+    from raybench.report.show import PointDetails
     from raybench.results import reader
     from raybench.results.tables import RegionRow, units
 
@@ -394,6 +394,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         row=row,
         rounds=len(measured),
         step_ms_interval=(scaled.step_ms_low, scaled.step_ms_high),
+        is_precision_unknown=summary.is_precision_unknown,
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
         regions=slowest_regions(typed_rows(regions, RegionRow)),

@@ -1,7 +1,7 @@
-"""What reports are made of: lines, listings, messages, tables and their legend, in any format.
+"""What reports are made of: lines, listings, tables and their legend, in any format.
 
-Producers put text from the results into blocks as it is. Each renderer (text/terminal.py,
-text/markdown.py, the templates of html/) makes it harmless in one place. Nothing here loads pandas.
+Producers put text from the results into blocks as it is. Each renderer (terminal.py,
+documents.py, the templates of html/) makes it harmless in one place. Nothing here loads pandas.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
-
-from raybench.report.plain_text import shorten
 
 if TYPE_CHECKING:
     from raybench.records.metric import Metric
@@ -21,8 +19,6 @@ T = TypeVar("T")
 MARKS_TITLE = "!"
 # Terminals do not fold cells of settings below this: `world_size` stays whole.
 SETTING_CHARS = 10
-_MAX_GROUPS = 20
-_MAX_CHARS = 300
 
 Tone = Literal["plain", "strong", "aside", "advice", "alarm", "good"]
 
@@ -54,43 +50,6 @@ class Listing:
     lines: Sequence[tuple[str, str]]
     is_quoted: bool = False
     otherwise: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageGroup:
-    """A message that `count` points have in common.
-
-    where: ranks, hosts and devices that reported it; empty where they are not known.
-    """
-
-    text: str
-    count: int
-    where: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Messages:
-    """Groups of messages under a title; `lines` holds the first 20 of them."""
-
-    title: str
-    groups: Sequence[MessageGroup]
-
-    @property
-    def lines(self) -> list[tuple[str, str]]:
-        """Return (`4 x `, message) of the first 20 groups; a message has at most 300 characters."""
-        return [
-            (
-                f"{group.count} x ",
-                shorten(group.text, _MAX_CHARS) + (f" ({group.where})" if group.where else ""),
-            )
-            for group in self.groups[:_MAX_GROUPS]
-        ]
-
-    @property
-    def rest(self) -> str:
-        """Return a sentence that counts the messages of all other groups; empty without any."""
-        more = sum(group.count for group in self.groups[_MAX_GROUPS:])
-        return f"and {more} more, each another; `--format json` has all" if more else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +147,7 @@ class Legend:
     """
 
 
-Block = Line | Listing | Messages | Table | Legend
+Block = Line | Listing | Table | Legend
 # A column, and the function that writes the cell of an item in it.
 ColumnOf = tuple[Column, Callable[[T], str | Cell]]
 

@@ -29,7 +29,7 @@ from raybench.report.answers import (
     with_most_ranks,
 )
 from raybench.report.blocks import Listing
-from raybench.report.marks import doubts
+from raybench.report.messages import doubts
 from raybench.report.plain_text import counted, span
 from raybench.results.breakdown import is_slowed_by_one_rank
 

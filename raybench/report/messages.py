@@ -1,4 +1,4 @@
-"""Failures and warnings of points, grouped: one message for all points that say the same.
+"""What makes points doubtful: letters in tables, and warnings and failures, grouped.
 
 The tables hold warnings and failures as texts. Texts that differ in figures only are one message,
 with the range of each figure.
@@ -8,18 +8,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from raybench.analysis.rounds import LARGEST_DRIFT, Trials
 from raybench.analysis.rows import ScaledRow
+from raybench.analysis.scaling import NORMAL_LIMITS
 from raybench.report import formatting
-from raybench.report.blocks import MessageGroup
+from raybench.report.blocks import Listing
+from raybench.report.plain_text import shorten
+from raybench.results.breakdown import is_slowed_by_one_rank
+from raybench.results.metrics import is_imprecise
 from raybench.results.point_row import PointRow
+
+# The letters that tables have for what makes the numbers of a point doubtful.
+MARKS = {
+    "u": "unsteady, the level of the step time still changes",
+    "w": "wide, the samples of a start leave more than ±10 % open",
+    "h": "host-bound, the device waits for the host",
+    "t": "throttled, the clocks were limited by heat or a fault",
+    "s": "one rank is slower than the others",
+    "c": "crowded, CPU workers share cores",
+    "n": "not alone, something else used its devices or nodes at the same time",
+    "q": "quick, a short look instead of seconds",
+    "b": "no breakdown, the parts exceed the step by more than 10 %",
+}
 
 # A figure with its unit. The rank that a sentence begins with is none: rank 1 and rank 3 are not
 # "rank 1 to 3".
 _FIGURE = re.compile(r"±?(?<!\d)(?<!^rank )\d+(?:[.,]\d+)*(?: (?:[KMGT]iB|bytes)\b|%)?")
 _BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _MAX_RANKS = 4
+_MAX_GROUPS = 20
+_MAX_CHARS = 300
 # A GPU at work runs at its power cap: a fact, which the head of the report has.
 _POWER_CAP = re.compile(r"clocks were .* of the samples: (?:power_cap|sync_boost|, )+$")
 _UNSTEADY = re.compile(
@@ -31,6 +51,59 @@ _HARM = (
     re.compile("clocks were|was not alone|something else|at the same time|other process"),
     re.compile("rank |host-bound|waits for the host|drifts"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageGroup:
+    """A message that `count` points have in common.
+
+    where: ranks, hosts and devices that reported it; empty where they are not known.
+    """
+
+    text: str
+    count: int
+    where: str = ""
+
+    def shortened(self, most: int) -> str:
+        """Return the text, cut to `most` characters, then the places in brackets."""
+        return shorten(self.text, most) + (f" ({self.where})" if self.where else "")
+
+
+def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
+    """Return (`4 x`, message) for each of the first 20 groups, then the number of others."""
+    lines = [(f"{one.count} x", one.shortened(_MAX_CHARS)) for one in groups[:_MAX_GROUPS]]
+    if more := sum(group.count for group in groups[_MAX_GROUPS:]):
+        lines.append((f"{more} x", "others, each another; `--format json` has all"))
+    return Listing(title=title, lines=lines, is_quoted=True)
+
+
+def doubts(row: ScaledRow) -> tuple[str, ...]:
+    """Return in words what makes the numbers of a point doubtful, as in ("unsteady", "quick")."""
+    found = marks(row)
+    words = [MARKS[mark].partition(",")[0] for mark in found if mark in "uwtcnq"]
+    if row.is_base_unsteady and "u" not in found:
+        words.append("against an unsteady point")
+    return tuple(words)
+
+
+def marks(row: ScaledRow) -> str:
+    """Return a letter for each doubt about a point; MARKS explains them."""
+    is_ok = row.status == "ok"
+    # A GPU at work runs at its power cap: only heat, a fault or an unknown reason is a doubt.
+    limits = set(row.throttle_reasons or ("unknown",)) - NORMAL_LIMITS
+    found = {
+        "u": row.stable is False,
+        "w": is_imprecise(row),
+        "h": row.host_bound,
+        "t": row.throttled and limits,
+        "s": is_slowed_by_one_rank(row),
+        "c": is_ok and row.crowded,
+        "n": is_ok and row.neighbours,
+        "q": is_ok and row.quick,
+        # The parts of steps that finish no items are not shown.
+        "b": row.why_no_breakdown is not None and row.throughput is not None,
+    }
+    return "".join(mark for mark, is_set in found.items() if is_set)
 
 
 def by_harm(groups: Iterable[MessageGroup]) -> tuple[MessageGroup, ...]:

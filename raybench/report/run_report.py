@@ -19,16 +19,16 @@ from raybench.report.blocks import (
     Legend,
     Line,
     Listing,
-    Messages,
     Table,
 )
 from raybench.report.documents import Document
 from raybench.report.lead import Insight, insights, listings
 from raybench.report.lead import lead as lead_of
-from raybench.report.plain_text import counted, shorten
+from raybench.report.messages import list_messages
+from raybench.report.plain_text import counted
 from raybench.report.sections import Section, all_sections, references
+from raybench.report.sections.points import MOST_ROWS, answer_table
 from raybench.report.summary import Summary
-from raybench.report.tables import MOST_ROWS, answer_table
 from raybench.sweep.messages import command
 from raybench.sweep.scheduler import WORTHWHILE
 
@@ -121,14 +121,14 @@ class RunReport(Document):
         return [(section, found) for section, found in tables if found]
 
     @property
-    def messages(self) -> list[Messages]:
+    def messages(self) -> list[Listing]:
         """Return what went wrong, is missing or is doubtful."""
         found = {
             "Failed and skipped points": self.summary.failures,
             "Without speed-up": self.summary.without_speed_up,
             "Warnings": self.summary.warnings,
         }
-        return [Messages(title=title, groups=groups) for title, groups in found.items() if groups]
+        return [list_messages(title, groups) for title, groups in found.items() if groups]
 
     @property
     def key_figures(self) -> list[Insight]:
@@ -184,10 +184,9 @@ class RunReport(Document):
                 yield Line(text=f"and {counted(left_out, 'more point')}: --full", tone="aside")
         else:
             yield Line(text="No point has been finished yet.", is_apart=True)
-        found = [group for messages in self.messages for group in messages.groups]
+        found = [*summary.failures, *summary.without_speed_up, *summary.warnings]
         for place, group in enumerate(found[:_MOST_WARNINGS]):
-            where = f" ({group.where})" if group.where else ""
-            text = f"{group.count} x {shorten(group.text, _WARNING_CHARS)}{where}"
+            text = f"{group.count} x {group.shortened(_WARNING_CHARS)}"
             yield Line(text=text, is_apart=place == 0)
         if (more := len(found) - _MOST_WARNINGS) > 0:
             yield Line(text=f"and {more} more: --full")

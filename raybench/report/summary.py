@@ -35,9 +35,8 @@ from raybench.report.answers import (
     settings_of_cases,
     usable_answer,
 )
-from raybench.report.blocks import MessageGroup
-from raybench.report.json_text import records
-from raybench.report.marks import MARKS, marks
+from raybench.report.documents import records
+from raybench.report.messages import MARKS, MessageGroup, marks
 from raybench.report.plain_text import counted, span
 from raybench.report.point_settings import distinguishing_settings
 from raybench.report.references import Standing, measurements, standings
@@ -170,16 +169,18 @@ class Summary:
         words |= {name: "batch" if name == "batch" else "" for name in names if name in apart}
         if "dtype" in first.params:  # it computes nothing in the precision
             words["precision"] = ""
-        elif first.workload == "script" and words["precision"] and not self._sets_precision:
+        elif words["precision"] and self.is_precision_unknown:
             words["precision"] = "precision as the script has it"
         if words["batch"] and first.scaling and "scaling" not in apart:
             words["batch"] += " per device" if first.scaling == "weak" else " over all devices"
         return ", ".join(filter(None, words.values()))
 
     @property
-    def _sets_precision(self) -> bool:
+    def is_precision_unknown(self) -> bool:
+        """Return whether a script ran whose job sets no precision: its rows have a default."""
         texts = (self.run.job_text, *overrides_in(self.run.argv))
-        return any(re.search(r"\bprecision\s*[:=]", text) for text in texts)
+        is_set = any(re.search(r"\bprecision\s*[:=]", text) for text in texts)
+        return bool(self.points) and self.points[0].workload == "script" and not is_set
 
     @cached_property
     def words(self) -> dict[str, str]:

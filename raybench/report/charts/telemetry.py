@@ -10,7 +10,7 @@ import pandas as pd
 from raybench.report import formatting, plain_text
 from raybench.report.charts.chart import Chart, ChartData, point_name
 from raybench.report.charts.grammar import MOST_LINES, Figure, Mark, Panel, Spec, axis, line_panel
-from raybench.report.marks import marks as doubt_marks
+from raybench.report.messages import marks as doubt_marks
 from raybench.report.point_settings import distinguishing_settings
 
 _SHOWN = {

@@ -10,7 +10,7 @@ from raybench.analysis.rows import ScaledRow
 from raybench.analysis.settings import EXECUTION
 from raybench.records import FAILURES, NOT_RUN
 from raybench.report import formatting
-from raybench.report.json_text import plain_rows
+from raybench.report.documents import jsonable
 from raybench.report.plain_text import plain
 from raybench.report.references import defining_settings
 from raybench.report.summary import Summary
@@ -93,7 +93,7 @@ def exported_points(summary: Summary) -> list[ExportedPoint]:
     search_ok = summary.run.status.value == "ok"
     return [
         ExportedPoint(point=point, row=row, search_ok=search_ok)
-        for point, row in zip(summary.rows, plain_rows(summary.rows), strict=True)
+        for point, row in ((one, jsonable(vars(one))) for one in summary.rows)
     ]
 
 

@@ -47,12 +47,12 @@ from raybench.report.charts.grammar import Figure, Mark, Panel, axis, bar_panels
 from raybench.report.charts.scaling import speed_up_words
 from raybench.report.comparison import Comparison, percent
 from raybench.report.formatting import half_width, step_uncertainty
-from raybench.report.marks import MARKS, marks
+from raybench.report.messages import MARKS, marks
 from raybench.report.plain_text import shorten
 from raybench.report.point_settings import distinguishing_settings, short_name
 from raybench.report.run_report import RunReport
+from raybench.report.sections.points import STEP_MEANING
 from raybench.report.summary import Summary
-from raybench.report.tables import STEP_MEANING
 from raybench.version import __version__
 
 # Software that a reader asks for first; the rest is in the environment.

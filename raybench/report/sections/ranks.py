@@ -14,7 +14,7 @@ from raybench.analysis.step_times import (
 from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Table, make_table
 from raybench.report.sections import Section
-from raybench.report.tables import table_of_points
+from raybench.report.sections.points import table_of_points
 from raybench.results.breakdown import is_slowed_by_one_rank
 from raybench.results.point_row import PointRow
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from raybench.analysis.rows import ScaledRow
 from raybench.report import formatting
 from raybench.report.blocks import MARKS_TITLE, Column, ColumnOf, Table
-from raybench.report.marks import marks
+from raybench.report.messages import marks
 from raybench.report.sections import Section
-from raybench.report.tables import table_of_points
+from raybench.report.sections.points import table_of_points
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary

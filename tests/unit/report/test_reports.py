@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -31,20 +32,20 @@ from builders import (
 )
 
 from raybench.analysis.rows import ScaledRow
+from raybench.cli.results import load_summary
 from raybench.records import Status
-from raybench.report import formatting, json_text
+from raybench.report import documents, formatting
 from raybench.report.blocks import legend_paragraphs
 from raybench.report.documents import format_document
 from raybench.report.messages import group_messages
-from raybench.report.point_details import PointDetails, PointList
-from raybench.report.run_list import RunList
 from raybench.report.run_report import RunReport
+from raybench.report.show import PointDetails, PointList, RunList
 from raybench.report.summary import Summary
-from raybench.report.text import markdown
 from raybench.results.columns import SCHEMA_VERSION, to_row
 from raybench.results.run import RunStatus
 
 MS = 1_000_000
+EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
 step_ms = partial(formatting.step_in, formatting.MILLISECONDS)
 
 
@@ -64,7 +65,7 @@ def test_each_region_of_a_point_stands_beside_its_settings():
         Summary(run=make_run(), devices=pd.DataFrame(), points=points, region_rows=regions),
         "regions",
     )
-    assert [row[-4:-2] for row in table.texts] == [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")]
+    assert [row[-5:-3] for row in table.texts] == [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")]
 
 
 def test_an_exception_is_told_with_its_type_after_the_place_and_only_once():
@@ -143,8 +144,10 @@ def test_five_hundred_points_with_one_reason_are_one_line_with_the_places():
     assert (said.text, said.count) == ("worker lost: its node is gone", 500)
     assert said.where == "rank 1 on a-host, b-host, c-host, d-host and 2 more"
     text = report_text(make_summary(failed))
-    assert "500 x worker lost: its node is gone (rank 1 on a-host, b-host," in text
-    assert "500 x `worker lost: its node is gone (rank 1" in report_text(make_summary(failed), "md")
+    assert "500 x  worker lost: its node is gone (rank 1 on a-host, b-host," in text
+    assert "500 x: `worker lost: its node is gone (rank 1" in report_text(
+        make_summary(failed), "md"
+    )
 
 
 def test_the_nodes_that_were_lost_are_named_also_when_the_point_was_tried_again():
@@ -163,6 +166,32 @@ def test_long_parameters_and_messages_still_fit_80_columns():
     records = [make_failed(make_point(params=params), error_message="x" * 500)]
     text = report_text(make_summary(records))
     assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_the_widest_tables_fit_80_columns():
+    text = report_text(load_summary(EXAMPLES, "ddp_linear-20261122-231903-de3c"))
+    tables = text.partition("linear: fp32")[2].partition("Warnings")[0]
+    assert max(map(len, tables.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [("workload: {kind: script}", "as the script has it"), ("precision: bf16", "bf16")],
+)
+def test_show_names_a_precision_of_a_script_only_where_the_job_sets_it(job, told):
+    row = make_row(workload="script", precision="bf16")
+    summary = Summary(run=make_run(job_text=job), devices=pd.DataFrame(), points=[row])
+    text = format_document(
+        PointDetails(
+            row=row,
+            is_precision_unknown=summary.is_precision_unknown,
+            ranks=pd.DataFrame(),
+            modules=pd.DataFrame(),
+            traces=[],
+        ),
+        "terminal",
+    )
+    assert re.search(rf"^precision +{told}$", text, re.MULTILINE)
 
 
 def test_on_a_cpu_ranks_are_workers_and_there_is_no_column_for_memory():
@@ -193,7 +222,7 @@ def test_a_narrow_terminal_gets_all_figures_and_whole_run_ids():
 def test_without_a_baseline_point_the_report_says_why_there_is_no_efficiency():
     records = [make_record(make_point(world_size=2))]
     text = report_text(make_summary(records))
-    assert "Without speed-up\n1 x no ok point with world_size=1 in this series" in text
+    assert "Without speed-up\n1 x  no ok point with world_size=1 in this series" in text
 
 
 @pytest.mark.parametrize(
@@ -288,7 +317,7 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column():
     ("text", "span"), [("a", "`a`"), ("`a", "`` `a ``"), ("a``b", "```a``b```")]
 )
 def test_a_code_span_holds_any_backticks(text, span):
-    assert markdown.code(text) == span
+    assert documents.code(text) == span
 
 
 def test_a_search_has_a_largest_batch_and_a_list_of_batch_sizes_has_none():
@@ -301,7 +330,7 @@ def test_a_search_has_a_largest_batch_and_a_list_of_batch_sizes_has_none():
 
 
 def test_json_has_null_for_what_json_cannot_say():
-    text = json_text.format_object(a=float("nan"), b=float("inf"), c=pd.NaT, d=np.array([1, 2]))
+    text = documents.format_object(a=float("nan"), b=float("inf"), c=pd.NaT, d=np.array([1, 2]))
     nulls = {"a": None, "b": None, "c": None}
     assert json.loads(text) == {"schema_version": SCHEMA_VERSION, **nulls, "d": [1, 2]}
 

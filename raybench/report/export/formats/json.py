@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from raybench.report.json_text import format_object, records
+from raybench.report.documents import format_object, records
 from raybench.report.summary import Summary
 from raybench.results.tables import units
 

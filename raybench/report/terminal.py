@@ -23,7 +23,6 @@ from raybench.report.blocks import (
     Legend,
     Line,
     Listing,
-    Messages,
     Table,
     Tone,
     legend_paragraphs,
@@ -83,8 +82,6 @@ def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
                 yield Text(text, style=_STYLES[block.tone], no_wrap=block.is_whole or None)
             case Listing():
                 yield from _listing(block, width)
-            case Messages():
-                yield from _messages(block)
             case Table():
                 fitted, left_out = fit(block, width)
                 shown.append((fitted, left_out))
@@ -93,19 +90,6 @@ def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
             case Legend():
                 for paragraph in _legend(shown, width):
                     yield from (Text(""), Text(one_line(paragraph), style="dim"))
-
-
-def _messages(block: Messages) -> Iterator[RenderableType]:
-    """Yield the title, then each message folded beside its count."""
-    yield from _titled(block.title)
-    for count, text in block.lines:
-        hanging = RichTable.grid()
-        hanging.add_column(no_wrap=True)
-        hanging.add_column(overflow="fold")
-        hanging.add_row(Text(count), Text(one_line(text)))
-        yield hanging
-    if block.rest:
-        yield Text(block.rest)
 
 
 def _legend(shown: Sequence[tuple[Table, list[str]]], width: int) -> Iterator[str]:
@@ -195,12 +179,16 @@ def _head(column: Column, texts: Iterable[str]) -> list[str]:
 
 
 def _grid(table: Table, width: int) -> RichTable:
-    """Return rich's table. Where it cannot fit, the terminal wraps its lines and cuts no figure."""
+    """Return rich's table; where it is too wide for `width`, with one blank between its columns.
+
+    Where that cannot fit either, the terminal wraps its lines and cuts no figure.
+    """
     least = _min_widths(table)
-    min_width = sum(least) + _GAP * (len(least) - 1)
+    gap = _GAP if _min_width(table) <= width else 1
+    min_width = sum(least) + gap * (len(least) - 1)
     grid = RichTable(
         box=None,
-        padding=(0, _GAP, 0, 0),
+        padding=(0, gap, 0, 0),
         pad_edge=False,
         header_style="bold",
         min_width=min_width,

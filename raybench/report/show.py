@@ -1,0 +1,378 @@
+"""What `raybench list` and `raybench show` print: runs, the points of a run, and all of one point.
+
+Nothing here loads pandas, which listing runs does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from raybench.analysis.rows import BY_NAME, MAIN_RATES, value_of, workload_metrics
+from raybench.report import formatting
+from raybench.report.blocks import (
+    SETTING_CHARS,
+    Block,
+    Column,
+    ColumnOf,
+    Line,
+    Listing,
+    Table,
+    make_table,
+    metric_column,
+)
+from raybench.report.documents import Document, records
+from raybench.report.plain_text import plain_lines, shorten
+from raybench.report.point_settings import setting_columns
+from raybench.report.references import Standing
+from raybench.report.sections.regions import region_columns
+from raybench.results.run import Run, RunStatus
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from raybench.analysis.step_times import SlowestRegion
+    from raybench.records.metric import Metric
+    from raybench.results.point_row import PointRow
+    from raybench.results.reader import RankLog
+
+_TAGS_CHARS = 30
+_REASON_CHARS = 80
+_MIN_REASON_CHARS = 24
+# A model has hundreds of modules; the table `modules` holds the rest.
+_MAX_MODULES = 20
+_MODULE_CHARS = 20
+# The end of a traceback or a log says most; `--json` has all of it.
+_DETAIL_LINES = 15
+# Columns of a point that are not among its facts, because a block of their own shows them.
+_APART = ("methods", "error_detail", "workload_metrics", "workload_headings")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunList(Document):
+    """Runs, the newest last: a document (see `raybench.report.documents`).
+
+    machines: what each run was measured on, by run_id. leads: what each run found, by run_id, for a
+    paragraph per run; None for the short form, a table with a line per run.
+    """
+
+    runs: Sequence[Run]
+    machines: Mapping[str, str]
+    leads: Mapping[str, str] | None = None
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the table of the runs, or a paragraph for each."""
+        if self.leads is None:
+            yield self._table()
+            return
+        for run in self.runs:
+            end = run.status.value
+            if run.status is not RunStatus.RUNNING:
+                done = f"{run.points_ok} ok, {run.points_failed} failed, {run.points_skipped}"
+                end += f" after {formatting.run_time(run)}; {done} skipped"
+            phrases = (
+                f"{formatting.when(run.started_at)}, {end}",
+                self.machines.get(run.run_id, ""),
+                formatting.settings(run.tags),
+                self.leads.get(run.run_id, ""),
+            )
+            lines = [("", text) for text in phrases if text]
+            yield Listing(title=run.run_id, lines=lines, is_quoted=True)
+
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object: runs, the oldest first."""
+        return {"runs": [asdict(run) for run in self.runs]}
+
+    def _table(self) -> Table:
+        """Return a line per run; counts are empty while a run is running."""
+
+        def count(title: str, name: str) -> ColumnOf[Run]:
+            return (
+                Column(title=title),
+                lambda run: "" if run.status is RunStatus.RUNNING else str(getattr(run, name)),
+            )
+
+        def took(run: Run) -> str:
+            # Compact: at 80 columns the run_id needs the room.
+            time = formatting.run_time(run)
+            return time.replace(" min", "m").replace(" h", "h").replace(" s", "s")
+
+        columns: list[ColumnOf[Run]] = [
+            (Column(title="run", is_text=True, is_setting=True), lambda run: run.run_id),
+            (
+                Column(title="started, UTC", is_text=True, drop=3),
+                lambda run: f"{run.started_at:%Y-%m-%d %H:%M}",
+            ),
+            (Column(title="status", is_text=True), lambda run: run.status.value),
+            count("ok", "points_ok"),
+            count("fail", "points_failed"),
+            count("skip", "points_skipped"),
+            (Column(title="took", drop=2), took),
+            (
+                Column(title="on", is_text=True, drop=1),
+                lambda run: self.machines.get(run.run_id, ""),
+            ),
+            (
+                Column(title="tags", is_text=True, drop=0),
+                lambda run: shorten(formatting.settings(run.tags), _TAGS_CHARS),
+            ),
+        ]
+        return make_table(self.runs, columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointList(Document):
+    """The points of one run: a document (see `raybench.report.documents`)."""
+
+    run_id: str
+    points: Sequence[PointRow]
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the table: the settings that vary among the points, and what was measured."""
+        if not self.points:
+            yield Line(text="No point has been finished yet.")
+        else:
+            yield self._table()
+
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object: run_id and points, with all columns."""
+        return {"run_id": self.run_id, "points": list(map(vars, self.points))}
+
+    def _table(self) -> Table:
+        """Return the table of the points.
+
+        Where it is too wide, it is shown without further metrics, then without reasons of failures,
+        without the rate, and without a status that is ok everywhere.
+        """
+        rows, unit = self.points, formatting.unit_of(self.points)
+        found = [m for m in MAIN_RATES if any(getattr(row, m.name) is not None for row in rows)]
+        rates = [*found, *workload_metrics(rows)]
+        extras = [*rates[1:], BY_NAME["step_ms_p99"], BY_NAME["peak_mem_allocated_bytes"]]
+        count = len(extras)
+
+        def of_metric(metric: Metric, drop: int, unit: formatting.Unit) -> ColumnOf[PointRow]:
+            column = metric_column(metric, unit, {}, drop)
+            return column, lambda row: formatting.metric(metric, value_of(row, metric), unit)
+
+        status, step = _status_and_step(unit)
+        if all(row.status == "ok" for row in rows):
+            status = (Column(title="status", is_text=True, drop=count + 3), status[1])
+        columns: list[ColumnOf[PointRow]] = [
+            (Column(title="point", is_text=True), lambda row: row.point_id),
+            *_round_column(rows),
+            *setting_columns(rows),
+            status,
+            step,
+            *(of_metric(metric, count + 2, formatting.MILLISECONDS) for metric in rates[:1]),
+            *(of_metric(metric, count - place, unit) for place, metric in enumerate(extras)),
+            (
+                Column(title="reason", is_text=True, min_chars=_MIN_REASON_CHARS, drop=count + 1),
+                lambda row: shorten(_reason(row), _REASON_CHARS),
+            ),
+        ]
+        return make_table(rows, columns)
+
+
+def _round_column(rows: Sequence[PointRow]) -> list[ColumnOf[PointRow]]:
+    """Return the column of rounds, which says where a point is a control; [] for one round."""
+
+    def cell(row: PointRow) -> str:
+        number = f"{row.round:.0f}" if row.round is not None else ""
+        return f"{number} control" if row.control_of is not None else number
+
+    has_rounds = any(row.round is not None and row.round > 1 for row in rows)
+    return [(Column(title="round", is_text=True), cell)] if has_rounds else []
+
+
+def _status_and_step(unit: formatting.Unit) -> tuple[ColumnOf[PointRow], ColumnOf[PointRow]]:
+    return (
+        (Column(title="status", is_text=True), lambda row: formatting.STATUS_WORDS[row.status]),
+        (Column(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
+    )
+
+
+def _reason(row: PointRow) -> str:
+    """Return why a point failed; empty where it did not."""
+    message = row.error_message
+    return "" if message is None else formatting.failure(row.status, row.error_type, message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointDetails(Document):
+    """Everything about a point over all rounds: a document (see `raybench.report.documents`).
+
+    row: of `points`, its rounds as one row (`mean_of_rounds`). rounds: the number of rounds.
+    step_ms_interval: the 95 % interval of the step over the rounds; None where it is not known.
+    is_precision_unknown: it ran a script whose job sets no precision, so that the one of its row is
+    a default that did nothing.
+    attempts: all of them, in order. ranks, modules, regions: as the functions of
+    `raybench.analysis.step_times` give them; empty where modules were not profiled or the step
+    names no regions.
+    traces: paths. wrote_logs: whether there is text of its ranks. units: of all columns.
+    standings: figures of the point beside their references.
+    """
+
+    row: PointRow
+    rounds: int = 1
+    step_ms_interval: tuple[float | None, float | None] = (None, None)
+    is_precision_unknown: bool = False
+    ranks: pd.DataFrame
+    modules: pd.DataFrame
+    traces: Sequence[str]
+    wrote_logs: bool = False
+    attempts: Sequence[PointRow] = ()
+    regions: Sequence[SlowestRegion] = ()
+    units: Mapping[str, str] = field(default_factory=dict)
+    standings: Sequence[Standing] = ()
+
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object.
+
+        point, ranks, modules, regions, traces, attempts, references.
+        """
+        return {
+            "point": vars(self.row),
+            "ranks": records(self.ranks),
+            "modules": records(self.modules),
+            "regions": list(map(vars, self.regions)),
+            "traces": list(self.traces),
+            "attempts": list(map(vars, self.attempts)),
+            "references": [one.members for one in self.standings],
+        }
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the step over all rounds, all that is known of the point, and its attempts."""
+        row, (low, high) = self.row, self.step_ms_interval
+        if self.rounds > 1 and row.step_ms_p50:
+            text = f"Step {formatting.number(row.step_ms_p50)} ms over {self.rounds} rounds"
+            if low and high:
+                text += f", {formatting.number(low)} to {formatting.number(high)} ms (95% interval)"
+            yield Line(text=f"{text}; each number below is that of all rounds.", tone="strong")
+        yield Listing(lines=list(self._facts()), is_quoted=True)
+        if row.error_detail and (lines := plain_lines(row.error_detail)):
+            last = lines[-_DETAIL_LINES:]
+            cut = f", the last {len(last)} of {len(lines)} lines" if len(lines) > len(last) else ""
+            yield Line(text=f"error_detail{cut}", tone="strong", is_apart=True)
+            yield from (Line(text=text, is_indented=True) for text in last)
+        if self.standings:
+            found = [(one.entry.metric, one.text) for one in self.standings]
+            yield Listing(title="Against the reference", lines=found)
+        if len(self.attempts) > 1:
+            yield self._attempts()
+        if methods := row.methods:
+            told = zip(methods.items(), ["", *methods.values()], strict=False)
+            found = [(name, "the same" if text == last else text) for (name, text), last in told]
+            yield Listing(title="How each was measured", lines=found, is_quoted=True)
+        for table in self._tables():
+            yield table
+            yield from [Line(text=table.note)] if table.note else []
+        if self.wrote_logs:
+            text = "What its ranks wrote: the same command with --logs"
+            yield Line(text=text, is_apart=True)
+        if self.traces:
+            yield Line(text="Traces, for ui.perfetto.dev", tone="strong", is_apart=True)
+            yield from (Line(text=path, is_whole=True) for path in self.traces)
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        """Yield each column that holds a value, with its text, then the workload's own metrics."""
+        for name, value in vars(self.row).items():
+            text = _value(value, self.units.get(name, ""))
+            if name == "precision" and self.is_precision_unknown:
+                text = "as the script has it"
+            if text and name not in _APART:
+                yield name, text[:12] if name.endswith("_sha256") else text
+        for metric in workload_metrics([self.row]):
+            yield metric.title, formatting.metric(metric, value_of(self.row, metric))
+
+    def _attempts(self) -> Table:
+        """Return a line per attempt, in order."""
+        status, step = _status_and_step(formatting.unit_of(self.attempts))
+        columns: list[ColumnOf[PointRow]] = [
+            (Column(title="attempt", is_text=True), lambda row: str(row.attempt)),
+            *_round_column(self.attempts),
+            status,
+            (
+                Column(title="started, UTC", is_text=True),
+                lambda row: f"{row.started_at:%Y-%m-%d %H:%M:%S}",
+            ),
+            (Column(title="took s"), lambda row: formatting.number(row.duration_s, 3)),
+            step,
+            (Column(title="reason", is_text=True, min_chars=SETTING_CHARS), _reason),
+        ]
+        return make_table(self.attempts, columns, kind="Attempts")
+
+    def _tables(self) -> Iterator[Table]:
+        """Yield the tables of ranks, of regions and of modules that are not empty."""
+        from raybench.report.sections.ranks import ranks_of_point  # loads pandas
+
+        unit = formatting.unit_of([self.row])
+        if len(self.ranks):
+            yield _table_of_frame(self.ranks, "")
+        if ranks := ranks_of_point(self.row, unit):
+            yield ranks
+        if self.regions:
+            kind = f"Regions of the step, {unit.name}, after the timed steps"
+            yield make_table(self.regions, region_columns(unit), kind=kind)
+        if more := len(self.modules):
+            more -= _MAX_MODULES
+            hidden = f"; {more} more are in the table `modules`" if more > 0 else ""
+            shown = self.modules.head(_MAX_MODULES)
+            # The root of the tree has no name.
+            shown = shown.assign(module=shown["module"].replace("", "(the model)"))
+            yield _table_of_frame(shown, f"Modules with their children, per step{hidden}")
+
+
+def _table_of_frame(frame: pd.DataFrame, kind: str) -> Table:
+    """Return a table with the columns of a frame, named without underscores."""
+
+    def column(name: str) -> ColumnOf[Mapping[Any, Any]]:
+        is_text = name in ("module", "kind")
+        shown = Column(
+            title="class" if name == "kind" else name.replace("_", " "),
+            is_text=is_text,
+            min_chars=_MODULE_CHARS if is_text else None,
+        )
+        return shown, lambda row: str(_in_few_digits(row[name]))
+
+    return make_table(frame.to_dict("records"), map(column, frame.columns), kind=kind)
+
+
+def _value(value: Any, unit: str) -> str:
+    """Return a cell and its unit; empty for null and for an empty list or map."""
+    if isinstance(value, Mapping):
+        return formatting.settings({name: _in_few_digits(one) for name, one in value.items()})
+    if isinstance(value, list | tuple):
+        return "; ".join(str(_in_few_digits(item)) for item in value)
+    if not formatting.has_value(value):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat(timespec="seconds"))
+    if unit == "bytes":
+        return formatting.size(value)
+    return f"{_in_few_digits(value)} {unit}".rstrip()
+
+
+def _in_few_digits(value: Any) -> Any:
+    """Return a float as text of four digits, empty for NaN; all else as it is."""
+    return formatting.number(value) if isinstance(value, float) else value
+
+
+def format_logs(logs: Sequence[RankLog]) -> str:
+    """Return what ranks wrote, under a heading for each attempt and rank.
+
+    Ranks that wrote the same share one.
+    """
+    blocks = []
+    for (point_id, attempt), of_attempt in groupby(logs, lambda log: (log.point_id, log.attempt)):
+        by_text: dict[str, list[int]] = {}
+        for log in of_attempt:
+            by_text.setdefault(log.text, []).append(log.rank)
+        for text, ranks in by_text.items():
+            who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+            lines = [f"== {point_id}, attempt {attempt}, {who}", *plain_lines(text), ""]
+            blocks.append("\n".join(lines))
+    return "\n".join(blocks)

@@ -1,1 +1,0 @@
-"""Reports for the terminal and in Markdown."""
