@@ -438,6 +438,15 @@ def test_a_run_without_points_left_says_so_and_exits_by_its_rows(resume, options
         assert ("run-a" in out) == (not options)
 
 
+@pytest.mark.parametrize(("points_total", "status"), [(1, "ok"), (2, "interrupted")])
+def test_a_driver_that_died_after_its_last_point_has_its_run_ended_by_resuming(
+    resume, stored, points_total, status
+):
+    asked = ("--filter", "batch_size == 1")
+    assert resume(Status.OK, *asked, points_total=points_total) is None
+    assert stored("runs", "status") == [status]
+
+
 def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(resume):
     options = ("--set", "measure.timeout_s=99", "--set", "matrix.batch_size=1,2,3")
     line = refusal(resume, Status.OK, *options)
@@ -464,12 +473,14 @@ def test_a_run_that_another_driver_writes_is_refused_in_one_line(resume, folder)
         assert "run run-a is being written by another sweep" in refusal(resume, Status.OK)
 
 
-def test_devices_that_come_during_the_run_have_their_rows(job, rows_of, stored):
+def test_devices_that_come_during_the_run_have_their_rows(job, rows_of, stored, folder):
     rows = rows_of(state_of(job))
     first, second = make_device(), make_device("b")
     for devices in ([first], [first], [first, second], [first, second]):
         rows.keep_devices(devices)
     assert sorted(stored("devices", "host")) == ["host-a", "host-b"]
+    # What is written once stays as it is.
+    assert len(list((folder / "devices" / "run-a").iterdir())) == 2
 
 
 def test_devices_of_another_model_do_not_go_into_a_resumed_run(sweeping):
