@@ -32,6 +32,7 @@ from raybench.report.blocks import Listing
 from raybench.report.messages import doubts
 from raybench.report.plain_text import counted, span
 from raybench.results.breakdown import is_slowed_by_one_rank
+from raybench.sweep.scheduler import WORTHWHILE
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
@@ -225,7 +226,9 @@ def _gains_lead(summary: Summary, compared: Sequence[ScaledRow]) -> str:
 
 
 def _more_rounds(row: ScaledRow) -> str:
-    return f"more rounds would tell: `--set measure.rounds={2 * row.rounds}`"
+    """Write how many rounds to ask for; as many as the report's next command where these help."""
+    rounds = WORTHWHILE if row.rounds < WORTHWHILE else 2 * row.rounds
+    return f"more rounds would tell: `--set measure.rounds={rounds}`"
 
 
 def _main_loss(rows: Sequence[ScaledRow]) -> str:
@@ -248,7 +251,9 @@ def _main_loss(rows: Sequence[ScaledRow]) -> str:
         return "what the rest is lost to was not measured"
     cause, count = Counter(map(_largest_cause, explained)).most_common(1)[0]
     if count < len(losing):
-        return f"{CAUSES[cause]} is the largest loss in {count} of {len(losing)} settings"
+        certain = "" if len(losing) == len(rows) else " that lose for certain"
+        points = counted(len(losing), "point")
+        return f"{CAUSES[cause]} is the largest loss in {count} of {points}{certain}"
     shares = sorted(min(1.0, getattr(row, cause) / (1 - (row.efficiency or 0.0))) for row in losing)
     return f"{CAUSES[cause]} is {span(f'{shares[0]:.0%}', f'{shares[-1]:.0%}')} of the loss"
 
@@ -304,7 +309,7 @@ def _ranked(summary: Summary) -> Iterator[Insight]:
     if len(cases) == 1:
         places = [(cases[0], one) for one in cases[0].ranked]
     else:
-        shown = cases if summary.contested else _largest_messages(cases)[1]
+        shown = summary.contested or _largest_messages(cases)[1]
         places = [(case, case.best) for case in shown]
     is_most = summary.ranked_by.best == "max"
     for case, one in sorted(places, key=lambda place: place[1].value, reverse=is_most):
@@ -338,9 +343,10 @@ def ranking(summary: Summary) -> str:
 
 
 def _told(summary: Summary, metric: Metric, one: Candidate) -> str:
-    """Write a value with its interval and its doubts."""
+    """Write a value with its interval and its doubts, which are about times and rates."""
     half = "" if one.half_width is None else f" {formatting.half_width(one.half_width)}"
-    return f"{amount(summary, metric, one.value)}{half}{_in_brackets(*doubts(one.row))}"
+    found = () if metric.format == "gib" else doubts(one.row)
+    return f"{amount(summary, metric, one.value)}{half}{_in_brackets(*found)}"
 
 
 def _superlative(summary: Summary, metric: Metric) -> str:
@@ -356,9 +362,16 @@ def _verdict(summary: Summary, metric: Metric, case: Case) -> str:
         return f"{where}{told}"
     if rivals := case.rivals:
         others = ", ".join(f"{one.name} {_told(summary, metric, one)}" for one in rivals[:2])
+        behind = next((one for one in case.ranked[1:] if one not in rivals), None)
+        rest = ""
+        if behind and best.value:
+            bound = "most" if summary.ranked_by.best == "max" else "least"
+            rest = (
+                f"; all others are at {bound} {formatting.ratio(behind.value / best.value)}x that"
+            )
         return (
             f"{where}which has {_superlative(summary, metric)} is not decided: {best.name} {told}, "
-            f"{others}; {_more_rounds(best.row)}"
+            f"{others}{rest}; {_more_rounds(best.row)}"
         )
     return (
         f"{where}{best.name} has {_superlative(summary, metric)}: {told}, "

@@ -61,7 +61,8 @@ class RunReport(Document):
         text = next(filter(None, leads), "") or "; ".join(
             filter(None, (self._why_not_compared(), lead_of(summary)))
         )
-        if text and not summary.largest_batches:
+        # What is not decided asks for rounds itself.
+        if text and not summary.largest_batches and "measure.rounds" not in text:
             ones = sum(row.status == "ok" and row.rounds == 1 for row in summary.rows)
             if summary.has_one_start:
                 text += f"; {_ONE_START}"

@@ -45,6 +45,11 @@ def memory_figure(data: ChartData) -> Figure | None:
     )
 
 
+def _asks_for_throughput(data: ChartData) -> bool:
+    """Return whether points are ranked by their throughput."""
+    return data.summary.ranked_by.metric == "throughput"
+
+
 CHARTS = (
     Chart(
         draw=lambda data: memory_figure(data) if data.summary.largest_batches else None,
@@ -52,7 +57,13 @@ CHARTS = (
         answers=10,
         is_only_first=True,
     ),
-    Chart(draw=throughput_figure, place=60, answers=55),
+    Chart(
+        draw=lambda data: throughput_figure(data) if _asks_for_throughput(data) else None,
+        place=60,
+        answers=55,
+        is_only_first=True,
+    ),
+    Chart(draw=throughput_figure, place=60),
     Chart(draw=memory_figure, place=70),
 )
 

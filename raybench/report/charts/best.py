@@ -30,13 +30,15 @@ def ranking_figure(data: ChartData) -> Figure | None:
     if metric is None or not every:
         return None
     noun, names = metric_noun(data.summary, metric), varying([one.row for _, one in every])
-    along = f"{noun}, ms" if metric.unit == "ms" else noun
+    of_unit, unit = (2**30, "GiB") if metric.format == "gib" else (1, metric.unit)
+    along = f"{noun}, {unit}" if unit in ("ms", "GiB") else noun
     bars = []
     for case, one in every[:_MOST_RANKED]:
         tip = f"{point_name(one.row, names, data.ranks)}\n{amount(data.summary, metric, one.value)}"
         text = formatting.metric(metric, one.value)
-        mark = {"x": one.value, "low": one.low, "high": one.high, "text": text, "tip": tip}
-        bars.append((case.name, one.name, [mark]))
+        ends = {"x": one.value, "low": one.low, "high": one.high}
+        mark = {name: end and end / of_unit for name, end in ends.items()}
+        bars.append((case.name, one.name, [{**mark, "text": text, "tip": tip}]))
     note = f"The best first, by {noun}. Thin lines: 95 % intervals, where they are known."
     return Figure(
         anchor="ranking",

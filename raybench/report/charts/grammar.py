@@ -37,7 +37,7 @@ _BARS_OF_A_PANEL, _BAR_PX, _AXIS_PX, _LEGEND_PX, _LINE_PX = 12, 19, 52, 17, 13
 # Room for an entry of a legend beside its text, and for a letter.
 _ENTRY_PX, _LETTER_PX = 30, 6.2
 # Room for the name of a bar.
-_NAME_PX = 190
+_NAME_PX = 225
 # A number stands inside of a bar that is longer than this share of the longest, else beside it.
 _LONG = 0.5
 # Two numbers at the ends of lines nearer than this share of the axis would lie on each other.

@@ -129,6 +129,8 @@ def _rate_columns(summary: Summary) -> Iterator[ColumnOf[ScaledRow]]:
     own, answer = workload_metrics(rows), find_metric(rows, summary.answer.metric)
     # Baseline points alone have a speed-up of 1, which says nothing.
     hidden = {"step_ms_p50", *(() if rows_compared(rows) else ("speed_up", "efficiency"))}
+    # A search is answered by a setting, which has its column already.
+    hidden |= {"batch_size", "global_batch_size"}
     shown = [*([answer] if answer else []), *shows.metrics, *own]
     first_dropped = [
         *(one for one in shows.optional if one.name != "throughput"),

@@ -99,6 +99,25 @@ def test_what_has_the_most_samples_is_told_with_the_next():
     assert told == "bf16 has the most rows/s: 16,000 rows/s, 2.00x the next (fp32)"
 
 
+def test_one_start_each_decides_no_gap_below_what_starts_differ_by():
+    job = ASKED % ("throughput", "precision")
+    records = [ran(1, 8.0), ran(1, 7.95, Precision.BF16), ran(1, 16.0, Precision.FP16)]
+    assert said(records, {}, job).startswith("which has the most rows/s is not decided: bf16 ")
+    assert "fp32 8,000 rows/s; all others are at most 0.50x that" in said(records, {}, job)
+    # The report asks for rounds once.
+    rows = make_rows(records)
+    summary = Summary(run=make_run("run-a", job_text=job), devices=pd.DataFrame(), points=rows)
+    assert RunReport(summary=summary).lead.count("measure.rounds") == 1
+
+
+def test_doubts_about_a_step_time_are_none_about_memory():
+    asked = "answer: {metric: peak_mem_allocated_bytes, over: [precision], best: min}\n"
+    bytes_of = {"peak_mem_allocated_bytes": [4 * 2**30, 2 * 2**30], "stable": [False, False]}
+    records = [ran(1, 8.0), ran(1, 4.0, Precision.BF16)]
+    told = said(records, {}, asked + "workload: {kind: mlp}\n", **bytes_of)
+    assert told == "bf16 has the least memory: 2.00 GiB, 0.50x the next (fp32)"
+
+
 def test_batches_that_share_their_work_by_accumulation_compete_where_the_job_asks_for_both():
     records = [
         make_steady(1, step_ms, batch_size=batch, params={"grad_accumulation": 8 // batch})
