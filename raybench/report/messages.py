@@ -218,10 +218,10 @@ def warnings_of(rows: Sequence[ScaledRow]) -> Iterator[str]:
         # One fact gives one warning: the first says it.
         yield from (text for text in texts if text not in unsteady[1:])
         if (ratio := row.clock_ratio) is not None:
-            change = "gains" if ratio > 1 else "costs"
+            part = "is due to them" if ratio > 1 else "is lost by them"
             yield (
                 f"SM clocks are {formatting.ratio(ratio)} times those of the baseline point, by "
-                f"the power cap; the speed-up {change} at most so much by them"
+                f"the power cap; at most so much of the speed-up {part}"
             )
         base = bases.get(row.series, row)
         own, others = row.attention_kernels, base.attention_kernels
