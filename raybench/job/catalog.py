@@ -60,7 +60,7 @@ class Template:
 
 
 def templates() -> list[Template]:
-    """List the jobs by name."""
+    """Return the jobs that come with raybench, sorted by name."""
     folder = files("raybench").joinpath("jobs")
     found = [entry for entry in folder.iterdir() if entry.name.endswith(".yaml")]
     return [
@@ -81,7 +81,7 @@ def starter() -> Template:
 
 
 def template(name: str) -> Template:
-    """Find the job with this name. Raises UsageError."""
+    """Return the job with this name. Raises UsageError, with the nearest one, where none has it."""
     known = {one.name: one for one in templates()}
     if name not in known:
         guess = did_you_mean(name, known)

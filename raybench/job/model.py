@@ -314,9 +314,10 @@ def _sound_part(data: Mapping[str, Any], problems: Sequence[Problem]) -> dict[st
 
 
 def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
-    """Check the job against its workload, which must be imported for that.
+    """Return what is wrong with the job by its workload, whose module is imported for that.
 
-    Where there is no such workload, against the one whose name is nearest.
+    Gives the job its settings and remarks. Where there is no such workload, the one with the
+    nearest name is taken. problems: those known already, whose values count as given.
     """
     unsound = [problem.path for problem in problems]
     found: list[Problem] = []

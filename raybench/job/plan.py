@@ -52,7 +52,10 @@ class Plan:
 
 
 def varying_settings(points: Sequence[Point]) -> list[str]:
-    """Return the names of the settings that differ between points."""
+    """Return the names of the settings that differ between points, in the order of their settings.
+
+    Without the batch size that follows from the one that the job fixes.
+    """
     told = [point.settings_as_given for point in points]
     names = dict.fromkeys(name for settings in told for name in settings)
     return [
@@ -67,10 +70,10 @@ _Choice = Mapping[str, _Given]
 
 
 def make_plan(job: Job) -> Plan:
-    """Make the points of `job` in their order: the product of its axes, then the included ones.
+    """Return the points of `job` in their order: the product of its axes, then the included ones.
 
-    Raises JobError when a global batch size does not divide, the workload refuses a point, no
-    point is left, or none has the baseline that the job gives.
+    Raises JobError when a global batch size does not divide, the workload refuses a point, no point
+    is left, or none has the baseline that the job gives.
     """
     plan, problems = _make_plan(job)
     if problems:

@@ -86,7 +86,11 @@ def _device_numbers(devices: str) -> tuple[int, ...]:
 
 
 def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
-    """Return the numbers of the devices that a setting means, of devices with these models."""
+    """Return the numbers of the devices that a setting means; empty where it means none of them.
+
+    In ascending order, or as the setting lists them; numbers beyond the cluster are left out.
+    models: of all devices, by number; a setting names a part of one, in capitals or not.
+    """
     if numbers := _device_numbers(devices):
         return [number for number in numbers if number < len(models)]
     return [

@@ -91,16 +91,17 @@ class Setting:
         return None
 
     def accept(self, value: object) -> Scalar:
-        """Convert `value`, which has no complaint, to the declared type: 1 to 1.0 for a float."""
+        """Return `value`, which has no complaint, as the declared type: 1.0 for 1 of a float."""
         accepted: Scalar = self.adapter.validate_python(value)
         return accepted
 
 
 def load(kind: str) -> type:
-    """Load the class of the workload `kind`.
+    """Return the class of the workload `kind`; imports its module.
 
-    A user's module is looked for as `python -m` does, the current directory first. Raises
-    UsageError, in one line, when there is no such class or it is no workload.
+    A user's module is looked for as `python -m` does: the current directory is put before all of
+    `sys.path`, unless it is in it. Raises UsageError, in one line, when there is no such class or
+    it is no workload.
     """
     module_name, class_name = _target(kind)
     module = _import(module_name)
@@ -243,7 +244,10 @@ def _declared(where: str, workload_class: type) -> Iterator[_Declared]:
 
 
 def _unpack(where: str, name: str, annotation: Any) -> Iterator[_Declared]:
-    """Yield the parameters that `**name: Unpack[SomeTypedDict]` stands for."""
+    """Yield the parameters that `**name: Unpack[SomeTypedDict]` stands for.
+
+    Raises UsageError for an annotation that is none of a TypedDict.
+    """
     (options,) = typing.get_args(annotation) or (None,)
     if not typing.is_typeddict(options):
         raise UsageError(
@@ -322,7 +326,10 @@ def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
 
 
 def _ask(workload_class: type, method: str, settings: Mapping[str, Scalar]) -> Any:
-    """Call an optional class method of a workload; None without it."""
+    """Return what an optional class method of a workload answers; None without the method.
+
+    Raises UsageError, in one line, for what it raises.
+    """
     ask = getattr(workload_class, method, None)
     if ask is None:
         return None

@@ -294,7 +294,10 @@ def why_not_uneven(point: Point) -> str | None:
 
 
 def names_in(text: str) -> list[str]:
-    """List the settings that a text names, in their order. Raises ValueError with the rule."""
+    """Return the settings that a text names in braces, each once, in their order.
+
+    Raises ValueError, with the rule, where braces hold anything but a name.
+    """
     try:
         fields = [field for _, *field in string.Formatter().parse(text) if field[0] is not None]
     except ValueError:
@@ -306,12 +309,18 @@ def names_in(text: str) -> list[str]:
 
 
 def render(text: str, settings: Mapping[str, Scalar]) -> str:
-    """Put the settings in their places, as a command line has them: `true` for True."""
+    """Return the text with settings in place of their names in braces; `true` for True.
+
+    The settings must have all names of the text.
+    """
     return text.format_map({name: setting_text(value) for name, value in settings.items()})
 
 
 def split_arguments(text: str) -> list[str]:
-    """Split a command line as a shell does. Raises ValueError with the rule."""
+    """Return the words of a command line, split as a shell does.
+
+    Raises ValueError, with the rule, for a quote that is not closed.
+    """
     try:
         return shlex.split(text)
     except ValueError:
@@ -319,7 +328,10 @@ def split_arguments(text: str) -> list[str]:
 
 
 def product_of(text: str) -> int | None:
-    """Multiply the whole numbers of a text; None for an empty one. Raises ValueError."""
+    """Return the product of the whole numbers of a text, as in `64 * 8`; None for an empty text.
+
+    Raises ValueError, with the rule, for any other text.
+    """
     if not text.strip():
         return None
     factors = [factor.strip() for factor in text.split("*")]
@@ -332,6 +344,7 @@ def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], li
     """Return the settings of the job's points by name, and problems of texts that name settings.
 
     They are those of the workload, the variables of `env`, and the axes that a script names itself.
+    Raises UsageError for parameters that no job file could give.
     """
     settings = registry.settings(workload_class)
     given = {*_axes_and_included(job), *job.env}
@@ -360,7 +373,10 @@ def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], li
 
 
 def script_path(job: Job) -> Path | None:
-    """Find the script of the job, from here or from the folder of the job file; None: none."""
+    """Return the file of the job's script, from here or from the folder of the job file.
+
+    None where there is no such file, or no parameter `path`.
+    """
     name = str(job.workload.parameters.get("path", ""))
     places = (Path(name), job.folder / name)
     return next((place for place in places if name and place.is_file()), None)

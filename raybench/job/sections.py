@@ -186,6 +186,7 @@ class Span(Section):
     @field_validator("max")
     @classmethod
     def _max_is_not_below_min(cls, value: int, info: ValidationInfo) -> int:
+        """Return the value. Raises an error of pydantic where it is below `min`."""
         least = info.data.get("min", value)
         if value < least:
             raise PydanticCustomError("span", f"must not be below min, which is {least}")
@@ -219,6 +220,7 @@ class BatchSearch(Section):
     @field_validator("max")
     @classmethod
     def _max_is_not_below_start(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """Return the value, also None. Raises an error of pydantic where it is below `start`."""
         first = info.data.get("start")
         if value is not None and first is not None and value < first:
             raise PydanticCustomError("span", f"must not be below start, which is {first}")
@@ -237,7 +239,10 @@ def _axis(value: object, _: ValidatorFunctionWrapHandler) -> object:
 
 
 def _matrix(value: object) -> object:
-    """Only batch_size is searched: elsewhere `auto` is a text, and a mapping no value."""
+    """Return the matrix with sizes in bytes, and a search for `auto` or a mapping of batch_size.
+
+    Only batch_size is searched: elsewhere `auto` is a text, and a mapping no value.
+    """
     if not isinstance(value, dict):
         return value
     axes = {name: [given] if isinstance(given, dict) else given for name, given in value.items()}
@@ -255,7 +260,10 @@ QUICK = "quick"
 
 
 def _measure(value: object) -> object:
-    """`quick` is short for the settings of a short look."""
+    """Return the settings of a short look for `quick`, another value as it is.
+
+    Raises an error of pydantic for what is neither a mapping nor quick.
+    """
     if value == QUICK:
         return {"min_seconds": 0.0, "iterations": {"min": 5, "max": 1000}}
     if not isinstance(value, dict | Measure):

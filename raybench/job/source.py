@@ -221,7 +221,7 @@ def parse_source(
     overrides: Sequence[str] = (),
     options: Mapping[KeyPath, str] | None = None,
 ) -> YamlSource:
-    """Parse a text and put each `KEY=VALUE` of `overrides` in place, in their order.
+    """Return a text as data, with each `KEY=VALUE` of `overrides` put in place, in their order.
 
     options: as those of a YamlSource. Raises JobError where the text is no mapping or an override
     cannot be applied. Other mistakes in the YAML are in `problems`, and `data` has the rest.
@@ -320,7 +320,10 @@ def position_after(text: str) -> Position:
 
 
 def parse_tree(text: str) -> Tree:
-    """Read one YAML document of any shape. Raises nothing, whatever `text` says."""
+    """Return one YAML document of any shape; what is wrong with it is in `problems`.
+
+    Raises nothing, whatever `text` says. An empty text has the data None.
+    """
     yaml, tree = YAML(typ="safe", pure=True), Tree()
     try:
         root = yaml.compose(text)

@@ -271,7 +271,8 @@ def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> Wall
 def _take_apart(instrumented: _Instrumented) -> Breakdown:
     """Return the times of computing and communicating, with the methods of `ALL_COLUMNS`.
 
-    With peers the communication of gradients is timed first, then the step without communication.
+    All ranks must call it. With peers the communication of gradients is timed first, then the step
+    without communication; what could not be timed has its reason in `methods`.
     """
     workload, context = instrumented.workload, instrumented.context
     if context.world_size == 1:
@@ -353,6 +354,7 @@ class _StepWithoutPeers:
         self.error = ""
 
     def __call__(self) -> None:
+        """Run the step, and keep its error as text instead of raising it; do nothing after one."""
         if self.error:
             return
         try:
@@ -378,10 +380,11 @@ def _count_collectives(instrumented: _Instrumented, step: _StepWithoutPeers) -> 
 def _time_local_steps(
     instrumented: _Instrumented, step: Step, how: str, around: Around = nullcontext
 ) -> Breakdown:
-    """Time steps without communication, their optimizers, and the device's work for them.
+    """Return local_ms, device_ms, optimizer_ms and their methods, of steps without communication.
 
-    how: what such a step is, for `methods`. around: entered for each block of steps; inside of it
-    the ranks must not communicate.
+    All ranks must call it. device_ms is None on a CPU and for a host that is too slow. how: what
+    such a step is, for `methods`. around: entered for each block of steps; inside of it the ranks
+    must not communicate.
     """
     context, extent = instrumented.context, instrumented.extent
     with around():
@@ -435,6 +438,7 @@ def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -
     blocks = [instrumented.time_block(loop, size, around)]
 
     def is_unsure() -> bool:
+        """Return whether this rank's step is known too badly to be told from another's."""
         done_ms = list(chain(*blocks))
         difference_ms = MARK_ERRORS * math.sqrt(2) * median_error(done_ms)
         return difference_ms > MARK_SHARE / 2 * statistics.median(done_ms)

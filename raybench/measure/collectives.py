@@ -91,6 +91,7 @@ def _replace(library: torch.library.Library, name: str, handler: Handler) -> Non
     names, results = [one.name for one in schema.arguments], len(schema.returns)
 
     def kernel(*values: Any) -> Any:
+        """Return what the operator returns, after the handler took its place."""
         work = handler(_read_collective(name, dict(zip(names, values, strict=False))))
         if not results:
             return None

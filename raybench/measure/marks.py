@@ -95,9 +95,10 @@ class BucketMarks(_StepMarks[_Bucket]):
     """A communication hook that averages gradients as DDP does by itself, and takes the time."""
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Average a bucket; to be registered with DDP, which calls it once per bucket.
+        """Return the future of a bucket's mean over the ranks; DDP calls this hook once per bucket.
 
-        state: the process group whose ranks train together; with any other value all ranks do.
+        Notes when the bucket was ready and reduced. state: the process group whose ranks train
+        together; with any other value all ranks do.
         """
         gradients = bucket.buffer()
         group = state if isinstance(state, dist.ProcessGroup) else None
@@ -110,6 +111,7 @@ class BucketMarks(_StepMarks[_Bucket]):
         self._steps[-1].append(marked)
 
         def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            """Return the reduced gradients, and mark the moment."""
             # On a GPU this runs on a stream that waits for the collective, before it is done.
             marked.reduced = self._mark()
             return future.value()[0]
@@ -137,7 +139,7 @@ def _bucket_times(buckets: Sequence[_Bucket]) -> Iterator[BucketTimes]:
 
 
 def comm_ms(buckets: Sequence[BucketTimes]) -> float:
-    """Add up the ms in which a collective of the step was at work.
+    """Return the ms in which a collective of the step was at work.
 
     Collectives run one after the other: while a bucket that is ready waits for the one before it,
     the time is that one's. Sum over buckets of reduced - max(ready, reduced of the bucket before).

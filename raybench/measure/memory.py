@@ -45,6 +45,7 @@ class AllocatorCalls:
             self.device_allocs += after["num_device_alloc"] - before["num_device_alloc"]
 
     def _read(self) -> Mapping[str, int]:
+        """Return torch's counts of the allocator by name, since the start; empty on a CPU."""
         if self._device.type != "cuda":
             return {}
         stats: Mapping[str, int] = torch.cuda.memory_stats_as_nested_dict(self._device)
@@ -87,6 +88,7 @@ class PeakMemory:
         self._reset()
 
     def _read_reserved(self) -> None:
+        """Take the peak of reserved memory until now into `reserved_bytes`; nothing on a CPU."""
         if self._is_counted:
             reserved = torch.cuda.max_memory_reserved(self._device)
             self.reserved_bytes = max(reserved, self.reserved_bytes or 0)

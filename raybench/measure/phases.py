@@ -96,11 +96,18 @@ class _PointRun:
         return StoppingPolicy(settings=self.settings)
 
     def agree(self, decide: Callable[[], int]) -> int:
-        """Return the decision of rank 0; all ranks must call it."""
+        """Return on all ranks what `decide` returns on rank 0, where alone it is called.
+
+        All ranks must call this.
+        """
         return broadcast_from_rank_0(decide, self.context.device)
 
     def time_block(self, step: Step, iterations: int, *, lead_in: int = 0) -> Samples:
-        """Time a block that all ranks start together."""
+        """Return this rank's samples of a block that all ranks start together, so all must call it.
+
+        lead_in: untimed iterations before the first. Returns when the device is done with the
+        block. Raises StepsEndedError where a script ends in it.
+        """
         align_ranks(self.context.device)
         return self.timer.time_block(step, iterations, self.context.parts, lead_in=lead_in)
 
@@ -112,6 +119,10 @@ class _PointRun:
         self.allocator = AllocatorCalls(torch.device("cpu"))
 
     def measurement(self, setup_s: float) -> Measurement:
+        """Return what was found on this rank; energy is None where that of a repeat is not known.
+
+        setup_s: seconds from the begin of the set-up until the first workload was built.
+        """
         known = [energy for energy in self.energies_j if energy is not None]
         return Measurement(
             rank=self.context.rank,
@@ -139,13 +150,12 @@ def measure(
     rested: Reading | None = None,
     nccl_choices: NcclChoices = lambda _: (),
 ) -> Measurement:
-    """Build, warm up and time the workload `settings.repeats` times; all ranks must call it.
+    """Return this rank's Measurement of the workload, built, warmed up and timed for each repeat.
 
-    began_s: when the set-up began, by `time.perf_counter`; None: when this is called.
-    profile: also run the last workload under the profiler, after all else.
-    rested: the device's counters when the work before this ended; None: when this is called.
-    Raises what the workload raises, and UsageError where a CUDA graph cannot be had. On one rank
-    a breakdown or a profile that fails is a warning in the measurement.
+    All ranks must call it. began_s: when the set-up began, by `time.perf_counter`. rested: the
+    device's counters when the work before ended. None: at this call. profile: also run the last
+    workload under the profiler. Raises what the workload raises, and UsageError where a CUDA graph
+    cannot be had; on one rank a breakdown or profile that fails is a warning.
     """
     began_s = time.perf_counter() if began_s is None else began_s
     require_cuda_for_graph(context)
@@ -184,7 +194,10 @@ def measure(
 
 @contextmanager
 def _closing(workload: Workload) -> Iterator[Workload]:
-    """Call the workload's `close` at the end; its error does not hide an earlier one."""
+    """Yield the workload, and call its `close` at the end of the `with` block.
+
+    Where the block raises, that error goes on, and what `close` raises then is a note on it.
+    """
     try:
         yield workload
     except BaseException as error:
@@ -197,7 +210,10 @@ def _closing(workload: Workload) -> Iterator[Workload]:
 
 
 def _repeat(workload: Workload, run: _PointRun) -> None:
-    """Warm up and time the workload; a script that ends too soon gives what it had."""
+    """Add to the run what one warm-up and its timing gave; all ranks must call it.
+
+    A script that ends too soon gives what it had, with a warning and without energy.
+    """
     try:
         run.repetitions.append(_warm_up_and_time(workload, run))
     except StepsEndedError as ended:
@@ -207,7 +223,11 @@ def _repeat(workload: Workload, run: _PointRun) -> None:
 
 
 def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
-    """Return the samples of one build, warm-up and timed; all ranks must call it."""
+    """Return the samples of one build, warm-up and timed; all ranks must call it.
+
+    The run gets the energy, the spans and the throttle reasons of what was timed. Raises
+    StepsEndedError where a script ends too soon, and what the workload raises.
+    """
     with no_garbage_collection():
         warmup = _warm_up(workload, run)
         run.memory.restart()
@@ -245,7 +265,7 @@ class _Blocks:
         self._extend(gather_durations(block.step_ns, device))
 
     def point_ns(self) -> Sequence[float]:
-        """Return the point's step time of each iteration."""
+        """Return the point's step time of each iteration over all ranks, in ns; () without any."""
         return step_series(self.ranks_ns).tolist() if self.ranks_ns else ()
 
     def move_to(self, other: _Blocks) -> None:
@@ -255,6 +275,7 @@ class _Blocks:
         self.blocks, self.ranks_ns = [], []
 
     def _extend(self, ranks_ns: Sequence[Sequence[int]]) -> None:
+        """Append durations in ns: a list for each rank, in rank order."""
         self.ranks_ns = self.ranks_ns or [[] for _ in ranks_ns]
         for known_ns, more_ns in zip(self.ranks_ns, ranks_ns, strict=True):
             known_ns.extend(more_ns)
@@ -281,10 +302,10 @@ def _warm_up(workload: Workload, run: _PointRun) -> _Blocks:
 
 
 def _inner_iterations(workload: Workload, warmup: _Blocks, run: _PointRun) -> int:
-    """Return how many steps a sample has, the same on all ranks; 1 for a script.
+    """Return how many steps a sample has, the same on all ranks, which must all call it.
 
-    With `cuda_graph` it captures a step and times replays of it, because they may be far shorter
-    than eager steps.
+    1 for a script. With `cuda_graph` it captures a step and times replays of it, because they may
+    be far shorter than eager steps.
     """
     context, step_ns = run.context, warmup.point_ns()
     if isinstance(run.timer, ScriptTimer):
@@ -315,7 +336,11 @@ class _TimedPhase:
     timed_at_ns: list[SpanNs] = field(default_factory=list)
 
     def time(self) -> None:
-        """Time all blocks; the run gets their energy, their moments and what limited the clocks."""
+        """Time blocks until the samples are enough; all ranks must call it.
+
+        Fills `drifted`, `timed` and `readings`; the run gets the energy, the spans and the throttle
+        reasons of the blocks that count.
+        """
         run = self.run
         while count := run.agree(lambda: run.policy.next_timed(self.progress())):
             if count == RESTART:
@@ -331,6 +356,7 @@ class _TimedPhase:
             run.throttle_reasons.update(dict.fromkeys(throttle_reasons(before, after)))
 
     def progress(self) -> Progress:
+        """Return the point's step times so far, over all ranks, for the next decision."""
         return Progress(
             warmup_ns=self.warmup_ns,
             drifted_ns=self.drifted.point_ns(),
@@ -340,7 +366,11 @@ class _TimedPhase:
         )
 
     def _time_block(self, iterations: int) -> Samples:
-        """Time so many samples, and mark whether the clocks were limited meanwhile."""
+        """Return so many samples per step, each marked where the clocks were limited in the block.
+
+        Not marked where the device's counters cannot be read. Notes the block's readings and its
+        span.
+        """
         run, lead_in = self.run, self.run.policy.lead_in(self.progress())
         before = run.counters.read()
         begin_ns = time.monotonic_ns()
@@ -355,7 +385,10 @@ class _TimedPhase:
 
 
 def _check(workload: Workload, run: _PointRun) -> None:
-    """Call the workload's `check`, if it has one; its memory does not count as the step's."""
+    """Call the workload's `check`, whose memory does not count as the step's; nothing for a script.
+
+    Raises what `check` raises.
+    """
     if isinstance(run.memory, ScriptTimer):
         return  # a script has no check
     with run.memory.paused():
@@ -363,7 +396,11 @@ def _check(workload: Workload, run: _PointRun) -> None:
 
 
 def _sizes(workload: Workload, context: Context) -> dict[str, Any]:
-    """Return the attributes that declare what a step finishes, moves and computes, by name."""
+    """Return what the workload declares of a step, by the names in DECLARED; None: undeclared.
+
+    Where ranks share their work, items_per_step is divided by their number. Raises UsageError for a
+    value that is no number, below 0 or too large.
+    """
     owner = f"workload {type(workload).__name__}"
     found: dict[str, Any] = {
         name: check_declared(owner, name, getattr(workload, name)) for name in DECLARED
@@ -375,9 +412,10 @@ def _sizes(workload: Workload, context: Context) -> dict[str, Any]:
 
 
 def _own_metrics(workload: Workload) -> dict[Metric, float]:
-    """Return the values of the metrics that the workload declares itself, where it has one.
+    """Return the values of the metrics that the workload declares itself, but for those not set.
 
-    A class may use the name `metrics` for something else: entries that are no Metric are ignored.
+    Entries of `metrics` that are no Metric are ignored: a class may use the name for something
+    else. Raises UsageError for a value that is no number, or too large.
     """
     owner, declared = f"workload {type(workload).__name__}", type(workload).metrics
     metrics = declared if isinstance(declared, tuple | list) else (declared,)
@@ -394,7 +432,12 @@ def _own_metrics(workload: Workload) -> dict[Metric, float]:
 
 
 def _compare_gradients(workload: Workload, run: _PointRun) -> None:
-    """Where the job asks for it, compare a step's gradients with those of one process."""
+    """Put a step's relative `gradient_error` into the run, where the job asks for it.
+
+    It is the difference to the gradients of one process. All ranks must call it. A workload that
+    cannot compare, and a difference beyond rounding, give a warning. Raises with peers what the
+    comparison raises.
+    """
     if not run.settings.check_gradients:
         return
     compare = workload.gradient_error
@@ -412,7 +455,11 @@ def _compare_gradients(workload: Workload, run: _PointRun) -> None:
 
 
 def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
-    """Run the steps of breakdown and profile, which are neither timed nor in the peak memory."""
+    """Put breakdown and, if asked for, profile into the run; None where one failed on one rank.
+
+    All ranks must call it. Their steps are neither timed nor in the peak memory, and the workload
+    cannot be measured afterwards. Raises with peers what the steps raise.
+    """
     context, last = run.context, run.repetitions[-1]
     slowest_ns = max_over_ranks(last.timed.step_ns, context.device)
     steps = run.agree(lambda: run.policy.breakdown_steps(slowest_ns))
@@ -432,7 +479,10 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
 
 
 def _break_down(workload: Workload, run: _PointRun, extent: Extent) -> Breakdown:
-    """Take the step apart, after one more step each that shows what NCCL and torch choose."""
+    """Return where a step's time goes; the run gets what NCCL and torch's attention chose in one.
+
+    All ranks must call it. One more step shows each choice; a script shows none.
+    """
     if isinstance(workload, RunningScript) and isinstance(run.timer, ScriptTimer):
         return break_down_script(workload, run.timer, run.context, extent)
     # First, before gradients go other ways than in a timed step.

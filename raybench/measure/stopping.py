@@ -127,11 +127,10 @@ class StoppingPolicy:
     ) -> int:
         """Return how many iterations the next block of warm-up has; 0 ends it.
 
-        step_ns: durations of the iterations so far. The first is cold (loading, compiling): it runs
-        alone, counts as one iteration, but neither against the budget nor in what is steady.
-        at_least: iterations that are needed whatever the job and the budget say. is_limited:
-        whether heat or a fault held clocks back in the last block: then warm-up goes on while the
-        budget lasts, unless the job fixes its length.
+        step_ns: of the iterations so far; the first is cold, runs alone, and counts neither against
+        the budget nor in what is steady. at_least: iterations in all that are needed whatever job
+        and budget say. is_limited: whether clocks were held back in the last block: then warm-up
+        lasts as long as the budget, except in quick runs and where the job fixes its length.
         """
         done = len(step_ns)
         if done == 0:
@@ -170,14 +169,19 @@ class StoppingPolicy:
         return not change.exceeds(self.settings.target_ci, self.drift_errors)
 
     def lead_in(self, progress: Progress) -> int:
-        """Return the untimed samples at the begin of a block, when the device's queue is empty."""
+        """Return how many untimed samples begin a block, while the device's queue is empty: 2 or 0.
+
+        0 where a sample is expected to take more than 0.25 s. Raises StatisticsError before the
+        first iteration.
+        """
         expected_ns = progress.expected_ns or progress.warmup_ns
         return self.lead_in_samples if statistics.median(expected_ns) <= self.slow_ns else 0
 
     def inner_iterations(self, step_ns: Sequence[float], *, graph: bool) -> int:
-        """Return how many steps make a sample of 1 ms, by the later half of `step_ns`.
+        """Return how many steps make a sample of 1 ms at least, by the later half of `step_ns`.
 
-        At most 1000, and 100 in a CUDA graph.
+        At most 1000, and 100 where `graph`: the steps of a sample are captured in a CUDA graph.
+        Raises StatisticsError for no steps.
         """
         settled = step_ns[(len(step_ns) + 1) // 2 :] or step_ns
         typical_ns = max(1.0, statistics.median(settled))
@@ -213,7 +217,11 @@ class StoppingPolicy:
         return min(max(span.max, least), max(done + 1, round(done * self.warmup_growth)))
 
     def _warmup_owed(self, progress: Progress) -> int:
-        """Return the samples that the warm-up still lacks; short steps warm up in loops, once."""
+        """Return how many samples the warm-up lacks, for steps too short to warm up one by one.
+
+        0 where it is nearly complete, where the job fixes its length, and once samples have been
+        counted as warm-up.
+        """
         owed_s = self._least_s() * self.warmup_share - progress.warm_s
         is_adaptive = not self.settings.warmup.is_fixed and not progress.drifted_ns
         if not is_adaptive or owed_s <= (1 - self.nearly) * self._least_s():
@@ -225,9 +233,10 @@ class StoppingPolicy:
         return change is not None and change.exceeds(self.warmup_change, self.warmup_errors)
 
     def _drifts(self, progress: Progress, left_s: float) -> bool:
-        """Return whether the level changes still, and the time suffices to time anew.
+        """Return whether enough samples still change their level, and there is time to begin anew.
 
-        Always False for quick runs and where the job fixes the number of iterations.
+        Always False for quick runs, and where the job fixes the iterations, timed ones or warm-up.
+        left_s: what is left of the budget.
         """
         settings = self.settings
         if settings.is_quick or settings.warmup.is_fixed or settings.iterations.is_fixed:
@@ -237,7 +246,11 @@ class StoppingPolicy:
         return is_enough and has_time and self._is_warming(progress.level_change())
 
     def _samples_wanted(self, progress: Progress) -> int:
-        """Estimate the samples in all: the error falls with the root of their count."""
+        """Return how many samples the phase is to have in all: as many as it has, if they suffice.
+
+        Estimated from the interval of the median, whose width falls with the root of their number;
+        at most `iterations.max` of the job.
+        """
         span, done = self.settings.iterations, len(progress.sample_ns)
         if span.is_fixed:
             return span.min
@@ -269,9 +282,11 @@ class StoppingPolicy:
     def _limit(
         self, missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int
     ) -> int:
-        """Return as many of the missing iterations as fit the budget and one block.
+        """Return as many of the missing iterations as fit the budget and one block of 5 s.
 
         expected_ns: durations of earlier ones; while there are none, one is run to learn it.
+        left_s: what is left of the budget. at_least: how many of the missing ones the budget does
+        not limit.
         """
         if missing <= 0:
             return 0

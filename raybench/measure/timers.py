@@ -165,7 +165,10 @@ def loop_step(step: Step, inner: int) -> Step:
 
 
 def per_step(samples: Samples, inner: int) -> Samples:
-    """Divide the durations of loops of `inner` steps by `inner`; starts stay where they are."""
+    """Return samples whose durations are divided by `inner`, rounded to whole ns.
+
+    For loops of `inner` steps; starts and `throttled` stay as they are.
+    """
 
     def divided(ns: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(round(value / inner) for value in ns)
@@ -179,7 +182,7 @@ def per_step(samples: Samples, inner: int) -> Samples:
 
 
 def join_blocks(blocks: Sequence[Samples]) -> Samples:
-    """Concatenate blocks of samples.
+    """Return blocks of samples as one, in their order.
 
     A part that a block lacks took 0 ns in it. `throttled` is empty unless all blocks have it.
     """

@@ -95,7 +95,7 @@ class UnevenStep:
     warnings: tuple[str, ...]
 
     def build(self, make: BuildWorkload) -> Workload:
-        """Build the workload; an `Idle` on a rank without a share."""
+        """Return the workload of this rank's share; an `Idle` on a rank without one."""
         return make(self.context, self.params) if self.share.items else Idle()
 
 
@@ -139,7 +139,10 @@ def _slowed(context: Context) -> Context:
 
 
 def _share_out(maker: StepMaker, group_probe: GroupProbe) -> UnevenStep:
-    """Return this rank's part of the step, with what was found; all ranks must call it."""
+    """Return this rank's part of the step, with what was found; all ranks must call it.
+
+    Raises UsageError where shares by speed are not possible.
+    """
     rank = maker.context.rank
     shares, own_s = _choose_shares(maker, group_probe)
     context, params = maker.context_among(shares), maker.size(shares[rank])[1]
@@ -312,7 +315,7 @@ class StepMaker:
 
     @contextmanager
     def build(self, context: Context, params: Parameters, items: int) -> Iterator[Workload]:
-        """Build the workload, an `Idle` without items, and close it after the `with` block."""
+        """Yield the workload, an `Idle` where `items` is 0; it is closed after the `with` block."""
         with workload_stream(context):
             workload = self.make(context, params) if items else Idle()
             try:
@@ -349,7 +352,11 @@ class StepMaker:
         return self._time_alone(items, self.context).seconds if items else 0.0
 
     def probe_group(self) -> GroupProbe:
-        """Probe all devices and the exchange of gradients; all ranks must call it."""
+        """Return what all ranks found of their devices and of the exchange; all ranks must call it.
+
+        Fast are the first ranks where slow devices are emulated, else those above the largest gap
+        in speed. Raises torch.OutOfMemoryError where an equal share does not fit.
+        """
         probes = gather_objects(self._probe())
         everybody = (True,) * len(probes)
         if self.point.slow_ratio == 1:
@@ -370,10 +377,10 @@ class StepMaker:
         )
 
     def _probe(self) -> Probe:
-        """Time steps of several sizes on this rank alone, with its emulation and without.
+        """Return this device's speed by steps of several sizes, on this rank alone.
 
-        Sizes that do not fit the memory are left out. Raises torch.OutOfMemoryError where an equal
-        share does not fit.
+        With its emulation, and without for `slow_ratio`. Sizes that do not fit the memory are left
+        out. Raises torch.OutOfMemoryError where an equal share does not fit.
         """
         full_speed: dict[int, _TimedStep] = {}
         found: dict[int, _TimedStep] = {}
@@ -415,13 +422,16 @@ class StepMaker:
         return max(0, int((_MEMORY_SHARE * total - fixed_bytes) / item_bytes))
 
     def _time_alone(self, items: int, context: Context) -> _TimedStep:
-        """Time a step of `items` samples on this rank as the only one."""
+        """Return time and peak memory of a step of `items` samples on this rank as the only one."""
         batch_size, params = self.size(items)
         alone = replace(context, batch_size=batch_size, rank=0, world_size=1)
         return self._time(alone, params, items)
 
     def _time(self, context: Context, params: Parameters, items: int) -> _TimedStep:
-        """Build the workload, time its step and close it; all ranks of the context must call it."""
+        """Return the time and peak memory of a step of a workload that is built for it and closed.
+
+        All ranks of the context must call it. Resets torch's counter of peak memory.
+        """
         context = replace(context, replicas=Replicas(), parts=PartTimes())
         on_gpu = context.device.type == "cuda"
         if on_gpu:
@@ -434,8 +444,8 @@ class StepMaker:
     def _time_exchange(self, members: Sequence[bool], equal_s: Sequence[float]) -> float:
         """Return the seconds that communication adds to a step of equal shares at full speed.
 
-        members: the ranks that take part; fewer than two exchange nothing. equal_s: such a step of
-        each rank alone.
+        All ranks must call it. 0 at least. members: of each rank, whether it takes part; fewer than
+        two exchange nothing. equal_s: such a step of each rank alone.
         """
         if sum(members) < 2:
             return 0.0
@@ -452,12 +462,14 @@ def _step_s(workload: Workload, context: Context) -> float:
     timer, is_alone = make_timer(context.device), context.world_size == 1
 
     def block_ns(steps: int) -> float:
+        """Return this rank's median ns of a step in a block, which all ranks begin together."""
         if not is_alone:
             align_ranks(context.device)
         samples = timer.time_block(workload.step, steps, context.parts, lead_in=1)
         return statistics.median(samples.step_ns)
 
     def steps_in(budget_ns: int, step_ns: float) -> int:
+        """Return how many steps fill the budget, 3 to 200; equally many on all ranks."""
         # Ranks that communicate run equally many.
         own_ns = [round(step_ns)]
         (longest_ns,) = own_ns if is_alone else max_over_ranks(own_ns, context.device)

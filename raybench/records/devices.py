@@ -119,7 +119,7 @@ def read_device_list(path: Path) -> DeviceList:
 
 
 def write_device_list(path: Path, devices: Iterable[Device], comment: str) -> None:
-    """Write the names of these devices, each with its host and index.
+    """Write the names of these devices, each with its host and index, in place of what was there.
 
     comment: above them. Raises UsageError where the file cannot be written.
     """
@@ -132,7 +132,10 @@ def write_device_list(path: Path, devices: Iterable[Device], comment: str) -> No
 
 
 def check_list_writable(path: Path) -> None:
-    """Raise UsageError where no list can be written; what is there stays as it is."""
+    """Raise UsageError where no list can be written to `path`.
+
+    What is there stays as it is; where nothing is, an empty file is made.
+    """
     with _report_unwritable(path), path.open("ab"):
         pass
 

@@ -35,7 +35,10 @@ _PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_", "PYTORCH_", "GLOO_", "MKL_", "N
 
 
 def package_versions() -> dict[str, str]:
-    """Return the installed versions of raybench, Python, torch and others, importing none."""
+    """Return the installed versions of raybench, python, torch, ray, numpy and pyarrow, by name.
+
+    Packages that are not installed are left out. Nothing is imported.
+    """
     found = {"raybench": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

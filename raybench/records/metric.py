@@ -77,6 +77,7 @@ class Metric:
     format: Format = "number"
 
     def __post_init__(self) -> None:
+        """Raise UsageError for a name that is no identifier, and for an unknown way to combine."""
         if not str(self.name).isidentifier():
             raise UsageError(f"Metric: name must be an identifier, got {self.name!r}")
         for field, allowed in (("over_ranks", OverRanks), ("over_step", OverStep)):

@@ -129,9 +129,10 @@ class PartColumns:
 
 
 def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartColumns:
-    """Return the columns. step_ms: the point's median step.
+    """Return the columns of `points` on where the step goes, of ranks in rank order.
 
-    Those of the breakdown are None unless all ranks have one: the slowest rank could lack it.
+    step_ms: the point's median step. All but `slowest_rank` are None unless each rank has a
+    breakdown: the slowest rank could lack it.
     """
     broken_down = [m.breakdown for m in measurements if m.breakdown is not None]
     if len(broken_down) < len(measurements):
@@ -187,7 +188,11 @@ def _slowest_rank(
     local_ms: Sequence[float],
     step_ms: float,
 ) -> dict[str, Any]:
-    """Return the columns on ranks that differ; by the timed steps where there are no local ones."""
+    """Return slowest_rank by name, and with local steps also the columns on stragglers, in ms.
+
+    Without local steps slowest_rank is by the timed ones. local_ms: the median of each rank, in
+    rank order. step_ms: of the point.
+    """
     blocks = [b.local_ms for b in broken_down]
     found = find_straggler(blocks) if local_ms else None
     if found is None:
@@ -234,7 +239,10 @@ def _largest(
 def _busbw_of_gradients(
     broken_down: Sequence[Breakdown], comm_ms: float | None
 ) -> dict[str, float] | None:
-    """Return the bus bandwidth of all_reduces, in GB/s, where a step sends nothing else."""
+    """Return {"all_reduce": GB/s of the bus}; None where rank 0 sends anything else, or nothing.
+
+    None also without `comm_ms`, which is the time of all collectives of a step.
+    """
     sent = broken_down[0].traffic if broken_down else ()
     if not comm_ms or [one.kind for one in sent] != ["all_reduce"]:
         return None
@@ -244,9 +252,10 @@ def _busbw_of_gradients(
 def _wait_ms(
     broken_down: Sequence[Breakdown], local_ms: Sequence[float], step_ms: float
 ) -> float | None:
-    """Return the longest wait of a rank in the last collective, in ms.
+    """Return the longest wait of a rank in the last collective, in ms; 0 at least.
 
-    At most what its step leaves beside its own work and that collective.
+    At most what its step leaves beside its own work and that collective. None for one rank, and
+    where a rank lacks timed collectives or local steps.
     """
     tails = [b.tail_ms for b in broken_down]
     if len(tails) < 2 or not all(tails) or not local_ms:
@@ -265,7 +274,7 @@ def _rank_that_stands_out(
 
 
 def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float) -> int | None:
-    """Return the slowest rank by the timed steps, where there are no local ones."""
+    """Return the slowest rank by the timed steps; None with one rank, and where none stands out."""
     found = find_straggler(
         [[[ns / NS_PER_MS for ns in r.timed.step_ns] for r in m.repetitions] for m in measurements]
     )

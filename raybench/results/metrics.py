@@ -339,7 +339,10 @@ def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
 
 
 def _peak_tflops(record: Record) -> float | None:
-    """Return the datasheet's peak of the slowest model; None where that of one is not known."""
+    """Return the datasheet's TFLOP/s of the slowest model, in the point's precision.
+
+    None on CPUs, and where the peak of one of the models is not known.
+    """
     precision = record.point.precision
     models = [device for device in record.devices if device.kind == "cuda"]
     peaks = [dense_peak_tflops(device.name, precision) for device in models]

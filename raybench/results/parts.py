@@ -38,7 +38,7 @@ class UnreadablePartsError(ResultsError):
 
 
 def parts_of(root: Path, table: str, run_id: str) -> list[Path]:
-    """Return the paths of the parts of a run, in the order in which they are read."""
+    """Return the paths of the parts of a run by name, as they are read; empty without any."""
     return sorted((root / table / run_id).glob("[!._]*.parquet"))
 
 
@@ -186,7 +186,7 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
 
 
 def write_part(path: Path, table: str, whole: pa.Table) -> None:
-    """Write a part of a table, in place of what was there.
+    """Write a part of a table, in place of what was there. Raises ResultsError where it cannot.
 
     Dictionaries and statistics cost a part more than they save. Compressing one row of `points` or
     `runs`, values of a few bytes, makes them longer, and reading them again takes twice as long.

@@ -176,7 +176,10 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
 
 
 def point_metrics(record: Record) -> dict[str, Any]:
-    """Return the columns of an ok record that are computed from its measurements."""
+    """Return column -> value of an ok record, as computed from its measurements.
+
+    None: not known, or does not apply. Raises ValueError where ranks differ in their sample counts.
+    """
     working = tuple(m for m in record.measurements if m.share is None or m.share.items)
     shares = [m.share for m in record.measurements if m.share is not None]
     uneven = uneven_columns(shares if len(shares) == len(record.measurements) else [])
@@ -219,7 +222,10 @@ def point_metrics(record: Record) -> dict[str, Any]:
 
 
 def uneven_columns(shares: Sequence[RankShare]) -> UnevenColumns:
-    """Return the columns of ranks with these shares, idle ranks included; all None without any."""
+    """Return the columns on ranks with these shares, in rank order, idle ranks included.
+
+    All None without any share.
+    """
     if not shares:
         return UnevenColumns()
     return UnevenColumns(
@@ -285,7 +291,7 @@ def _identity(run_id: str, record: Record) -> dict[str, Any]:
 
 
 def keys_of(run_id: str, record: Record) -> dict[str, Any]:
-    """Return the fields of an AttemptKey."""
+    """Return name -> value of the fields of an AttemptKey."""
     return {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
 
 

@@ -89,10 +89,11 @@ def rows_of_attempts(
     attempts: Iterable[tuple[str, int]],
     columns: Sequence[str] | None = None,
 ) -> Iterator[pd.DataFrame]:
-    """Yield the rows of each of these attempts (point_id, attempt), in turn; of some columns.
+    """Yield a frame for each of these attempts (point_id, attempt), in turn; empty without rows.
 
-    table: one that has these two columns. The whole table may not fit into memory: a part that is
-    named after an attempt is read when its turn comes, the others together.
+    table: one that has these two columns. columns: None: all. The whole table may not fit into
+    memory: a part that is named after an attempt is read when its turn comes, the others together.
+    Raises ResultsError as `raybench.load`.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -154,7 +155,11 @@ def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
 
 
 def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
-    """Return all files of a table, by run and name, but those that start with . or _."""
+    """Return the files of a table, of one run or of all, by run and name, but for hidden ones.
+
+    Empty where the table has no folder. Raises ResultsError where there is no results folder, or no
+    such run.
+    """
     check_folder(root)
     if run_id and not any((root / name / run_id).is_dir() for name in TABLE_NAMES):
         root, run_id = find_run(root, run_id)
@@ -221,7 +226,7 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
 
 
 def _without_row(root: Path) -> list[str]:
-    """Find runs that have points and no part of `runs`."""
+    """Return the ids of the runs that have points and no part of `runs`."""
     with_row = {name for name in run_folders(root / "runs") if has_parts(root / "runs" / name)}
     names = [name for name in run_folders(root / "points") if name not in with_row]
     return [name for name in names if has_parts(root / "points" / name)]

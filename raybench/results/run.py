@@ -126,7 +126,10 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
 
 
 def _separate(root: Path, text: str) -> tuple[Path, str]:
-    """Return the results folder that `text` names, `root` without one, and the rest of the text."""
+    """Return the results folder that `text` names, `root` without one, and the rest of the text.
+
+    Raises ResultsError where the text has a folder that holds no runs.
+    """
     head, name = os.path.split(text)
     if not head:
         return root, text
@@ -302,7 +305,7 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
 
 
 def check_run_id(run_id: str) -> None:
-    """Raise ResultsError for an id that cannot be the name of a folder."""
+    """Raise ResultsError for an id that is no plain folder name, all digits, or `latest`."""
     if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:
         raise ResultsError(
             f"run_id: must be letters, digits, '.', '_' or '-', not all digits and not "
@@ -311,7 +314,10 @@ def check_run_id(run_id: str) -> None:
 
 
 def has_driver(root: Path, run_id: str) -> bool | None:
-    """Return whether a driver holds the run; None on file systems without locks."""
+    """Return whether a driver holds the run; None where that cannot be told.
+
+    As on file systems without locks, and where the run has no lock file.
+    """
     try:
         with (root / "runs" / run_id / _LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

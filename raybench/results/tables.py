@@ -131,6 +131,7 @@ def schema(table: str) -> pa.Schema:
 
 @cache
 def _row_type(table: str) -> pa.StructType:
+    """Return the Arrow type of a whole row of a table."""
     import pyarrow as pa
 
     return pa.struct(list(schema(table)))
@@ -163,7 +164,10 @@ def storable(value: Any) -> Any:
 
 
 def sample_columns(run_id: str, record: Record) -> dict[str, list[Any]]:
-    """Return the rows of `samples`, by column: every iteration of every rank, warm-up included."""
+    """Return the rows of `samples` by column: every iteration of every rank, warm-up included.
+
+    Empty without measurements. Ordered by rank, then by repeat, the warm-up first.
+    """
     keys = {**keys_of(run_id, record), "round": record.round}
     columns: dict[str, list[Any]] = {}
     for measurement in record.measurements:
@@ -195,7 +199,7 @@ def _iterations(place: Mapping[str, Any], samples: Samples) -> dict[str, Iterabl
 
 
 def module_rows(run_id: str, record: Record) -> list[ModuleRow]:
-    """Return the times by module of each profiled rank."""
+    """Return the times by module of each profiled rank, in rank order; empty without a profile."""
     return [
         ModuleRow(
             **keys_of(run_id, record),
@@ -212,7 +216,7 @@ def module_rows(run_id: str, record: Record) -> list[ModuleRow]:
 
 
 def region_rows(run_id: str, record: Record) -> list[RegionRow]:
-    """Return the parts of the step that it names itself, of each rank."""
+    """Return the regions that the step names, of each rank in rank order; empty without any."""
     return [
         RegionRow(
             **keys_of(run_id, record),

@@ -286,7 +286,9 @@ class Compaction:
 
 
 def compact_run(root: Path, run_id: str) -> Compaction:
-    """Put the parts of a run into one a table; rows and their order stay as they are.
+    """Return how many parts a run had and has, after putting them into one a table.
+
+    Rows and their order stay as they are.
 
     Each part has a schema of some 30 KB with it. A merged part is renamed to its place before those
     that it is made of are removed, and its metadata names them. Where the command is killed in

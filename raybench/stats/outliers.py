@@ -111,18 +111,17 @@ def slowest_and_other(medians: Sequence[float]) -> tuple[int, int]:
 def stands_out(excess_ms: float, error_ms: float, step_ms: float) -> bool:
     """Return whether the excess of a rank is more than 2 % of the step and three errors.
 
-    excess_ms: reduced by `borne_out_ms`.
+    excess_ms: reduced by `borne_out_ms`. error_ms: its standard error. step_ms: of the point.
     """
     return excess_ms > max(MARK_SHARE * step_ms, MARK_ERRORS * error_ms)
 
 
 def borne_out_ms(excess_ms: float, exposed_ms: float | None) -> float:
-    """Return the part of an excess that the timed steps confirm.
+    """Return the part of an excess that the timed steps confirm, in ms; it can be below 0.
 
     Where the slowest rank's own step is longer than a whole timed step, the difference is taken
-    off.
-    exposed_ms: the timed step less the slowest rank's own; None, where it is unknown, takes off
-    nothing.
+    off. exposed_ms: the timed step less the slowest rank's own; None, where it is unknown, takes
+    off nothing.
     """
     return excess_ms + min(0.0, exposed_ms or 0.0)
 
@@ -182,7 +181,8 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
 def _pace_scatter(steps: Sequence[float], confidence: float) -> float:
     """Return the standard error of the difference of two paces that wander as this one does.
 
-    0 below 32 steps. From the variance of the medians of parts, less that of independent steps.
+    In the unit of the steps; 0 below 32 steps. From the variance of the medians of parts, less that
+    of independent steps. confidence: two-sided, of the t that scales the error.
     """
     if len(steps) < _WINDOWS * _LEAST_OF_A_WINDOW:
         return 0.0
@@ -197,8 +197,7 @@ def _wandering_ms(by_part: Sequence[Sequence[float]]) -> float:
     """Return the standard error of the difference of two ranks whose pace wanders, in ms.
 
     by_part: [ranks, parts], medians. A host is slower for tenths of a second and faster again, each
-    on
-    its own: neighbouring steps are more alike than independent ones. Larger for few parts by
+    on its own: neighbouring steps are more alike than independent ones. Larger for few parts by
     Student's t; 0 below three.
     """
     parts = len(by_part[0])

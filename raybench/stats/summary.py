@@ -170,7 +170,7 @@ def step_time(ranks: Sequence[ArrayLike]) -> float:
 
 
 def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Return the point's time of each iteration.
+    """Return the point's time of each iteration, in the unit of the samples.
 
     In lockstep, where the ranks' medians agree within 1 %, that is the median over the ranks: each
     rank sees the same steps, and where it sees their ends jitters. Else the times of the rank with
@@ -208,7 +208,7 @@ def median_above_smallest(ranks: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _by_rank(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Return an array of [ranks, iterations]."""
+    """Return an array of [ranks, iterations]; raises ValueError where their lengths differ."""
     counts = sorted({np.size(samples) for samples in ranks})
     if len(counts) != 1:
         raise ValueError(f"ranks must have equally many samples, got {counts}")
@@ -261,11 +261,11 @@ class Scatter:
 def scatter(
     values: NDArray[np.float64], sides: Sequence[int] | None = None
 ) -> list[Scatter | None]:
-    """Estimate the scatter of starts of each point; None where no side has two starts of it.
+    """Return the scatter of starts by point, in order; None where no side has two starts of it.
 
-    values: [points, starts], logarithms of times or rates; NaN where a start lacks a point.
-    sides: for each start the number of its side; None: one side. Starts of a side are starts of the
-    same thing; the levels of two sides may differ.
+    values: [points, starts], logarithms of times or rates; NaN where a start lacks a point. sides:
+    for each start the number of its side; None: one side. Starts of a side are starts of the same
+    thing; the levels of two sides may differ.
     """
     of_start = np.zeros(values.shape[1], int) if sides is None else np.asarray(sides)
     rest = np.full(values.shape, np.nan)
@@ -286,9 +286,10 @@ def scatter(
 
 
 def _moderate(rest: NDArray[np.float64], degrees: NDArray[np.float64]) -> list[Scatter]:
-    """Shrink the variance of each point towards that of all points.
+    """Return the scatter of each point, in order, its variance shrunk towards that of all points.
 
-    rest: [points, starts], the values less the mean of their side. degrees: of freedom, by point.
+    rest: [points, starts], the values less the mean of their side, NaN where a start lacks a point.
+    degrees: of freedom, by point, above 0.
     """
     variances = np.nansum(rest**2, axis=1) / degrees
     level, more = _fit_prior(variances, degrees)
