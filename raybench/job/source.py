@@ -284,7 +284,7 @@ def _read_text(path: Path) -> str:
 
 
 def _override(source: YamlSource, text: str) -> str | None:
-    """Apply one override, and return what is wrong with it; None where nothing is."""
+    """Put an override into the source's data; return what is wrong with it, None where nothing."""
     key, equals, value = text.partition("=")
     path: KeyPath = tuple(key.strip().split("."))
     if not equals or not all(path):
