@@ -92,7 +92,10 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def mentions(error: BaseException, *words: str) -> bool:
-    """Return whether the error's text has one of these words."""
+    """Return whether one of these words or phrases is in the error's text, also inside a word.
+
+    Capitals count.
+    """
     text = _text(error)
     return any(word in text for word in words)
 

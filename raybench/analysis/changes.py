@@ -60,9 +60,8 @@ class Change:
 def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
     """Return name -> text of all that can change a measured time in a run: versions, devices, code.
 
-    devices: the rows of the run in that table.
-
-    Where devices differ among themselves, their values stand beside each other.
+    What is not known is left out. Where devices differ, their values stand beside each other, with
+    commas. devices: the rows of the run in that table.
     """
     found = {
         "job file": run.job_sha256[:12],

@@ -95,11 +95,12 @@ class Prediction:
 def predict(
     points: Sequence[PointRow], world_sizes: Sequence[int], devices_per_node: int
 ) -> tuple[list[Prediction], list[str]]:
-    """Return the predictions, in the order of the points, and why each other series has none.
+    """Return a prediction for each series and world size, and why each other series has none.
 
-    A series: points that differ in the number of devices alone. points: rows of that table of one
-    run; devices_per_node: of its cluster. Raises ResultsError, with the first reason, where no
-    series can be predicted.
+    A series: points that differ in the number of devices alone, in the order of the points.
+    points: rows of that table of one run. world_sizes: above the measured ones; the largest decides
+    whether a series can be predicted. devices_per_node: of the run's cluster. Raises ResultsError,
+    with the first reason, where no series can be predicted.
     """
     trials = Trials(points)
     largest = max(world_sizes)

@@ -139,7 +139,11 @@ def find_sides(results: Path, base: str, new: str) -> tuple[Side, Side]:
 
 
 def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
-    """Return the comparison of two sides. Raises ResultsError where a run cannot be read."""
+    """Return the comparison of two sides, the base first.
+
+    threshold: the smallest change that counts, as a share. Raises ResultsError where a run cannot
+    be read.
+    """
     from raybench.analysis.changes import all_point_changes, changes
     from raybench.analysis.compare import POINT_COLUMNS, compare
     from raybench.analysis.implausible import impossible_among

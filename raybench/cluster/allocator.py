@@ -47,8 +47,9 @@ def shares(
 ) -> dict[str, int]:
     """Return by node id how many of `count` devices each node gives; of all where fewer are free.
 
-    Nodes that give none are left out. Chooses as `DeviceAllocator`, where only the number of free
-    devices of each node is known. free, racks: by node id; a node without a rack is left out.
+    Nodes that give none are not in it. Chooses as `DeviceAllocator` does on an idle cluster,
+    knowing only how many devices of each node are free. free: devices by node id. racks: by node
+    id; nodes that are not in it count as one more rack.
     """
     there: dict[str, dict[str, list[_Place]]] = {}
     for node, number in sorted(free.items()):

@@ -137,9 +137,9 @@ def wrong_bits(
 ) -> dict[int, str]:
     """Return the reason by rank for each rank whose product is wrong; empty where all are right.
 
-    metrics: those of the workload `same_bits`, by rank. subjects: the devices by rank. Wrong is a
-    product that differs from that of most devices of the model. Where no product is that of most,
-    wrong are the devices that contradict themselves, and where none does, all.
+    Wrong is a product that changed from check to check, or that differs from the product of most
+    devices of its model. Without such a majority: the devices whose product changes when rows move,
+    or all, if none or all of them do. metrics: of `same_bits`, by rank. subjects: devices, by rank.
     """
     problems = {
         rank: "wrong bits: its product changed from one check to the next"

@@ -78,7 +78,11 @@ class Case:
 
     @property
     def further(self) -> str:
-        """Return `TEST (1.60x the time), ...` of all findings but the worst; empty for one."""
+        """Return `TEST (1.60x the time), ...` of the findings but the worst; empty for one.
+
+        The first four of them, then how many more there are; without a ratio the reason stands in
+        brackets.
+        """
         found = []
         for one in self.findings[1:]:
             is_reverse = one.subject.uuids == tuple(reversed(self.subject.uuids))

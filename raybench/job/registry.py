@@ -127,7 +127,11 @@ def module_of(kind: str) -> str:
 
 
 def _target(kind: str) -> tuple[str, str]:
-    """Split the name of a workload into those of its module and its class."""
+    """Return the names of the module and the class of a workload.
+
+    kind: a built-in workload, or package.module:Class. Raises UsageError for any other text.
+    Imports nothing.
+    """
     target = BUILTIN.get(kind, kind)
     if ":" not in target:
         message = say_unknown("workload", kind, BUILTIN)

@@ -84,7 +84,10 @@ def _read_sizes(value: Any) -> Any:
 
 
 def _with_sizes(group: object) -> object:
-    """Read the sizes of all settings `*_bytes` of a mapping; their types refuse what is none."""
+    """Return a copy of a mapping with its settings `*_bytes` in bytes, ranges as lists of them.
+
+    What is no size stays as it is, for its type to refuse; so does what is no mapping.
+    """
     if not isinstance(group, dict):
         return group
     return {

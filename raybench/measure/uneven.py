@@ -458,7 +458,10 @@ class StepMaker:
 
 
 def _step_s(workload: Workload, context: Context) -> float:
-    """Return the median seconds of a step, after steps of a warm-up; all ranks must call it."""
+    """Return the median seconds of this rank's step, after steps of a warm-up.
+
+    All ranks of the context must call it: they run equally many steps, but each returns its own.
+    """
     timer, is_alone = make_timer(context.device), context.world_size == 1
 
     def block_ns(steps: int) -> float:

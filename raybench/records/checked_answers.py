@@ -114,7 +114,10 @@ def _sample_problems(samples: Samples) -> Iterator[str]:
 
 
 def _why_not_together(measurements: Sequence[Measurement]) -> str:
-    """Return why these ranks have not measured one point together; "" where they have."""
+    """Return why these ranks' measurements cannot be kept together; "" where they can.
+
+    Reasons: the ranks timed different numbers of steps, or the clock stood still.
+    """
     shapes = {
         one.rank: tuple(len(repetition.timed.step_ns) for repetition in one.repetitions)
         for one in measurements

@@ -275,7 +275,10 @@ def _candidates(place: Path) -> Iterator[Path]:
 
 
 def _name(module: str, path: Path) -> str:
-    """Return the name of a module's file below its top folder. module: with slashes for dots."""
+    """Return the name of a module's file from its top package on, as `a/b/c.py`.
+
+    module: with slashes for dots; of `a/b/__init__.py` it is `a/b`. path: of the file.
+    """
     package = module if path.stem == "__init__" else module.rpartition("/")[0]
     return f"{package}/{path.name}" if package else path.name
 
@@ -302,7 +305,11 @@ def _is_installed(path: Path) -> bool:
 
 
 def _imports(content: bytes, file: str) -> Iterator[str]:
-    """Yield the dotted names that a file imports, wherever in it; of `from a import b` both."""
+    """Yield the dotted names that a source file imports, wherever in it.
+
+    Of `from a import b` both `a` and `a.b`, which may be no module. Nothing where it cannot be
+    parsed. file: its name as `a/b.py`, by which relative imports become whole names.
+    """
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):

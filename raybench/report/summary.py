@@ -276,7 +276,10 @@ class Summary:
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of software, of the devices where they tell more."""
+        """Return name -> version of the run's software; those of its first device replace them.
+
+        The driver too, where it is known. Whether other devices have others is not told.
+        """
         if self.devices.empty:
             return dict(self.run.versions)
         first = self.devices.iloc[0]

@@ -151,7 +151,11 @@ def _same(value: Any) -> Any:
 
 
 def to_row(record: Any) -> dict[str, Any]:
-    """Return the row of a dataclass: plain values by column, enums and settings as text."""
+    """Return column -> plain value of a dataclass, with the columns of dataclasses that it holds.
+
+    An enum is its value as text, a mapping of settings a dict of texts. Fields that declare no
+    column are left out.
+    """
     row: dict[str, Any] = {}
     for name, column in _own_columns(type(record)):
         value = getattr(record, name)

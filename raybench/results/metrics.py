@@ -325,7 +325,8 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
 def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
     """Return the median step in the first 30 ms of the warm-up, in ms, of the slowest rank.
 
-    The very first step is left out. None where a rank has fewer than three steps after it.
+    The very first step is left out. At least three steps count, however long they are; None where a
+    rank has fewer.
     """
     medians = []
     for measurement in measurements:

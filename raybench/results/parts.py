@@ -86,10 +86,11 @@ def _read_batch(
 
 
 def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, list[Path]]:
-    """Return the wanted columns of one part, and the paths of parts whose rows are merged into it.
+    """Return one part with all wanted columns, and the paths of parts that are merged into it.
 
-    No rows where the file is gone. Raises ResultsError for a file that is damaged, not a part of
-    the table, or of a newer version.
+    A column that the part lacks is null; no rows where the file is gone. Raises ResultsError for a
+    file that is damaged, not a part of the table, of a newer version, or whose values do not fit
+    `wanted`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

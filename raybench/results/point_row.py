@@ -242,7 +242,10 @@ def uneven_columns(shares: Sequence[RankShare]) -> UnevenColumns:
 def _combine_ranks(
     measurements: Sequence[Measurement], shares: Sequence[RankShare]
 ) -> dict[str, Any]:
-    """Return the value of a point for each column of RankMetrics, as its `over_ranks` says."""
+    """Return column -> value of a point for each of RankMetrics, as the column's `over_ranks` says.
+
+    shares: of an uneven step, from which `gradient_error` is taken; empty for other points.
+    """
     found = {
         column.name: combine_ranks(
             column.about.over_ranks or "max", [getattr(one, column.name) for one in measurements]

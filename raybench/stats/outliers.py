@@ -130,7 +130,7 @@ def median_error(steps: Sequence[float]) -> float:
     """Return the standard error of the median of steps, by their median absolute deviation.
 
     For fewer than six steps by their standard deviation where it is larger: most may be alike by
-    chance.
+    chance. 0 for one step, of which no error is known. Raises StatisticsError for none.
     """
     middle = median(steps)
     # Larger for few steps: C. Croux, P. J. Rousseeuw, "Time-efficient algorithms for two highly

@@ -125,7 +125,8 @@ class RunState:
 def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
     """Return the run with the counts of its points and the status that follows from them.
 
-    Where batch sizes are searched, a batch that runs out of memory is no failure.
+    ended: trials that are not in it count nowhere. Where batch sizes are searched and points failed
+    for lack of memory alone, the status is ok, but they count as failed.
     """
     statuses = by_point(ended)
     run = reader.count_points(run, statuses)

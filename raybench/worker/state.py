@@ -251,7 +251,10 @@ def _forget_compiled_code() -> None:
 
 
 def _end_progress_monitor() -> None:
-    """End the thread that the first bar of tqdm starts, also one of torch.compile's."""
+    """End the thread that the first bar of tqdm starts, also one of torch.compile's.
+
+    Does nothing where there is none; the next bar starts another.
+    """
     bars: Any = sys.modules.get("tqdm.std")
     if bars is not None and (monitor := bars.tqdm.monitor) is not None:
         monitor.exit()

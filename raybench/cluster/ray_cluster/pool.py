@@ -81,7 +81,10 @@ def hold_devices(
 
 
 def _racks() -> dict[str, str]:
-    """Return racks by node id, as `ray start --labels rack=NAME` names them."""
+    """Return the rack by node id, as `ray start --labels rack=NAME` names it.
+
+    Nodes without that label are left out.
+    """
     labels = {node["NodeID"]: node.get("Labels") or {} for node in ray_nodes()}
     return {node: its[_RACK] for node, its in labels.items() if _RACK in its}
 
@@ -179,9 +182,9 @@ class WorkerPool:
     def start(self, count: int, strategy: Strategy) -> None:
         """Start workers on free devices, and wait for those that come soon.
 
-        Slow ones, and devices that are not there yet, are left to `refresh`. Raises ClusterError
-        where no worker comes, one cannot start or a listed device is not there, DevicesInUseError
-        where another sweep has a device.
+        `refresh` takes in the rest. count: not used with a device list. Raises ClusterError where
+        no worker comes, one cannot start, has other versions or another's device, or a listed
+        device is not there; DevicesInUseError where another sweep has one.
         """
         self._count, self._strategy = count, strategy
         if self._only:  # one on each GPU there is finds those of the list

@@ -144,6 +144,7 @@ def _over_best_other(scenario: Scenario, fleet: Fleet) -> Gain:
 
 
 def _percent(share: float | None, *, signed: bool = False) -> str:
+    """Return a share of 1 as `12.3%`, or `+12.3%` where signed; empty where it is None."""
     if share is None:
         return ""
     return f"{share:+.1%}" if signed else f"{share:.1%}"
