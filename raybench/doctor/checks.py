@@ -314,7 +314,7 @@ _GPU_RULES = (
 
 
 def _models_and_counts(facts: Facts) -> Check:
-    """Check that all devices are of one model and all nodes have as many."""
+    """Return the check of models and counts; a warning where devices or nodes differ in them."""
     models = Counter(device.name for device in facts.devices)
     per_node = [f"{owned[0].host} {len(owned)}" for owned in facts.nodes.values()]
     kinds = ", ".join(f"{count} x {name}" for name, count in models.most_common())
@@ -338,7 +338,7 @@ def _models_and_counts(facts: Facts) -> Check:
 
 
 def _identity(facts: Facts) -> Check:
-    """Check that each worker has a device of its own."""
+    """Return the check that each worker has a device of its own; it fails where two share one."""
     owners = Counter(device.uuid for device in facts.devices)
     shared = [device for device in facts.devices if owners[device.uuid] > 1]
     workers = counted(len(facts.devices), "worker")
@@ -353,7 +353,10 @@ def _identity(facts: Facts) -> Check:
 
 
 def _versions(facts: Facts) -> Check:
-    """Check that there is the same software on all workers and in this process."""
+    """Return the check of software; it fails where workers or this process have other versions.
+
+    Without GPUs, CUDA, NCCL and the driver are left out.
+    """
     found: list[str] = []
     differing: list[str] = []
     for name in _VERSIONS:
@@ -384,7 +387,7 @@ def _versions(facts: Facts) -> Check:
 
 
 def _other_sweeps(facts: Facts) -> Check:
-    """Check that no other sweep, of any user, has the devices."""
+    """Return the check of other sweeps, of any user; a warning where one has the devices."""
     if not facts.others:
         return Check(name="other sweeps", verdict=Verdict.OK, found="none on these devices")
     return Check(
@@ -397,7 +400,7 @@ def _other_sweeps(facts: Facts) -> Check:
 
 
 def _niceness(facts: Facts) -> Check:
-    """Check that no worker has a lower priority than torchrun's processes have."""
+    """Return the check of priorities; a warning where a worker has a lower one than usual."""
     return _judge(
         "niceness",
         _describe(facts.devices, lambda device: str(device.niceness)),
@@ -408,9 +411,10 @@ def _niceness(facts: Facts) -> Check:
 
 
 def _room(facts: Facts, name: str, free: _Count, least_bytes: int, advice: str) -> Check:
-    """Check that each node has `least_bytes` free.
+    """Return the check of free bytes; a warning where a node is known to have too few.
 
-    free: returns the free bytes that the worker of a device sees. advice: where there are less.
+    free: returns the free bytes that the worker of a device sees. advice: where there are fewer
+    than `least_bytes`. The first device of each node is asked.
     """
     first = [owned[0] for owned in facts.nodes.values()]
     sizes = [free(device) for device in first]
@@ -425,7 +429,7 @@ def _room(facts: Facts, name: str, free: _Count, least_bytes: int, advice: str) 
 
 
 def _threads(facts: Facts) -> Check:
-    """Check that the workers' threads have a core each."""
+    """Return the check of threads; a warning where those of a node's workers exceed its cores."""
     crowded: list[Device] = []
     lines = []
     for owned in facts.nodes.values():
@@ -442,12 +446,16 @@ def _threads(facts: Facts) -> Check:
 
 
 def _throttling(facts: Facts) -> Check:
-    """Check that no clock is limited before any work; a limit by the hardware fails."""
+    """Return the check of clocks before any work; a warning where they are limited.
+
+    It fails where the hardware itself limits them: by a slowdown, heat or its power supply.
+    """
 
     def limits(device: Device) -> list[str]:
         return [reason for reason in device.throttle_reasons if reason != "idle"]
 
     def words(device: Device) -> str | None:
+        """Return what limits the clocks of a device; None where nobody tells."""
         # Without a clock NVML has told nothing, and then no reason means nothing.
         idle = device.sm_clock_mhz and f"none; SM now {device.sm_clock_mhz} MHz"
         return ", ".join(limits(device)) or idle or None
@@ -464,7 +472,7 @@ def _throttling(facts: Facts) -> Check:
 
 
 def _temperature(facts: Facts) -> Check:
-    """Check that no device is warm before any work."""
+    """Return the check of temperatures; a warning where a device is above 75 °C before any work."""
     known = [d.temperature_c for d in facts.devices if d.temperature_c is not None]
     warm = [device for device in facts.devices if (device.temperature_c or 0.0) > _WARM_C]
     found = f"{min(known):.0f} to {max(known):.0f} °C" if known else _UNKNOWN
@@ -479,10 +487,11 @@ def _temperature(facts: Facts) -> Check:
 
 
 def _memory(facts: Facts) -> Check:
-    """Show the memory that workloads can have, and the compute capability; never a warning."""
+    """Return the check that shows free memory and compute capability; never a warning."""
     states = {state.device.uuid: state for state in facts.states}
 
     def words(device: Device) -> str | None:
+        """Return memory and compute capability of a device; None where its memory is unknown."""
         state = states.get(device.uuid)
         if state is None or state.memory_total_bytes is None or state.memory_free_bytes is None:
             return None
@@ -494,9 +503,10 @@ def _memory(facts: Facts) -> Check:
 
 
 def _errors(facts: Facts) -> Check:
-    """Check for the faults that `raybench health` reads: bad memory, links that are down, Xids.
+    """Return the check of faults of the hardware: bad memory, links that are down, Xids.
 
-    Uncorrected errors and PCIe lanes have checks of their own.
+    It fails where `raybench health` would find one. Uncorrected errors and PCIe lanes have checks
+    of their own.
     """
     others = (FREE_MEMORY, MEMORY_ERRORS, PCIE_LANES)
     known = [
@@ -518,7 +528,7 @@ def _errors(facts: Facts) -> Check:
 
 
 def _all_variables(facts: Facts) -> Check:
-    """Return the check that shows all variables of NCCL, CUDA and torch's collectives."""
+    """Return the check that shows the variables of NCCL, CUDA and torch; never a warning."""
     found = {
         f"{name}={value}": None
         for device in facts.devices
@@ -529,7 +539,10 @@ def _all_variables(facts: Facts) -> Check:
 
 
 def _differing_variables(facts: Facts) -> Check:
-    """Return the check that variables are the same for all workers."""
+    """Return the check of variables; a warning where workers have other values, or lack some.
+
+    Without those that raybench sets itself for each node.
+    """
     names = {name for device in facts.devices for name in device.environment} - _SET_BY_RAYBENCH
     differing: dict[str, str] = {}
     for name in sorted(names):
@@ -589,7 +602,10 @@ def _costly_variables() -> tuple[_CostlyVariable, ...]:
 
 
 def _costly_checks(facts: Facts) -> Iterator[Check]:
-    """Yield a check for each variable whose value costs something on any worker."""
+    """Yield a check for each variable whose value costs something on any worker.
+
+    One that costs something between nodes alone is left out where there is one node.
+    """
     for one in _costly_variables():
         owners = {
             label(device): device.environment[one.name]

@@ -197,7 +197,10 @@ def _check(name: str, routes: Sequence[_RankRoute], more: str, advice: str) -> C
 
 
 def _gloo(devices: Sequence[Device], ranks: Sequence[RankTransports]) -> Check:
-    """Return the check of the interfaces that connect CPU workers."""
+    """Return the check of the interfaces between CPU workers.
+
+    It warns where workers of several hosts use one that leads to no other host.
+    """
     is_one_host = len({(device.host, device.address) for device in devices}) == 1
     found = sorted({f"{name} ({address})" for rank in ranks for name, address, _ in rank.peers})
     outward = (name for rank in ranks for name, here, there in rank.peers if here != there)

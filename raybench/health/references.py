@@ -55,7 +55,10 @@ def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Find
 
 
 def limit_elsewhere(test: HealthTest) -> float:
-    """Return the ratio from which a time is too long, over the time of another day or machine."""
+    """Return the ratio from which a time is too long, over the time of another day or machine.
+
+    Above 1; much larger for tests that share their device with whatever else the host does.
+    """
     if test.floor >= _SHARED_FLOOR:
         return _SHARED_RATIO
     if test.stage == "host-links":
@@ -117,7 +120,10 @@ class Elsewhere:
         return self._past_range(key, "earlier checks of this model")
 
     def _past_range(self, key: object, source: str) -> ValueRange | None:
-        """Return the median, because an earlier check may have had a bad day."""
+        """Return the median of earlier checks as a range; None where fewer than three have a value.
+
+        Not their extremes, because an earlier check may have had a bad day. source: for people.
+        """
         by_run = self._past.get(key, {})
         if len(by_run) < _LEAST_PAST_CHECKS:
             return None
@@ -158,9 +164,9 @@ def grade_text(graded: Sequence[Standing]) -> str:
 
 
 def measurements(findings: Iterable[Finding], gpus: Mapping[str, Device]) -> list[Measurement]:
-    """Return the values that references may be made of: those that no test has found bad.
+    """Return the values that references may be made of: those of healthy and unknown findings.
 
-    gpus: those of the check, by UUID.
+    Only those that are typical of a model of GPU. gpus: of the check, by UUID.
     """
     sound = (one for one in findings if one.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN))
     return [measured for one in sound for measured in _measured(one, gpus)]

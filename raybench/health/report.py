@@ -93,7 +93,10 @@ class Case:
 
     @property
     def evidence(self) -> str:
-        """Return the evidence of the worst finding of each stage; the others repeat it."""
+        """Return the evidence of the worst finding of each stage; empty where none has any.
+
+        Joined by "; ", without repeats. Other findings of a stage repeat its evidence.
+        """
         by_stage: dict[str, str] = {}
         for one in self.findings:
             if one.evidence:
@@ -114,7 +117,10 @@ class Case:
 
 
 def reason_with_value(finding: Finding) -> str:
-    """Return `TEST: REASON (VALUE, against EXPECTED)`; without the bracket if it has no ratio."""
+    """Return `TEST: REASON (VALUE, against EXPECTED)`; the bracket only where it was compared.
+
+    That is with a ratio, or as a whole cluster, and where something was expected.
+    """
     text = f"{finding.test}: {finding.reason}"
     is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
     if not is_compared or not finding.expected:
@@ -176,7 +182,10 @@ class HealthReport(Document):
 
     @property
     def verdict(self) -> Verdict:
-        """Return the worst verdict; untested where nothing was read."""
+        """Return the worst verdict; healthy where all that was tested is.
+
+        Untested where no finding is known to be healthy or not: nothing was read, or compared.
+        """
         if self.cases:
             return self.cases[0].verdict
         return Verdict.HEALTHY if self.exit_code == 0 else Verdict.UNTESTED
@@ -421,7 +430,10 @@ def marked(finding: Finding) -> str:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Return the names without their host, as "GPU 3", where several names share one host."""
+    """Return the names without their host, as "GPU 3", where several names share one host.
+
+    Else the names as they are. names: one at least.
+    """
     host = names[0].partition(" ")[0]
     is_short = len(names) > 1 and all(name.startswith(f"{host} ") for name in names)
     return [name.replace(f"{host} ", "") if is_short else name for name in names]

@@ -97,7 +97,7 @@ class HealthTest:
 
 
 def size_text(size_bytes: int) -> str:
-    """Write a size in the largest unit that divides it: `256 MiB`, `100 MB`, `8 B`."""
+    """Return a size in the largest unit that divides it: `256 MiB`, `100 MB`, `8 B`."""
     for name, unit in (("GiB", 2**30), ("MiB", _MIB), ("MB", 10**6), ("KiB", 2**10)):
         if size_bytes % unit == 0:
             return f"{size_bytes // unit} {name}"

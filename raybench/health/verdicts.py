@@ -272,7 +272,8 @@ def _against_elsewhere(finding: Finding, group: Group, elsewhere: Elsewhere) -> 
 def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
     """Return the finding that all subjects of a group are slower than their model elsewhere.
 
-    None where they are not, or where nothing is known of the model.
+    None where they are not, for a single subject, and where nothing is known of the model. Subjects
+    that are slow beside the others do not count.
     """
     group = one.group
     sound = group.typical[~np.isnan(group.typical) & ~one.is_slow]

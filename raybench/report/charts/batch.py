@@ -71,9 +71,13 @@ CHARTS = (
 def _over_batch(
     data: ChartData, value: Callable[[ScaledRow], float | None], *, note: str, **rest: Any
 ) -> Figure | None:
-    """Return a `line_figure` of a value over the batch size; a point out of memory is a cross."""
+    """Return a `line_figure` of a value over the batch size; None without two on a line.
+
+    A point out of memory is a cross on the axis. rest: further arguments of `line_figure`.
+    """
 
     def tip(row: ScaledRow) -> str:
+        """Return samples/s and peak memory of a point; of one that is not ok its status."""
         if row.status != Status.OK:
             return formatting.STATUS_WORDS[row.status]
         peak = formatting.gib(row.peak_mem_allocated_bytes)

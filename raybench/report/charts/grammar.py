@@ -354,7 +354,10 @@ def _bars(
 def _with_room(
     bars: Sequence[tuple[str, Sequence[Mark]]], level: tuple[float, str] | None
 ) -> list[float]:
-    """Return the ends of an axis with room for the level, and for texts beyond intervals."""
+    """Return (low, high) of an axis with room for the level, and for texts beyond intervals.
+
+    low is 0 at most, high 0 at least.
+    """
     marks = [mark for _, own in bars for mark in own]
     has_ranges = any(mark.get("low") is not None for mark in marks)
     room = _beside([name for name, _ in bars])
@@ -568,7 +571,10 @@ def _level_line(level: tuple[float, str] | None, channel: str, axis: Spec) -> li
 
 
 def _ends(marks: Sequence[Mark], ideal: Sequence[tuple[float, float]], y: Spec) -> list[Mark]:
-    """Return the last points with a number of the highest line and, if it is apart, the lowest."""
+    """Return the last points with a number of the highest line and, if it is apart, the lowest.
+
+    [] where no mark has a number.
+    """
     is_log = y["scale"].get("type") == "log"
 
     def place(value: float) -> float:

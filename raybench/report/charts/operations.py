@@ -21,7 +21,7 @@ _UNSURE = 1.01
 def operations_figure(data: ChartData) -> Figure | None:
     """Return bars of TFLOP/s, the largest products first, with a panel for each precision.
 
-    None where no point has TFLOP/s, or where steps finish samples.
+    None where no point has TFLOP/s, and where any point finishes samples.
     """
     known = [row for row in data.measured if row.achieved_tflops_per_device]
     if not known or any(row.throughput is not None for row in data.rows):

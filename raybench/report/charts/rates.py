@@ -18,7 +18,10 @@ _OVER = (SIZE, *OPTIONAL)
 
 
 def bus_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Return the figure of bus bandwidth over the size of the message; None where none is known."""
+    """Return the figure of bus bandwidth over the size of the message.
+
+    None where no line has two sizes with one.
+    """
     return _over_size(
         data,
         lambda row: row.busbw_gb_s,
@@ -31,7 +34,10 @@ def bus_bandwidth_figure(data: ChartData) -> Figure | None:
 
 
 def memory_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Return the figure of memory bandwidth over the size of arrays; None where none is known."""
+    """Return the figure of memory bandwidth over the size of arrays.
+
+    None where no line has two sizes with one.
+    """
     known = [row for row in data.measured if row.memory_gb_s]
     peaks = {memory_peak_gb_s(str(row.device_name)) for row in known}
     peak = peaks.pop() if len(peaks) == 1 else None
@@ -56,7 +62,10 @@ def memory_bandwidth_figure(data: ChartData) -> Figure | None:
 
 
 def time_figure(data: ChartData) -> Figure | None:
-    """Return the figure of step times over the size; None where no bandwidth is known."""
+    """Return the figure of step times over the size of messages or arrays, in µs.
+
+    None where no line has two sizes with a bandwidth.
+    """
     return _over_size(
         data,
         lambda row: (row.step_ms_p50 or 0.0) * 1000 if row.busbw_gb_s or row.memory_gb_s else None,
@@ -77,12 +86,16 @@ CHARTS = (
 def _over_size(
     data: ChartData, value: Callable[[ScaledRow], float | None], **rest: Any
 ) -> Figure | None:
-    """Return a `line_figure` of a value over the size; each operation and precision is a line."""
+    """Return a `line_figure` of a value over the size; None without two points on a line.
+
+    Each operation and precision is a line. rest: further arguments of `line_figure`.
+    """
     known = [row for row in data.measured if value(row) and size_of(row)]
     # Parameters that are no numbers, as an operation, tell the lines apart.
     numbers = {name for row in known for name in row.params if is_numeric(known, name)}
 
     def tip(row: ScaledRow) -> str:
+        """Return the bandwidths of a point that are known, and its step time."""
         rates = {"busbw": row.busbw_gb_s, "algbw": row.algbw_gb_s, "memory": row.memory_gb_s}
         words = [f"{name} {formatting.number(one)} GB/s" for name, one in rates.items() if one]
         return f"{', '.join(words)}\n{formatting.step_time(row)}"

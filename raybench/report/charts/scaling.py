@@ -38,7 +38,10 @@ def speed_up_figure(data: ChartData) -> Figure | None:
 
 
 def efficiency_figure(data: ChartData) -> Figure | None:
-    """Return the figure of efficiencies over ranks; None where the baseline has no world_size."""
+    """Return the figure of efficiencies over ranks; None where the baseline has no world_size.
+
+    None also where no line has two points.
+    """
     if "world_size" not in data.summary.run.baseline:
         return None
     return _over_ranks(
@@ -59,7 +62,7 @@ CHARTS = (
 
 
 def speed_up_words(row: ScaledRow) -> str:
-    """Write a speed-up, as `1.47 ±1.8%` with half of its 95 % interval where that is known.
+    """Return a speed-up as `1.47 ±1.8%`, with half of its 95 % interval where that is known.
 
     Empty where the point has no speed-up.
     """
@@ -77,7 +80,11 @@ def _sizes(data: ChartData) -> list[int]:
 def _over_ranks(
     data: ChartData, name: str, *, number: Callable[[ScaledRow], str], **rest: Any
 ) -> Figure | None:
-    """Return a `line_figure` of the column `name`; `number` writes the value at a line's end."""
+    """Return a `line_figure` of the column `name` over ranks; None without two points on a line.
+
+    number: returns the text that stands at the end of a line. rest: further arguments of
+    `line_figure`.
+    """
 
     def value(row: ScaledRow) -> float | None:
         return getattr(row, name) or None

@@ -65,6 +65,7 @@ def times_figure(data: ChartData) -> Figure | None:
     """Return bars of the median steps; None if nothing was measured, or `time_figure` applies."""
 
     def marks(row: ScaledRow, name: str) -> list[Mark]:
+        """Return the bar of a median step, with a line from the least to the 95th percentile."""
         median = row.step_ms_p50 or 0.0
         low, high = row.step_ms_min or median, row.step_ms_p95 or median
         spread = f"least {formatting.duration(low)}, p95 {formatting.duration(high)}"

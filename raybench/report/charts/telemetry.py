@@ -27,7 +27,11 @@ _LONGEST_GAP_S = 60.0
 
 
 def telemetry_figure(data: ChartData) -> Figure | None:
-    """Return clocks, power, temperature and use over time; None with fewer than two samples."""
+    """Return clocks, power, temperature and use over time; None for fewer than two times.
+
+    Of more than seven devices it draws the least, the median and the most. Gaps of more than a
+    minute are left out.
+    """
     if data.telemetry.empty:
         return None
     known = data.telemetry.dropna(subset=list(_SHOWN), how="all")

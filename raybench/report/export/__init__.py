@@ -32,7 +32,10 @@ def _names(folder: str) -> list[str]:
 
 
 def export(summary: Summary, name: str) -> str:
-    """Return the points of a run in a format of `format_names`."""
+    """Return the points of a run as the text of a file, in a format of `format_names`.
+
+    Raises ResultsError where no point has what the format is made of.
+    """
     return str(import_module(f"{__name__}.formats.{name.replace('-', '_')}").export(summary))
 
 

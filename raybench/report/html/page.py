@@ -220,7 +220,10 @@ def device_table(devices: pd.DataFrame) -> Table:
     """
 
     def column(name: str) -> ColumnOf[Any]:
+        """Return a column of the table, and what makes its cell of a row."""
+
         def cell(row: Any) -> str:
+            """Return the value as text; empty where it is unknown."""
             value = row[name]
             if not formatting.has_value(value):
                 return ""
@@ -277,6 +280,7 @@ def _setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> ColumnO
     )
 
     def cell(row: ScaledRow) -> Cell:
+        """Return the setting of a point as text; empty where it has none."""
         value = setting(row, name)
         sort = str(value) if name.endswith("_bytes") and value is not None else ""
         return Cell(text=formatting.setting(name, value), sort=sort)
@@ -285,7 +289,10 @@ def _setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> ColumnO
 
 
 def _step(row: ScaledRow) -> Cell:
-    """Return the step time of a point; of one that is not ok its status, with the error as hint."""
+    """Return the step time of a point; of one that is not ok its status, with the error as hint.
+
+    The hint has 300 characters at most.
+    """
     if row.status == "ok":
         return _with_sort(row.step_ms_p50, formatting.duration, 6)
     hint = shorten(row.error_message or "", _HINT_CHARS)
@@ -297,11 +304,13 @@ def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[ScaledRow]
     whole = {"share": 1.0, "percent": 100.0}.get(metric.format)
 
     def cell(row: ScaledRow) -> Cell:
+        """Return the metric of a point as text; empty where it has none."""
         value = value_of(row, metric)
         text = formatting.metric(metric, value)
         return Cell(text=text, sort=f"{value / whole:.5g}" if text and whole else "")
 
     def speed_up(row: ScaledRow) -> Cell:
+        """Return the speed-up of a point; a dash, with the reason as hint, where it has none."""
         if row.speed_up is None and row.why is not None:
             return Cell(text="–", hint=str(row.why))
         return _with_sort(row.speed_up, lambda _: speed_up_words(row), 6)
