@@ -69,7 +69,7 @@ def open_cluster(
 
 
 def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
-    """Start a worker on every device, and return the results of all checks; takes some seconds.
+    """Return the results of all checks, with a worker started on every device; takes seconds.
 
     phase: shows a text while a part of it runs. Raises ClusterError where no worker starts. Where
     raybench refuses the devices, the checks that need their work are left out.

@@ -90,13 +90,12 @@ def examine(
     make_probes: MakeProbes | None = None,
     references: References = SHIPPED,
 ) -> Examination:
-    """Run a check on all devices of a cluster and return its findings; blocks until it ends.
+    """Return the findings of a check on all devices of a cluster; blocks until it ends.
 
-    Writes a run into the tables below `where.output`: its points, and the findings in `health`.
-    stages: those to run. argv: the command line, for the table `runs`. serial: one pair at a time.
-    burn_in_s: how long the burn-in lasts at least; 0: none. make_probes: returns the probes of
-    each pass; None: those of the suite. Raises ClusterError where the cluster cannot be used,
-    ResultsError where nothing can be written.
+    Writes a run below `where.output`, with the findings in `health`. argv: for the table `runs`.
+    serial: one pair at a time. burn_in_s: how long the burn-in lasts at least; 0: none.
+    make_probes: returns the probes of a pass; None: those of the suite. Raises ClusterError where
+    the cluster cannot be used, ResultsError where nothing can be written.
     """
     job = health_job()
     of_passes = [stage for stage in PASS_STAGES if stage in stages]

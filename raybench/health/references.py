@@ -93,6 +93,7 @@ class Elsewhere:
     """
 
     def __init__(self, past: Iterable[tuple[str, Finding]], references: References) -> None:
+        """Take in the values of healthy findings, by subject and by model."""
         self._references = references
         # The values by run, of each test of a subject, and of a kind of subject of a model.
         self._past: dict[object, dict[str, list[float]]] = {}

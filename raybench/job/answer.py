@@ -136,7 +136,7 @@ def best_of(metric: str, workload_class: type) -> Best:
 
 
 def metric_names(workload_class: type) -> list[str]:
-    """List the metrics that a job of this workload can ask for, its own first."""
+    """Return the metrics that a job of this workload can ask for, its own first."""
     return [*(one.name for one in getattr(workload_class, "metrics", ())), *ANSWER_METRICS]
 
 

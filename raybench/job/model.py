@@ -44,7 +44,7 @@ __all__ = ["Job", "Measure", "Span", "job_schema", "load_job"]
 
 
 def _one(value: object) -> object:
-    """Refuse what equals 1 and is none, which a literal alone would take: true, and 1.0."""
+    """Return the value. Raises an error of pydantic for what equals 1 and is none: true, 1.0."""
     if type(value) is not int:
         raise PydanticCustomError("one", "must be 1")
     return value
@@ -213,9 +213,10 @@ _MODELS: Mapping[str, type[BaseModel]] = {
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
-    """Read and check the job file at `path` with `--set` overrides such as `measure.warmup=5`.
+    """Return the checked job of the file at `path`; imports the module of its workload.
 
-    Raises JobError with one line per problem, all of the file at once.
+    overrides: of `--set`, such as `measure.warmup=5`. Raises JobError with one line per problem,
+    all of the file at once.
     """
     return _load(read_source(path, overrides))
 
@@ -255,7 +256,7 @@ def _load(source: YamlSource) -> Job:
 
 
 def job_schema() -> dict[str, Any]:
-    """Make the JSON Schema of the job file."""
+    """Return the JSON Schema of the job file."""
     schema = Job.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
@@ -298,7 +299,10 @@ def _not_below(known: Sequence[Problem], found: Sequence[Problem]) -> list[Probl
 
 
 def _sound_part(data: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
-    """Copy `data` without the values that have problems; a list or a span goes as a whole."""
+    """Return a copy of `data` without the values that have problems, with a version and a name.
+
+    A list or a span goes as a whole.
+    """
     sound: dict[str, Any] = {
         name: dict(value) if isinstance(value, dict) else value for name, value in data.items()
     }

@@ -22,7 +22,7 @@ Size = Annotated[int, Interval(ge=1, le=MAX_SIZE)]
 
 
 def setting_text(value: Scalar) -> str:
-    """Write a setting as the tables hold it: `true` for True, otherwise as Python writes it."""
+    """Return a setting as the tables hold it: `true` for True, otherwise as Python writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -338,7 +338,7 @@ def _plain(value: Any) -> Any:
 
 
 def _read_setting(name: str, hint: Any, default: Any) -> RunSetting:
-    """Read what a field of a point declares of a setting that a job gives."""
+    """Return what a field of a point declares of a setting that a job gives."""
     declared, *notes = get_args(hint)
     about = next(note for note in notes if isinstance(note, About))
     if get_origin(declared) is Literal:

@@ -287,7 +287,10 @@ def _parameter(where: str, name: str, annotation: Any, default: Any) -> Setting:
 
 
 def _setting(name: str, annotation: Any, default: Any, description: str) -> Setting:
-    """Make a setting. Raises UsageError or an error of pydantic for a type of no single value."""
+    """Return a setting; it is required where the default is PydanticUndefined.
+
+    Raises UsageError or an error of pydantic for a type of no single value.
+    """
     adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=_ADAPTER_CONFIG)
     words = _type_in_words(adapter.json_schema())
     if words is None:

@@ -211,7 +211,10 @@ class YamlSource:
 
 
 def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
-    """Read the file at `path` as `parse_source` does. Raises JobError also where it cannot."""
+    """Return the file at `path` as `parse_source` does.
+
+    Raises JobError also where the file cannot be read.
+    """
     return parse_source(str(path), _read_text(path), overrides)
 
 

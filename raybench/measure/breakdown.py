@@ -424,13 +424,12 @@ def _time_local_steps(
 
 
 def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -> list[list[float]]:
-    """Time blocks of local steps until each rank's step is known well enough, or most are run.
+    """Return the ms of each local step, by block, in order; all ranks must call it.
 
-    Returns the ms of each step, by block, in order. All ranks must call it.
-
-    Two ranks must be told apart where they differ by half of what marks a slow one: half, as they
-    may differ by their blocks too. Alone one block is enough. As many steps follow after the
-    queued ones, for a host that is late now may not be later.
+    Blocks follow until each rank's step is known well enough, or most are run: two ranks must be
+    told apart where they differ by half of what marks a slow one, half as they may differ by their
+    blocks too. Alone one block is enough. As many steps follow after the queued ones, for a host
+    that is late now may not be later.
     """
     context, extent = instrumented.context, instrumented.extent
     size = max(_SHORTEST_BLOCK, math.ceil(extent.steps / 2))

@@ -216,13 +216,16 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _in_place(kind: str, given: _Arguments) -> _Effect:
-    """Read a collective whose outputs are its inputs."""
+    """Return the effect of a collective whose outputs are its inputs, named `kind`."""
     tensors = given["tensors"]
     return kind, _bytes(tensors), [(tensor, tensor) for tensor in tensors]
 
 
 def _all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> _Effect:
-    """Read an all_gather of several inputs; outputs: of each input, those of all ranks."""
+    """Return the effect of an all_gather of several inputs.
+
+    outputs: of each input, those of all ranks.
+    """
     copies = [(out, own) for outs, own in zip(outputs, inputs, strict=True) for out in outs]
     return "all_gather", _bytes(chain(*outputs)), copies
 
@@ -230,7 +233,10 @@ def _all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -
 def _reduce_scatter(
     outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], rank: int
 ) -> _Effect:
-    """Read a reduce_scatter of several outputs; inputs: of each output, those for all ranks."""
+    """Return the effect of a reduce_scatter of several outputs.
+
+    inputs: of each output, those for all ranks.
+    """
     copies = [(own, parts[rank]) for own, parts in zip(outputs, inputs, strict=True)]
     return "reduce_scatter", _bytes(chain(*inputs)), copies
 
@@ -240,14 +246,14 @@ def _parts(whole: Tensor, ranks: int) -> Sequence[Tensor]:
 
 
 def _gather(given: _Arguments, ranks: int) -> _Effect:
-    """Read a gather: every output gets this rank's input."""
+    """Return the effect of a gather: every output gets this rank's input."""
     own = given["input_tensors"]
     copies = [(out, own[0]) for outputs in given["output_tensors"] for out in outputs]
     return "gather", ranks * _bytes(own), copies
 
 
 def _scatter(given: _Arguments, ranks: int, rank: int) -> _Effect:
-    """Read a scatter; outputs of ranks that do not send have no source here."""
+    """Return the effect of a scatter; outputs of ranks that do not send have no source here."""
     own, lists = given["output_tensors"], given["input_tensors"]
     sources = [inputs[rank] for inputs in lists] or [None] * len(own)
     return "scatter", ranks * _bytes(own), list(zip(own, sources, strict=True))

@@ -54,7 +54,7 @@ class Counted:
 
 
 def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Context) -> Counted:
-    """Count the operations of one step of a workload with these parameters; raises nothing.
+    """Return the operations of one step of a workload with these parameters; raises nothing.
 
     The workload is built once more, on the meta device and for one rank, and does one step. Where
     ranks share their work, the operations are divided by their number. All ranks must call it: the

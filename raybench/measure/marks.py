@@ -263,6 +263,7 @@ class ScriptMarks:
     """
 
     def __init__(self, device: torch.device) -> None:
+        """Watch all optimizers of this process from now on, by a hook that is never removed."""
         self._buckets, self._optimizers = BucketMarks(device), OptimizerMarks(device)
         self._models: list[DistributedDataParallel] = []
         self._is_reduced = True
@@ -271,10 +272,10 @@ class ScriptMarks:
         self.end_optimizer = self._optimizers.end
 
     def hook_gradients(self) -> str:
-        """Look for models of DDP; return "", or why their gradients cannot be hooked.
+        """Return "" where the gradients of all models of DDP can be hooked, else why they cannot.
 
-        DDP takes one hook in its life, so none is registered before all ranks can: `time_gradients`
-        does that.
+        It notes these models. DDP takes one hook in its life, so none is registered before all
+        ranks can: `time_gradients` does that.
         """
         self._models = [m for m in gc.get_objects() if type(m) is DistributedDataParallel]
         if not self._models:

@@ -31,6 +31,7 @@ class AllocatorCalls:
     """
 
     def __init__(self, device: torch.device) -> None:
+        """Begin both counts at 0; at None on a CPU."""
         self._device = device
         self.retries = self.device_allocs = 0 if device.type == "cuda" else None
 
@@ -59,6 +60,7 @@ class PeakMemory:
     """
 
     def __init__(self, device: torch.device) -> None:
+        """Begin without peaks; torch's counter of the device is reset, unless that is a CPU."""
         self._device, self._is_counted = device, device.type == "cuda"
         self.allocated_bytes: int | None = None
         self.reserved_bytes: int | None = None
@@ -99,9 +101,9 @@ class PeakMemory:
 
 
 def peak_parts(workload: Workload, context: Context) -> PeakParts | str:
-    """Run two steps, and return what the peak of the second is made of.
+    """Return what the peak of memory is made of in the second of two steps that are run for it.
 
-    Where that is not known, a sentence that says why: on a CPU, and without a model.
+    A sentence in place of it where that is not known: on a CPU, and without a model.
     """
     if context.device.type != "cuda":
         return _ON_CPU
@@ -109,7 +111,7 @@ def peak_parts(workload: Workload, context: Context) -> PeakParts | str:
 
 
 def watch_peak(workload: Workload, device: torch.device) -> PeakParts | None:
-    """Run two steps, and return what the peak of the second is made of.
+    """Return what the peak of memory is made of in the second of two steps that are run for it.
 
     None where the device has neither a module nor a tensor that an optimizer steps. All modules of
     the process count: a workload may hold its own in collections, objects and closures.
@@ -158,6 +160,7 @@ class _GradientsAtPeak:
     """
 
     def __init__(self, weights: Iterable[Tensor], device: torch.device):
+        """Count the gradients that are there now, of the weights that are trained."""
         self._device = device
         self._trained = [tensor for tensor in weights if tensor.requires_grad]
         self._largest = 0

@@ -282,9 +282,10 @@ class _Blocks:
 
 
 def _warm_up(workload: Workload, run: _PointRun) -> _Blocks:
-    """Run eager steps until they are steady and no rank's clocks are held back; return the steps.
+    """Return the eager steps of a warm-up, which are run until they are steady.
 
-    All ranks must call it.
+    All ranks must call it. It goes on while any rank's clocks are held back, within the budget, but
+    not in quick runs or where the job fixes its length.
     """
     context, warmup, is_limited = run.context, _Blocks(), False
     at_least = EAGER_ITERATIONS if context.cuda_graph else 1

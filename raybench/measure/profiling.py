@@ -116,6 +116,7 @@ class _ModuleWatch:
     """Hooks on every module that note when it begins and ends, forward and backward."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
+        """Note which modules own which parameters of the model; `watching` sets the hooks."""
         self._model = model
         self._mark = make_marker(device)
         self._calls: list[_Call] = []

@@ -204,7 +204,11 @@ class StoppingPolicy:
         return max(self.breakdown_steps(step_ns), min(self.max_local_steps, fits))
 
     def _warmup_wanted(self, step_ns: Sequence[float]) -> int:
-        """Estimate the iterations of the whole warm-up, the cold one included."""
+        """Return how many iterations the warm-up is to have in all, with the cold one.
+
+        As many as there are where the step time is steady; at most `warmup.max` of the job, but as
+        many as min_seconds needs.
+        """
         span, done = self.settings.warmup, len(step_ns)
         if done < span.min or span.is_fixed:
             return span.min

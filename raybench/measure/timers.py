@@ -109,10 +109,10 @@ def make_timer(device: torch.device) -> Timer:
 def _run_block(
     step: Step, iterations: int, parts: PartTimes, mark: Callable[[], None], lead_in: int
 ) -> tuple[list[int], dict[str, tuple[int, ...]]]:
-    """Run the hot loop.
+    """Return the host's clock at each mark, and the host time of each part, all in ns.
 
-    Returns the host's clock before each iteration and after the last, and the host time of each
-    part in each iteration, all in ns. mark: called at the same moments.
+    The hot loop: `mark` is called before each iteration and after the last, at the same moments.
+    Parts: a time for each iteration by name, 0 where a step lacks the part.
     """
     for _ in range(lead_in):
         step()
@@ -296,6 +296,7 @@ class ScriptTimer:
     """
 
     def __init__(self, process: ScriptProcess, device: torch.device) -> None:
+        """Begin without samples. process: of the script. device: by which the ranks agree."""
         self._process, self._device = process, device
         self._blocks: list[Samples] = []
         self._warmup_iterations = 0
@@ -331,7 +332,10 @@ class ScriptTimer:
         self.allocated_bytes = None
 
     def _split(self) -> Repetition:
-        """Split all samples into warm-up and timed ones; at most half of them are warm-up."""
+        """Return all samples as warm-up and timed ones; at most half of them are warm-up.
+
+        Raises ScriptFailedError where no iteration was timed.
+        """
         samples = join_blocks(self._blocks)
         count = len(samples.step_ns)
         if not count:

@@ -110,9 +110,10 @@ class Sharing:
     ) -> UnevenStep:
         """Return this rank's part of the step; all ranks of the point must call it.
 
-        The devices are probed first, unless they were for a point with the same steps.
-        group: identifies the group of ranks; another group has other devices.
-        Raises UsageError where the step cannot be shared out as the point asks.
+        The devices are probed first, unless they were for a point with the same steps. group:
+        identifies the group of ranks; another group has other devices. Raises UsageError where the
+        step cannot be shared out as the point asks, torch.OutOfMemoryError where an equal share
+        does not fit.
         """
         maker = StepMaker(make=make, context=_slowed(context), point=point)
         execution = {**point.execution, "shares": point.shares == BY_ACCUMULATION}
@@ -410,7 +411,7 @@ class StepMaker:
         )
 
     def _most_items(self, steps: Mapping[int, _TimedStep]) -> int | None:
-        """Estimate how many samples the device's memory holds, by a line through the peaks.
+        """Return about how many samples the device's memory holds, by a line through the peaks.
 
         None on a CPU, which has no memory of its own, and with a single step.
         """

@@ -404,7 +404,7 @@ class Failure:
 
     @classmethod
     def of(cls, cause: Cause, *, rank: int, message: str, **more: Any) -> Self:
-        """Make a failure with the status that its cause has."""
+        """Return a failure with the status of its cause; more: further fields, by name."""
         return cls(rank=rank, status=cause.status, error_type=cause, message=message, **more)
 
 

@@ -91,7 +91,7 @@ class Finding:
 
 
 def figure(value: float) -> str:
-    """Write a value with three digits, or as a whole number from 100 on."""
+    """Return a value as text of three digits, or as a whole number from 100 on: `1,234`."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".removesuffix(".")
 
 

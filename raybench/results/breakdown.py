@@ -354,7 +354,10 @@ def collective_warnings(row: PartColumns) -> Iterator[str]:
 
 
 def _slow_rank(row: PointRow) -> str:
-    """Say which rank is slow, by how much, where, and what that costs the step."""
+    """Return a sentence: which rank is slow, by how much, where, and what that costs the step.
+
+    The row must have a `slowest_rank` and a `straggler_ms`.
+    """
     least_ms, most_ms = straggler_cost_ms(row)
     cost = f"{most_ms:.3g}" if least_ms > 0.995 * most_ms else f"{least_ms:.3g} to {most_ms:.3g}"
     whose = "the other's" if row.world_size == 2 else "the others'"
@@ -366,7 +369,10 @@ def _slow_rank(row: PointRow) -> str:
 
 
 def _slow_part(row: PointRow) -> str:
-    """Say whether the device of the slow rank is slower, or its host late, or both."""
+    """Return `device`, `host` or the ms of both: where the slow rank loses its time.
+
+    `device or host` where that is not known.
+    """
     if row.device_type == "cpu":
         return "host"
     device_ms, excess_ms = row.straggler_device_ms, row.straggler_ms or 0.0

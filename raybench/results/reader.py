@@ -52,7 +52,7 @@ _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
 
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
-    """Read one table for a report: nulls of numbers are NaN, maps are dicts.
+    """Return one table as a frame for a report: nulls of numbers are NaN, maps are dicts.
 
     root, table, run_id, and what is raised: as of `raybench.load`.
     """
@@ -63,7 +63,7 @@ def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFram
 def read_table(
     root: str | Path, table: str, run_id: str | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Read one table as an Arrow table; columns: names of those to read, None: all.
+    """Return one table as an Arrow table. columns: names of those to read; None: all.
 
     Takes and raises the same as `raybench.load`.
     """
@@ -179,9 +179,10 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _read_undamaged(folder: Path, paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
-    """Read the parts of many runs; a run with a damaged one is left out, with a warning.
+    """Return the rows of these parts of many runs; a run with a damaged one is left out.
 
-    folder: of the table.
+    Warns of each such run. folder: of the table. Raises UnreadablePartsError for parts that are
+    damaged meanwhile.
     """
     try:
         return read_parts(paths, table, wanted)
@@ -255,7 +256,7 @@ def baselines(root: Path, run_id: str | None = None) -> dict[str, dict[str, str]
 
 
 def _run_from_row(row: Mapping[str, Any]) -> Run:
-    """Make the run of a row. Raises ResultsError for one without a start or a known status."""
+    """Return the run of a row. Raises ResultsError for one without a start or a known status."""
     if row["started_at"] is None or row["status"] not in set(RunStatus):
         raise ResultsError(f"run {row['run_id']}: its row has no start, or no status")
     return from_row(Run, row)

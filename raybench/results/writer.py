@@ -106,10 +106,11 @@ class RunStore:
             self._write("summary", "summary", arrow_table("summary", list(map(to_row, rows))))
 
     def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
-        """Write attempts at points: their samples and profiles, if there are any, then their rows.
+        """Return attempts at points as they were kept; one of which no row can be made is an error.
 
-        batch: each with the point's position in the plan; parts sort in this order.
-        Return them as they were kept: one of which no row can be made is an error in its row.
+        Writes their samples and profiles, if there are any, then their rows. batch: each with the
+        point's position in the plan; parts sort in this order. Raises ResultsError where that is
+        impossible.
         """
         import pyarrow as pa
 

@@ -87,7 +87,7 @@ class DeviceSpeed:
 
 
 def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
-    """Share out the batch equally in whole units; the first devices get the units that remain.
+    """Return equal shares of the batch in whole units; the first devices get the rest.
 
     Raises ValueError where the batch is not a multiple of the unit.
     """
@@ -108,7 +108,7 @@ def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
 
 
 def fast_shares(are_fast: Sequence[bool], batch: int, unit: int = 1) -> Shares:
-    """Share out the batch equally among the fast devices; the others get 0.
+    """Return equal shares of the batch for the fast devices, 0 for the others, by device.
 
     Raises ValueError where the batch is not a multiple of the unit.
     """
@@ -117,12 +117,11 @@ def fast_shares(are_fast: Sequence[bool], batch: int, unit: int = 1) -> Shares:
 
 
 def shares_by_speed(speeds: Sequence[DeviceSpeed], batch: int, unit: int = 1) -> Shares:
-    """Share out the batch so that the last device finishes as early as possible.
+    """Return the shares with which the last device finishes as early as possible, by device.
 
     Unit after unit goes to the device that finishes it first. That is optimal, because a step never
-    gets shorter with more items; a device whose memory is full gets no more.
-    Raises ValueError where the batch is not a multiple of the unit, or the devices' memory cannot
-    hold it.
+    gets shorter with more items; a device whose memory is full gets no more. Raises ValueError
+    where the batch is not a multiple of the unit, or the devices' memory cannot hold it.
     """
     rooms = [math.inf if speed.most is None else speed.most // unit for speed in speeds]
     units = _units(batch, unit)
@@ -145,12 +144,11 @@ def balance(
     unit: int,
     time_steps: Callable[[Shares], Sequence[float]],
 ) -> tuple[Shares, tuple[float, ...]]:
-    """Share out the batch by speed, time the steps, and correct the speeds and shares by them.
+    """Return shares by speed, corrected by timed steps, and the seconds of each device's own step.
 
-    Returns the shares whose slowest device takes the shortest time, and the seconds of each
-    device's own step. Equal shares, with the steps that the speeds foretell, are candidates too.
-    time_steps: measures the seconds of each device's own step, 0 where it has no share.
-    Raises as `shares_by_speed`.
+    They are those of the tried shares whose slowest device takes the shortest time; equal shares,
+    with the steps that the speeds foretell, are among them. time_steps: measures the seconds of
+    each device's own step, 0 where it has no share. Raises as `shares_by_speed`.
     """
     equal = equal_shares(len(speeds), batch, unit)
     found = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))} if _fits(speeds, equal) else {}

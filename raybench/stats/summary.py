@@ -139,7 +139,7 @@ class LevelChange:
 
 
 def level_change(step_ns: Sequence[float]) -> LevelChange | None:
-    """Compare the last third of a series of step times with the third before it.
+    """Return how the last third of a series of step times differs from the third before it.
 
     None below MIN_LEVEL_STEPS steps. This one question ends a warm-up, makes timing begin anew, and
     marks a point as unsteady.
@@ -343,7 +343,7 @@ def _fit_prior(variances: NDArray[np.float64], degrees: NDArray[np.float64]) -> 
 
 
 def _inverse_trigamma(value: float) -> float:
-    """Solve trigamma(x) = value, by Newton's method as in Smyth's appendix."""
+    """Return x with trigamma(x) = value, which is above 0; by Newton's method, Smyth's appendix."""
     from scipy.special import polygamma
 
     found = 0.5 + 1 / value

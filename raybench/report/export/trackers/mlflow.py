@@ -39,7 +39,10 @@ def upload(summary: Summary) -> str:
 
 
 def _write(client: Any, summary: Summary) -> str:
-    """Write a run and its points; return a line about it. Raises UsageError if it is there."""
+    """Return a line about a run and its points, after writing them.
+
+    Raises UsageError, before anything is written, where the experiment has the run already.
+    """
     run = summary.run
     experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.job_name
     experiment_id = _experiment(client, experiment)
