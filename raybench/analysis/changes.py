@@ -106,7 +106,10 @@ def changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ..
 
 
 def _merge(of_driver: Any, of_workers: pd.Series) -> dict[str, str]:
-    """Return versions or variables of the workers, and those that only the driver process has."""
+    """Return name -> text of the workers' versions or variables, and of those only the driver has.
+
+    of_workers: a mapping or None for each. Values that differ stand beside each other, with commas.
+    """
     seen: dict[str, list[Any]] = {}
     for one in of_workers:
         for name, value in dict(one or {}).items():

@@ -118,6 +118,7 @@ def compare(
     """Return each point of two sides with its verdict, in the order of `new`, then of `base`.
 
     base, new: for each run of the side its rows of `points`, of which POINT_COLUMNS are enough.
+    threshold: relative; a smaller change is none.
     """
     sides = [[_by_id(points) for points in side] for side in (base, new)]
     ids = dict.fromkeys(point_id for run in (*sides[1], *sides[0]) for point_id in run)
@@ -138,7 +139,7 @@ class _OfRun:
 
 
 def _by_id(points: Sequence[PointRow]) -> dict[str, _OfRun]:
-    """Return the points of a run by their ids."""
+    """Return point_id -> point of one run, its rounds as one row; controls are left out."""
     statuses: dict[str, list[Status]] = {}
     for row in without_controls(latest_trials(points)):
         statuses.setdefault(row.point_id, []).append(row.status)
@@ -165,7 +166,7 @@ class _Pair:
 
     @cached_property
     def ok(self) -> list[list[PointRow]]:
-        """Return the rows with a step time, by side."""
+        """Return the ok rows that have a step time: a list of the base, one of the new side."""
         return [
             [one.row for one in side if one.row.status is Status.OK and one.row.step_ms_p50]
             for side in (self.base, self.new)
@@ -178,7 +179,10 @@ class _Pair:
 
     @cached_property
     def logs(self) -> dict[str, list[list[float]]]:
-        """Return the logarithms of the median step and of the time for a sample, by side."""
+        """Return figure -> logarithms of the base, then of the new side, in the order of `ok`.
+
+        ratio: of the median step in ms. rate_ratio: of the time for a sample; NaN where not known.
+        """
         return {
             "ratio": [[math.log(row.step_ms_p50 or math.nan) for row in side] for side in self.ok],
             "rate_ratio": [[_log_of_rate(row) for row in side] for side in self.ok],
@@ -201,7 +205,11 @@ class _Pair:
         return f"{runs} run of {side}, and a verdict needs {LEAST_RUNS}"
 
     def compared(self, **found: Any) -> ComparedPoint:
-        """Return the point with what was found in the tests, if it was tested."""
+        """Return the point with what its tests found.
+
+        found: fields of ComparedPoint; without any, a timed point is unclear, for its `obstacle`. A
+        point that one side has not timed has no verdict.
+        """
         result = ComparedPoint(
             point_id=self.point_id,
             **{name: getattr(self.newest, name) for name in _SETTINGS},
@@ -228,7 +236,10 @@ class _Pair:
 
 
 def _worst(runs: Sequence[_OfRun]) -> Status | None:
-    """Return the worst status over all rounds: a failure, else ok where one of them is ok."""
+    """Return the worst status over all rounds: a failure, else ok where one of them is ok.
+
+    None without a round.
+    """
     order = list(Status)  # the worst first
     return min((s for one in runs for s in one.statuses), key=order.index, default=None)
 
@@ -321,7 +332,10 @@ def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, A
 
 
 def _tests(pairs: Sequence[_Pair], figure: str) -> Iterator[_Test]:
-    """Yield the test of each point that has the figure in all its runs."""
+    """Yield the test of each point that has the figure in all its runs.
+
+    A point is left out where its scatter cannot be estimated.
+    """
     known = [one for one in pairs if not np.isnan(np.concatenate(one.logs[figure])).any()]
     runs = [
         [(number, row.run_id) for number, side in enumerate(one.ok) for row in side]

@@ -87,7 +87,10 @@ def load(
 
 
 def units(table: str) -> dict[str, str]:
-    """Return column -> unit, in column order; empty where a column has none."""
+    """Return column -> unit, in column order; empty where a column has none.
+
+    table: as for `load`. Raises KeyError for any other.
+    """
     if table != SCALING:
         return tables.units(table)
     of_points = tables.units("points")
@@ -95,6 +98,10 @@ def units(table: str) -> dict[str, str]:
 
 
 def _read_stored(root: str | Path, table: str, run_id: str | None) -> pd.DataFrame:
+    """Return a stored table with pandas types that have a null of their own; maps are dicts.
+
+    run_id: None for all runs. Raises ResultsError as `load` does.
+    """
     read = reader.read_table(root, table, run_id)
     frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict", types_mapper=_dtypes().get)
     return frame

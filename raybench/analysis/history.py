@@ -62,8 +62,8 @@ class HistoryRow(PointRow):
 def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list[HistoryRow]:
     """Return the ok points of all runs with the level of each, by point and in order of time.
 
-    points: of any runs, of which POINT_COLUMNS are enough. A point has a history for each machine;
-    their rows are mixed, in order of time.
+    points: of any runs, of which POINT_COLUMNS are enough. threshold: relative; smaller changes are
+    no step. A point has a history for each machine; their rows are mixed, in order of time.
     """
     order = {name: place for place, name in enumerate(dict.fromkeys(p.point_id for p in points))}
     ok = [row for row in mean_of_rounds(points) if row.status is Status.OK and row.step_ms_p50]
@@ -126,10 +126,10 @@ def find_steps(values: Values, within: float, threshold: float) -> list[int]:
 
 
 def _largest_step(values: Values, sd: float, degrees: float, threshold: float) -> int | None:
-    """Return where in `values` the largest change of level begins; None where none is sure.
+    """Return where in `values` a new level begins by the largest change; None where none is sure.
 
     values: logarithms of step times. sd, degrees: their standard deviation and its degrees of
-    freedom.
+    freedom. threshold: relative; a smaller change is none.
     """
     from scipy.special import stdtr
 
@@ -148,7 +148,10 @@ def _largest_step(values: Values, sd: float, degrees: float, threshold: float) -
 
 
 def _within(rows: Sequence[PointRow]) -> float:
-    """Return the standard deviation that the samples leave open in the median run."""
+    """Return the standard deviation of a step time's logarithm by its samples, in the median run.
+
+    0 where no run has an interval of its samples.
+    """
     spans = [
         row.step_ms_ci_high / row.step_ms_ci_low
         for row in rows

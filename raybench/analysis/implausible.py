@@ -31,7 +31,8 @@ def impossible_figures(
 ) -> list[str]:
     """Return a sentence for each figure of a point that cannot be; none where it is not ok.
 
-    attempts_s: the time that the attempt took in each round whose iterations `row` counts.
+    attempts_s: the seconds of the attempt in each round whose iterations `row` counts; with a None
+    among them, iterations are not held against time.
     """
     if row.status is not Status.OK:
         return []

@@ -120,7 +120,10 @@ def predict(
 
 
 def _why_not_beyond(last: PointRow, world_size: int, devices_per_node: int) -> str | None:
-    """Return why a series that was measured up to `last` tells nothing of so many devices."""
+    """Return why a series measured up to `last` tells nothing of so many devices; None if it does.
+
+    devices_per_node: of the run's cluster.
+    """
     if world_size <= devices_per_node:
         return None
     nodes = max(1, last.node_count or 1)
@@ -265,7 +268,7 @@ def _fit_line(factors: Sequence[float], exposed_ms: Sequence[float]) -> tuple[fl
 
 
 def _own_error(row: PointRow, trials: Trials) -> float:
-    """Return half of the 95 % interval of a measured step, as a logarithm.
+    """Return half of the 95 % interval of a measured step, as a logarithm; 0 where it is not known.
 
     From the scatter of its rounds; of one round from its samples, which do not tell how far another
     start would be.

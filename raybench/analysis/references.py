@@ -160,16 +160,17 @@ class ReferenceFile(_Strict):
 
 
 def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return the mean of devices and the 99 % prediction interval for one start of a new device.
+    """Return (value, low, high) of new devices: mean, and 99 % prediction interval for one start.
 
-    devices: for each device the values of its starts.
+    devices: for each device the values of its starts, above 0. value: geometric mean. All three
+    have six digits.
 
     On logarithms, for n devices: mean ± t(n-1) s sqrt(1 + 1/n), the prediction interval of a new
     observation (G. J. Hahn, W. Q. Meeker, Statistical Intervals, 1991, section 4.7). s² is the
     variance of the means of devices, plus the part of the variance between starts that their means
-    have lost: within (1 - mean(1/k)) for k starts a device, by unweighted means (J. D. Thomas,
-    R. A. Hultquist, Annals of Statistics 6(3), 1978). It is at least ±1 % and 2.58 times the
-    deviation between starts; for one device ±10 % and that deviation.
+    have lost: within (1 - mean(1/k)) for k starts a device, by unweighted means (J. D. Thomas, R.
+    A. Hultquist, Annals of Statistics 6(3), 1978). It is at least ±1 % and 2.58 times the deviation
+    between starts; for one device ±10 % and that deviation.
     """
     from scipy.stats import norm, t
 
@@ -249,7 +250,10 @@ def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
 
 
 def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> Entry:
-    """Return the entry of a quantity. file: lists the runs and devices."""
+    """Return the entry of a quantity, its range computed from the starts.
+
+    measured: one start or more. file: lists their runs and devices.
+    """
     # Starts that share a UUID may be of the same device.
     groups: list[tuple[set[str], list[float]]] = []
     are_together = False
@@ -290,7 +294,10 @@ def _uuids(devices: str) -> set[str]:
 
 
 class References:
-    """The references that come with raybench, and those of a site, which go before them."""
+    """The references that come with raybench, and those of a site, which go before them.
+
+    own: files of the site; several of one model are pooled.
+    """
 
     def __init__(self, own: Iterable[ReferenceFile] = ()) -> None:
         self._own = {file.model: file for file in pool(own)}
@@ -314,7 +321,7 @@ SHIPPED = References()
 
 @cache
 def shipped(model: str) -> ReferenceFile | None:
-    """Return the file that comes with raybench for a model; None where there is none."""
+    """Return the file that comes with raybench for a model of device; None where there is none."""
     name = re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_")
     path = resources.files("raybench").joinpath("references", f"{name}.yaml")
     return parse_references(path.read_text("utf-8"), str(path)) if path.is_file() else None

@@ -47,16 +47,16 @@ def latest_trials(points: Iterable[PointRow]) -> list[PointRow]:
 
 
 def without_controls(trials: Iterable[PointRow]) -> list[PointRow]:
-    """Return the rows that are a point of the report."""
+    """Return the rows that are points of the report, in their order: all but controls."""
     return [row for row in trials if row.control_of is None]
 
 
 def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
     """Return one row for each point of each run: its last attempt, of several rounds their mean.
 
-    Step times, rates and parts are geometric means over the rounds that are ok, cold steps medians,
-    samples are counted together, and a doubt in one round is a doubt. A round that failed is told
-    as a warning. The interval of the step time is that of the samples alone.
+    Step times, rates and parts are geometric means over the rounds that are ok, cold steps medians;
+    samples are counted together, a doubt in one round is a doubt, a failed round a warning. Without
+    an ok round it is the worst row. The interval of the step time is that of the samples alone.
     """
     by_point: dict[tuple[str, str], list[PointRow]] = {}
     for row in without_controls(latest_trials(points)):
@@ -91,7 +91,10 @@ def _kinds() -> Mapping[str, str]:
 
 
 def _as_one(name: str, values: Sequence[Any]) -> Any:
-    """Return one value for a column's values in several rounds that are ok."""
+    """Return one value for a column's values in several rounds that are ok; None where none is.
+
+    A sum is known only where all its values are.
+    """
     kind = _kinds()[name]
     if name in _OF_LAST:
         return values[-1]
@@ -130,7 +133,10 @@ def _one_number(name: str, known: Sequence[float]) -> float:
 
 
 def _with_interval(merged: PointRow, rows: Sequence[PointRow]) -> PointRow:
-    """Return the row with the interval of its samples: of independent rounds, squares add up."""
+    """Return the row with the interval of its samples: of independent rounds, squares add up.
+
+    merged: the mean of `rows`. It has no interval where one of the rows has none.
+    """
     mean_ms, down, up = merged.step_ms_p50, [], []
     for row in rows:
         step_ms, low_ms, high_ms = row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high
@@ -167,7 +173,10 @@ _OF_CONTAINERS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
 
 
 class Trials:
-    """The ok trials of some runs, by point and round, and their controls."""
+    """The ok trials of some runs, by point and round, and their controls.
+
+    points: rows of that table; of several attempts at a trial the last one counts.
+    """
 
     def __init__(self, points: Iterable[PointRow]) -> None:
         self._rounds: dict[tuple[str, str], dict[int, PointRow]] = {}
@@ -182,11 +191,11 @@ class Trials:
                 self._controls[row.run_id, number, row.control_of] = row
 
     def rounds(self, row: PointRow) -> Mapping[int, PointRow]:
-        """Return the ok rows of a point, by round."""
+        """Return the ok rows of a point by round, which counts from 1; empty where none is ok."""
         return self._rounds.get((row.run_id, row.point_id), {})
 
     def log_ratios(self, base: PointRow, row: PointRow) -> dict[int, float]:
-        """Return round -> logarithm of the ratio of two throughputs, for the rounds that both have.
+        """Return round -> logarithm of row's throughput over base's, for the rounds that both have.
 
         The baseline point of another block is taken half way between its own time and that of the
         control at the end of the block: both stand at an end of what the machine drifted.
@@ -200,6 +209,7 @@ class Trials:
         return found
 
     def _half_drift(self, number: int, base: PointRow, row: PointRow) -> float:
+        """Return half of the drift of row's block, as a logarithm; 0 where `base` is in it."""
         if base.world_size == row.world_size:
             return 0.0
         return self._drift((row.run_id, number, row.world_size)) / 2
@@ -216,9 +226,10 @@ class Trials:
         return math.log(first.step_ms_p50 / control.step_ms_p50)
 
     def drifts(self) -> Iterator[tuple[int, int, float]]:
-        """Yield (round, block, relative change of the step time) of the controls that moved.
+        """Yield (round, block, relative change of the step time) of each control that moved.
 
-        By more than LARGEST_DRIFT, and than the samples of the two leave open.
+        That is by more than LARGEST_DRIFT, and than the samples of the two leave open; above 0:
+        slower. block: its world_size.
         """
         for (run_id, number, block), control in self._controls.items():
             drift = -self._drift((run_id, number, block))

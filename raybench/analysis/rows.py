@@ -21,7 +21,7 @@ _Row = TypeVar("_Row")
 
 
 def point_rows(frame: pd.DataFrame) -> list[PointRow]:
-    """Return the rows of the table `points`, or of some of its columns."""
+    """Return the rows of the table `points`, or of some of its columns, as `typed_rows` does."""
     return typed_rows(frame, PointRow)
 
 

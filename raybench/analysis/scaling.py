@@ -123,7 +123,10 @@ def _compare(
 def _against(
     row: ScaledRow, base: ScaledRow, is_scaling: bool, trials: Trials, own: OwnSpeeds
 ) -> Derived:
-    """Return what a point is compared with its baseline. is_scaling: over numbers of devices."""
+    """Return what a point is compared with its baseline; `why` alone where no round has both.
+
+    is_scaling: over numbers of devices.
+    """
     ratios = trials.log_ratios(base, row)
     if not ratios:
         return {"why": "baseline point was not ok in any round of this point"}
@@ -215,7 +218,8 @@ def _half_widths(
 ) -> Iterator[tuple[ScaledRow, float]]:
     """Yield each row that has two rounds or more, and half of the 95 % interval of its mean.
 
-    measured: each row with its logarithms by round. A run tells nothing of rounds of another.
+    measured: each row with its logarithms by round; half of the interval is a logarithm too. A run
+    tells nothing of rounds of another.
     """
     for run_id in dict.fromkeys(row.run_id for row, _ in measured):
         of_run = [one for one in measured if one[0].run_id == run_id]
@@ -259,7 +263,7 @@ def _why_not(
 
 
 def _why_other_device(row: ScaledRow, base: ScaledRow, own: OwnSpeeds) -> str:
-    """Return why a point cannot be weighed against a baseline point on another device model."""
+    """Return why a point cannot be weighed against a baseline point on another model of device."""
     if len(set(models_of(row))) < 2:
         return f"baseline point ran on another device: {base.device_name}"
     missing = " and ".join(own.missing(row)) or str(base.device_name)
@@ -347,7 +351,10 @@ def probe_speeds(row: PointRow) -> list[float]:
 
 
 class OwnSpeeds:
-    """The points of one device of some runs. rows: of `points`, with `batch`."""
+    """What devices of each model do alone, by the ok points of one device of some runs.
+
+    rows: of `points`, with `batch`. Of several alike the first counts.
+    """
 
     def __init__(self, rows: Iterable[PointRow]) -> None:
         self._alone: dict[tuple[object, ...], dict[str, float]] = {}
@@ -368,7 +375,10 @@ class OwnSpeeds:
         return sum(probe_speeds(row)) or None
 
     def missing(self, row: PointRow) -> Sequence[str]:
-        """Return the models of a point that none of one device measured; all if one is emulated."""
+        """Return the models of a point that no such point of one device measured, each once.
+
+        All of them where one of its devices is emulated.
+        """
         known = self._alone.get(_key(row), {}) if row.slow_ratio == 1 else {}
         return [model for model in dict.fromkeys(models_of(row)) if model not in known]
 
@@ -380,6 +390,10 @@ def differ(row: PointRow, base: PointRow) -> bool:
 
 
 def _key(row: PointRow) -> tuple[object, ...]:
+    """Return what a point must have in common with a point of one device to be compared with it.
+
+    That is its run and all its settings but those of its devices.
+    """
     names = ("run_id", "workload", "scaling", *_ALIKE, batch_column(row) or "status")
     settings = (str(setting(row, name)) for name in names)
     return (*settings, *sorted(row.params.items()))
@@ -485,7 +499,7 @@ def _parts(row: PointRow) -> _Parts:
 
 
 def _communication_ms(row: PointRow) -> float | None:
-    """Return how much longer the step is than the slowest rank's own, as communication explains it.
+    """Return by how many ms communication makes the step longer than the slowest rank's own.
 
     Between none and what was measured of communication, and of ranks that are late in turn. All of
     it where collectives were counted but not timed: the own step is then the same with local copies
@@ -518,19 +532,28 @@ def _device_ms(row: PointRow) -> float | None:
 
 
 def _pace_ms(row: PointRow) -> float:
-    """Return the step that the row's samples/s are of: the mean one where it was taken apart."""
+    """Return the step in ms that the row's samples/s are of; the row must have a throughput.
+
+    It is the mean one where the step was taken apart, else the median.
+    """
     step_ms = row.step_ms_mean if row.local_step_ms_by_rank else row.step_ms_p50
     assert step_ms is not None  # both rows have a throughput
     return step_ms
 
 
 def _growth(now: float | None, before: float | None, work: float) -> float | None:
-    """Return what a part takes beyond its share of the time in the baseline point, in ms."""
+    """Return what a part takes beyond its share of the time in the baseline point, in ms.
+
+    work: that share. None where one of the two is not known.
+    """
     return None if now is None or before is None else now - work * before
 
 
 def _with_data_in_the_gap(grown: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Count only data for which the device idles; what it idles for otherwise is the host's."""
+    """Return the growth by cause, data only as far as the device idles; the other idling is host's.
+
+    data is None where one of the two is not known; the host's is then as it was.
+    """
     data, gap = grown["data"], grown["host"]
     if data is None or gap is None:
         return {**grown, "data": None}

@@ -54,7 +54,7 @@ def setting_order(value: Any) -> tuple[int, float, str]:
 
 
 def number_of(value: Any) -> float | None:
-    """Return the number that a value or its text is; None for any other."""
+    """Return the number that a value or its text is; None for a truth value and any other."""
     if isinstance(value, bool):
         return None
     try:

@@ -20,7 +20,10 @@ SAMPLE_COLUMNS = ("repeat", "rank", "iteration", "is_warmup", "step_ns")
 
 
 def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the samples of all rounds of a point; repeats are counted on from round to round."""
+    """Return the samples of all rounds of a point; repeats are counted on from round to round.
+
+    rounds: rows of the table `samples`, a frame a round. Raises ValueError for no rounds.
+    """
     joined: list[pd.DataFrame] = []
     repeats = 0
     for samples in rounds:
@@ -32,11 +35,9 @@ def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
 def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
     """Return the timed samples of a point in ms, by rank (index) and iteration (columns).
 
-    samples: rows of the table `samples` of one attempt; warm-up is left out. columns: how many are
-    returned at most. Where there are more iterations, a column stands for several that
-    follow each other and holds, for each rank, the one that is farthest from the point's median:
-    a single slow step stays visible. A column is named by the first iteration it stands for, all
-    repeats counted on.
+    samples: rows of the table `samples`; warm-up is left out. Empty without timed ones. columns: at
+    most so many. Of more iterations, a column holds for each rank, of several in a row, the one
+    farthest from the point's median, and is named by the first, all repeats counted on.
     """
     timed = samples[~samples["is_warmup"].astype(bool)]
     wide = timed.pivot_table(index="rank", columns=["repeat", "iteration"], values="step_ns")
@@ -51,7 +52,7 @@ def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
 
 
 def _farthest(times_ms: NDArray[np.float64], middle: float) -> NDArray[np.float64]:
-    """Return of each row the value farthest from `middle`."""
+    """Return of each row the value farthest from `middle`; NaN where a row has none."""
     distances = np.nan_to_num(np.abs(times_ms - middle), nan=-1.0)
     places = distances.argmax(axis=1)[:, np.newaxis]
     found: NDArray[np.float64] = np.take_along_axis(times_ms, places, axis=1)[:, 0]
@@ -78,10 +79,10 @@ def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:
-    """Return the times of each module on the rank where they are longest, the longest first.
+    """Return the longest times of each module over the ranks, in ms, the longest in all first.
 
-    modules: rows of the table `modules` of one attempt at one point.
-    Columns: module, kind, calls, forward_ms, backward_ms (null without a backward).
+    modules: rows of the table `modules` of one attempt at one point. Columns: module, kind, calls,
+    forward_ms, backward_ms (null without a backward); each is the largest of any rank.
     """
     by_module = modules.groupby(["module", "kind"], sort=False)
     longest = by_module[["calls", "forward_ms", "backward_ms"]].max().reset_index()
@@ -118,7 +119,10 @@ def slowest_regions(regions: Sequence[RegionRow]) -> list[SlowestRegion]:
 
 
 def regions_by_point(regions: Sequence[RegionRow]) -> dict[str, list[SlowestRegion]]:
-    """Return point_id -> the regions of its last attempt. regions: of one run."""
+    """Return point_id -> the regions of its last attempt, as `slowest_regions` has them.
+
+    regions: of one run. A point without regions is not in it.
+    """
     last: dict[str, int] = {}
     for one in regions:
         last[one.point_id] = max(one.attempt, last.get(one.point_id, 0))
@@ -180,7 +184,7 @@ def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
 
 
 def telling_ranks(ranks: Sequence[RankStep]) -> list[RankStep]:
-    """Return the ranks to show: all of few, else rank 0, the quickest and the slowest."""
+    """Return the ranks to show, in order: all of up to 8, else rank 0, quickest, slowest."""
     if len(ranks) <= MOST_RANKS:
         return list(ranks)
     quickest, slowest = (pick(ranks, key=lambda one: one.own_ms) for pick in (min, max))

@@ -126,7 +126,7 @@ class Gain:
 
 
 def gain_over(one: Scenario, other: Scenario) -> Gain:
-    """Return how much faster one scenario is than another."""
+    """Return the throughput of `one` over that of `other`, less 1; above 0 where it is faster."""
     ratio = one.throughput / other.throughput
     return Gain(gain=ratio - 1, half_width=ratio * math.hypot(one.half_width, other.half_width))
 
@@ -156,7 +156,7 @@ class Fleet:
 
     @property
     def probe_ratio(self) -> float:
-        """Return the speed of the slow devices over a fast one's, as the probes found it."""
+        """Return the speed of the slow devices over a fast one's, by the probes; 1 if not known."""
         found = [rank.slow_ratio for rank in self._ranks if rank.slow_ratio is not None]
         if found:
             return sum(found) / len(found)
@@ -187,7 +187,7 @@ class Fleet:
         return [*self.scenarios.values()][min(known)[1]] if known else None
 
     def as_good(self) -> list[str]:
-        """Return the shares that may be as good as the best ones, by their intervals."""
+        """Return the other shares that may be as good as the best ones, by their intervals."""
         others = [s for s in self.scenarios.values() if s is not self.best]
         return [other.shares for other in others if not gain_over(self.best, other).is_sure]
 
@@ -199,7 +199,11 @@ class Fleet:
 
 
 def fleets(rows: Sequence[ScaledRow]) -> list[Fleet]:
-    """Return the fleets that were measured with at least two kinds of shares."""
+    """Return the fleets that were measured with at least two kinds of shares.
+
+    By the number of devices, of slow ones, and by their speed, the fastest first. Points that are
+    not ok or have no throughput are left out.
+    """
     groups: dict[tuple[Any, ...], dict[str, Scenario]] = {}
     for row in rows:
         if row.status is not Status.OK or row.throughput is None or not row.step_ms_p50:
