@@ -109,7 +109,7 @@ def shorten(text: str, characters: int) -> str:
 
 
 def shorten_start(text: str, characters: int) -> str:
-    """Return the text; of a longer one the end, `characters` with a mark in front of it."""
+    """Return the text; of a longer one a mark and its end, `characters` in all with the mark."""
     if len(text) <= characters:
         return text
     mark = f"[cut: {len(text):,} characters] ..."

@@ -96,7 +96,10 @@ def _commit(text: str | None) -> str:
 
 
 def changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
-    """Return the facts that differ, in the order of `facts`; code only where both runs have it."""
+    """Return the facts that differ; of code only where both runs tell of theirs.
+
+    In the order of `base`, then those that only `new` has. What a run lacks is told as `NONE`.
+    """
     both_tell_of_code = _CODE in base and _CODE in new
     return tuple(
         Change(name=name, base=base.get(name, NONE), new=new.get(name, NONE))

@@ -161,7 +161,10 @@ def _draw_health(check: HealthReport, kind: str) -> bytes:
 
 
 def _draw(root: Path, summary: Summary, kind: str) -> bytes:
-    """Return the chart that the page begins with; kind: "svg" or "png". Raises UsageError."""
+    """Return the chart that the page begins with; kind: "svg" or "png".
+
+    Raises UsageError where the run has nothing to draw.
+    """
     from raybench.report.charts.chart import ChartData, draw_main_figure, why_no_figure
     from raybench.results import reader
 

@@ -204,10 +204,10 @@ class StoppingPolicy:
         return max(self.breakdown_steps(step_ns), min(self.max_local_steps, fits))
 
     def _warmup_wanted(self, step_ns: Sequence[float]) -> int:
-        """Return how many iterations the warm-up is to have in all, with the cold one.
+        """Return how many iterations the warm-up is to have in all so far, with the cold one.
 
-        As many as there are where the step time is steady; at most `warmup.max` of the job, but as
-        many as min_seconds needs.
+        At least `warmup.min` and what min_seconds needs; just that where the job fixes the count.
+        Then as many as there are where the step is steady, else some more, up to `warmup.max`.
         """
         span, done = self.settings.warmup, len(step_ns)
         if done < span.min or span.is_fixed:

@@ -269,7 +269,10 @@ def _path_here(name: str) -> Path | None:
 
 
 def _candidates(place: Path) -> Iterator[Path]:
-    """Yield the files that a module may be at this place, as Python prefers them."""
+    """Yield the files that there are for a module, the one that Python would load first.
+
+    place: path of the module without suffix.
+    """
     names = [place / "__init__.py", *(place.with_name(place.name + s) for s in _SUFFIXES)]
     yield from (path for path in names if path.is_file())
 

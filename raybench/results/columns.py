@@ -72,7 +72,10 @@ class TableColumn:
 
 
 def columns_of(kind: type[Any]) -> tuple[TableColumn, ...]:
-    """Return the columns that the fields of a dataclass declare, in their order."""
+    """Return the columns that the fields of a dataclass declare, in their order.
+
+    A field that is a dataclass itself gives its columns in its place; one without a Column none.
+    """
     return tuple(
         column
         for name, own in _own_columns(kind)

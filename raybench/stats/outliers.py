@@ -179,10 +179,10 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
 
 
 def _pace_scatter(steps: Sequence[float], confidence: float) -> float:
-    """Return the standard error of the difference of two paces that wander as this one does.
+    """Return a third of what chance may make of the difference of two paces that wander like this.
 
-    In the unit of the steps; 0 below 32 steps. From the variance of the medians of parts, less that
-    of independent steps. confidence: two-sided, of the t that scales the error.
+    By Student's t at `confidence`, two-sided, times 1.3. In the unit of the steps; 0 below 32
+    steps. From the variance of the medians of parts, less that of independent steps.
     """
     if len(steps) < _WINDOWS * _LEAST_OF_A_WINDOW:
         return 0.0

@@ -188,7 +188,7 @@ class ProcessState:
     def _leaked(self) -> list[str]:
         """Return in words the threads and children that were started since `begin` and stay.
 
-        Waits half a second for each to end.
+        Waits half a second at most for the threads, then for the children. Ends tqdm's monitor.
         """
         _end_progress_monitor()
         threads = _wait_for_end(lambda: set(_threads()) - self._threads)

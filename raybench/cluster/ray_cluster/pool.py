@@ -416,9 +416,10 @@ class WorkerPool:
         return True
 
     def _wait_for_first_workers(self) -> list[WorkerHandle]:
-        """Wait until all workers are there, or 20 s after the last that came; return them.
+        """Wait until all workers are there, or 20 s after the first start that ended; return them.
 
-        Raises ClusterError where one cannot start, or none comes.
+        Also no longer than a worker may take to start. Raises ClusterError where one cannot start,
+        or none comes.
         """
         deadline_s = time.monotonic() + self._start_limit_s
         came: list[WorkerHandle] = []
