@@ -140,8 +140,8 @@ def _is_step(row: HistoryRow) -> bool:
 def _points(series: Sequence[Series]) -> Table:
     latest = [rows[-1] for rows in series]
     names = varying(latest, params_first=True)
-    if len({row.machine for row in latest}) > 1:
-        names.append("device_name")
+    of_machine = ("device_name", "node_count")
+    names += [name for name in of_machine if len({getattr(row, name) for row in latest}) > 1]
     settings = setting_columns(latest, names)
     columns: list[ColumnOf[Series]] = [
         (Column(title="point", is_text=True), lambda rows: rows[-1].point_id),

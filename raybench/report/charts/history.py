@@ -14,17 +14,21 @@ _MOST_PANELS, _HEIGHT, _COLOR = 40, 180, "var(--s1)"
 
 
 def history_figure(rows: Sequence[HistoryRow]) -> Figure:
-    """Return a panel for each point and machine, of its step times over the time of the run.
+    """Return a panel for each point and machine, of its step times over the time of the runs.
 
     Points with a step come first, and at most 40 are drawn. Points of one run alone are left out,
     unless all are. rows: as `raybench.analysis.history.history` gives them.
     """
-    several = len({row.machine for row in rows}) > 1
+    has_models = len({row.device_name for row in rows}) > 1
+    has_node_counts = len({row.node_count for row in rows}) > 1
     by_point: dict[str, list[HistoryRow]] = {}
     for row, name in zip(rows, point_names(rows), strict=True):
-        machine = f", {plain_text.plain(row.device_name)}" if several else ""
-        point = (name if len(name) <= _LABEL_CHARS else row.point_id) + machine
-        by_point.setdefault(point, []).append(row)
+        words = [name if len(name) <= _LABEL_CHARS else row.point_id]
+        if has_models:
+            words.append(plain_text.plain(row.device_name))
+        if has_node_counts:
+            words.append(plain_text.counted(row.node_count or 1, "node"))
+        by_point.setdefault(", ".join(words), []).append(row)
     points = [point for point, some in by_point.items() if len(some) > 1] or list(by_point)
     points.sort(key=lambda point: all(row.step is None for row in by_point[point]))
     note = "dashed: level between steps; vertical: a step"

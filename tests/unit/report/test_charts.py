@@ -39,6 +39,8 @@ from raybench.report.charts.rates import memory_bandwidth_figure
 from raybench.report.charts.steps import parts_figure
 from raybench.report.charts.telemetry import telemetry_figure
 from raybench.report.comparison import before_and_now
+from raybench.report.documents import format_document
+from raybench.report.history import History
 from raybench.report.run_report import RunReport
 from raybench.results import reader
 
@@ -302,8 +304,11 @@ def test_what_is_drawn_of_a_big_run_is_bounded_and_that_is_said():
     assert "The first 8 of 20 charts and 7 of 9 lines are drawn; the table of" in figure.note
 
 
-def runs(points, count=6, apart=timedelta(days=1)):
-    """Step times of `points` points; the last one is slower from the fourth run on."""
+def runs(points, count=6, apart=timedelta(days=1), node_counts=(1,)):
+    """Step times of `points` points; the last one is slower from the fourth run on.
+
+    node_counts: of the runs in turn.
+    """
     rows = [
         make_row(
             run_id=f"run{run}",
@@ -311,7 +316,8 @@ def runs(points, count=6, apart=timedelta(days=1)):
             started_at=START + run * apart,
             params={"hidden": str(point)},
             **{"workload": "mlp", "scaling": "weak", "precision": "bf16", "batch_size": 1},
-            **{"device_type": "cuda", "device_name": "H200", "node_count": 1},
+            **{"device_type": "cuda", "device_name": "H200"},
+            node_count=node_counts[run % len(node_counts)],
             step_ms_p50=8.0 * (1.1 if point == points - 1 and run >= 3 else 1.0),
             **{"step_ms_ci_low": 7.99, "step_ms_ci_high": 8.01},
         )
@@ -326,6 +332,15 @@ def test_a_history_has_a_panel_for_each_point_first_those_with_a_step():
         *("hidden=2", "hidden=0", "hidden=1"),
     ]
     assert "5 more points are not drawn" in history_figure(runs(45)).note
+
+
+def test_a_point_on_one_node_and_on_two_has_two_histories_that_say_so():
+    rows = runs(1, node_counts=(1, 2))
+    assert [panel.title for panel in history_figure(rows).panels] == [
+        *("p0, 1 node", "p0, 2 nodes"),
+    ]
+    told = format_document(History(rows=rows, causes={}), "md")
+    assert re.findall(r"\| p0 \| (\d)", told) == ["1", "2"]
 
 
 @pytest.mark.parametrize(
