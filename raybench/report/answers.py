@@ -38,13 +38,15 @@ class Candidate:
     """A point as one of those that may be the best.
 
     name: the settings that are compared, in short. low, high: the 95 % interval of the value over
-    the rounds of the run; None where it is not known.
+    the rounds of the run; None where it is not known. between_starts: by which share of it the
+    value of one start may differ from that of another, to either side.
     """
 
     name: str
     value: float
     low: float | None
     high: float | None
+    between_starts: float
     row: ScaledRow
 
     @property
@@ -58,7 +60,7 @@ class Candidate:
     def ends(self) -> tuple[float, float]:
         """Return the ends of the interval; of one start, as far as starts of one point differ."""
         if self.low is None or self.high is None:
-            return self.value * (1 - _BETWEEN_STARTS), self.value * (1 + _BETWEEN_STARTS)
+            return self.value * (1 - self.between_starts), self.value * (1 + self.between_starts)
         return self.low, self.high
 
 
@@ -191,7 +193,9 @@ def _candidate(row: ScaledRow, metric: Metric, names: Sequence[str], ranks: str)
     value = float(value_of(row, metric))
     low, high = interval_of(row, metric, value)
     name = short_name(row, names, ranks) if names else ""
-    return Candidate(name=name, value=value, low=low, high=high, row=row)
+    # Memory is the same in each start.
+    scatter = 0.0 if metric.format == "gib" else _BETWEEN_STARTS
+    return Candidate(name=name, value=value, low=low, high=high, between_starts=scatter, row=row)
 
 
 def interval_of(
