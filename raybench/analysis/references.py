@@ -27,7 +27,7 @@ from raybench.hardware.peaks import dense_peak_tflops, memory_peak_gb_s
 from raybench.job import registry
 from raybench.job.point import setting_text
 from raybench.job.problems import key_text, rule_of
-from raybench.records.health import is_time
+from raybench.records.devices import is_time
 from raybench.results.run import Run
 
 # A range reaches at least so far to both sides, beside the noise of starts: a few devices of one

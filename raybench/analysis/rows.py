@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from raybench.errors import ResultsError
-from raybench.records.metric import Column, Metric
+from raybench.records import Column, Metric
 from raybench.results.columns import columns_of
 from raybench.results.point_row import PointRow
 

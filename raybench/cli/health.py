@@ -22,13 +22,13 @@ from raybench.cli.options import (
 )
 from raybench.cli.output import ConsoleListener, make_console, write_document
 from raybench.errors import ResultsError, UsageError
-from raybench.records.health import Stage
+from raybench.records.devices import Stage
 
 if TYPE_CHECKING:
     from raybench.analysis.references import References
     from raybench.health.comparison import HealthHistory
     from raybench.health.report import HealthReport
-    from raybench.records.health import Finding
+    from raybench.records.devices import Finding
     from raybench.results.run import Run
 
 

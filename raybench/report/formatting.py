@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from raybench.analysis.settings import HasSettings
 from raybench.analysis.settings import setting as setting_of
-from raybench.records import Status
-from raybench.records.metric import Metric
+from raybench.records import Metric, Status
 from raybench.report.plain_text import counted
 from raybench.results.run import Run, RunStatus
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raybench.analysis.step_times import SlowestRegion
-    from raybench.records.metric import Metric
+    from raybench.records import Metric
     from raybench.results.point_row import PointRow
     from raybench.results.reader import RankLog
 

@@ -8,8 +8,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from raybench.job.point import RUN_SETTINGS, setting_text
-from raybench.records import Measurement, RankMetrics, RankShare, Record, Status
-from raybench.records.metric import Column, combine_ranks, relate_to_step
+from raybench.records import (
+    Column,
+    Measurement,
+    RankMetrics,
+    RankShare,
+    Record,
+    Status,
+    combine_ranks,
+    relate_to_step,
+)
 from raybench.results.breakdown import (
     PartColumns,
     collective_warnings,

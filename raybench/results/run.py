@@ -23,7 +23,7 @@ from typing import Annotated, NamedTuple
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.point import Scalar
 from raybench.job.problems import did_you_mean, quote
-from raybench.records.metric import Column
+from raybench.records import Column
 from raybench.results.columns import TABLE_NAMES, arrow_schema, columns_of
 from raybench.results.parts import one_line, plain_rows, read_parts
 

@@ -10,9 +10,8 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
-from raybench.records import Device, DeviceSample, Record, Samples, Status
-from raybench.records.health import Finding
-from raybench.records.metric import Column
+from raybench.records import Column, Device, DeviceSample, Record, Samples, Status
+from raybench.records.devices import Finding
 from raybench.results.columns import TableColumn, arrow_schema, columns_of
 from raybench.results.point_row import AttemptKey, PointRow, keys_of
 from raybench.results.run import Run

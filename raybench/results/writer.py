@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from raybench.job.model import Measure
+    from raybench.records.devices import Finding
     from raybench.records.environment import Code
-    from raybench.records.health import Finding
 
 _WRITTEN = ("points", "samples", "devices", "runs")
 

@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR, ComparedPoint
 from raybench.analysis.rows import RATES, SCALING, ScaledRow, value_of, workload_metrics
 from raybench.analysis.settings import is_numeric, setting, varying
-from raybench.records.metric import Metric
+from raybench.records import Metric
 from raybench.report import formatting, plain_text
 from raybench.report.blocks import (
     HOW_TO_ADD_ROUNDS,
