@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from raybench.report.charts.chart import RankTimes
     from raybench.report.show import PointDetails, PointList
     from raybench.report.summary import Summary
-    from raybench.results.run import Run
+    from raybench.results.reader import Run
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
 _LISTED = 50
@@ -197,9 +197,8 @@ def format_page(root: Path, summary: Summary) -> str:
 
 def _rank_times(root: Path, run_id: str, rows: list[ScaledRow]) -> list[RankTimes]:
     """Return the step times of these points, read one by one: all may not fit into memory."""
-    from raybench.analysis.rounds import Trials
+    from raybench.analysis.rounds import SAMPLE_COLUMNS, Trials, join_rounds, rank_by_iteration
     from raybench.analysis.rows import point_rows
-    from raybench.analysis.step_times import SAMPLE_COLUMNS, join_rounds, rank_by_iteration
     from raybench.report.charts.chart import RankTimes
     from raybench.report.charts.rank_times import columns_of_a_map
     from raybench.results import reader
@@ -234,7 +233,7 @@ def list_command(
     """List the runs in the results, the newest last."""
     from raybench.report.show import RunList
     from raybench.results import reader
-    from raybench.results.run import no_runs, run_ids
+    from raybench.results.reader import no_runs, run_ids
     from raybench.sweep.messages import name_program
 
     if last and is_all:
@@ -360,14 +359,15 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     """
     from dataclasses import replace
 
-    from raybench.analysis.rounds import Trials, mean_of_rounds
-    from raybench.analysis.rows import typed_rows
-    from raybench.analysis.step_times import (
+    from raybench.analysis.rounds import (
+        Trials,
         join_rounds,
+        mean_of_rounds,
         rank_steps,
         slowest_modules,
         slowest_regions,
     )
+    from raybench.analysis.rows import typed_rows
     from raybench.report.show import PointDetails
     from raybench.results import reader
     from raybench.results.tables import RegionRow, units

@@ -29,7 +29,7 @@ from raybench.report.export.formats.junit import format_suite
 from raybench.report.formatting import course, sentence, some
 from raybench.report.references import HOW_TO_MAKE, Standing
 from raybench.results.columns import to_row
-from raybench.results.run import Run, RunStatus
+from raybench.results.reader import Run, RunStatus
 
 _SEVERITY = {verdict: place for place, verdict in enumerate(Verdict)}
 # Before figures that are not healthy; the worst first.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import batch_column
+from raybench.analysis.rows import ScaledRow, batch_column
 from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.charts.chart import Chart, ChartData, line_figure

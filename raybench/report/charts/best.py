@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raybench.analysis.settings import setting, setting_order, varying
+from raybench.analysis.rows import setting, setting_order, varying
 from raybench.report import formatting
 from raybench.report.charts.chart import (
     Chart,

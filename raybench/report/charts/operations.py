@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import setting_order
+from raybench.analysis.rows import ScaledRow, setting_order
 from raybench.report import formatting
 from raybench.report.charts.chart import Chart, ChartData, drawn_of, point_name
 from raybench.report.charts.grammar import MOST_BARS, Figure, Mark, Panel, axis, bar_panels

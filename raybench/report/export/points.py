@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import EXECUTION
+from raybench.analysis.rows import EXECUTION, ScaledRow
 from raybench.records import FAILURES, NOT_RUN
 from raybench.report import formatting
 from raybench.report.documents import jsonable

@@ -15,7 +15,7 @@ from raybench.report import formatting
 from raybench.report.export.points import ExportedPoint, exported_points, facts_of_run
 from raybench.report.plain_text import plain, plain_lines
 from raybench.report.summary import Summary
-from raybench.results.run import Run
+from raybench.results.reader import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
