@@ -97,7 +97,7 @@ def compare_command(
         return _IS_REGRESSION if fail_on and checks.is_regression else 0
     comparison = compare_sides(sides, threshold)
     if kind == "html":
-        from raybench.report.html.page import format_comparison
+        from raybench.report.page import format_comparison
 
         text = format_comparison(comparison)
     else:

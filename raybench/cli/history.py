@@ -186,6 +186,6 @@ def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
 def _draw(rows: Sequence[HistoryRow], path: Path) -> None:
     """Write the chart of the step time over time to an .svg or .png file."""
     from raybench.report.charts.grammar import draw_figure
-    from raybench.report.charts.history import history_figure
+    from raybench.report.history import history_figure
 
     write_file(path, draw_figure(history_figure(rows), path.suffix.lower().removeprefix(".")))

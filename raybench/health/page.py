@@ -21,7 +21,7 @@ from raybench.report.charts.grammar import (
     names_axis,
     scatter_panel,
 )
-from raybench.report.html.page import device_table, render
+from raybench.report.page import device_table, render
 from raybench.stats.outliers import BAD_RATIO
 
 if TYPE_CHECKING:

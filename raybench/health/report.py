@@ -23,9 +23,7 @@ from raybench.records.health import Action, Finding, Subject, Verdict, figure
 from raybench.report.advice import Advice, estimate_gains
 from raybench.report.blocks import SETTING_CHARS, Block, Column, Line, Listing, Table, Tone
 from raybench.report.documents import Document, format_document
-from raybench.report.export.formats import csv
-from raybench.report.export.formats.junit import Case as JUnitCase
-from raybench.report.export.formats.junit import format_suite
+from raybench.report.export import JUnitCase, csv_text, junit_text
 from raybench.report.formatting import course, sentence, some
 from raybench.report.references import HOW_TO_MAKE, Standing
 from raybench.results.columns import to_row
@@ -508,9 +506,9 @@ def export(report: HealthReport, kind: str) -> str:
         return format_document(report, "json")
     if kind == "csv":
         rows = report.rows()
-        return csv.write(list(rows[0]) if rows else [], rows)
+        return csv_text(list(rows[0]) if rows else [], rows)
     facts = {"run_id": report.run.run_id, "machine": report.machine}
-    return format_suite(report.title, report.run, facts, list(map(_junit_case, report.findings)))
+    return junit_text(report.title, report.run, facts, list(map(_junit_case, report.findings)))
 
 
 def _junit_case(finding: Finding) -> JUnitCase:
