@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from raybench.health.comparison import HealthHistory
     from raybench.health.report import HealthReport
     from raybench.records.devices import Finding
-    from raybench.results.run import Run
+    from raybench.results.reader import Run
 
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -110,7 +110,7 @@ def health_command(
     from raybench.health.check import examine
     from raybench.health.suite import STAGES, title
     from raybench.records.devices import check_list_writable, write_device_list
-    from raybench.results.run import RunStatus
+    from raybench.results.reader import RunStatus
     from raybench.results.writer import check_writable
 
     if "burn-in" in stages and not burn_in_s:

@@ -12,8 +12,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from raybench.analysis.changes import Change
-from raybench.analysis.compare import FASTER, SAME, SLOWER
+from raybench.analysis.compare import FASTER, SAME, SLOWER, Change
 from raybench.health.references import limit_elsewhere
 from raybench.health.report import HealthReport, reason_with_value
 from raybench.health.suite import COMM_TEST, SUITE, WAIT_TEST

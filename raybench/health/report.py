@@ -44,14 +44,12 @@ from raybench.report.charts.grammar import (
     scatter_panel,
 )
 from raybench.report.documents import Document, format_document
-from raybench.report.export.formats import csv
-from raybench.report.export.formats.junit import Case as JUnitCase
-from raybench.report.export.formats.junit import format_suite
+from raybench.report.export import JUnitCase, csv_text, junit_text
 from raybench.report.formatting import course, sentence, some
-from raybench.report.html.page import device_table, render
+from raybench.report.page import device_table, render
 from raybench.report.references import HOW_TO_MAKE, Standing
 from raybench.results.columns import to_row
-from raybench.results.run import Run, RunStatus
+from raybench.results.reader import Run, RunStatus
 from raybench.stats.outliers import BAD_RATIO
 
 if TYPE_CHECKING:
@@ -554,9 +552,9 @@ def export(report: HealthReport, kind: str) -> str:
         return format_document(report, "json")
     if kind == "csv":
         rows = report.rows()
-        return csv.write(list(rows[0]) if rows else [], rows)
+        return csv_text(list(rows[0]) if rows else [], rows)
     facts = {"run_id": report.run.run_id, "machine": report.machine}
-    return format_suite(report.title, report.run, facts, list(map(_junit_case, report.findings)))
+    return junit_text(report.title, report.run, facts, list(map(_junit_case, report.findings)))
 
 
 def _junit_case(finding: Finding) -> JUnitCase:

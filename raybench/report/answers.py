@@ -9,8 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raybench.analysis.rows import BY_NAME, ScaledRow, value_of, workload_metrics
-from raybench.analysis.settings import setting, setting_order, varying
+from raybench.analysis.rows import (
+    BY_NAME,
+    ScaledRow,
+    setting,
+    setting_order,
+    value_of,
+    varying,
+    workload_metrics,
+)
 from raybench.job.answer import Answer
 from raybench.records import Metric
 from raybench.report import formatting

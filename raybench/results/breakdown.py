@@ -26,7 +26,7 @@ from raybench.stats.outliers import (
 )
 
 if TYPE_CHECKING:
-    from raybench.results.point_row import PointRow
+    from raybench.results.tables import PointRow
 
 _MS_PER_S = 1e3
 _BYTES_PER_GB = 1e9
