@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,6 @@ from raybench.cli.output import (
     write_result,
 )
 from raybench.errors import UsageError
-from raybench.report.plain_text import printable
 from raybench.sweep.messages import command, program
 
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
@@ -56,6 +57,7 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
     raybench init --template ddp_linear
     """
     from raybench.job.catalog import name_after, starter, template
+    from raybench.report.formatting import printable
 
     if is_list:
         if file or name:
@@ -154,7 +156,6 @@ def explain_command(term: tuple[str, ...]) -> None:
     """
     from raybench.analysis.rows import BY_NAME
     from raybench.job.problems import say_unknown
-    from raybench.report.glossary import load_glossary
 
     folder = files("raybench").joinpath("how-to")
     pages = {
@@ -183,7 +184,6 @@ def explain_command(term: tuple[str, ...]) -> None:
 def _meanings(wanted: str) -> Iterator[str]:
     """Yield what a term means, as a word, as marks, and as a heading or column."""
     from raybench.analysis.rows import BY_NAME
-    from raybench.report.glossary import load_glossary
     from raybench.report.messages import MARKS
 
     key = wanted.lower()
@@ -204,3 +204,28 @@ def _meanings(wanted: str) -> Iterator[str]:
             heading = f' ("{metric.heading}" in reports)' if metric.heading else ""
             unit = f", in {metric.unit}" if metric.unit else ""
             yield f"{metric.name}{heading}{unit}: {meaning}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlossaryEntry:
+    """A word with its meaning. also: other words for the same."""
+
+    word: str
+    means: str
+    also: tuple[str, ...] = ()
+
+
+@cache
+def load_glossary() -> tuple[GlossaryEntry, ...]:
+    """Return the entries of glossary.yaml in alphabetical order."""
+    from ruamel.yaml import YAML
+
+    text = files("raybench.report").joinpath("glossary.yaml").read_text(encoding="utf-8")
+    found = YAML(typ="safe", pure=True).load(text)
+    entries = [
+        GlossaryEntry(word=word, means=told)
+        if isinstance(told, str)
+        else GlossaryEntry(word=word, means=told["means"], also=tuple(told.get("also", ())))
+        for word, told in found.items()
+    ]
+    return tuple(sorted(entries, key=lambda entry: entry.word))

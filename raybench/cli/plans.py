@@ -12,7 +12,7 @@ import click
 from raybench.cli.options import Size, json_option, overrides_option
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
 from raybench.job.registry import USABLE, estimate, explain_oom, gib
-from raybench.report.plain_text import counted, printable
+from raybench.report.formatting import counted, printable
 
 if TYPE_CHECKING:
     from raybench.job.model import Job

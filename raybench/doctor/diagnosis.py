@@ -16,7 +16,7 @@ from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Measurement, Task
 from raybench.records.environment import package_versions, usable_cores, variables_that_matter
-from raybench.report.plain_text import counted
+from raybench.report.formatting import counted
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster

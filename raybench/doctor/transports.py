@@ -11,8 +11,7 @@ from raybench.hardware.nccl_log import NcclLog, Route, parse
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Device, Failure, Measurement, Task
-from raybench.report.formatting import some
-from raybench.report.plain_text import counted
+from raybench.report.formatting import counted, some
 
 _WORKLOAD = "raybench.workloads.transport_probe:TransportProbe"
 _SETTINGS = Measure(
