@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
     from raybench.analysis.frames import load, units
-    from raybench.job.answer import Answer
+    from raybench.job.model import Answer
     from raybench.records.metric import Metric
     from raybench.workloads.base import Context, Workload, WrongResultError
     from raybench.workloads.replicas import DdpOptions
@@ -41,7 +41,7 @@ __all__ = [
 
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
-    "raybench.job.answer": ("Answer",),
+    "raybench.job.model": ("Answer",),
     "raybench.records.metric": ("Metric",),
     "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
     "raybench.workloads.replicas": ("DdpOptions",),

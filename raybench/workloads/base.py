@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
 
-    from raybench.job.answer import Answer
+    from raybench.job.model import Answer
     from raybench.records.metric import Metric
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from raybench.errors import UsageError
 from raybench.job import registry
-from raybench.job.answer import Answer
+from raybench.job.model import Answer
 from raybench.job.point import EQUAL, Precision, Scalar
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context, Workload

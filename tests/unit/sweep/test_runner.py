@@ -25,8 +25,7 @@ from fakes import (
 from rich.console import Console
 
 from raybench import cli
-from raybench.cli.output import ConsoleListener
-from raybench.cli.progress import PointProgress
+from raybench.cli.progress import ConsoleListener, PointProgress
 from raybench.errors import ClusterError, ResultsError
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
