@@ -30,7 +30,7 @@ from raybench.job import registry
 from raybench.job.point import setting_text
 from raybench.job.problems import key_text, rule_of
 from raybench.records import Status
-from raybench.records.health import is_time
+from raybench.records.devices import is_time
 from raybench.results.reader import Run
 
 # A range reaches at least so far to both sides, beside the noise of starts: a few devices of one

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 from raybench.errors import ResultsError
 from raybench.job import point
 from raybench.job.point import Precision
-from raybench.records.metric import Column, Metric
+from raybench.records import Column, Metric
 from raybench.results.columns import columns_of
 from raybench.results.tables import PointRow
 

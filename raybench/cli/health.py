@@ -32,7 +32,7 @@ from raybench.cli.shared import (
     write_result,
 )
 from raybench.errors import ResultsError, UsageError
-from raybench.records.health import Stage
+from raybench.records.devices import Stage
 from raybench.sweep.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from raybench.doctor.diagnosis import Diagnosis
     from raybench.health.comparison import HealthHistory
     from raybench.health.report import HealthReport
-    from raybench.records.health import Finding
+    from raybench.records.devices import Finding
     from raybench.results.reader import Run
 
 

@@ -141,7 +141,7 @@ def load_summary(results: Path, run: str, references: References | None = None) 
 
 def _health_page(root: Path, check: HealthReport) -> str:
     """Return the page of a health check, which is in the results folder `root`."""
-    from raybench.health.page import format_page
+    from raybench.health.report import format_page
     from raybench.results import reader
 
     return format_page(check, reader.load(root, "devices", check.run.run_id))
@@ -152,7 +152,7 @@ def _draw_health(check: HealthReport, kind: str) -> bytes:
 
     Raises UsageError where there is no chart, because nothing was compared.
     """
-    from raybench.health.page import health_figures
+    from raybench.health.report import health_figures
     from raybench.report.charts.grammar import draw_figure
 
     figures = health_figures(check)

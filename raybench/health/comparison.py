@@ -17,7 +17,7 @@ from raybench.health.references import limit_elsewhere
 from raybench.health.report import HealthReport, reason_with_value
 from raybench.health.suite import COMM_TEST, SUITE, WAIT_TEST
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
-from raybench.records.health import Finding, Verdict, figure, is_time
+from raybench.records.devices import Finding, Verdict, figure, is_time
 from raybench.report import formatting
 from raybench.report.blocks import (
     SETTING_CHARS,

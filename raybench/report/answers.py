@@ -19,7 +19,7 @@ from raybench.analysis.rows import (
     workload_metrics,
 )
 from raybench.job.model import Answer
-from raybench.records.metric import Metric
+from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.point_settings import DEGREES, distinguishing_settings, short_name
 from raybench.sweep.batch_search import is_found

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from raybench.records import Status
-from raybench.records.metric import Metric
+from raybench.records import Metric, Status
 from raybench.report.plain_text import counted
 from raybench.results.reader import Run, RunStatus
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from raybench.analysis.rows import ScaledRow, varying
 from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
 from raybench.hardware.peaks import memory_peak_gb_s
-from raybench.records.metric import Metric
+from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.answers import (
     RATIOS,

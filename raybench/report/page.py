@@ -30,7 +30,7 @@ from raybench.analysis.rows import (
     varying,
     workload_metrics,
 )
-from raybench.records.metric import Metric
+from raybench.records import Metric
 from raybench.report import formatting, plain_text
 from raybench.report.blocks import (
     HOW_TO_ADD_ROUNDS,

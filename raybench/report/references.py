@@ -10,7 +10,7 @@ from raybench.analysis.references import Entry, Measurement, References
 from raybench.analysis.rows import OPTIONAL, batch_column, setting
 from raybench.job.point import RUN_SETTINGS, setting_text
 from raybench.records import Status
-from raybench.records.health import is_time
+from raybench.records.devices import is_time
 from raybench.report.plain_text import plain
 from raybench.results.tables import PointRow, units
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raybench.analysis.rounds import SlowestRegion
-    from raybench.records.metric import Metric
+    from raybench.records import Metric
     from raybench.results.reader import RankLog
     from raybench.results.tables import PointRow
 

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.point import Scalar
 from raybench.job.problems import did_you_mean, quote
-from raybench.records import Latest, Status, TrialKey, by_point
-from raybench.records.metric import Column
+from raybench.records import Column, Latest, Status, TrialKey, by_point
 from raybench.results.columns import (
     TABLE_NAMES,
     UnreadablePartsError,

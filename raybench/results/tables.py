@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from raybench.job.point import RUN_SETTINGS, setting_text
 from raybench.records import (
+    Column,
     Device,
     DeviceSample,
     Measurement,
@@ -21,9 +22,10 @@ from raybench.records import (
     Record,
     Samples,
     Status,
+    combine_ranks,
+    relate_to_step,
 )
-from raybench.records.health import Finding
-from raybench.records.metric import Column, combine_ranks, relate_to_step
+from raybench.records.devices import Finding
 from raybench.results.breakdown import (
     PartColumns,
     collective_warnings,

@@ -15,7 +15,7 @@ from raybench.health.suite import HealthTest
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, Device, Measurement, Record, Repetition, Samples, Status
-from raybench.records.health import Finding, Subject, Verdict
+from raybench.records.devices import Finding, Subject, Verdict
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
