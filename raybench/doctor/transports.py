@@ -14,7 +14,7 @@ from raybench.records import Answer, Device, Failure, Measurement, Task
 from raybench.report.formatting import some
 from raybench.report.plain_text import counted
 
-_WORKLOAD = "raybench.workloads.transport_probe:TransportProbe"
+_WORKLOAD = "raybench.workloads.pairs:TransportProbe"
 _SETTINGS = Measure(
     warmup=Span(min=1, max=1),
     iterations=Span(min=1, max=1),

@@ -25,8 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from raybench.errors import UsageError, brief, mentions, message_of
 from raybench.job.point import Precision, Scalar
 from raybench.job.registry import ranks_per_item
-from raybench.workloads import precision as modes
-from raybench.workloads.base import Context, PartTimes, Regions
+from raybench.workloads.base import Context, PartTimes, Regions, apply_precision
 
 _METHOD = "matrix products, convolutions and attention of one step, counted on meta tensors"
 _REMEDY = "set flops_per_step in the class to tell it"
@@ -150,7 +149,7 @@ def _tflops(device: torch.device, precision: Precision) -> float | None:
     """Return the TFLOP/s of `tflops_sustained` in one precision, which it leaves switched on."""
     if device.type != "cuda":
         return None
-    modes.apply(precision)
+    apply_precision(precision)
     try:
         times_ms = _product_times_ms(_make_product(device, precision))
     except torch.OutOfMemoryError:

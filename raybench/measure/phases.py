@@ -60,8 +60,7 @@ from raybench.records import Breakdown, Measurement, Repetition, Samples, SpanNs
 from raybench.records.checked_answers import DECLARED, check_declared, check_metric
 from raybench.records.metric import Metric
 from raybench.stats.summary import step_series
-from raybench.workloads.base import Context, Workload
-from raybench.workloads.replicas import count_compiled_frames
+from raybench.workloads.base import Context, Workload, count_compiled_frames
 from raybench.workloads.script import RunningScript
 
 T = TypeVar("T")

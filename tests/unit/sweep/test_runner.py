@@ -351,7 +351,7 @@ def test_a_lost_point_is_tried_once_more_and_counts_as_its_last_attempt(sweeping
 def resume(folder, job, monkeypatch, command):
     """`raybench sweep --resume run-a` of a run that ended so: what it began with, if it did."""
     first = make_plan(job).points[0]
-    code = code_of("raybench.workloads.training.mlp")
+    code = code_of("raybench.workloads.networks")
 
     def call(status, *options, **of_run):
         settings = {
