@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from raybench.analysis.frames import load, units
     from raybench.job.answer import Answer
-    from raybench.records.metric import Metric
+    from raybench.records import Metric
     from raybench.workloads.base import Context, DdpOptions, Workload, WrongResultError
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
     "raybench.job.answer": ("Answer",),
-    "raybench.records.metric": ("Metric",),
+    "raybench.records": ("Metric",),
     "raybench.workloads.base": ("Context", "DdpOptions", "Workload", "WrongResultError"),
     # For the parameters of a workload.
     "pydantic": ("Field", "NonNegativeInt", "PositiveFloat", "PositiveInt"),

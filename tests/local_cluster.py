@@ -13,7 +13,7 @@ from typing import Protocol
 from raybench.cluster import allocator
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.point_end import RunningRanks, finish_point
-from raybench.hardware.telemetry import FactReader
+from raybench.hardware.devices import FactReader
 from raybench.records import Answer, Device, DeviceKind, DeviceSample, Group, RankInfo, Task
 from raybench.records.devices import DeviceFacts
 

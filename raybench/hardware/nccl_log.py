@@ -72,13 +72,20 @@ class NcclLog:
 def parse(lines: Iterable[str]) -> NcclLog:
     """Return what the lines of one rank say; lines that say nothing of transports are ignored."""
     kept = [line for line in lines if "NCCL" in line]
+    text = "\n".join(kept)
+    supported, channels = _NVLS.search(text), _NVLS_CHANNELS.search(text)
+    has_nvls = None
+    if supported is not None or channels is not None:
+        # Supported by the devices, and given channels.
+        is_refused = supported is not None and supported[1] is not None
+        has_nvls = not is_refused and (channels is None or int(channels[1]) > 0)
     interfaces = _listed("NET/Socket : Using", _INTERFACE, kept)
     adapters = _listed("NET/IB : Using", _ADAPTER, kept)
     routes = (_route(found, interfaces, adapters) for found in map(_ROUTE.search, kept) if found)
     return NcclLog(
         routes=tuple(dict.fromkeys(routes)),
         adapter_count=len(adapters),
-        has_nvls=_has_nvls("\n".join(kept)),
+        has_nvls=has_nvls,
     )
 
 
@@ -124,12 +131,3 @@ def _listed(lead: str, each: re.Pattern[str], lines: Iterable[str]) -> tuple[tup
     """Return the last two groups of `each` for all its matches in the first line with `lead`."""
     line = next((line for line in lines if lead in line), "")
     return tuple((found[-2], found[-1]) for found in each.findall(line))
-
-
-def _has_nvls(text: str) -> bool | None:
-    """Return whether NVLS is used: supported by the devices, and given channels. None: unknown."""
-    supported, channels = _NVLS.search(text), _NVLS_CHANNELS.search(text)
-    if supported is None and channels is None:
-        return None
-    is_refused = supported is not None and supported[1] is not None
-    return not is_refused and (channels is None or int(channels[1]) > 0)

@@ -165,18 +165,6 @@ def memory(handle: Any) -> Any | None:
     return ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
 
 
-def pci_address(handle: Any) -> tuple[int, int, int] | None:
-    """Return (PCI domain, bus, device), by which the kernel names a GPU in its log.
-
-    None where they are unknown.
-    """
-    pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
-    if pci is None:
-        return None
-    domain, bus, slot = pci.busId.split(".")[0].split(":")
-    return int(domain, 16), int(bus, 16), int(slot, 16)
-
-
 def numa_node(handle: Any) -> int | None:
     """Return the number of the nearest NUMA node; None where several are near, or it is unknown.
 

@@ -4,7 +4,7 @@
 
 1. regions that the step names (`_time_regions`);
 2. on a GPU, the step by the host's clock (`_time_by_host_clock`);
-3. what the peak of memory is made of (`raybench.measure.memory.peak_parts`);
+3. what the peak of memory is made of (`raybench.measure.marks.peak_parts`);
 4. with peers: the collectives of the gradients, by a hook of DDP (`_time_gradients`);
 5. with peers: which collectives a step issues, counted while local copies take their place
    (`_count_collectives`);
@@ -32,18 +32,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 
 from raybench.errors import brief
 from raybench.measure.collectives import CountedCopies, LocalCopies, add_up, replace_collectives
-from raybench.measure.marks import (
-    BucketMarks,
-    OptimizerMarks,
-    RegionMarks,
-    comm_ms,
-    elapsed_ms,
-    make_marker,
-    region_times,
-    tail_ms,
-)
-from raybench.measure.memory import FROM_GRAPH, peak_parts
-from raybench.measure.timers import (
+from raybench.measure.instruments import (
     ScriptTimer,
     Step,
     StepsEndedError,
@@ -54,6 +43,17 @@ from raybench.measure.timers import (
     loop_step,
     max_over_ranks,
     no_garbage_collection,
+)
+from raybench.measure.marks import (
+    BucketMarks,
+    OptimizerMarks,
+    RegionMarks,
+    comm_ms,
+    elapsed_ms,
+    make_marker,
+    peak_parts,
+    region_times,
+    tail_ms,
 )
 from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic, WallTimes
 from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
@@ -92,6 +92,7 @@ _NOT_HOOKED = {
     "wait_ms": "unknown: told for gradients that DistributedDataParallel reduces",
 }
 _COUNTED = dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies")
+_FROM_GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
 _PLAIN_STEP = "the step as it is"
 _NOOP = "step with DDP's noop_hook, and local copies in place of other collectives"
 _LOCAL_COPIES = "step with local copies in place of collectives"
@@ -184,7 +185,7 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     if context.cuda_graph:
         named = ("regions",) if context.regions.are_used else ()
         columns = (*ALL_COLUMNS, *_WALL_METHODS, *named)
-        return Breakdown(methods=dict.fromkeys(columns, FROM_GRAPH))
+        return Breakdown(methods=dict.fromkeys(columns, _FROM_GRAPH))
     instrumented = _Instrumented(workload=workload, timer=timer, context=context, extent=extent)
     with no_garbage_collection():
         # Regions first: while the step is the one that was timed.

@@ -1,8 +1,11 @@
-"""Moments inside a step: of collectives, optimizers and regions, and times between them.
+"""What hooks see inside of a step: moments of its parts, and what its peak of memory is made of.
 
 A moment is a CUDA event on the current stream, on a CPU the host's clock. Nothing waits for the
 device while a step runs. Each class collects moments step by step: its `end_step` is called after
 each step, and its times are read when the device is done with the steps.
+
+What the peak is made of comes from two untimed steps. The allocator says how much there is;
+parameters, gradients and optimizer states are those of the process's modules and optimizers.
 
 Without `from __future__ import annotations`: DDP compares a hook's annotations with its classes.
 """
@@ -11,13 +14,14 @@ import gc
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -26,8 +30,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from raybench.records import RegionTime
-from raybench.workloads.base import COMPILED, count_compiled_frames
+from raybench.records import PeakParts, RegionTime
+from raybench.workloads.base import COMPILED, Context, Workload, count_compiled_frames
 
 # A CUDA event, or nanoseconds of `time.perf_counter_ns`.
 Mark = torch.cuda.Event | int
@@ -57,6 +61,9 @@ def elapsed_ms(start: Mark, end: Mark) -> float:
     between_ms: float = start.elapsed_time(end)
     return between_ms
 
+
+_ON_CPU = "none: torch does not count the memory of a CPU"
+_NO_MODEL = "unknown: neither an optimizer of torch.optim nor a module was found"
 
 T = TypeVar("T")
 
@@ -317,3 +324,135 @@ class ScriptMarks:
         hook = self._buckets.hook if self._is_reduced else noop_hook
         future: torch.futures.Future[torch.Tensor] = hook(None, bucket)
         return future
+
+
+def peak_parts(workload: Workload, context: Context) -> PeakParts | str:
+    """Return what the peak of memory is made of in the second of two steps that are run for it.
+
+    A sentence in place of it where that is not known: on a CPU, and without a model.
+    """
+    if context.device.type != "cuda":
+        return _ON_CPU
+    return watch_peak(workload, context.device) or _NO_MODEL
+
+
+def watch_peak(workload: Workload, device: torch.device) -> PeakParts | None:
+    """Return what the peak of memory is made of in the second of two steps that are run for it.
+
+    None where the device has neither a module nor a tensor that an optimizer steps. All modules of
+    the process count: a workload may hold its own in collections, objects and closures.
+    """
+    optimizers: dict[torch.optim.Optimizer, None] = {}
+    with _before_optimizer_steps(lambda optimizer: optimizers.setdefault(optimizer)):
+        workload.step()
+    modules = _live_modules()
+    held = [*_parameters(optimizers, modules), *(b for m in modules for b in m.buffers())]
+    weights = [tensor for tensor in held if tensor.device == device]
+    if not weights:
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    begin, gradients = torch.cuda.memory_allocated(device), _GradientsAtPeak(weights, device)
+    gradients_before = gradients.now_bytes
+    with gradients.watching():
+        workload.step()
+    gradients.look()
+    at_peak = gradients.peak_bytes
+    parameters = _storage_bytes(weights, device)
+    states = _storage_bytes(
+        (
+            value
+            for optimizer in optimizers
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        ),
+        device,
+    )
+    added = torch.cuda.max_memory_allocated(device) - begin
+    return PeakParts(
+        parameters_bytes=parameters,
+        gradients_bytes=at_peak,
+        optimizer_bytes=states,
+        activations_bytes=max(0, added - (at_peak - gradients_before)),
+        other_bytes=max(0, begin - parameters - states - gradients_before),
+    )
+
+
+class _GradientsAtPeak:
+    """Finds how many bytes of gradients there were when the memory of a step was largest.
+
+    It looks whenever a gradient is complete, and before an optimizer steps. A new peak since the
+    last look was reached with the gradients of the last look.
+    """
+
+    def __init__(self, weights: Iterable[Tensor], device: torch.device):
+        """Count the gradients that are there now, of the weights that are trained."""
+        self._device = device
+        self._trained = [tensor for tensor in weights if tensor.requires_grad]
+        self._largest = 0
+        self.now_bytes = self.peak_bytes = self._count()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Call `look` at these moments inside the `with` block."""
+        with ExitStack() as hooks:
+            for parameter in self._trained:
+                handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _: self.look()
+                )
+                hooks.callback(handle.remove)
+            hooks.enter_context(_before_optimizer_steps(lambda _: self.look()))
+            yield
+
+    def look(self) -> None:
+        """Where there is a new peak, take the gradients of the last look as those of the peak."""
+        largest = torch.cuda.max_memory_allocated(self._device)
+        if largest > self._largest:
+            self._largest, self.peak_bytes = largest, self.now_bytes
+        self.now_bytes = self._count()
+
+    def _count(self) -> int:
+        gradients = (tensor.grad for tensor in self._trained if tensor.grad is not None)
+        return _storage_bytes(gradients, self._device)
+
+
+@contextmanager
+def _before_optimizer_steps(call: Callable[[torch.optim.Optimizer], object]) -> Iterator[None]:
+    """Inside the `with` block, run `call(optimizer)` before each optimizer of torch.optim steps."""
+
+    def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        call(optimizer)
+
+    handle = register_optimizer_step_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _live_modules() -> list[nn.Module]:
+    """Return all modules of this process: the workload before this one is gone."""
+    gc.collect()
+    # By the type: to ask a proxy for its class may run code of its own.
+    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+
+
+def _parameters(
+    optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[nn.Module]
+) -> list[Tensor]:
+    """Return the parameters of optimizers and modules, each once."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    stepped = (parameter for group in groups for parameter in group["params"])
+    held = (parameter for module in modules for parameter in module.parameters())
+    return list(dict.fromkeys([*stepped, *held]))
+
+
+def _storage_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
+    """Return the bytes of all storages on the device, each once; of a DTensor its local shard."""
+    sizes = {}
+    for tensor in tensors:
+        own = getattr(tensor, "_local_tensor", tensor)
+        if own.device == device:
+            storage = own.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())

@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 import torch
 
 from raybench.errors import add_note, brief
-from raybench.hardware.counters import (
+from raybench.hardware.devices import (
     Counters,
     Reading,
     energy_j,
     is_held_back,
-    open_counters,
     throttle_reasons,
     wait_until_unlimited,
 )
@@ -30,16 +29,11 @@ from raybench.job.model import Measure
 from raybench.job.registry import shares_work
 from raybench.measure import profiling
 from raybench.measure.breakdown import Extent, break_down, break_down_script
-from raybench.measure.memory import AllocatorCalls, PeakMemory
-from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
-from raybench.measure.streams import (
+from raybench.measure.instruments import (
     EAGER_ITERATIONS,
     TRIAL_REPLAYS,
-    capture_graph,
-    require_cuda_for_graph,
-    workload_stream,
-)
-from raybench.measure.timers import (
+    AllocatorCalls,
+    PeakMemory,
     ScriptTimer,
     Step,
     StepsEndedError,
@@ -47,6 +41,7 @@ from raybench.measure.timers import (
     align_ranks,
     any_rank,
     broadcast_from_rank_0,
+    capture_graph,
     gather_durations,
     join_blocks,
     loop_step,
@@ -54,11 +49,13 @@ from raybench.measure.timers import (
     max_over_ranks,
     no_garbage_collection,
     per_step,
+    require_cuda_for_graph,
+    workload_stream,
 )
+from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
 from raybench.measure.uneven import has_other_gradients
-from raybench.records import Breakdown, Measurement, Repetition, Samples, SpanNs
+from raybench.records import Breakdown, Measurement, Metric, Repetition, Samples, SpanNs
 from raybench.records.checked_answers import DECLARED, check_declared, check_metric
-from raybench.records.metric import Metric
 from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload, count_compiled_frames
 from raybench.workloads.script import RunningScript
@@ -162,7 +159,7 @@ def measure(
         context=context,
         settings=settings,
         timer=make_timer(context.device),
-        counters=open_counters(context.device),
+        counters=Counters(context.device),
         memory=PeakMemory(context.device),
         allocator=AllocatorCalls(context.device),
         nccl_choices=nccl_choices,

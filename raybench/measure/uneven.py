@@ -32,8 +32,13 @@ from raybench.job.point import (
     Scalar,
     SlowBy,
 )
-from raybench.measure.streams import workload_stream
-from raybench.measure.timers import align_ranks, gather_objects, make_timer, max_over_ranks
+from raybench.measure.instruments import (
+    align_ranks,
+    gather_objects,
+    make_timer,
+    max_over_ranks,
+    workload_stream,
+)
 from raybench.records import RankShare
 from raybench.stats.shares import (
     DeviceSpeed,

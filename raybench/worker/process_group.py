@@ -33,7 +33,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from raybench.errors import UsageError
 from raybench.hardware.nccl_log import choices, parse
-from raybench.measure.timers import align_ranks, any_rank
+from raybench.measure.instruments import align_ranks, any_rank
 from raybench.records import Group, RankInfo, Task
 from raybench.records.environment import set_variables
 

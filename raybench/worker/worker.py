@@ -19,12 +19,11 @@ from typing import Any, Literal
 import torch
 
 from raybench.errors import UsageError, mentions, message_of, traceback_of
-from raybench.hardware.counters import Reading, open_counters
-from raybench.hardware.identity import describe_device
+from raybench.hardware.devices import Counters, Reading, describe_device
 from raybench.job import registry
 from raybench.job.point import SCRIPT, Point, Precision, Scalar
 from raybench.measure import phases
-from raybench.measure.flops import Counted, step_flops, tflops_sustained
+from raybench.measure.profiling import Counted, step_flops, tflops_sustained
 from raybench.measure.stopping import load_decisions
 from raybench.measure.uneven import Sharing, UnevenStep
 from raybench.records import (
@@ -84,7 +83,7 @@ class Worker:
         self._address = "127.0.0.1"
         self._is_new = True
         self._prepare()
-        self._counters = open_counters(self._device)
+        self._counters = Counters(self._device)
         self._state = ProcessState(self._device)
 
     def identity(self, *, node_id: str, address: str) -> Device:

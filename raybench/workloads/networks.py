@@ -12,7 +12,7 @@ from pydantic import Field
 
 from raybench.errors import UsageError, brief
 from raybench.job.point import Precision
-from raybench.records.metric import Metric
+from raybench.records import Metric
 from raybench.workloads.base import Context, DdpOptions, Workload, WrongResultError
 from raybench.workloads.training import (
     OUTPUT_ERROR,

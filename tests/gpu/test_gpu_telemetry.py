@@ -5,15 +5,15 @@ import time
 import pytest
 import torch
 
-from raybench.hardware.counters import (
+from raybench.hardware.devices import (
+    Counters,
+    Sampler,
+    describe_device,
     energy_j,
-    open_counters,
 )
-from raybench.hardware.identity import describe_device
 from raybench.hardware.peaks import dense_peak_tflops
-from raybench.hardware.telemetry import Sampler
 from raybench.job.point import Precision
-from raybench.measure.flops import tflops_sustained
+from raybench.measure.profiling import tflops_sustained
 from raybench.workloads.base import apply_precision
 
 pytestmark = pytest.mark.gpu
@@ -56,7 +56,7 @@ def test_the_device_is_described(described):
 
 
 def test_a_reading_is_cheap_and_grows_with_the_work(device, described):
-    counters = open_counters(device)
+    counters = Counters(device)
     counters.read()
     started_s = time.perf_counter()
     for _ in range(100):

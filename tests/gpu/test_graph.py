@@ -8,8 +8,8 @@ import torch
 
 from raybench.errors import UsageError
 from raybench.job.model import Measure
+from raybench.measure.instruments import TRIAL_REPLAYS
 from raybench.measure.phases import measure
-from raybench.measure.streams import TRIAL_REPLAYS
 from raybench.workloads.base import Workload
 from raybench.workloads.networks import Mlp
 from tests.gpu.gpus import make_context

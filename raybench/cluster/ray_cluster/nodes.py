@@ -61,7 +61,7 @@ class NodeAgent:
     """The actor that runs beside the workers of a node; all are children of one raylet."""
 
     def __init__(self) -> None:
-        from raybench.hardware.telemetry import memory_in_use_bytes
+        from raybench.hardware.devices import memory_in_use_bytes
 
         # Before the first worker of this run: the memory of other processes.
         self._used_before_bytes = memory_in_use_bytes()
@@ -85,7 +85,7 @@ class NodeAgent:
 
     def sample(self, devices: Sequence[Device]) -> None:
         """Begin to sample these devices, which are not sampled yet."""
-        from raybench.hardware.telemetry import Sampler
+        from raybench.hardware.devices import Sampler
 
         self._samplers.append(Sampler(devices))
         self._samplers[-1].start()
@@ -112,7 +112,7 @@ class NodeAgent:
         Their errors are watched from the first call on.
         """
         if self._facts is None:
-            from raybench.hardware.telemetry import FactReader
+            from raybench.hardware.devices import FactReader
 
             self._facts = FactReader()
         return tuple(self._facts.read(devices))
@@ -138,7 +138,7 @@ class NodeAgent:
 
         GPUs of which NVML does not tell are left out.
         """
-        from raybench.hardware.telemetry import memory_in_use_bytes
+        from raybench.hardware.devices import memory_in_use_bytes
 
         now = memory_in_use_bytes()
         before = self._used_before_bytes

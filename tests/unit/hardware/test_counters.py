@@ -7,12 +7,12 @@ import pynvml
 import pytest
 import torch
 
-from raybench.hardware import counters, nvml
-from raybench.hardware.counters import (
+from raybench.hardware import devices, nvml
+from raybench.hardware.devices import (
+    Counters,
     Reading,
     energy_j,
     is_held_back,
-    open_counters,
     throttle_reasons,
     wait_until_unlimited,
 )
@@ -32,10 +32,10 @@ def reading(time_s: float, energy: float | None = None, **limited_s: float) -> R
 
 
 def test_without_nvml_there_are_no_counters(monkeypatch):
-    assert open_counters(torch.device("cpu")).read() is None
+    assert Counters(torch.device("cpu")).read() is None
     missing = refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     FakeNvml(nvmlInit=lambda: missing).install(monkeypatch)
-    assert open_counters(CUDA).read() is None
+    assert Counters(CUDA).read() is None
 
 
 def test_a_reading_is_in_joules_and_seconds(monkeypatch):
@@ -46,7 +46,7 @@ def test_a_reading_is_in_joules_and_seconds(monkeypatch):
             CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN=0,
         ),
     ).install(monkeypatch)
-    read = open_counters(CUDA).read()
+    read = Counters(CUDA).read()
     assert read.energy_j == 1234.5
     assert read.limited_s == {"power_cap": 2.5, "thermal_sw": 0.0}
     assert read.time_s > 0
@@ -61,9 +61,9 @@ def test_an_old_driver_counts_by_policy_and_the_fields_win_where_both_are(monkey
         return pynvml.c_nvmlViolationTime_t(referenceTime=7, violationTime=policies[policy])
 
     fake = FakeNvml(nvmlDeviceGetViolationStatus=status).install(monkeypatch)
-    assert open_counters(CUDA).read().limited_s == {"power_cap": 9.0, "thermal_sw": 1e-9}
+    assert Counters(CUDA).read().limited_s == {"power_cap": 9.0, "thermal_sw": 1e-9}
     fake.answers["nvmlDeviceGetFieldValues"] = fields(CLOCKS_EVENT_REASON_SW_POWER_CAP=10**9)
-    assert open_counters(CUDA).read().limited_s == {"power_cap": 1.0, "thermal_sw": 1e-9}
+    assert Counters(CUDA).read().limited_s == {"power_cap": 1.0, "thermal_sw": 1e-9}
 
 
 def test_a_limit_that_both_readings_know_counts_as_throttling_above_two_percent_of_the_time():
@@ -92,7 +92,7 @@ class Limited:
         self.now_s = 100.0
         self._limited_s = limited_s
         clock = SimpleNamespace(monotonic=lambda: self.now_s, sleep=self._sleep)
-        monkeypatch.setattr(counters, "time", clock)
+        monkeypatch.setattr(devices, "time", clock)
 
     def _sleep(self, duration_s: float) -> None:
         self.now_s += duration_s

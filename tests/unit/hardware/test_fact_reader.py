@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pynvml
 
-from raybench.hardware.telemetry import FactReader, kernel_xids
+from raybench.hardware.devices import FactReader, kernel_xids
 from raybench.records.devices import DeviceFacts, NvLink
 from tests.unit.fake_nvml import UUID, FakeNvml, XidEvents, fabric, fields, refusal
 from tests.unit.fakes import make_device

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raybench.hardware import nvml
-from raybench.hardware.identity import describe_device
+from raybench.hardware.devices import describe_device
 from raybench.hardware.peaks import dense_peak_tflops
 from raybench.job.point import Precision
 from tests.unit.fake_nvml import NO_PERMISSION, UUID, FakeNvml, fields, processes, refusal

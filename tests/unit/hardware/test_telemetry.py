@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raybench.hardware.telemetry import Sampler, clocks_within
+from raybench.hardware.devices import Sampler, clocks_within
 from tests.unit.fake_nvml import UUID, FakeNvml, fields
 from tests.unit.fakes import make_device
 

@@ -8,8 +8,8 @@ from builders import make_context
 from forked import gloo, run_ranks
 
 from raybench.job.model import Measure
+from raybench.measure.instruments import broadcast_from_rank_0, gather_durations, max_over_ranks
 from raybench.measure.phases import measure
-from raybench.measure.timers import broadcast_from_rank_0, gather_durations, max_over_ranks
 from raybench.records import Measurement
 from raybench.workloads.base import Workload
 

@@ -12,8 +12,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from raybench.measure import breakdown
 from raybench.measure.breakdown import Extent, break_down, time_by_wall_clock
+from raybench.measure.instruments import make_timer
 from raybench.measure.marks import OptimizerMarks, comm_ms, tail_ms
-from raybench.measure.timers import make_timer
 from raybench.records import WallTimes
 from raybench.workloads.base import Workload
 

@@ -29,7 +29,7 @@ from raybench.measure.collectives import (
     add_up,
     replace_collectives,
 )
-from raybench.measure.timers import make_timer
+from raybench.measure.instruments import make_timer
 from raybench.records import Breakdown
 from raybench.workloads.base import Context, Workload
 

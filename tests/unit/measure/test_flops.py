@@ -12,7 +12,7 @@ from torch import nn
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.measure.flops import step_flops, tflops_sustained
+from raybench.measure.profiling import step_flops, tflops_sustained
 from raybench.workloads.base import Context, Workload
 
 BATCH, HIDDEN, LAYERS = 16, 32, 3

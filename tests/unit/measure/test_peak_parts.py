@@ -5,7 +5,8 @@ import torch
 from collective_steps import CPU, context_of
 from torch import nn
 
-from raybench.measure.memory import AllocatorCalls, PeakMemory, peak_parts, watch_peak
+from raybench.measure.instruments import AllocatorCalls, PeakMemory
+from raybench.measure.marks import peak_parts, watch_peak
 from raybench.workloads.base import Workload
 
 # Far above what models of other tests may still hold.

@@ -10,7 +10,7 @@ import torch
 from builders import make_context
 
 from raybench.errors import UsageError
-from raybench.hardware.counters import Reading
+from raybench.hardware.devices import Reading
 from raybench.job.model import Measure
 from raybench.measure import phases, profiling
 from raybench.records import Breakdown, Profile
@@ -39,7 +39,7 @@ class Paced(Workload):
 @pytest.fixture
 def clock(monkeypatch):
     now_ns = [0]
-    for clock in ("time.perf_counter_ns", "raybench.measure.timers.perf_counter_ns"):
+    for clock in ("time.perf_counter_ns", "raybench.measure.instruments.perf_counter_ns"):
         monkeypatch.setattr(clock, lambda: now_ns[0])
     return now_ns
 
@@ -262,7 +262,7 @@ class Throttling:
 
 
 def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(clock, monkeypatch):
-    monkeypatch.setattr(phases, "open_counters", lambda device: Throttling(clock))
+    monkeypatch.setattr(phases, "Counters", lambda device: Throttling(clock))
     monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
     # The cold step takes a second, so the first timed block of 5 s begins before the throttling.
     done = measured(clock, Measure(warmup=1, iterations=8), step_s=1.0)
@@ -300,7 +300,7 @@ class Hot:
 def test_a_warm_up_goes_on_while_heat_holds_the_clocks_back_for_half_the_budget(
     clock, monkeypatch, hot_s, warm_s
 ):
-    monkeypatch.setattr(phases, "open_counters", lambda device: Hot(clock, 1.0 + hot_s))
+    monkeypatch.setattr(phases, "Counters", lambda device: Hot(clock, 1.0 + hot_s))
     monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
     settings = Measure(max_seconds=20.0, min_seconds=2.0, breakdown=False)
     done = measured(clock, settings, cold_s=1.0, step_s=0.01)
@@ -333,7 +333,7 @@ def test_the_peak_memory_is_of_what_follows_the_warm_up(clock, monkeypatch):
 def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(clock, monkeypatch):
     done: list[str] = []
     rested = Reading(time_s=-9.0)
-    monkeypatch.setattr(phases, "open_counters", lambda device: Throttling(clock))
+    monkeypatch.setattr(phases, "Counters", lambda device: Throttling(clock))
 
     def wait(counters: Throttling, since: Reading, at_most_s: float) -> None:
         assert since == rested

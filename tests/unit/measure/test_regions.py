@@ -15,8 +15,8 @@ from raybench.job.plan import Plan
 from raybench.measure import marks as moments
 from raybench.measure import phases
 from raybench.measure.breakdown import Extent, break_down
+from raybench.measure.instruments import make_timer
 from raybench.measure.marks import Mark, RegionMarks, region_times
-from raybench.measure.timers import make_timer
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.scheduler import Rounds

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from raybench.measure.timers import (
+from raybench.measure.instruments import (
     HostTimer,
     join_blocks,
     loop_step,
@@ -27,7 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     wound = Clock()
-    for name in ("time.perf_counter_ns", "raybench.measure.timers.perf_counter_ns"):
+    for name in ("time.perf_counter_ns", "raybench.measure.instruments.perf_counter_ns"):
         monkeypatch.setattr(name, lambda: wound.now_ns)
     return wound
 

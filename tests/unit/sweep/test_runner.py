@@ -32,9 +32,8 @@ from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 from raybench.records import Failure, Profile, Status, TrialKey, by_point
 from raybench.records.environment import code_of
-from raybench.results.reader import count_points
-from raybench.results.run import RunStatus, hold_run
-from raybench.results.writer import RunStore
+from raybench.results.reader import RunStatus, count_points
+from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import EarlierSweeps, PointFinished
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
@@ -457,7 +456,7 @@ def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(r
     ("of_run", "told"),
     [
         (
-            {"workload_files": {"raybench/workloads/training/mlp.py": "0", "gone.py": "1"}},
+            {"workload_files": {"raybench/workloads/networks.py": "0", "gone.py": "1"}},
             "gone.py is gone, raybench/workloads/__init__.py is new, ",
         ),
         ({"raybench_sha256": "0" * 64}, "raybench itself has changed; "),

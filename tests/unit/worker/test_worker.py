@@ -14,12 +14,12 @@ import torch.distributed as dist
 from fakes import make_point
 from state_changes import SET_BEFORE_EACH_BUILD, STATE_CHANGES, seen
 
-from raybench.hardware.counters import Reading
+from raybench.hardware.devices import Reading
 from raybench.job import registry
 from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure import phases
-from raybench.measure.flops import Counted
+from raybench.measure.profiling import Counted
 from raybench.records import Failure, Group, Measurement, RankInfo, Status, Task
 from raybench.records.environment import code_of
 from raybench.worker.process_group import break_group, serve_store
@@ -446,7 +446,7 @@ def test_a_device_rests_from_the_end_of_the_last_point_in_which_its_clocks_were_
         rested.append(named["rested"])
         return measure(*given, **named)
 
-    monkeypatch.setattr("raybench.worker.worker.open_counters", lambda device: Counters())
+    monkeypatch.setattr("raybench.worker.worker.Counters", lambda device: Counters())
     monkeypatch.setattr(phases, "measure", watched)
     worker = Worker("cpu", 0)
     for _ in range(3):

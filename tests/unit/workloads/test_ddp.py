@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raybench.job.point import Precision
 from raybench.measure.breakdown import Extent, break_down
+from raybench.measure.instruments import make_timer
 from raybench.measure.marks import BucketMarks
-from raybench.measure.timers import make_timer
 from raybench.records import Breakdown
 from raybench.workloads.base import Context, as_workload
 from raybench.workloads.networks import Mlp

@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from jobs import HEAD, plan
 from raybench.errors import JobError, UsageError
-from raybench.measure.flops import step_flops
-from raybench.measure.profiling import attention_kernels
+from raybench.measure.profiling import attention_kernels, step_flops
 from raybench.worker.state import settings
 from raybench.workloads.attention import (
     KernelOrAuto,

@@ -10,7 +10,7 @@ from builders import make_context
 from raybench.job import registry
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.measure.breakdown import Extent, break_down
-from raybench.measure.timers import make_timer
+from raybench.measure.instruments import make_timer
 
 DOCS = Path(__file__).parents[3] / "docs"
 EXAMPLE = DOCS / "examples" / "convnet.py"

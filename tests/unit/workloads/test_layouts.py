@@ -10,7 +10,7 @@ from forked import run_ranks
 from layout_ranks import COMPILED, LAYOUTS, run_rank, run_rank_compiled
 
 from jobs import HEAD, plan, problems_of
-from raybench.measure.flops import step_flops
+from raybench.measure.profiling import step_flops
 from raybench.workloads.base import Context
 from raybench.workloads.shapes import LLAMA_PRESETS, Layout, llama_flops, model_flops
 from raybench.workloads.transformer import Transformer

@@ -1,17 +1,23 @@
-"""Durations of iterations, and the values that ranks exchange between blocks of them.
+"""The instruments of the timed loop: timers, counts of memory, CUDA graphs, values of all ranks.
 
 Iterations are timed in blocks, by CUDA events on a GPU and by the host's monotonic clock on a CPU.
 Inside a block nothing synchronises: on a GPU one event is recorded between consecutive iterations,
 so the durations of a block add up to its whole time, and the only synchronisation is at its end.
 Ranks communicate between blocks only.
+
+Steps captured in a CUDA graph and replayed show the device's time without that of Python. After
+"CUDA Graphs" in torch's notes on CUDA semantics: a workload is built, warmed up, captured and
+replayed on one side stream, because autograd and DistributedDataParallel remember the stream on
+which they were set up, and the default stream cannot be captured.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 # Bound now: a workload that replaces the clock in `time` does not time itself with it.
@@ -21,13 +27,22 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from raybench.errors import UsageError
 from raybench.records import Cause, Failure, Repetition, Samples
-from raybench.workloads.base import PartTimes
+from raybench.workloads.base import Context, PartTimes, Workload
 from raybench.workloads.script import ScriptEndedError, ScriptFailedError, ScriptProcess
 
 Step = Callable[[], None]
 
 _NS_PER_MS = 1_000_000
+# DistributedDataParallel times its first ten iterations with events that it waits for; torch's
+# notes ask for eleven before a capture. The cold iteration is one more.
+EAGER_ITERATIONS = 12
+# Replays of a single step, to learn how long one takes.
+TRIAL_REPLAYS = 10
+
+# Green contexts must outlive their streams.
+_GREEN_CONTEXTS: list[Any] = []
 
 
 class Timer(Protocol):
@@ -202,70 +217,6 @@ def join_blocks(blocks: Sequence[Samples]) -> Samples:
     )
 
 
-# All functions below are collectives: every rank must call them, in the same order. Without a
-# process group the only rank gets its own value back.
-
-
-def align_ranks(device: torch.device) -> None:
-    """Block until all ranks have called this, and on a GPU until the work queued before is done."""
-    if dist.is_initialized():
-        dist.all_reduce(torch.zeros(1, device=device))
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> int:
-    """Return on all ranks what `decide` returns on rank 0; the other ranks do not call `decide`."""
-    if not dist.is_initialized():
-        return decide()
-    decision = decide() if dist.get_rank() == 0 else 0
-    shared = torch.tensor([decision], dtype=torch.int64, device=device)
-    dist.broadcast(shared, src=0)
-    return int(shared.item())
-
-
-def any_rank(condition: bool, device: torch.device) -> bool:
-    """Return True on all ranks where the condition is true on at least one of them."""
-    return bool(max_over_ranks([int(condition)], device)[0])
-
-
-def min_over_ranks(value: int, device: torch.device) -> int:
-    """Return the smallest value over the ranks."""
-    return -max_over_ranks([-value], device)[0]
-
-
-def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
-    """Return at each position the largest value over the ranks; all give equally many values."""
-    if not dist.is_initialized():
-        return list(values)
-    shared = torch.tensor(values, dtype=torch.int64, device=device)
-    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-    largest: list[int] = shared.tolist()
-    return largest
-
-
-def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Return the ns of each iteration of a block, a list for each rank in rank order.
-
-    All ranks must give equally many.
-    """
-    if not dist.is_initialized():
-        return [list(step_ns)]
-    own = torch.tensor(step_ns, dtype=torch.int64, device=device)
-    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, own)
-    return [ns.tolist() for ns in gathered]
-
-
-def gather_objects(value: Any) -> list[Any]:
-    """Return a list with the value of each rank, in rank order. Values must be picklable."""
-    if not dist.is_initialized():
-        return [value]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
-
-
 class StepsEndedError(Exception):
     """The script ended on a rank before all steps were timed; raised on all ranks.
 
@@ -356,3 +307,241 @@ def _cut(samples: Samples, start: int, end: int) -> Samples:
         host_ns=samples.host_ns[start:end],
         throttled=samples.throttled[start:end],
     )
+
+
+class AllocatorCalls:
+    """Counts what torch's allocator had to do in the timed blocks; both counts are None on a CPU.
+
+    retries: allocations that failed until cached memory was given back. device_allocs: calls of
+    cudaMalloc. Both stop the device, and a step in a steady state needs neither.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin both counts at 0; at None on a CPU."""
+        self._device = device
+        self.retries = self.device_allocs = 0 if device.type == "cuda" else None
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Add the calls inside the `with` block to both counts."""
+        before = self._read()
+        yield
+        after = self._read()
+        if self.retries is not None and self.device_allocs is not None:
+            self.retries += after["num_alloc_retries"] - before["num_alloc_retries"]
+            self.device_allocs += after["num_device_alloc"] - before["num_device_alloc"]
+
+    def _read(self) -> Mapping[str, int]:
+        """Return torch's counts of the allocator by name, since the start; empty on a CPU."""
+        if self._device.type != "cuda":
+            return {}
+        stats: Mapping[str, int] = torch.cuda.memory_stats_as_nested_dict(self._device)
+        return stats
+
+
+class PeakMemory:
+    """Peak memory of torch's allocator in bytes; both peaks are None on a CPU.
+
+    allocated_bytes: of the steps between `restart` and `paused`. reserved_bytes: of all the time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin without peaks; torch's counter of the device is reset, unless that is a CPU."""
+        self._device, self._is_counted = device, device.type == "cuda"
+        self.allocated_bytes: int | None = None
+        self.reserved_bytes: int | None = None
+        self._reset()
+
+    def restart(self) -> None:
+        """Begin the peak of allocated memory anew; to be called when a warm-up is over.
+
+        DDP makes its buckets anew in the second step. NCCL keeps the first ones until its watchdog,
+        which looks ten times a second, has seen the end of what used them: gradients count twice
+        for some steps, more or fewer of them from start to start.
+        """
+        self._read_reserved()
+        self._reset()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take in the peak until now, and leave out what is allocated inside the `with` block.
+
+        Memory that is still allocated at its end counts from then on.
+        """
+        self._read_reserved()
+        if self._is_counted:
+            allocated = torch.cuda.max_memory_allocated(self._device)
+            self.allocated_bytes = max(allocated, self.allocated_bytes or 0)
+        yield
+        self._reset()
+
+    def _read_reserved(self) -> None:
+        """Take the peak of reserved memory until now into `reserved_bytes`; nothing on a CPU."""
+        if self._is_counted:
+            reserved = torch.cuda.max_memory_reserved(self._device)
+            self.reserved_bytes = max(reserved, self.reserved_bytes or 0)
+
+    def _reset(self) -> None:
+        if self._is_counted:
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+
+def require_cuda_for_graph(context: Context) -> None:
+    """Raise UsageError where the context asks for a CUDA graph on a device that is not CUDA."""
+    if context.cuda_graph and context.device.type != "cuda":
+        raise UsageError(
+            f"cuda_graph: needs a CUDA device, given {context.device.type}; "
+            "leave cuda_graph out on such workers"
+        )
+
+
+@contextmanager
+def workload_stream(context: Context) -> Iterator[None]:
+    """Make the workload's stream the current one inside the `with` block.
+
+    It is a stream of its own where the steps will be captured in a CUDA graph, and where the
+    context limits the multiprocessors (`context.sms`); else the current stream stays. Raises
+    UsageError where torch or the driver cannot limit the multiprocessors.
+    """
+    if context.cuda_graph:
+        stream = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
+    elif context.sms is not None:
+        stream = _limited_stream(context.device.index, context.sms)
+    else:
+        yield
+        return
+    outer = torch.cuda.current_stream()
+    stream.wait_stream(outer)
+    with torch.cuda.stream(stream):
+        yield
+    outer.wait_stream(stream)
+
+
+@cache
+def _limited_stream(device_index: int, sms: int) -> torch.cuda.Stream:
+    """Return the stream of this process whose kernels run on `sms` multiprocessors only.
+
+    Raises UsageError where torch or the driver has no green contexts.
+    """
+    try:
+        from torch.cuda.green_contexts import GreenContext
+
+        part: Any = GreenContext.create(num_sms=sms, device_id=device_index)
+        _GREEN_CONTEXTS.append(part)
+        stream: torch.cuda.Stream = part.Stream()
+    except (ImportError, AttributeError, RuntimeError) as error:
+        raise UsageError(
+            "slow_by: sms needs CUDA green contexts, which torch has from 2.11 on "
+            f"({_first_line(error)}); take slow_by: compute"
+        ) from error
+    return stream
+
+
+@contextmanager
+def capture_graph(workload: Workload, inner: int, context: Context) -> Iterator[Step]:
+    """Capture `inner` steps of the workload in a CUDA graph; yield the step that replays them.
+
+    All ranks must call it. The graph is gone at the end of the `with` block: it holds the
+    workload's memory, and a process group cannot be destroyed while a graph holds its collectives
+    (pytorch#115388). Raises UsageError for a step that cannot be captured, and
+    torch.OutOfMemoryError.
+    """
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # The watchdog of NCCL must have nothing left to ask about (pytorch#104487).
+        align_ranks(context.device)
+        _capture(graph, loop_step(workload.step, inner), type(workload).__name__)
+        # The first replay uploads the graph to the device.
+        graph.replay()
+        torch.cuda.synchronize()
+        yield graph.replay
+    finally:
+        graph.reset()
+
+
+def _capture(graph: torch.cuda.CUDAGraph, step: Step, name: str) -> None:
+    """Capture the step on the current stream into `graph`. Raises as `capture_graph`."""
+    try:
+        # Not "global": NCCL's watchdog thread queries events meanwhile (pytorch#104555).
+        with torch.cuda.graph(
+            graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
+        ):
+            step()
+    except Exception as error:
+        # The step raised the first error; ending the broken capture then raises a second one.
+        first = error.__context__ or error
+        if isinstance(first, torch.OutOfMemoryError):
+            raise first from None
+        raise UsageError(
+            f"cuda_graph: a step of workload {name} cannot be captured ({_first_line(first)}); its "
+            "step must not wait for the device nor copy from host memory; or leave cuda_graph out"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of the message, or the name of the class where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# All functions below are collectives: every rank must call them, in the same order. Without a
+# process group the only rank gets its own value back.
+
+
+def align_ranks(device: torch.device) -> None:
+    """Block until all ranks have called this, and on a GPU until the work queued before is done."""
+    if dist.is_initialized():
+        dist.all_reduce(torch.zeros(1, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> int:
+    """Return on all ranks what `decide` returns on rank 0; the other ranks do not call `decide`."""
+    if not dist.is_initialized():
+        return decide()
+    decision = decide() if dist.get_rank() == 0 else 0
+    shared = torch.tensor([decision], dtype=torch.int64, device=device)
+    dist.broadcast(shared, src=0)
+    return int(shared.item())
+
+
+def any_rank(condition: bool, device: torch.device) -> bool:
+    """Return True on all ranks where the condition is true on at least one of them."""
+    return bool(max_over_ranks([int(condition)], device)[0])
+
+
+def min_over_ranks(value: int, device: torch.device) -> int:
+    """Return the smallest value over the ranks."""
+    return -max_over_ranks([-value], device)[0]
+
+
+def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
+    """Return at each position the largest value over the ranks; all give equally many values."""
+    if not dist.is_initialized():
+        return list(values)
+    shared = torch.tensor(values, dtype=torch.int64, device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    largest: list[int] = shared.tolist()
+    return largest
+
+
+def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[int]]:
+    """Return the ns of each iteration of a block, a list for each rank in rank order.
+
+    All ranks must give equally many.
+    """
+    if not dist.is_initialized():
+        return [list(step_ns)]
+    own = torch.tensor(step_ns, dtype=torch.int64, device=device)
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
+    return [ns.tolist() for ns in gathered]
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Return a list with the value of each rank, in rank order. Values must be picklable."""
+    if not dist.is_initialized():
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found

@@ -1,34 +1,55 @@
-"""The devices of one node by NVML and the kernel's log: samples, and state and error counters.
+"""The devices of one node by NVML and the kernel's log: identity, counters, samples and facts.
 
-`Sampler` reads once a second while points run, and clocks ten times, in a process of its own: in a
-worker a thread would compete with the steps for the interpreter. `FactReader` reads before and
-after a health check, not while something is timed: it takes some hundred calls of NVML a device.
+A device is named by its UUID: NVML ignores CUDA_VISIBLE_DEVICES and orders devices by PCI bus,
+torch's order depends on the environment, and only the UUID is the same for both.
+
+`describe_device` and `Counters` are for the process that owns the device. `Sampler` reads once a
+second while points run, and clocks ten times, in a process of its own: in a worker a thread would
+compete with the steps for the interpreter. `FactReader` reads before and after a health check, not
+while something is timed: it takes some hundred calls of NVML a device.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import platform
 import re
+import shutil
+import socket
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pynvml
 
 from raybench.hardware import nvml
 from raybench.records import Device, DeviceSample, SpanNs
 from raybench.records.devices import DeviceFacts, NvLink
+from raybench.records.environment import package_versions, usable_cores, variables_that_matter
 
-# When the SM clock was read, by the host's monotonic clock in ns, and the clock in MHz.
-ClockReading = tuple[int, int]
+if TYPE_CHECKING:
+    import torch
 
 _NS_PER_S = 1e9
+_MJ_PER_J = 1e3
+# Limits for a smaller share of the time belong to a ramp-up, not to the measurement.
+_LIMITED_SHARE = 0.02
+# After a limit, wait until none has acted for so long, but not longer than the second figure; the
+# counters are read each time the third has passed.
+_UNLIMITED_S, _LONGEST_WAIT_S, _LOOK_S = 0.3, 3.0, 0.05
+# Limits by heat or by a fault, not by the work itself.
+_HEAT_OR_FAULT = frozenset({"thermal_sw", "thermal_hw", "power_brake"})
+# NVML's power is an average over windows of up to a second, and on A100 and H100 only a quarter
+# of the time is sampled (arXiv 2312.02741): the energy of a short block is mostly its neighbours'.
+_SHORTEST_ENERGY_S = 2.0
 _BYTES_PER_KIB = 1024
 # A reading of the clock takes some 30 us.
 _CLOCK_PERIOD_S = 0.1
@@ -69,6 +90,226 @@ _RETIREMENTS = (
 
 # PCI address (domain, bus, device) -> numbers of the errors in the kernel's log.
 _LoggedXids = Mapping[tuple[int, ...], Sequence[int]]
+# When the SM clock was read, by the host's monotonic clock in ns, and the clock in MHz.
+ClockReading = tuple[int, int]
+
+
+def describe_device(device: torch.device, index: int, *, node_id: str, address: str) -> Device:
+    """Return identity, versions and settings of the device of this process and of the process.
+
+    What NVML does not tell is None. index: number of the device on its node. node_id, address: of
+    the node in Ray.
+    """
+    import torch
+
+    facts: dict[str, Any] = {
+        "node_id": node_id,
+        "host": socket.gethostname(),
+        "address": address,
+        "index": index,
+        "process_id": os.getpid(),
+        "cpu_count": usable_cores(),
+        "niceness": os.nice(0),
+        "omp_num_threads": torch.get_num_threads(),
+        "environment": variables_that_matter(),
+        "disk_free_bytes": _free_bytes(tempfile.gettempdir()),
+        "shm_free_bytes": _free_bytes("/dev/shm"),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        uuid = f"GPU-{properties.uuid}"
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        return Device(
+            kind="cuda",
+            uuid=uuid,
+            name=properties.name,
+            memory_bytes=properties.total_memory,
+            versions={**package_versions(), "cuda": str(torch.version.cuda), "nccl": nccl},
+            **_nvml_facts(uuid),
+            **facts,
+        )
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return Device(
+        kind="cpu",
+        uuid=f"{node_id}/{os.getpid()}",
+        name=names[0] if names else platform.processor() or platform.machine(),
+        versions=package_versions(),
+        **facts,
+    )
+
+
+def _nvml_facts(uuid: str) -> dict[str, Any]:
+    """Return what NVML knows of the device by field of `Device`; unknown facts are left out."""
+    handle = nvml.device(uuid)
+    if handle is None:
+        return {}
+    pci = nvml.ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    mig_modes = nvml.ask(pynvml.nvmlDeviceGetMigMode, handle)
+    processes = nvml.process_ids(handle)
+    sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
+    answers = {
+        "pci_bus_id": pci.busId if pci else None,
+        "driver_version": nvml.ask(pynvml.nvmlSystemGetDriverVersion),
+        "sm_clock_mhz": nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, sm),
+        "sm_clock_max_mhz": nvml.ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, sm),
+        "memory_clock_mhz": nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, memory),
+        "power_cap_w": nvml.watts(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+        "power_cap_default_w": nvml.watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
+        "topology": nvml.ask(_topology, handle),
+        "temperature_c": nvml.temperature_c(handle),
+        "throttle_reasons": nvml.throttle_reasons(handle),
+        "ecc_errors": nvml.ecc_errors(handle),
+        "persistence_mode": nvml.flag(nvml.ask(pynvml.nvmlDeviceGetPersistenceMode, handle)),
+        "mig_mode": nvml.flag(mig_modes and mig_modes[0]),
+        "pcie_link": _pcie_link(handle, "Curr"),
+        "pcie_link_max": _pcie_link(handle, "Max"),
+        "numa_node": nvml.numa_node(handle),
+        # Unknown where the list lacks this process, which has a context there: then it is not that
+        # of the whole host.
+        "other_processes": len(processes) - 1 if os.getpid() in processes else None,
+    }
+    return {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def _pcie_link(handle: Any, which: Literal["Curr", "Max"]) -> str | None:
+    """Return for example "gen5 x16"; None if unknown. An idle link may have stepped down."""
+    questions = (f"nvmlDeviceGet{which}PcieLink{what}" for what in ("Generation", "Width"))
+    answers = [nvml.ask(getattr(pynvml, question), handle) for question in questions]
+    return None if None in answers else "gen{} x{}".format(*answers)
+
+
+def _topology(handle: Any) -> str:
+    """Return how this device reaches the others of its node, as `NVLink x18, 1:PHB, 2:SYS`.
+
+    First the active NVLinks, then by NVML's index of the other device the level that
+    `nvidia-smi topo -m` names. Raises NVMLError where NVML does not answer.
+    """
+    names = {
+        pynvml.NVML_TOPOLOGY_INTERNAL: "board",
+        pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
+        pynvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
+        pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
+        pynvml.NVML_TOPOLOGY_NODE: "NODE",
+        pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
+    }
+    links = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        other = pynvml.nvmlDeviceGetHandleByIndex(index)
+        if pynvml.nvmlDeviceGetUUID(other) == pynvml.nvmlDeviceGetUUID(handle):
+            continue
+        level = pynvml.nvmlDeviceGetTopologyCommonAncestor(handle, other)
+        links.append(f"{index}:{names.get(level, level)}")
+    nvlinks = sum(nvml.nvlink_states(handle).values())
+    return ", ".join([f"NVLink x{nvlinks}", *links])
+
+
+def _free_bytes(folder: str) -> int | None:
+    """Return the free bytes of the file system of a folder; None where there is no such folder."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Counters at one moment.
+
+    time_s: of a monotonic clock. energy_j: used since the driver was loaded; None where unknown.
+    limited_s: seconds for which clocks were limited since then, by reason; empty where the device
+    counts none.
+    """
+
+    time_s: float
+    energy_j: float | None = None
+    limited_s: Mapping[str, float] = field(default_factory=dict)
+
+
+class Counters:
+    """Reads the counters of one device; a CPU has none."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._handle = None
+        if device.type == "cuda":
+            import torch
+
+            # torch has no prefix, NVML has one.
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            self._handle = nvml.device(uuid)
+
+    def read(self) -> Reading | None:
+        """Return all counters as they are now; None on a CPU, and where NVML does not answer."""
+        if self._handle is None:
+            return None
+        energy_mj = nvml.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        counted = nvml.field_values(self._handle, tuple(nvml.LIMITED_NS_FIELDS))
+        limited_s = {
+            reason: counted[field] / _NS_PER_S
+            for field, reason in nvml.LIMITED_NS_FIELDS.items()
+            if field in counted
+        }
+        for policy, reason in nvml.LIMITED_NS_POLICIES.items():
+            if reason not in limited_s:
+                status = nvml.ask(pynvml.nvmlDeviceGetViolationStatus, self._handle, policy)
+                if status is not None:
+                    limited_s[reason] = status.violationTime / _NS_PER_S
+        return Reading(
+            time_s=time.monotonic(),
+            energy_j=None if energy_mj is None else energy_mj / _MJ_PER_J,
+            limited_s=limited_s,
+        )
+
+
+def wait_until_unlimited(
+    counters: Counters, since: Reading | None, at_most_s: float = _LONGEST_WAIT_S
+) -> None:
+    """Block until no limit of the clocks has acted for 0.3 s, for 3 s at most.
+
+    Limits of the work before must not slow down what is measured next. Returns at once where the
+    device counts no limits. since: an earlier reading, from which on time without a limit counts;
+    None: do not wait. at_most_s: less than 3 s, where another program may use up the power.
+    """
+    deadline_s = time.monotonic() + min(at_most_s, _LONGEST_WAIT_S)
+    last, unlimited_since_s = since, since.time_s if since else 0.0
+    while last is not None and (now := counters.read()) is not None and now.limited_s:
+        if now.limited_s != last.limited_s:
+            unlimited_since_s = now.time_s
+        if now.time_s - unlimited_since_s >= _UNLIMITED_S or time.monotonic() >= deadline_s:
+            return
+        last = now
+        time.sleep(_LOOK_S)
+
+
+def throttle_reasons(before: Reading | None, after: Reading | None) -> tuple[str, ...]:
+    """Return the reasons that limited the clocks for over 2 % of the time between two readings.
+
+    As "power_cap" or "thermal_sw"; empty also where a reading is None. Idling and clocks that an
+    administrator set do not count.
+    """
+    if before is None or after is None:
+        return ()
+    enough_s = (after.time_s - before.time_s) * _LIMITED_SHARE
+    return tuple(
+        reason
+        for reason, limited_s in after.limited_s.items()
+        if reason in before.limited_s and limited_s - before.limited_s[reason] > enough_s
+    )
+
+
+def is_held_back(before: Reading | None, after: Reading | None) -> bool:
+    """Return whether heat or a fault limited the clocks between two readings; False if unknown."""
+    return not _HEAT_OR_FAULT.isdisjoint(throttle_reasons(before, after))
+
+
+def energy_j(before: Reading | None, after: Reading | None) -> float | None:
+    """Return the energy in J used between two readings; None if unknown or less than 2 s apart."""
+    if before is None or after is None or before.energy_j is None or after.energy_j is None:
+        return None
+    if after.time_s - before.time_s < _SHORTEST_ENERGY_S:
+        return None
+    return after.energy_j - before.energy_j
 
 
 class Sampler:
@@ -208,14 +449,16 @@ class FactReader:
             return DeviceFacts(device=device, read_at=now, unread=unread)
         if device.uuid not in self._watches:
             self._watches[device.uuid] = _XidWatch(handle, now)
-        watch, address = self._watches[device.uuid], nvml.pci_address(handle)
+        watch, kernel_xids = self._watches[device.uuid], None
+        pci = nvml.ask(pynvml.nvmlDeviceGetPciInfo, handle)
+        if pci is not None and logged is not None:
+            address = tuple(int(part, 16) for part in pci.busId.split(".")[0].split(":"))
+            kernel_xids = tuple(logged.get(address, ()))
         capability = nvml.ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
         return DeviceFacts(
             device=device,
             read_at=now,
-            kernel_xids=(
-                None if address is None or logged is None else tuple(logged.get(address, ()))
-            ),
+            kernel_xids=kernel_xids,
             new_xids=watch.read(),
             xids_watched_since=watch.since,
             compute_capability=None if capability is None else "{}.{}".format(*capability),
@@ -273,7 +516,7 @@ def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
     return found
 
 
-def _records(descriptor: int) -> Iterable[bytes]:
+def _records(descriptor: int) -> Iterator[bytes]:
     """Yield the records that the log has now; one that the kernel dropped meanwhile is skipped."""
     while True:
         try:
