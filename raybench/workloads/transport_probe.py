@@ -7,7 +7,7 @@ a process for it beside its own. That is this module too; by hand:
     torchrun --nproc-per-node=2 -m raybench.workloads.transport_probe cuda
 
 It prints the lines of NCCL's log that tell of transports, each once, and what the host has to
-offer: `raybench: KEY VALUE`. `raybench.doctor.transports` reads them.
+offer: `raybench: KEY VALUE`. `raybench.doctor.diagnosis` reads them.
 """
 
 from __future__ import annotations
