@@ -140,7 +140,7 @@ def compact_command(run: str, results: Path) -> None:
     Rows stay as they are. A run that is still measured is refused; do it when nobody reads the run.
     RUN is as for `raybench report`.
     """
-    from raybench.results.run import find_run
+    from raybench.results.reader import find_run
     from raybench.results.writer import compact_run
 
     root, run_id = find_run(results, run)

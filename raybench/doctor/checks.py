@@ -16,7 +16,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from raybench.health.device_facts import facts_readings
+from raybench.health.readings import facts_readings
 from raybench.records import Device
 from raybench.records.devices import DeviceFacts
 from raybench.report.formatting import some

@@ -14,15 +14,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree as ET
 
-from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import EXECUTION
+from raybench.analysis.rows import EXECUTION, ScaledRow
 from raybench.errors import ResultsError
 from raybench.records import FAILURES, NOT_RUN
 from raybench.report import formatting
 from raybench.report.documents import format_object, jsonable, records
 from raybench.report.plain_text import plain, plain_lines, printable
 from raybench.report.references import defining_settings
-from raybench.results.run import Run
+from raybench.results.reader import Run
 from raybench.results.tables import units
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from raybench.analysis.changes import Change
+from raybench.analysis.compare import Change
 from raybench.analysis.history import POINT_COLUMNS, HistoryRow
-from raybench.analysis.settings import varying
+from raybench.analysis.rows import varying
 from raybench.report import formatting
 from raybench.report.blocks import (
     SETTING_CHARS,

@@ -20,9 +20,17 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR, ComparedPoint
-from raybench.analysis.rows import RATES, SCALING, ScaledRow, value_of, workload_metrics
-from raybench.analysis.settings import is_numeric, setting, varying
-from raybench.records.metric import Metric
+from raybench.analysis.rows import (
+    RATES,
+    SCALING,
+    ScaledRow,
+    is_numeric,
+    setting,
+    value_of,
+    varying,
+    workload_metrics,
+)
+from raybench.records import Metric
 from raybench.report import formatting, plain_text
 from raybench.report.blocks import (
     HOW_TO_ADD_ROUNDS,

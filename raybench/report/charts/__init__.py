@@ -16,8 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import setting, setting_order, varying
+from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
 from raybench.report import formatting, plain_text
 from raybench.report.answers import RATIOS
 from raybench.report.blocks import Table

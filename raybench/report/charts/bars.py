@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from raybench.analysis.rows import ScaledRow
+from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
 from raybench.analysis.scaling import CAUSES, LOSSES
-from raybench.analysis.settings import setting, setting_order, varying
 from raybench.report import formatting
 from raybench.report.blocks import Column, ColumnOf, Table, make_table
 from raybench.report.charts import (

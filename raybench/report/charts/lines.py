@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import OPTIONAL, batch_column, is_numeric, varying
+from raybench.analysis.rows import OPTIONAL, ScaledRow, batch_column, is_numeric, varying
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.records import Status
 from raybench.report import formatting

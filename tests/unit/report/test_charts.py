@@ -22,9 +22,9 @@ from builders import (
     make_sweep,
 )
 
-from raybench.analysis.changes import Change
+from raybench.analysis.compare import Change
 from raybench.analysis.history import history
-from raybench.analysis.step_times import rank_by_iteration
+from raybench.analysis.rounds import rank_by_iteration
 from raybench.cli.results import load_summary
 from raybench.report.charts import (
     ChartData,

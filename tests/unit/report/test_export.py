@@ -17,7 +17,7 @@ from raybench.cli.results import load_summary
 from raybench.errors import ResultsError
 from raybench.records import Status
 from raybench.report.export import FORMATS
-from raybench.results.run import RunStatus
+from raybench.results.reader import RunStatus
 from raybench.results.writer import RunStore
 
 HOSTILE = 'a "b" <c> & ]]> \x1b[31m\x00 ünï\n=1+1,2'
