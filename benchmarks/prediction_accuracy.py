@@ -27,8 +27,8 @@ from raybench.analysis.rounds import mean_of_rounds
 from raybench.analysis.rows import point_rows
 from raybench.records import Status
 from raybench.results import reader
-from raybench.results.point_row import PointRow
-from raybench.results.run import run_ids
+from raybench.results.reader import run_ids
+from raybench.results.tables import PointRow
 from raybench.workloads.base import parameter_count
 
 EXAMPLES = REPOSITORY / "results" / "examples"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from raybench.analysis.frames import load, units
     from raybench.job.answer import Answer
-    from raybench.records.metric import Metric
+    from raybench.records import Metric
     from raybench.workloads.base import Context, Workload, WrongResultError
     from raybench.workloads.replicas import DdpOptions
 
@@ -42,7 +42,7 @@ __all__ = [
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
     "raybench.job.answer": ("Answer",),
-    "raybench.records.metric": ("Metric",),
+    "raybench.records": ("Metric",),
     "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
     "raybench.workloads.replicas": ("DdpOptions",),
     # For the parameters of a workload.

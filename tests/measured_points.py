@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from raybench.cluster import Cluster
 from raybench.records import Measurement, Record, Status, Task
-from raybench.results.point_row import PointRow, point_row
+from raybench.results.tables import PointRow, point_row
 
 
 def measure_record(cluster: Cluster, task: Task) -> Record:

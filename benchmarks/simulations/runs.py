@@ -43,8 +43,7 @@ from raybench.analysis.compare import compare
 from raybench.cli import raybench
 from raybench.job.model import Measure
 from raybench.results.columns import to_row
-from raybench.results.point_row import PointRow, point_row
-from raybench.results.tables import schema
+from raybench.results.tables import PointRow, point_row, schema
 from raybench.results.writer import RunStore
 
 STARTS = (0.005, 0.015, 0.03)

@@ -11,17 +11,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from raybench.analysis.rows import ScaledRow, point_rows
+from raybench.analysis.rows import EXECUTION, OPTIONAL, ScaledRow, point_rows
 from raybench.analysis.scaling import scaling
-from raybench.analysis.settings import EXECUTION, OPTIONAL
 from raybench.errors import ResultsError
 from raybench.job.point import RUN_SETTINGS
 from raybench.job.problems import did_you_mean
 from raybench.results import reader, tables
 from raybench.results.columns import to_row
-from raybench.results.point_row import PointRow
-from raybench.results.run import Run
-from raybench.results.tables import TABLES, SummaryRow
+from raybench.results.reader import Run
+from raybench.results.tables import TABLES, PointRow, SummaryRow
 from raybench.results.writer import RunStore
 
 if TYPE_CHECKING:

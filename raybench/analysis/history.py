@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raybench.analysis.rounds import ATTEMPT_COLUMNS, mean_of_rounds
-from raybench.analysis.settings import EXECUTION
+from raybench.analysis.rows import EXECUTION
 from raybench.records import Status
-from raybench.results.point_row import PointRow
+from raybench.results.tables import PointRow
 
 # Smaller changes of the step time are none.
 THRESHOLD = 0.015

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from raybench.analysis.rounds import Trials, mean_of_rounds
-from raybench.analysis.rows import ScaledRow
-from raybench.analysis.settings import EXECUTION, SETTINGS, batch_column, number_of, setting
+from raybench.analysis.rows import EXECUTION, SETTINGS, ScaledRow, batch_column, number_of, setting
 from raybench.job.point import UNEVEN, Scalar, setting_text
 from raybench.records import Status
 from raybench.results.breakdown import BREAKDOWN, why_no_breakdown
 from raybench.results.metrics import NO_ITEMS
-from raybench.results.point_row import PointRow
+from raybench.results.tables import PointRow
 from raybench.stats.outliers import slowest_and_other
 from raybench.stats.shares import DeviceSpeed
 from raybench.stats.summary import scatter

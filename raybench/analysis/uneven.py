@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from raybench.analysis.rows import ScaledRow
+from raybench.analysis.rows import EXECUTION, ScaledRow, batch_column, setting
 from raybench.analysis.scaling import probe_speeds
-from raybench.analysis.settings import EXECUTION, batch_column, setting
 from raybench.records import Status
 from raybench.stats.shares import fast_devices
 

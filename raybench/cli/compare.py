@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from raybench.health.comparison import HealthComparison
     from raybench.report.comparison import Comparison, LeftOut
     from raybench.report.documents import Document
-    from raybench.results.run import Run
+    from raybench.results.reader import Run
 
 REGRESSION, UNCLEAR = "regression", "unclear"
 _IS_REGRESSION, _IS_UNCLEAR = 1, 5  # exit codes
@@ -97,7 +97,7 @@ def compare_command(
         return _IS_REGRESSION if fail_on and checks.is_regression else 0
     comparison = compare_sides(sides, threshold)
     if kind == "html":
-        from raybench.report.html.page import format_comparison
+        from raybench.report.page import format_comparison
 
         text = format_comparison(comparison)
     else:
@@ -144,9 +144,8 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     threshold: the smallest change that counts, as a share. Raises ResultsError where a run cannot
     be read.
     """
-    from raybench.analysis.changes import all_point_changes, changes
-    from raybench.analysis.compare import POINT_COLUMNS, compare
-    from raybench.analysis.implausible import impossible_among
+    from raybench.analysis.compare import POINT_COLUMNS, all_point_changes, changes, compare
+    from raybench.analysis.references import impossible_among
     from raybench.analysis.rows import point_rows
     from raybench.cli.results import load_summary
     from raybench.report.comparison import Comparison
@@ -176,7 +175,7 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
 
 def _runs_left_out(side: Side) -> Iterator[LeftOut]:
     """Yield the runs that have the tag of a side and differ from it by more than their start."""
-    from raybench.analysis.changes import lasting_changes
+    from raybench.analysis.compare import lasting_changes
     from raybench.report.comparison import LeftOut
 
     for one in side.left_out:
@@ -199,7 +198,7 @@ def compare_health(base: Found, new: Found, threshold: float) -> HealthCompariso
     threshold: the smallest change that counts, as a share. Raises UsageError where one of the runs
     is a health check and the other is not.
     """
-    from raybench.analysis.changes import changes
+    from raybench.analysis.compare import changes
     from raybench.health.comparison import HealthComparison, trace_figures
 
     before, now = (load_health(found.root, found.run_id) for found in (base, new))
@@ -233,7 +232,7 @@ class Found:
     @cached_property
     def facts(self) -> dict[str, str]:
         """Return the facts that may change a measurement by name: versions, variables, devices."""
-        from raybench.analysis.changes import facts
+        from raybench.analysis.compare import facts
         from raybench.results import reader
 
         return facts(self.run, reader.load(self.root, "devices", self.run_id))
@@ -247,7 +246,7 @@ class Found:
 
     def is_alike(self, other: Found) -> bool:
         """Return whether the runs differ only by their start and by devices of one model."""
-        from raybench.analysis.changes import lasting_changes
+        from raybench.analysis.compare import lasting_changes
 
         is_job = self.run.job_sha256 == other.run.job_sha256
         return is_job and not lasting_changes(self.facts, other.facts)
@@ -294,7 +293,7 @@ def find_side(results: Path, text: str) -> Side:
 
 def _find(results: Path, text: str) -> Found:
     """Return the run that `text` names. Raises ResultsError where there is none."""
-    from raybench.results.run import find_run
+    from raybench.results.reader import find_run
 
     root, run_id = find_run(results, text)
     return Found(root=root, run_id=run_id)
@@ -302,7 +301,7 @@ def _find(results: Path, text: str) -> Found:
 
 def _runs_with_tag(results: Path, text: str) -> Side:
     """Return the newest run with the tag `text`, and the runs with it that are alike."""
-    from raybench.results.run import run_ids
+    from raybench.results.reader import run_ids
 
     name, _, value = text.partition("=")
     runs = (Found(root=results, run_id=run_id) for run_id in reversed(run_ids(results)))

@@ -17,9 +17,10 @@ from raybench.cli.options import (
 )
 from raybench.cli.output import make_console, write_file, write_result
 from raybench.errors import ResultsError, UsageError
-from raybench.report import export
+from raybench.report.export import FORMATS
+from raybench.report.trackers import TRACKERS
 
-_FORMATS, _TRACKERS = [*export.format_names(), "reference"], export.tracker_names()
+_FORMATS = (*FORMATS, "reference")
 
 
 @click.command("export")
@@ -37,7 +38,7 @@ _FORMATS, _TRACKERS = [*export.format_names(), "reference"], export.tracker_name
 @click.option(
     "--to",
     "tracker",
-    type=click.Choice(_TRACKERS),
+    type=click.Choice(tuple(TRACKERS)),
     help="Write to MLflow or Weights & Biases instead, where their own variables say "
     "(MLFLOW_TRACKING_URI, WANDB_MODE); needs raybench[mlflow] or raybench[wandb].",
 )
@@ -62,7 +63,7 @@ def export_command(
     """
     kind = format_asked(kind, as_json)
     if (kind is None) == (tracker is None):
-        raise UsageError(f"give --format {'|'.join(_FORMATS)}, or --to {'|'.join(_TRACKERS)}")
+        raise UsageError(f"give --format {'|'.join(_FORMATS)}, or --to {'|'.join(TRACKERS)}")
     if tracker and output:
         raise UsageError(f"-o: goes with --format only; --to {tracker} writes no file")
     runs = runs or ("latest",)
@@ -89,7 +90,7 @@ def _text(results: Path, run: str, kind: str | None, tracker: str | None) -> str
             return export_check(check, kind)
         raise UsageError("a health check is exported as csv, json or junit")
     summary = load_summary(results, run)
-    return f"{export.upload(summary, tracker)}\n" if tracker else export.export(summary, str(kind))
+    return f"{TRACKERS[tracker](summary)}\n" if tracker else FORMATS[str(kind)](summary)
 
 
 def _references(results: Path, runs: Sequence[str]) -> str:
@@ -139,7 +140,7 @@ def compact_command(run: str, results: Path) -> None:
     Rows stay as they are. A run that is still measured is refused; do it when nobody reads the run.
     RUN is as for `raybench report`.
     """
-    from raybench.results.run import find_run
+    from raybench.results.reader import find_run
     from raybench.results.writer import compact_run
 
     root, run_id = find_run(results, run)

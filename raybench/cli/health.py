@@ -22,14 +22,14 @@ from raybench.cli.options import (
 )
 from raybench.cli.output import ConsoleListener, make_console, write_document
 from raybench.errors import ResultsError, UsageError
-from raybench.records.health import Stage
+from raybench.records.devices import Stage
 
 if TYPE_CHECKING:
     from raybench.analysis.references import References
     from raybench.health.comparison import HealthHistory
     from raybench.health.report import HealthReport
-    from raybench.records.health import Finding
-    from raybench.results.run import Run
+    from raybench.records.devices import Finding
+    from raybench.results.reader import Run
 
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -110,7 +110,7 @@ def health_command(
     from raybench.health.check import examine
     from raybench.health.suite import STAGES, title
     from raybench.records.devices import check_list_writable, write_device_list
-    from raybench.results.run import RunStatus
+    from raybench.results.reader import RunStatus
     from raybench.results.writer import check_writable
 
     if "burn-in" in stages and not burn_in_s:

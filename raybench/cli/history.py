@@ -20,10 +20,10 @@ from raybench.cli.output import write_document, write_file
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
-    from raybench.analysis.changes import Change
+    from raybench.analysis.compare import Change
     from raybench.analysis.history import HistoryRow
     from raybench.job.point import Point, Scalar
-    from raybench.results.point_row import PointRow
+    from raybench.results.tables import PointRow
 
 
 @click.command("history")
@@ -153,7 +153,7 @@ def _scalar(text: str) -> Scalar:
 
 def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], Sequence[Change]]:
     """Return the changes since the run before, by (point_id, run_id) of each step."""
-    from raybench.analysis.changes import changes
+    from raybench.analysis.compare import changes
 
     last: dict[tuple[str, int], str] = {}
     steps: list[tuple[HistoryRow, str]] = []
@@ -173,7 +173,7 @@ def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], 
 
 def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
     """Return the facts of these runs that may change a measurement, by run id and name."""
-    from raybench.analysis.changes import facts
+    from raybench.analysis.compare import facts
     from raybench.results import reader
 
     return {
@@ -186,6 +186,6 @@ def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
 def _draw(rows: Sequence[HistoryRow], path: Path) -> None:
     """Write the chart of the step time over time to an .svg or .png file."""
     from raybench.report.charts.grammar import draw_figure
-    from raybench.report.charts.history import history_figure
+    from raybench.report.history import history_figure
 
     write_file(path, draw_figure(history_figure(rows), path.suffix.lower().removeprefix(".")))

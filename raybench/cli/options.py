@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from raybench.analysis.references import References
     from raybench.sweep.run_state import RunTarget
 
-_LATEST = "latest"  # as raybench.results.run has it, which is slow to import
+_LATEST = "latest"  # as raybench.results.reader has it, which is slow to import
 _LONGEST_WAIT_S = 1_000_000.0
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from raybench.analysis.references import References
     from raybench.analysis.rows import ScaledRow
     from raybench.health.report import HealthReport
-    from raybench.report.charts.chart import RankTimes
+    from raybench.report.charts import RankTimes
     from raybench.report.show import PointDetails, PointList
     from raybench.report.summary import Summary
-    from raybench.results.run import Run
+    from raybench.results.reader import Run
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
 _LISTED = 50
@@ -140,7 +140,7 @@ def load_summary(results: Path, run: str, references: References | None = None) 
 
 def _health_page(root: Path, check: HealthReport) -> str:
     """Return the page of a health check, which is in the results folder `root`."""
-    from raybench.health.page import format_page
+    from raybench.health.report import format_page
     from raybench.results import reader
 
     return format_page(check, reader.load(root, "devices", check.run.run_id))
@@ -151,7 +151,7 @@ def _draw_health(check: HealthReport, kind: str) -> bytes:
 
     Raises UsageError where there is no chart, because nothing was compared.
     """
-    from raybench.health.page import health_figures
+    from raybench.health.report import health_figures
     from raybench.report.charts.grammar import draw_figure
 
     figures = health_figures(check)
@@ -165,7 +165,7 @@ def _draw(root: Path, summary: Summary, kind: str) -> bytes:
 
     Raises UsageError where the run has nothing to draw.
     """
-    from raybench.report.charts.chart import ChartData, draw_main_figure, why_no_figure
+    from raybench.report.charts import ChartData, draw_main_figure, why_no_figure
     from raybench.results import reader
 
     data = ChartData(summary=summary, devices=reader.load(root, "devices", summary.run.run_id))
@@ -177,10 +177,9 @@ def _draw(root: Path, summary: Summary, kind: str) -> bytes:
 
 def format_page(root: Path, summary: Summary) -> str:
     """Format the page of the run that `summary` reports, which is in the results folder `root`."""
-    from raybench.report.charts.chart import ChartData
-    from raybench.report.charts.rank_times import heat_points
-    from raybench.report.charts.telemetry import TELEMETRY_COLUMNS
-    from raybench.report.html import page
+    from raybench.report import page
+    from raybench.report.charts import ChartData
+    from raybench.report.charts.devices import TELEMETRY_COLUMNS, heat_points
     from raybench.results import reader
 
     run_id = summary.run.run_id
@@ -197,11 +196,10 @@ def format_page(root: Path, summary: Summary) -> str:
 
 def _rank_times(root: Path, run_id: str, rows: list[ScaledRow]) -> list[RankTimes]:
     """Return the step times of these points, read one by one: all may not fit into memory."""
-    from raybench.analysis.rounds import Trials
+    from raybench.analysis.rounds import SAMPLE_COLUMNS, Trials, join_rounds, rank_by_iteration
     from raybench.analysis.rows import point_rows
-    from raybench.analysis.step_times import SAMPLE_COLUMNS, join_rounds, rank_by_iteration
-    from raybench.report.charts.chart import RankTimes
-    from raybench.report.charts.rank_times import columns_of_a_map
+    from raybench.report.charts import RankTimes
+    from raybench.report.charts.devices import columns_of_a_map
     from raybench.results import reader
 
     trials = Trials(point_rows(reader.load(root, "points", run_id)))
@@ -234,7 +232,7 @@ def list_command(
     """List the runs in the results, the newest last."""
     from raybench.report.show import RunList
     from raybench.results import reader
-    from raybench.results.run import no_runs, run_ids
+    from raybench.results.reader import no_runs, run_ids
     from raybench.sweep.messages import name_program
 
     if last and is_all:
@@ -360,14 +358,15 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     """
     from dataclasses import replace
 
-    from raybench.analysis.rounds import Trials, mean_of_rounds
-    from raybench.analysis.rows import typed_rows
-    from raybench.analysis.step_times import (
+    from raybench.analysis.rounds import (
+        Trials,
         join_rounds,
+        mean_of_rounds,
         rank_steps,
         slowest_modules,
         slowest_regions,
     )
+    from raybench.analysis.rows import typed_rows
     from raybench.report.show import PointDetails
     from raybench.results import reader
     from raybench.results.tables import RegionRow, units

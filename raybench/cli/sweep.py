@@ -27,7 +27,7 @@ from raybench.cli.options import (
     wait_option,
 )
 from raybench.errors import UsageError
-from raybench.results.run import RunStatus
+from raybench.results.reader import RunStatus
 from raybench.sweep.messages import command
 
 if TYPE_CHECKING:
@@ -282,8 +282,7 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
     """Go on with the run that `--resume` names; the exit code."""
     from raybench.cli.output import make_console, say
     from raybench.cli.plans import print_plan, select_ids
-    from raybench.results.run import hold_run
-    from raybench.results.writer import clear_leftovers
+    from raybench.results.writer import clear_leftovers, hold_run
     from raybench.sweep.run_state import (
         check_code,
         code_of_job,

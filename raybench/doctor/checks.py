@@ -17,7 +17,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from raybench.health.device_facts import FREE_MEMORY, MEMORY_ERRORS, PCIE_LANES, facts_readings
+from raybench.health.readings import FREE_MEMORY, MEMORY_ERRORS, PCIE_LANES, facts_readings
 from raybench.records import Device
 from raybench.records.devices import DeviceFacts
 from raybench.report.formatting import some

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from raybench.analysis.references import SHIPPED, References
 from raybench.cluster import Cluster
-from raybench.health.device_facts import facts_readings
 from raybench.health.readings import (
     Reading,
     drift,
+    facts_readings,
     presence,
     read_record,
     split_by_room,
@@ -24,10 +24,9 @@ from raybench.job.model import Job, Measure, Span, load_job
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device, Record
-from raybench.records.devices import DeviceFacts
+from raybench.records.devices import DeviceFacts, Finding, Stage
 from raybench.records.environment import usable_cores
-from raybench.records.health import Finding, Stage
-from raybench.results.run import Run, RunStatus
+from raybench.results.reader import Run, RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.messages import Listener
 from raybench.sweep.run_state import RunTarget, start_run

@@ -12,13 +12,12 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from raybench.analysis.changes import Change
-from raybench.analysis.compare import FASTER, SAME, SLOWER
+from raybench.analysis.compare import FASTER, SAME, SLOWER, Change
 from raybench.health.references import limit_elsewhere
 from raybench.health.report import HealthReport, reason_with_value
 from raybench.health.suite import COMM_TEST, SUITE, WAIT_TEST
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
-from raybench.records.health import Finding, Verdict, figure, is_time
+from raybench.records.devices import Finding, Verdict, figure, is_time
 from raybench.report import formatting
 from raybench.report.blocks import (
     SETTING_CHARS,

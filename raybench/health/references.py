@@ -18,7 +18,7 @@ from raybench.analysis.references import Measurement, Quantity, References
 from raybench.health.readings import Group, placement_of
 from raybench.health.suite import HealthTest
 from raybench.records import Device
-from raybench.records.health import Finding, Subject, Verdict, figure
+from raybench.records.devices import Finding, Subject, Verdict, figure
 from raybench.report.formatting import some
 from raybench.report.references import Standing, count_within, standings
 from raybench.results import reader

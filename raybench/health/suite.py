@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from raybench.job import registry
 from raybench.job.point import RUN_SETTINGS, USUAL_PRECISIONS, Point, Precision, Scalar
 from raybench.records import Device
-from raybench.records.health import Stage, Subject, SubjectKind, is_time
+from raybench.records.devices import Stage, Subject, SubjectKind, is_time
 from raybench.workloads.collective import groups_text
 from raybench.workloads.pairs import Pair, pairs_of_turn, pairs_text, turns
 

@@ -55,9 +55,8 @@ from raybench.measure.instruments import (
 )
 from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
 from raybench.measure.uneven import has_other_gradients
-from raybench.records import Breakdown, Measurement, Repetition, Samples, SpanNs
+from raybench.records import Breakdown, Measurement, Metric, Repetition, Samples, SpanNs
 from raybench.records.checked_answers import DECLARED, check_declared, check_metric
-from raybench.records.metric import Metric
 from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.replicas import count_compiled_frames

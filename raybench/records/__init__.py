@@ -1,18 +1,19 @@
-"""What travels between the workers, the sweep and the store: plain values, no behaviour.
+"""What travels between the workers, the sweep and the store, and what a column and a metric are.
 
 All durations of samples are integers in nanoseconds; all sizes are bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
+from raybench.errors import UsageError
 from raybench.job.point import SCRIPT, Point, Precision
-from raybench.records.metric import Column, Metric
 
 if TYPE_CHECKING:
     from raybench.job.model import Measure
@@ -24,6 +25,117 @@ _Text = TypeVar("_Text", bound=str)
 
 # In `Breakdown.methods`, where the ranks send each other nothing that could be seen.
 NO_COLLECTIVES = "no collective of torch.distributed was seen in a step"
+
+OverRanks = Literal["max", "min", "mean", "median", "sum"]
+OverStep = Literal["ms_each", "per_second", "seconds"]
+# How a report writes the value: `share` of 1 and `percent` of 100 as 12.3%, `part` and `time` of a
+# step in the unit of the table, `choices` what NCCL ran for its collectives.
+Format = Literal["number", "ratio", "share", "percent", "gib", "part", "time", "choices"]
+
+_COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "max": max,
+    "min": min,
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "sum": sum,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a column of a table holds: stands in the annotation of the field that is written to it.
+
+    unit: empty where it has none. description: in at most 60 characters.
+    name: of the column; empty: that of the field. The others as of a `Metric`.
+    """
+
+    unit: str
+    description: str
+    _: KW_ONLY
+    name: str = ""
+    heading: str = ""
+    meaning: str = ""
+    format: Format = "number"
+    over_ranks: OverRanks | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A number of a point.
+
+    name: of its column in the table `points`; of a workload's own metric, the attribute of the
+    workload that holds the value of a rank after the timed steps.
+    unit: of the stored value; empty where it has none.
+    description: what it is, in at most 60 characters.
+    kind: the type of its column.
+    over_ranks: how the values of the ranks become the point's. None: by a computation of its own.
+    over_step: of a workload's own metric whose value says how much one step does. ms_each: the
+    metric is the step time in ms over the value. per_second: the value over the mean step in s.
+    seconds: what so many steps take, by the mean step.
+    heading: of its column in reports, the unit included; empty: `name`, with the unit behind it.
+    meaning: what the legend of a report says, without a capital and a full stop; {ranks} is what a
+    rank runs on, {baseline} the settings of the baseline. Empty: `description`.
+    format: how a report writes the value.
+
+    Of a workload's own metric the tables keep the heading and the meaning; reports write it as a
+    number.
+
+    Raises UsageError for a name that is no identifier, and for another `over_ranks`.
+    """
+
+    name: str
+    unit: str = ""
+    description: str
+    kind: str = "double"
+    over_ranks: OverRanks | None = None
+    over_step: OverStep | None = None
+    heading: str = ""
+    meaning: str = ""
+    format: Format = "number"
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a name that is no identifier, and for an unknown way to combine."""
+        if not str(self.name).isidentifier():
+            raise UsageError(f"Metric: name must be an identifier, got {self.name!r}")
+        for name, allowed in (("over_ranks", OverRanks), ("over_step", OverStep)):
+            if (given := getattr(self, name)) not in (None, *get_args(allowed)):
+                names = ", ".join(get_args(allowed))
+                raise UsageError(
+                    f"Metric {self.name}: {name} must be one of {names}, got {given!r}"
+                )
+
+    @property
+    def title(self) -> str:
+        """The heading of its column: `heading`, else its name in words and the unit."""
+        words = self.name.removesuffix(f"_{self.unit}").replace("_", " ")
+        return self.heading or f"{words} {self.unit}".rstrip()
+
+
+def relate_to_step(
+    how: OverStep | None, value: float | None, *, typical_ms: float, mean_ms: float
+) -> float | None:
+    """Return a metric from the value of one step, as `how` relates it to the step time.
+
+    typical_ms, mean_ms: of the step. The value itself where `how` is None; None where it is unknown
+    or would be divided by zero.
+    """
+    if how is None or value is None:
+        return value
+    if how == "seconds":
+        return value * mean_ms / 1e3
+    over, under = (typical_ms, value) if how == "ms_each" else (value, mean_ms / 1e3)
+    return over / under if under else None
+
+
+def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | None:
+    """Return the value of a point from those of its ranks, of which None are unknown.
+
+    None where all are unknown, for a sum also where one is. Integers stay integers.
+    """
+    known = [value for value in values if value is not None]
+    if not known or (how == "sum" and len(known) < len(values)):
+        return None
+    return _COMBINE[how](known)
 
 
 class Status(StrEnum):

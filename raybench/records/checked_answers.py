@@ -12,8 +12,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from raybench.errors import MESSAGE_CHARACTERS, UsageError, shorten
-from raybench.records import Answer, Cause, Failure, Measurement, Samples
-from raybench.records.metric import Metric
+from raybench.records import Answer, Cause, Failure, Measurement, Metric, Samples
 
 # What a workload may declare, of one step on one rank.
 DECLARED = (

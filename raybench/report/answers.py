@@ -9,10 +9,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raybench.analysis.rows import BY_NAME, ScaledRow, value_of, workload_metrics
-from raybench.analysis.settings import setting, setting_order, varying
+from raybench.analysis.rows import (
+    BY_NAME,
+    ScaledRow,
+    setting,
+    setting_order,
+    value_of,
+    varying,
+    workload_metrics,
+)
 from raybench.job.answer import Answer
-from raybench.records.metric import Metric
+from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.point_settings import DEGREES, distinguishing_settings, short_name
 from raybench.sweep.batch_search import is_found

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
-    from raybench.records.metric import Metric
+    from raybench.records import Metric
     from raybench.report.formatting import Unit
 
 T = TypeVar("T")

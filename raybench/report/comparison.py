@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from raybench.analysis.changes import Change, PointChange
 from raybench.analysis.compare import (
     FALSE_VERDICTS,
     FASTER,
@@ -18,9 +17,11 @@ from raybench.analysis.compare import (
     SAME,
     SLOWER,
     UNCLEAR,
+    Change,
     ComparedPoint,
+    PointChange,
 )
-from raybench.analysis.settings import EXECUTION, setting, setting_order, varying
+from raybench.analysis.rows import EXECUTION, setting, setting_order, varying
 from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.blocks import (
@@ -37,7 +38,7 @@ from raybench.report.blocks import (
 from raybench.report.documents import Document
 from raybench.report.plain_text import counted, shorten, span
 from raybench.report.point_settings import point_names, setting_columns
-from raybench.results.run import Run
+from raybench.results.reader import Run
 
 _ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
 _NAMES = (*EXECUTION, "world_size")

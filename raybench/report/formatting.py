@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from raybench.analysis.settings import HasSettings
-from raybench.analysis.settings import setting as setting_of
-from raybench.records import Status
-from raybench.records.metric import Metric
+from raybench.records import Metric, Status
 from raybench.report.plain_text import counted
-from raybench.results.run import Run, RunStatus
+from raybench.results.reader import Run, RunStatus
 
 if TYPE_CHECKING:
-    from raybench.results.point_row import PointRow
+    from raybench.analysis.rows import HasSettings
+    from raybench.results.tables import PointRow
 
 T = TypeVar("T")
 
@@ -242,7 +240,10 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
 
 def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
     """Write the values of some settings: `fp32, batch 64, 4 GPUs, hidden=8`."""
-    values = ((name, setting_of(row, name)) for name in names)
+    # Here, so that `raybench list` does not wait for numpy.
+    from raybench.analysis.rows import setting
+
+    values = ((name, setting(row, name)) for name in names)
     # Ranks that share their work may have no batch.
     given = (one for one in values if one[0] != "batch" or has_value(one[1]))
     return ", ".join(setting_words(name, value, ranks) for name, value in given)

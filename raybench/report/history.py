@@ -1,4 +1,4 @@
-"""The step time of points over many runs, as a document. Pure."""
+"""The step time of points over many runs, as a document and as a picture. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from raybench.analysis.changes import Change
+from raybench.analysis.compare import Change
 from raybench.analysis.history import POINT_COLUMNS, HistoryRow
-from raybench.analysis.settings import varying
+from raybench.analysis.rows import varying
 from raybench.report import formatting
 from raybench.report.blocks import (
     SETTING_CHARS,
@@ -23,10 +23,11 @@ from raybench.report.blocks import (
     Table,
     make_table,
 )
+from raybench.report.charts.grammar import Figure, Mark, Panel, Spec, scatter_panel
 from raybench.report.comparison import before_and_now, percent
 from raybench.report.documents import Document
-from raybench.report.plain_text import counted
-from raybench.report.point_settings import setting_columns
+from raybench.report.plain_text import counted, plain
+from raybench.report.point_settings import point_names, setting_columns
 
 Series = list[HistoryRow]
 
@@ -36,7 +37,10 @@ _MIN_RANGE = 0.05
 _MAX_BARS = 24
 _MAX_CHANGES = 4
 _MAX_CHARS = 20
-_MAX_POINTS = 40
+# In the tables, and in the chart.
+_MOST_POINTS = 40
+_LABEL_CHARS = 60
+_CHART_HEIGHT, _COLOR = 180, "var(--s1)"
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps its series
@@ -107,7 +111,7 @@ class History(Document):
 def _tables(series: Sequence[Series]) -> Iterator[Block]:
     """Yield a table for each workload, of the points that have a history."""
     with_history = [rows for rows in series if len(rows) > 1]
-    shown = with_history[:_MAX_POINTS]
+    shown = with_history[:_MOST_POINTS]
     for workload in dict.fromkeys(rows[0].workload for rows in shown):
         members = [rows for rows in shown if rows[0].workload == workload]
         yield _points(members)
@@ -181,3 +185,64 @@ def _runs(rows: Sequence[HistoryRow]) -> Table:
         (Column(title="change"), lambda row: percent(row.step) if _is_step(row) else ""),
     ]
     return make_table(rows, columns)
+
+
+def history_figure(rows: Sequence[HistoryRow]) -> Figure:
+    """Return a panel for each point and machine, of its step times over the time of the runs.
+
+    Points with a step come first, and at most 40 are drawn. Points of one run alone are left out,
+    unless all are. rows: as `raybench.analysis.history.history` gives them.
+    """
+    has_models = len({row.device_name for row in rows}) > 1
+    has_node_counts = len({row.node_count for row in rows}) > 1
+    by_point: dict[str, list[HistoryRow]] = {}
+    for row, name in zip(rows, point_names(rows), strict=True):
+        words = [name if len(name) <= _LABEL_CHARS else row.point_id]
+        if has_models:
+            words.append(plain(row.device_name))
+        if has_node_counts:
+            words.append(counted(row.node_count or 1, "node"))
+        by_point.setdefault(", ".join(words), []).append(row)
+    points = [point for point, some in by_point.items() if len(some) > 1] or list(by_point)
+    points.sort(key=lambda point: all(row.step is None for row in by_point[point]))
+    note = "dashed: level between steps; vertical: a step"
+    if hidden := len(points[_MOST_POINTS:]):
+        note += f"; {hidden} more points are not drawn; choose with --point or --filter"
+    panels = [_history_panel(point, by_point[point]) for point in points[:_MOST_POINTS]]
+    return Figure(anchor="history", title="Step time over runs", note=note, panels=panels)
+
+
+def _history_panel(point: str, rows: Sequence[HistoryRow]) -> Panel:
+    """Return the step times of one point as marks, their levels dashed, a rule at each step."""
+    marks: list[Mark] = []
+    for row in rows:
+        when, step_ms = row.started_at, row.step_ms_p50 or 0.0
+        tip = f"{point}\n{when:%Y-%m-%d %H:%M}: {formatting.duration(step_ms)}"
+        level = {"level": round(row.level_ms, 6), "is_step": row.step is not None}
+        place = {"x": when.isoformat(), "y": round(step_ms, 6), "line": point}
+        marks.append({**place, **level, "tip": tip})
+    x: Spec = {
+        "type": "temporal",
+        "title": "UTC",
+        "axis": {"labelOverlap": True, "tickCount": 3, "format": "%m-%d %H:%M"},
+        "scale": {"type": "utc", "padding": 12},
+    }
+    y: Spec = {
+        "type": "quantitative",
+        "title": "step time, ms",
+        "scale": {"zero": False, "padding": 12},
+    }
+    color, at, data = {"value": _COLOR}, {"field": "x", **x}, {"data": {"values": marks}}
+    steps: Spec = {
+        **data,
+        "transform": [{"filter": "datum.is_step"}],
+        "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.6},
+        "encoding": {"x": at, "color": color},
+    }
+    levels: Spec = {
+        **data,
+        "mark": {"type": "line", "strokeDash": [5, 4], "interpolate": "step-after"},
+        "encoding": {"x": at, "y": {"field": "level", **y}, "color": color},
+    }
+    kinds, below = {point: ("circle", _COLOR)}, [steps, levels]
+    return scatter_panel(marks, x, y, kinds, height=_CHART_HEIGHT, title=point, below=below)

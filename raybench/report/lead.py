@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raybench.analysis.rows import ScaledRow
+from raybench.analysis.rows import ScaledRow, varying
 from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
-from raybench.analysis.settings import varying
 from raybench.hardware.peaks import memory_peak_gb_s
-from raybench.records.metric import Metric
+from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.answers import (
     RATIOS,

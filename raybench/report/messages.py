@@ -18,7 +18,7 @@ from raybench.report.blocks import Listing
 from raybench.report.plain_text import shorten
 from raybench.results.breakdown import is_slowed_by_one_rank
 from raybench.results.metrics import is_imprecise
-from raybench.results.point_row import PointRow
+from raybench.results.tables import PointRow
 
 # The letters that tables have for what makes the numbers of a point doubtful.
 MARKS = {

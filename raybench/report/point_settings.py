@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from raybench.analysis.settings import (
+from raybench.analysis.rows import (
     OPTIONAL,
     HasSettings,
     is_numeric,

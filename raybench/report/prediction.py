@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, Prediction
-from raybench.analysis.settings import EXECUTION, varying
+from raybench.analysis.rows import EXECUTION, varying
 from raybench.report import formatting
 from raybench.report.blocks import (
     Block,
@@ -22,7 +22,7 @@ from raybench.report.blocks import (
 from raybench.report.documents import Document
 from raybench.report.plain_text import counted, span
 from raybench.report.point_settings import setting_columns
-from raybench.results.run import Run
+from raybench.results.reader import Run
 
 _COLUMNS = (
     "step: what it would take, between from and to in 19 of 20 cases; ±: half of that, in percent. "

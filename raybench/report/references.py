@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from raybench.analysis.references import Entry, Measurement, References
-from raybench.analysis.settings import OPTIONAL, batch_column, setting
+from raybench.analysis.rows import OPTIONAL, batch_column, setting
 from raybench.job.point import RUN_SETTINGS, setting_text
 from raybench.records import Status
-from raybench.records.health import is_time
+from raybench.records.devices import is_time
 from raybench.report.plain_text import plain
-from raybench.results.point_row import PointRow
-from raybench.results.tables import units
+from raybench.results.tables import PointRow, units
 
 # What a point is judged by: the first of these that it has, and its burst.
 _FIGURES = ("busbw_gb_s", "throughput", "memory_gb_s", "achieved_tflops_per_device", "step_ms_p50")

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from raybench.analysis.implausible import impossible_among
+from raybench.analysis.references import impossible_among
 from raybench.report import formatting
 from raybench.report.answers import RATIOS, Case
 from raybench.report.blocks import (

@@ -28,15 +28,15 @@ from raybench.report.plain_text import plain_lines, shorten
 from raybench.report.point_settings import setting_columns
 from raybench.report.references import Standing
 from raybench.report.sections.regions import region_columns
-from raybench.results.run import Run, RunStatus
+from raybench.results.reader import Run, RunStatus
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.analysis.step_times import SlowestRegion
-    from raybench.records.metric import Metric
-    from raybench.results.point_row import PointRow
+    from raybench.analysis.rounds import SlowestRegion
+    from raybench.records import Metric
     from raybench.results.reader import RankLog
+    from raybench.results.tables import PointRow
 
 _TAGS_CHARS = 30
 _REASON_CHARS = 80
@@ -208,7 +208,7 @@ class PointDetails(Document):
     is_precision_unknown: it ran a script whose job sets no precision, so that the one of its row is
     a default that did nothing.
     attempts: all of them, in order. ranks, modules, regions: as the functions of
-    `raybench.analysis.step_times` give them; empty where modules were not profiled or the step
+    `raybench.analysis.rounds` give them; empty where modules were not profiled or the step
     names no regions.
     traces: paths. wrote_logs: whether there is text of its ranks. units: of all columns.
     standings: figures of the point beside their references.

@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from raybench.analysis.implausible import impossible_figures
-from raybench.analysis.references import SHIPPED, References
-from raybench.analysis.rounds import Trials, latest_trials, without_controls
-from raybench.analysis.rows import ScaledRow, typed_rows
+from raybench.analysis.references import SHIPPED, References, impossible_figures
+from raybench.analysis.rounds import (
+    SlowestRegion,
+    Trials,
+    latest_trials,
+    regions_by_point,
+    without_controls,
+)
+from raybench.analysis.rows import OPTIONAL, ScaledRow, batch_column, typed_rows, varying
 from raybench.analysis.scaling import scaling
-from raybench.analysis.settings import OPTIONAL, batch_column, varying
-from raybench.analysis.step_times import SlowestRegion, regions_by_point
 from raybench.analysis.uneven import Fleet, fleets
 from raybench.job.answer import Answer, answer_of_run
 from raybench.job.point import RUN_SETTINGS
@@ -40,9 +43,8 @@ from raybench.report.messages import MARKS, MessageGroup, marks
 from raybench.report.plain_text import counted, span
 from raybench.report.point_settings import distinguishing_settings
 from raybench.report.references import Standing, measurements, standings
-from raybench.results.point_row import PointRow
-from raybench.results.run import Run
-from raybench.results.tables import RegionRow
+from raybench.results.reader import Run
+from raybench.results.tables import PointRow, RegionRow
 from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE
 from raybench.workloads.base import builtin_class, parameter_count
 

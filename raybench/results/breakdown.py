@@ -12,8 +12,7 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-from raybench.records import NO_COLLECTIVES, Breakdown, Measurement, Traffic
-from raybench.records.metric import Column
+from raybench.records import NO_COLLECTIVES, Breakdown, Column, Measurement, Traffic
 from raybench.results.metrics import NS_PER_MS, data_wait_ms
 from raybench.stats import summary as stats
 from raybench.stats.outliers import (
@@ -27,7 +26,7 @@ from raybench.stats.outliers import (
 )
 
 if TYPE_CHECKING:
-    from raybench.results.point_row import PointRow
+    from raybench.results.tables import PointRow
 
 _MS_PER_S = 1e3
 _BYTES_PER_GB = 1e9

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from raybench.hardware.peaks import dense_peak_tflops
 from raybench.job.point import SCRIPT
-from raybench.records import Device, Measurement, RankMetrics, Record
-from raybench.records.metric import Column, combine_ranks
+from raybench.records import Column, Device, Measurement, RankMetrics, Record, combine_ranks
 from raybench.stats import summary as stats
 
 if TYPE_CHECKING:

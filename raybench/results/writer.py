@@ -11,33 +11,37 @@ may leave the last ones empty. Readers name such a part; remove it, and `--resum
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
 import shutil
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError, brief, traceback_of
 from raybench.records import Device, DeviceSample, Record, Status
-from raybench.results.columns import to_row
-from raybench.results.parts import (
+from raybench.results.columns import (
     MERGED,
+    TABLE_NAMES,
     attempts_in,
     one_line,
     parts_of,
     read_parts,
+    to_row,
     write_file,
     write_part,
 )
-from raybench.results.point_row import point_row
-from raybench.results.reader import read_run
-from raybench.results.run import LOGS, Run, RunStatus, check_run_id, hold_run
+from raybench.results.reader import LATEST, LOCK, LOGS, Run, RunStatus, read_run
 from raybench.results.tables import (
     TABLES,
     SummaryRow,
     arrow_table,
     module_rows,
+    point_row,
     region_rows,
     sample_columns,
     schema,
@@ -48,9 +52,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from raybench.job.model import Measure
+    from raybench.records.devices import Finding
     from raybench.records.environment import Code
-    from raybench.records.health import Finding
 
+# No separator, no leading dot: a run_id is one folder name that cannot leave the results. Not
+# all digits, or readers take it for a number.
+_RUN_ID = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
+_READERS_S = 1.0  # a reader that tests the lock of a run has it for far less
 _WRITTEN = ("points", "samples", "devices", "runs")
 
 
@@ -73,7 +81,7 @@ class RunStore:
 
         Raises ResultsError also when the run exists, or its id is no plain name.
         """
-        check_run_id(run.run_id)
+        _check_run_id(run.run_id)
         store = cls(root=root, run_id=run.run_id, measure=measure, code=code)
         if store._folder("runs").joinpath("run.parquet").exists():
             raise ResultsError(f"{root}: run {run.run_id} is already there; choose another run_id")
@@ -225,6 +233,51 @@ def _part_name(batch: Sequence[tuple[int, Record]]) -> str:
 
 def _name_together(first: str, count: int) -> str:
     return first if count == 1 else f"{first}-and-{count - 1}-more"
+
+
+@contextmanager
+def hold_run(root: Path, run_id: str) -> Iterator[None]:
+    """Hold the lock of a run inside the `with` block: only one driver may write it.
+
+    The system frees the lock when the process dies. Where files cannot be locked nothing is held.
+    Raises ResultsError for an id that cannot be the name of a folder, when another driver holds the
+    run for more than a second, and where a link would lead what is written out of `root`.
+    """
+    _check_run_id(run_id)
+    for table in (*TABLE_NAMES, "traces", LOGS):
+        folder = root / table / run_id
+        for path in (folder, folder / LOCK):
+            if not path.resolve().is_relative_to(root.resolve()):
+                raise ResultsError(f"{path}: a link that leads out of {root}; remove it")
+    path = root / "runs" / run_id / LOCK
+    with one_line(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    with file:
+        deadline_s = time.monotonic() + _READERS_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise ResultsError(
+                        f"{root}: run {run_id} is being written by another sweep; wait for its "
+                        "end, or stop it"
+                    ) from None
+                time.sleep(0.05)
+            except OSError:
+                break  # a file system without locks must not keep anyone from a sweep
+        yield
+
+
+def _check_run_id(run_id: str) -> None:
+    """Raise ResultsError for an id that is no plain folder name, all digits, or `latest`."""
+    if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:
+        raise ResultsError(
+            f"run_id: must be letters, digits, '.', '_' or '-', not all digits and not "
+            f"'{LATEST}', got {run_id!r}"
+        )
 
 
 def check_writable(root: Path) -> None:

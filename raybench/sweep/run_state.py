@@ -32,7 +32,7 @@ from raybench.records.environment import (
     variables_that_matter,
 )
 from raybench.results import reader
-from raybench.results.run import Run, RunStatus
+from raybench.results.reader import Run, RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.batch_search import with_probes
 from raybench.sweep.loop import EarlierSweeps, Event, PointAdded, PointFinished, RoundStarted

@@ -19,8 +19,8 @@ from raybench.job.model import Job, Measure
 from raybench.job.point import Point
 from raybench.records import Record, Status, TrialKey
 from raybench.records.environment import warn_of_torch
-from raybench.results.run import Run, RunStatus, hold_run
-from raybench.results.writer import RunStore
+from raybench.results.reader import Run, RunStatus
+from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.batch_search import BatchSearches, check_bounded
 from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import (

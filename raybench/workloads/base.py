@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from raybench.job.answer import Answer
-    from raybench.records.metric import Metric
+    from raybench.records import Metric
 
 
 # Steps after which a scaler grows: more than its counter, an int32, can hold.

@@ -13,7 +13,7 @@ from pydantic import Field
 from raybench.errors import UsageError
 from raybench.job.answer import Answer
 from raybench.job.point import Precision
-from raybench.records.metric import Metric
+from raybench.records import Metric
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 if TYPE_CHECKING:

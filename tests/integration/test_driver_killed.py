@@ -10,8 +10,7 @@ from collections import Counter
 import pytest
 
 import raybench
-from raybench.results.reader import read_runs
-from raybench.results.run import RunStatus
+from raybench.results.reader import RunStatus, read_runs
 from raybench.results.tables import TABLES
 from tests.integration import sweeps
 from tests.integration.fault_injection import harmed_sweep

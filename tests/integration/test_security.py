@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from raybench.errors import ResultsError
-from raybench.results.run import hold_run
-from raybench.results.writer import RunStore
+from raybench.results.writer import RunStore, hold_run
 from tests.integration.sweeps import RAYBENCH, write_text
 from tests.unit.builders import (
     make_device,

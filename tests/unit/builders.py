@@ -15,13 +15,13 @@ from raybench.health.suite import HealthTest
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, Device, Measurement, Record, Repetition, Samples, Status
-from raybench.records.health import Finding, Subject, Verdict
+from raybench.records.devices import Finding, Subject, Verdict
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
 from raybench.results.columns import to_row
-from raybench.results.point_row import PointRow, point_row
-from raybench.results.run import Run, RunStatus
+from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import PointRow, point_row
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 START = datetime(2026, 8, 21, 10, 11, 12, tzinfo=UTC)

@@ -1,1 +1,302 @@
-"""Charts in files of their own."""
+"""Charts of a run: their data, its points as bars or as lines, and which charts apply.
+
+Each module of this folder lists its charts in CHARTS. The page shows all that apply, in the order
+of their `place`; it begins with the one that answers the question of the job, which `--chart` draws
+as a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+import pandas as pd
+
+from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
+from raybench.report import formatting, plain_text
+from raybench.report.answers import RATIOS
+from raybench.report.blocks import Table
+from raybench.report.charts.grammar import (
+    MOST_BARS,
+    MOST_LINES,
+    MOST_PANELS,
+    Figure,
+    Mark,
+    Spec,
+    bar_panels,
+    draw_figure,
+    line_panel,
+)
+from raybench.report.point_settings import distinguishing_settings, short_name
+from raybench.report.summary import Summary
+
+# Up to so many lines can be told apart in one panel.
+_FEW_LINES = 4
+# Settings that are read along the bars of one panel.
+_ALONG = ("batch", "world_size", "size_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """Step times of a point in ms: a row for each rank, a column for each range of iterations."""
+
+    row: ScaledRow
+    times_ms: pd.DataFrame
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChartData:
+    """The data of the charts of a run.
+
+    devices: the table of the run. telemetry: its TELEMETRY_COLUMNS, empty where not sampled.
+    rank_times: of the points that `heat_points` chooses.
+    """
+
+    summary: Summary
+    devices: pd.DataFrame = field(default_factory=pd.DataFrame)
+    telemetry: pd.DataFrame = field(default_factory=pd.DataFrame)
+    rank_times: Sequence[RankTimes] = ()
+
+    @cached_property
+    def rows(self) -> list[ScaledRow]:
+        """Return the latest attempt at each point."""
+        return list(self.summary.rows)
+
+    @property
+    def ranks(self) -> str:
+        """Return what the ranks of the run are, in the plural: `GPUs` or `workers`."""
+        return self.summary.ranks
+
+    @property
+    def measured(self) -> list[ScaledRow]:
+        """Return the points that are ok and have a step time."""
+        return [row for row in self.rows if row.status == "ok" and row.step_ms_p50 is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A chart of a run.
+
+    draw: returns the figure, or None where the chart does not apply to the run. place: charts of
+    a page are sorted by it. answers: charts are tried as the first picture in this order; None
+    where the chart never is the first picture. is_of_ratios: whether it is the first picture only
+    where the answer is a speed-up. is_only_first: whether the page leaves it out unless it is the
+    first picture.
+    """
+
+    draw: Callable[[ChartData], Figure | None]
+    place: int
+    answers: int | None = None
+    is_of_ratios: bool = False
+    is_only_first: bool = False
+
+
+@cache
+def _all_charts() -> tuple[Chart, ...]:
+    """Return the CHARTS of all modules of this folder, in the order of the page."""
+    names = (module.name for module in pkgutil.iter_modules(__path__, f"{__name__}."))
+    found = [getattr(importlib.import_module(name), "CHARTS", ()) for name in names]
+    return tuple(sorted((one for some in found for one in some), key=lambda one: one.place))
+
+
+def main_figure(data: ChartData) -> Figure | None:
+    """Return the picture that answers the question of the job; None where nothing was measured."""
+    is_ratio = data.summary.answer.metric in RATIOS
+    usable = [one for one in _all_charts() if one.answers and (is_ratio or not one.is_of_ratios)]
+    usable.sort(key=lambda one: one.answers or 0)
+    return next((figure for one in usable if (figure := one.draw(data))), None)
+
+
+def other_figures(data: ChartData, first: Figure | None) -> list[Figure]:
+    """Return the figures of the page in its order, without `first`, which stands above them."""
+    drawn = (one.draw(data) for one in _all_charts() if not one.is_only_first)
+    return [one for one in drawn if one and (first is None or one.anchor != first.anchor)]
+
+
+def draw_main_figure(data: ChartData, kind: str) -> bytes | None:
+    """Return the first picture as the bytes of an `svg` or `png` file; None where there is none."""
+    figure = main_figure(data)
+    if figure is None:
+        return None
+    run, found = data.summary.run, data.summary.versions
+    versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "nccl") if name in found)
+    machine = (data.summary.machine, versions, plain_text.plain(run.run_id))
+    return draw_figure(
+        figure,
+        kind,
+        title=f"{figure.title} ({plain_text.plain(run.job_name)})",
+        below="; ".join(filter(None, machine)),
+    )
+
+
+def why_no_figure(summary: Summary) -> str:
+    """Return why a run has no first picture, as the end of a sentence."""
+    if not summary.rows:
+        return "no point of this run has been finished yet"
+    ended = dict.fromkeys(formatting.STATUS_WORDS[row.status] for row in summary.rows)
+    return f"no point of this run was measured ({', '.join(ended)})"
+
+
+def in_order(rows: Sequence[ScaledRow], last: Collection[str] = ()) -> list[ScaledRow]:
+    """Return points sorted by their settings; those named in `last` vary fastest."""
+    names = sorted(distinguishing_settings(rows), key=lambda name: name in last)
+    return sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
+
+
+def point_name(row: ScaledRow, names: Iterable[str], ranks: str) -> str:
+    """Return the first lines of a tip: these settings of the point, then its id."""
+    return f"{formatting.settings_words(row, names, ranks)}\npoint {row.point_id}".strip()
+
+
+def line_name(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
+    """Return these settings of a point in words; its workload where `names` is empty."""
+    return formatting.settings_words(row, names, ranks) or plain_text.plain(row.workload)
+
+
+def drawn_of(drawn: int, count: int) -> str:
+    """Return a sentence with a blank before it where only `drawn` of `count` points are drawn.
+
+    Empty where all are.
+    """
+    return f" {drawn} of {count} points are drawn; the table has all." if drawn < count else ""
+
+
+def why_not_drawn(row: ScaledRow) -> str:
+    """Return why a point has no value: its status, or why it has no speed-up."""
+    if row.status != "ok":
+        return formatting.STATUS_WORDS[row.status]
+    return plain_text.plain(row.why) if row.why is not None else "was not measured"
+
+
+def bar_figure(
+    data: ChartData,
+    rows: Sequence[ScaledRow],
+    marks: Callable[[ScaledRow, str], list[Mark]],
+    x: Spec,
+    *,
+    anchor: str,
+    title: str,
+    note: str,
+    table: Table | None = None,
+    **of_bars: Any,
+) -> Figure:
+    """Return a figure with a bar for each point, in the order of `rows`.
+
+    Of more than 72 points the first 72 are drawn, and the note says so. marks: returns those of a
+    point; its second argument is `point_name`, for their tips. of_bars: as `bar_panels` has them.
+    """
+    shown, names = rows[:MOST_BARS], distinguishing_settings(rows)
+    bars = [
+        (panel, bar, marks(row, point_name(row, names, data.ranks)))
+        for row, (panel, bar) in zip(shown, _bar_names(shown, data.ranks), strict=True)
+    ]
+    note += drawn_of(len(shown), len(rows))
+    panels = bar_panels(bars, x, **of_bars)
+    return Figure(anchor=anchor, title=title, note=note, panels=panels, table=table)
+
+
+def _bar_names(rows: Sequence[ScaledRow], ranks: str) -> list[tuple[str, str]]:
+    """Return the title of the panel and the name of the bar of each point.
+
+    Batches, numbers of ranks and sizes are read along the bars of a panel, and all other settings
+    tell the panels apart; where a panel would have fewer than two bars, all bars are in one.
+    """
+    names = distinguishing_settings(rows)
+    along = [name for name in names if name in _ALONG]
+    rest = [name for name in names if name not in along]
+    titles = [formatting.settings_words(row, rest, ranks) for row in rows]
+    if len(rows) < 2 * len(set(titles)):
+        return [("", short_name(row, names, ranks)) for row in rows]
+    bars = [formatting.settings_words(row, along, ranks) for row in rows]
+    return list(zip(titles, bars, strict=True))
+
+
+def line_figure(
+    data: ChartData,
+    rows: Sequence[ScaledRow],
+    value: Callable[[ScaledRow], float | None],
+    *,
+    anchor: str,
+    title: str,
+    note: str,
+    over: Sequence[str],
+    lines_by: Sequence[str],
+    x: Spec,
+    y: Spec,
+    along: Callable[[ScaledRow], float],
+    tip: Callable[[ScaledRow], str],
+    more: Callable[[ScaledRow], Mark] = lambda row: {},
+    is_on_axis: Callable[[ScaledRow], bool] = lambda row: False,
+    **of_lines: Any,
+) -> Figure | None:
+    """Return a figure of points as lines over one of their settings; None without two on a line.
+
+    A point is drawn at `along` and `value`; where `value` is None it is named below its panel, or
+    is a cross on the axis where `is_on_axis`. over: the setting along x, and settings in which the
+    points of a line may differ. lines_by: settings that tell the lines of a panel apart; others
+    that vary tell the panels apart. tip: returns what a mark says besides settings and id. more:
+    returns more of a mark, as `low` and `high`. of_lines: `ideal` and `level` of `line_panel`.
+    """
+    rows, ranks = in_order(rows, over), data.ranks
+    groups, every_line = _panels_and_lines(rows, over, lines_by, ranks)
+    lines, names = every_line[:MOST_LINES], varying(rows)
+    shown = {
+        panel: [(line, row) for line, row in some if line in lines]
+        for panel, some in [*groups.items()][:MOST_PANELS]
+    }
+    marks: dict[str, list[Mark]] = {panel: [] for panel in shown}
+    missing: dict[str, dict[str, list[str]]] = {panel: {} for panel in shown}
+    for panel, some in shown.items():
+        has_lines = len({line for line, _ in some}) > 1
+        for line, row in some:
+            if value(row) is None and not is_on_axis(row):
+                place = (line if has_lines else "", formatting.settings_words(row, over, ranks))
+                named = missing[panel].setdefault(why_not_drawn(row), [])
+                named.append(", ".join(filter(None, place)))
+                continue
+            mark = {"x": along(row), "y": value(row), "line": line, **more(row)}
+            marks[panel].append(mark | {"tip": f"{point_name(row, names, ranks)}\n{tip(row)}"})
+    drawn = [(panel, one) for panel, some in marks.items() for one in some]
+    places = {(panel, one["line"], one["x"]) for panel, one in drawn if one["y"] is not None}
+    if len(places) == len({(panel, line) for panel, line, _ in places}):
+        return None
+    counts = ((len(shown), len(groups), "charts"), (len(lines), len(every_line), "lines"))
+    if few := [f"{some} of {many} {noun}" for some, many, noun in counts if some < many]:
+        note += f" The first {' and '.join(few)} are drawn; the table of the points has all."
+    legend = [line for line in lines if any(one["line"] == line for _, one in drawn)]
+    panels = [
+        line_panel(some, legend, x, y, title=panel, missing=_not_drawn(missing[panel]), **of_lines)
+        for panel, some in marks.items()
+    ]
+    return Figure(anchor=anchor, title=title, note=note, panels=panels)
+
+
+def _panels_and_lines(
+    rows: Sequence[ScaledRow], over: Sequence[str], lines_by: Sequence[str], ranks: str
+) -> tuple[dict[str, list[tuple[str, ScaledRow]]], list[str]]:
+    """Return (line, row) of the points of each panel by its title, and all lines in order.
+
+    A setting that varies tells the lines apart where it is in `lines_by`, else the panels; where
+    there are at most four lines in all, one panel has them.
+    """
+    apart = varying(rows, over)
+    of_lines = [name for name in apart if name in lines_by]
+    if len({tuple(str(setting(r, name)) for name in apart) for r in rows}) <= _FEW_LINES:
+        of_lines = apart
+    of_panels = [name for name in apart if name not in of_lines]
+    groups: dict[str, list[tuple[str, ScaledRow]]] = {}
+    for row in rows:
+        title = formatting.settings_words(row, of_panels, ranks)
+        groups.setdefault(title, []).append((line_name(row, of_lines, ranks), row))
+    by_size = sorted(rows, key=lambda row: [setting_order(setting(row, n)) for n in of_lines])
+    return groups, list(dict.fromkeys(line_name(row, of_lines, ranks) for row in by_size))
+
+
+def _not_drawn(points: dict[str, list[str]]) -> str:
+    """Return `Not drawn: batch 256: out of memory.` of names of points by reason; "" for none."""
+    text = "; ".join(f"{', '.join(names)}: {why}" for why, names in points.items())
+    return f"Not drawn: {text}." if text else ""

@@ -505,7 +505,7 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
         columns=columns,
         spacing=24,
     )
-    style = resources.files("raybench.report.html").joinpath("page.css").read_text("utf-8")
+    style = resources.files("raybench.report").joinpath("html/page.css").read_text("utf-8")
     colors = {name: (light, dark) for name, light, dark in _COLOR.findall(style)}
     light_svg = _USED.sub(lambda found: colors[found[1]][0], svg)
     if kind == "png":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from raybench.analysis.uneven import Fleet, gain_over
 from raybench.job.point import EQUAL
 from raybench.report import formatting
-from raybench.report.charts.chart import Chart, ChartData
+from raybench.report.charts import Chart, ChartData
 from raybench.report.charts.grammar import (
     Figure,
     Mark,

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from raybench.analysis import rows as metrics
-from raybench.analysis.rows import ScaledRow, value_of, workload_metrics
-from raybench.analysis.settings import setting
-from raybench.records.metric import Metric
+from raybench.analysis.rows import ScaledRow, setting, value_of, workload_metrics
+from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.answers import find_metric, rows_compared
 from raybench.report.blocks import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from raybench.analysis.step_times import (
+from raybench.analysis.rounds import (
     MOST_RANKS,
     RankStep,
     ranks_of_step,
@@ -16,7 +16,7 @@ from raybench.report.blocks import Column, ColumnOf, Table, make_table
 from raybench.report.sections import Section
 from raybench.report.sections.points import table_of_points
 from raybench.results.breakdown import is_slowed_by_one_rank
-from raybench.results.point_row import PointRow
+from raybench.results.tables import PointRow
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary

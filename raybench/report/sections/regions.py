@@ -11,7 +11,7 @@ from raybench.report.sections import Section
 from raybench.report.sections.points import table_of_points
 
 if TYPE_CHECKING:
-    from raybench.analysis.step_times import SlowestRegion
+    from raybench.analysis.rounds import SlowestRegion
     from raybench.report.summary import Summary
 
 _NAME_CHARS = 20

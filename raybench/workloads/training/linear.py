@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
-from raybench.records.metric import Metric
+from raybench.records import Metric
 from raybench.workloads.base import Context
 from raybench.workloads.training.model import (
     Batch,

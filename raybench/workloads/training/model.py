@@ -17,7 +17,7 @@ from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.answer import Answer
 from raybench.job.point import EQUAL, Precision, Scalar
-from raybench.records.metric import Metric
+from raybench.records import Metric
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.training.shapes import LayoutOptions
 

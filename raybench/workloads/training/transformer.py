@@ -10,7 +10,7 @@ from pydantic import Field
 
 from raybench.job.answer import Answer
 from raybench.job.point import Precision, Scalar
-from raybench.records.metric import Metric
+from raybench.records import Metric
 from raybench.workloads.base import Context
 from raybench.workloads.memory import memory_gb_s
 from raybench.workloads.training.model import (

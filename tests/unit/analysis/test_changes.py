@@ -9,7 +9,7 @@ import pytest
 from builders import START, make_device, make_row
 from compared import write
 
-from raybench.analysis.changes import PointChange, changes, facts, point_changes
+from raybench.analysis.compare import PointChange, changes, facts, point_changes
 from raybench.results import reader
 
 

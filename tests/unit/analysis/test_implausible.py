@@ -8,8 +8,15 @@ import pandas as pd
 import pytest
 from builders import make_row, make_run
 
-from raybench.analysis.implausible import impossible_among, impossible_figures
-from raybench.analysis.references import SHIPPED, References, format_references, load_files, shipped
+from raybench.analysis.references import (
+    SHIPPED,
+    References,
+    format_references,
+    impossible_among,
+    impossible_figures,
+    load_files,
+    shipped,
+)
 from raybench.analysis.rows import ScaledRow
 from raybench.cli.results import load_summary
 from raybench.errors import ResultsWarning

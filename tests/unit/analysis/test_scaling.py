@@ -16,8 +16,8 @@ from builders import (
 )
 
 from raybench.analysis.rounds import mean_of_rounds
+from raybench.analysis.rows import setting_order
 from raybench.analysis.scaling import scaling
-from raybench.analysis.settings import setting_order
 from raybench.job.point import Precision
 from raybench.records import Breakdown
 

@@ -14,7 +14,7 @@ from builders import (
     scaling_rows,
 )
 
-from raybench.analysis.step_times import MOST_RANKS, ranks_of_step, telling_ranks
+from raybench.analysis.rounds import MOST_RANKS, ranks_of_step, telling_ranks
 from raybench.analysis.uneven import fleets, gain_over
 from raybench.records import Breakdown, RankShare
 from raybench.report.sections.uneven import fleet_name, lead_of, verdict

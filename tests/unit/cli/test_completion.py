@@ -11,7 +11,7 @@ from builders import START, make_measure, make_point, make_record, make_run
 
 from raybench.cli import COMMANDS
 from raybench.job.registry import BUILTIN
-from raybench.results.run import LATEST
+from raybench.results.reader import LATEST
 from raybench.results.writer import RunStore
 
 RUNS = ["gemm-3", "mlp-2", "mlp-1"]

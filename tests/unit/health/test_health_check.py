@@ -11,7 +11,7 @@ from raybench.health.suite import probes
 from raybench.health.verdicts import judge
 from raybench.job.point import Point
 from raybench.records import Answer, Cause, Failure, Record
-from raybench.records.health import Finding, Verdict
+from raybench.records.devices import Finding, Verdict
 from raybench.sweep.loop import LoopCallbacks, PointFinished, PointRetried, SweepSettings, sweep
 from raybench.workloads.kernels import SameBits
 

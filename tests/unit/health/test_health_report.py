@@ -20,13 +20,12 @@ from builders import (
 
 from raybench.errors import UsageError
 from raybench.health.comparison import FigureChange, trace_figures
-from raybench.health.page import health_figures
 from raybench.health.references import read_findings
-from raybench.health.report import HealthReport
+from raybench.health.report import HealthReport, health_figures
 from raybench.health.suite import WAIT_TEST
-from raybench.records.health import Action, Verdict
+from raybench.records.devices import Action, Verdict
 from raybench.report.documents import format_document
-from raybench.results.run import RunStatus
+from raybench.results.reader import RunStatus
 from raybench.results.writer import RunStore
 
 RUN = "health-20261122-150000-abcd"

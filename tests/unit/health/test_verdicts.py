@@ -12,7 +12,7 @@ from raybench.health.readings import Problem, Reading
 from raybench.health.suite import COMPUTE_TEST, SUITE, WAIT_TEST, HealthTest, device_subjects
 from raybench.health.verdicts import EXPECTED_TEST, judge
 from raybench.records import Device
-from raybench.records.health import Action, Finding, Verdict
+from raybench.records.devices import Action, Finding, Verdict
 
 PAIRS = make_test(name="copy 256 MiB", stage="pairs", subjects="pair", unit="GB/s", floor=0.02)
 FACT = make_test(name="Xid errors", stage="facts", unit="errors", floor=0.0, is_compared=False)

@@ -14,8 +14,7 @@ from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import EXECUTION, OPTIONAL, RUN_SETTINGS, UNEVEN, Point, Precision, SlowBy
 from raybench.job.registry import estimate, explain_oom
 from raybench.job.sections import BatchSearch
-from raybench.results.point_row import point_row
-from raybench.results.tables import TABLES
+from raybench.results.tables import TABLES, point_row
 from raybench.workloads.base import Context
 
 

@@ -8,9 +8,18 @@ import pytest
 from fakes import make_measurement
 
 from raybench.errors import UsageError
-from raybench.records import FAILURES, NOT_RUN, Cause, Failure, Measurement, Status
+from raybench.records import (
+    FAILURES,
+    NOT_RUN,
+    Cause,
+    Failure,
+    Measurement,
+    Metric,
+    Status,
+    combine_ranks,
+    relate_to_step,
+)
 from raybench.records.checked_answers import check_answers, check_declared
-from raybench.records.metric import Metric, combine_ranks, relate_to_step
 
 
 def timed(step_ns, **changes) -> Measurement:

@@ -13,7 +13,7 @@ from builders import (
 )
 
 from raybench.health.report import HealthReport
-from raybench.records.health import Verdict
+from raybench.records.devices import Verdict
 from raybench.report.advice import AdviceList, advise_run
 from raybench.report.documents import format_document
 

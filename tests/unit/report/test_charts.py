@@ -22,25 +22,24 @@ from builders import (
     make_sweep,
 )
 
-from raybench.analysis.changes import Change
+from raybench.analysis.compare import Change
 from raybench.analysis.history import history
-from raybench.analysis.step_times import rank_by_iteration
+from raybench.analysis.rounds import rank_by_iteration
 from raybench.cli.results import load_summary
-from raybench.report.charts.chart import (
+from raybench.report.charts import (
     ChartData,
     draw_main_figure,
     main_figure,
     other_figures,
     why_no_figure,
 )
+from raybench.report.charts.bars import parts_figure
+from raybench.report.charts.devices import telemetry_figure
 from raybench.report.charts.grammar import axis, bar_panels
-from raybench.report.charts.history import history_figure
-from raybench.report.charts.rates import memory_bandwidth_figure
-from raybench.report.charts.steps import parts_figure
-from raybench.report.charts.telemetry import telemetry_figure
+from raybench.report.charts.lines import memory_bandwidth_figure
 from raybench.report.comparison import before_and_now
 from raybench.report.documents import format_document
-from raybench.report.history import History
+from raybench.report.history import History, history_figure
 from raybench.report.run_report import RunReport
 from raybench.results import reader
 

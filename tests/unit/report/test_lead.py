@@ -23,9 +23,8 @@ from builders import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.analysis.rows import value_of
+from raybench.analysis.rows import setting, value_of
 from raybench.analysis.scaling import LOSSES
-from raybench.analysis.settings import setting
 from raybench.job.point import Precision
 from raybench.records import Status
 from raybench.report.answers import settings_of_cases
@@ -34,7 +33,7 @@ from raybench.report.point_settings import distinguishing_settings, short_name
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
 from raybench.results.breakdown import BREAKDOWN
-from raybench.results.point_row import PointRow
+from raybench.results.tables import PointRow
 
 ON_ONE = {"world_size": 1}
 OVER_FP32 = {"precision": "fp32"}

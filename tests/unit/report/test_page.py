@@ -16,8 +16,8 @@ from builders import (
     make_summary,
 )
 
-from raybench.report.charts.chart import ChartData, RankTimes
-from raybench.report.html.page import format_page
+from raybench.report.charts import ChartData, RankTimes
+from raybench.report.page import format_page
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\u202e</svg></style>'
 

@@ -42,7 +42,7 @@ from raybench.report.run_report import RunReport
 from raybench.report.show import PointDetails, PointList, RunList
 from raybench.report.summary import Summary
 from raybench.results.columns import SCHEMA_VERSION, to_row
-from raybench.results.run import RunStatus
+from raybench.results.reader import RunStatus
 
 MS = 1_000_000
 EXAMPLES = Path(__file__).parents[3] / "results" / "examples"

@@ -12,7 +12,7 @@ import raybench
 from raybench import Metric
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
-from raybench.results.point_row import point_metrics
+from raybench.results.tables import point_metrics
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.scheduler import Rounds
@@ -121,7 +121,7 @@ def test_what_a_step_does_on_all_ranks_is_related_to_the_step_of_the_point():
 
 def test_the_rounds_of_a_point_have_its_mean(tmp_path):
     from raybench.analysis.rounds import mean_of_rounds
-    from raybench.results.point_row import point_row
+    from raybench.results.tables import point_row
 
     rows = [
         replace(point_row("run-a", record, make_measure()), round=number, attempt=number)

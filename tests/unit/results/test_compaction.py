@@ -20,10 +20,10 @@ from builders import (
 from raybench.errors import ResultsError
 from raybench.records import DeviceSample
 from raybench.results import reader
-from raybench.results.parts import write_part
-from raybench.results.run import RunStatus, hold_run
+from raybench.results.columns import write_part
+from raybench.results.reader import RunStatus
 from raybench.results.tables import TABLES
-from raybench.results.writer import RunStore, clear_leftovers, compact_run
+from raybench.results.writer import RunStore, clear_leftovers, compact_run, hold_run
 
 RUN = "run-a"
 SAMPLE = DeviceSample(node_id="n0", index=0, uuid="GPU-0", time=START, power_w=300.0)

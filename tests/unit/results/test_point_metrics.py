@@ -12,7 +12,7 @@ from raybench.job.point import Precision
 from raybench.records import Breakdown, Record, Repetition, WallTimes
 from raybench.results import metrics
 from raybench.results.metrics import mean_step_ms
-from raybench.results.point_row import point_metrics
+from raybench.results.tables import point_metrics
 from raybench.stats.outliers import MARK_ERRORS
 
 MS = 1_000_000

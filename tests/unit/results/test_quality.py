@@ -21,7 +21,7 @@ from raybench.report import formatting
 from raybench.results.breakdown import is_slowed_by_one_rank, why_no_breakdown
 from raybench.results.columns import to_row
 from raybench.results.metrics import crowding, half_interval, is_imprecise
-from raybench.results.point_row import point_row
+from raybench.results.tables import point_row
 
 
 def row(step_ms, device_type="cuda", **columns):

@@ -28,11 +28,9 @@ from raybench.analysis import frames
 from raybench.errors import ResultsError
 from raybench.records import ModuleTime, Profile, Status
 from raybench.results import reader
-from raybench.results.point_row import point_metrics
-from raybench.results.reader import find_run, load, read_runs, read_table
-from raybench.results.run import RunStatus, hold_run
-from raybench.results.tables import TABLES, schema
-from raybench.results.writer import RunStore, check_writable
+from raybench.results.reader import RunStatus, find_run, load, read_runs, read_table
+from raybench.results.tables import TABLES, point_metrics, schema
+from raybench.results.writer import RunStore, check_writable, hold_run
 
 
 @pytest.fixture
@@ -417,7 +415,7 @@ def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(tmp_path, monk
             raise ArithmeticError("a bug of ours")
         return point_metrics(record)
 
-    monkeypatch.setattr("raybench.results.point_row.point_metrics", broken)
+    monkeypatch.setattr("raybench.results.tables.point_metrics", broken)
     store = RunStore.create(tmp_path, make_run("run-a"), make_measure())
     bad, good = (make_record(make_point(batch_size=size)) for size in (1, 2))
     kept = store.write_records([(0, bad), (1, good)])

@@ -23,7 +23,7 @@ from raybench.job.model import load_job
 from raybench.job.plan import Plan, make_plan
 from raybench.job.point import Precision
 from raybench.records import Cause, Status
-from raybench.results.point_row import point_row
+from raybench.results.tables import point_row
 from raybench.sweep.loop import sweep
 from raybench.sweep.scheduler import (
     Assign,

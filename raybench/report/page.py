@@ -20,9 +20,17 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR, ComparedPoint
-from raybench.analysis.rows import RATES, SCALING, ScaledRow, value_of, workload_metrics
-from raybench.analysis.settings import is_numeric, setting, varying
-from raybench.records.metric import Metric
+from raybench.analysis.rows import (
+    RATES,
+    SCALING,
+    ScaledRow,
+    is_numeric,
+    setting,
+    value_of,
+    varying,
+    workload_metrics,
+)
+from raybench.records import Metric
 from raybench.report import formatting, plain_text
 from raybench.report.blocks import (
     HOW_TO_ADD_ROUNDS,
@@ -36,7 +44,7 @@ from raybench.report.blocks import (
     make_table,
     metric_column,
 )
-from raybench.report.charts.chart import (
+from raybench.report.charts import (
     ChartData,
     in_order,
     main_figure,
@@ -44,7 +52,7 @@ from raybench.report.charts.chart import (
     why_no_figure,
 )
 from raybench.report.charts.grammar import Figure, Mark, Panel, axis, bar_panels, draw
-from raybench.report.charts.scaling import speed_up_words
+from raybench.report.charts.lines import speed_up_words
 from raybench.report.comparison import Comparison, percent
 from raybench.report.formatting import half_width, step_uncertainty
 from raybench.report.messages import MARKS, marks
@@ -173,7 +181,7 @@ def _finish(value: Any) -> Any:
 
 
 def _asset(name: str) -> str:
-    return resources.files("raybench.report.html").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("raybench.report").joinpath("html", name).read_text(encoding="utf-8")
 
 
 _HEADS = {

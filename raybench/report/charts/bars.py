@@ -1,0 +1,328 @@
+"""Bars of points: which setting is best, what is reached of the datasheet, where the step goes."""
+
+from __future__ import annotations
+
+import math
+
+from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
+from raybench.analysis.scaling import CAUSES, LOSSES
+from raybench.report import formatting
+from raybench.report.blocks import Column, ColumnOf, Table, make_table
+from raybench.report.charts import (
+    Chart,
+    ChartData,
+    bar_figure,
+    drawn_of,
+    in_order,
+    line_name,
+    point_name,
+    why_not_drawn,
+)
+from raybench.report.charts.grammar import (
+    MOST_BARS,
+    MOST_LINES,
+    Figure,
+    Mark,
+    Panel,
+    axis,
+    bar_panels,
+)
+from raybench.report.charts.lines import speed_up_words, time_figure
+from raybench.report.lead import amount, answer_metric, metric_noun
+from raybench.report.plain_text import counted
+from raybench.report.point_settings import distinguishing_settings
+from raybench.results.breakdown import is_slowed_by_one_rank
+
+_MOST_RANKED = 12
+# A longer name has no room at the line of the baseline; the title has it.
+_LONG_NAME = 20
+# As the formula of a product names its dimensions.
+_SHAPE = ("m", "n", "k")
+_SUSTAINED, _BURST = "sustained", "first 30 ms"
+# A burst that is faster by less is no other figure.
+_UNSURE = 1.01
+# What one slow rank takes longer than the others; it is no column, but a share of other parts.
+_SLOWER = "slower_ms"
+# What follows each other on the slowest rank, in the order of the bars, and the colours.
+# Computing is blue; what is lost stands out from it, communication most.
+_PARTS = {
+    "compute_ms": ("compute", "var(--s1)"),
+    "optimizer_ms": ("optimizer", "var(--s6)"),
+    "data_ms": ("waiting for data", "var(--s3)"),
+    "host_gap_ms": ("waiting for the host", "var(--s4)"),
+    "comm_exposed_ms": ("exposed communication", "var(--s2)"),
+    _SLOWER: ("one rank slower", "var(--s7)"),
+}
+
+
+def ranking_figure(data: ChartData) -> Figure | None:
+    """Return bars of the points of each case, the best first; None where no case has two."""
+    metric = answer_metric(data.summary)
+    every = [
+        (case, one) for case in data.summary.cases if len(case.ranked) > 1 for one in case.ranked
+    ]
+    if metric is None or not every:
+        return None
+    noun, names = metric_noun(data.summary, metric), varying([one.row for _, one in every])
+    of_unit, unit = (2**30, "GiB") if metric.format == "gib" else (1, metric.unit)
+    along = f"{noun}, {unit}" if unit in ("ms", "GiB") else noun
+    bars = []
+    for case, one in every[:_MOST_RANKED]:
+        tip = f"{point_name(one.row, names, data.ranks)}\n{amount(data.summary, metric, one.value)}"
+        text = formatting.metric(metric, one.value)
+        ends = {"x": one.value, "low": one.low, "high": one.high}
+        mark = {name: end and end / of_unit for name, end in ends.items()}
+        bars.append((case.name, one.name, [{**mark, "text": text, "tip": tip}]))
+    note = f"The best first, by {noun}. Thin lines: 95 % intervals, where they are known."
+    return Figure(
+        anchor="ranking",
+        title=f"{noun[:1].upper()}{noun[1:]}, the best first",
+        note=note + drawn_of(len(bars), len(every)),
+        panels=bar_panels(bars, axis(along, format="~s")),
+    )
+
+
+def gains_figure(data: ChartData) -> Figure | None:
+    """Return bars of the speed-up over the baseline, by the settings that it names.
+
+    None where numbers of ranks are compared or the largest batch is sought, and where nothing is
+    compared.
+    """
+    baseline, ranks = data.summary.run.baseline, data.ranks
+    compared = [row for row in data.rows if row.speed_up is not None and not row.is_baseline]
+    if not compared or "world_size" in baseline or data.summary.largest_batches:
+        return None
+    names, apart = list(baseline), varying(compared, tuple(baseline))
+    compared.sort(key=lambda row: [setting_order(setting(row, n)) for n in (*names, *apart)])
+    lines = list(dict.fromkeys(line_name(row, apart, ranks) for row in compared))
+    drawn, against = lines[:MOST_LINES], formatting.baseline_name(baseline)
+    groups: dict[str, list[Mark]] = {}
+    for row in compared:
+        line, group = line_name(row, apart, ranks), formatting.settings_words(row, names, ranks)
+        memory = formatting.percent(row.memory_ratio)
+        tip = f"{point_name(row, [*names, *apart], ranks)}\n{speed_up_words(row)} times the "
+        tip += f"samples/s\n{memory} of the memory\n" if memory else "samples/s\n"
+        tip += f"{formatting.step_time(row)}, {formatting.number(row.throughput)} samples/s"
+        ends = {"low": row.speed_up_low, "high": row.speed_up_high}
+        mark = {"x": row.speed_up, "text": formatting.ratio(row.speed_up), "tip": tip, **ends}
+        if line in drawn:
+            groups.setdefault(group, []).append({"line": line, **mark})
+    note = (
+        f"Samples per second in proportion to {against} with the same other settings. Thin lines: "
+        "95 % intervals."
+    )
+    if len(drawn) < len(lines):
+        note += f" {len(drawn)} of {len(lines)} settings are drawn."
+    lacking = [
+        f"{formatting.settings_words(row, [*names, *apart], ranks)}: {why_not_drawn(row)}"
+        for row in data.rows
+        if not row.is_baseline and row.speed_up is None
+    ]
+    if lacking:
+        note += f" Not drawn: {'; '.join(lacking)}."
+    panels = bar_panels(
+        [("", group, marks) for group, marks in groups.items()],
+        axis("times the samples/s", format="~g"),
+        series=drawn if len(drawn) > 1 else (),
+        level=(1.0, against if len(against) <= _LONG_NAME else ""),
+    )
+    title = f"What is gained over {against}"
+    return Figure(anchor="gains", title=title, note=note, panels=panels)
+
+
+def operations_figure(data: ChartData) -> Figure | None:
+    """Return bars of TFLOP/s, the largest products first, with a panel for each precision.
+
+    None where no point has TFLOP/s, and where any point finishes samples.
+    """
+    known = [row for row in data.measured if row.achieved_tflops_per_device]
+    if not known or any(row.throughput is not None for row in data.rows):
+        return None
+    is_product = all(name in row.params for row in known for name in _SHAPE)
+
+    def size(row: ScaledRow) -> float:
+        return math.prod(float(row.params[name]) for name in _SHAPE) if is_product else 0.0
+
+    known.sort(key=lambda row: (-size(row), -(row.achieved_tflops_per_device or 0.0)))
+    names, shown = distinguishing_settings(known), known[:MOST_BARS]
+    rest = [name for name in names if name != "precision"]
+    has_burst = any(
+        (row.burst_tflops_per_device or 0.0) > _UNSURE * (row.achieved_tflops_per_device or 0.0)
+        for row in shown
+    )
+    panels: list[Panel] = []
+    for precision in sorted({row.precision for row in shown}, key=setting_order):
+        bars, peak = [], None
+        for row in (row for row in shown if row.precision == precision):
+            name = formatting.settings_words(row, rest, data.ranks) or row.workload
+            if is_product:
+                name = " × ".join(str(row.params[one]) for one in _SHAPE)
+            marks = _operation_marks(row, point_name(row, names, data.ranks))[: 1 + has_burst]
+            bars.append((precision if "precision" in names else "", name, marks))
+            peak = _peak_tflops(row) or peak
+        panels += bar_panels(
+            bars,
+            axis("TFLOP/s"),
+            series=(_SUSTAINED, _BURST) if has_burst else (),
+            colors=("var(--s1)", "var(--s6)"),
+            level=(peak, f"datasheet {peak:,.0f}") if peak else None,
+        )
+    note = "TFLOP/s of one device" + ("; products are m × n × k." if is_product else ".")
+    has_peak = any(row.mfu_pct for row in shown)
+    if not has_peak:
+        note += " The peak of this device is not known to raybench."
+    note += drawn_of(len(shown), len(known))
+    title = "TFLOP/s against the datasheet" if has_peak else "TFLOP/s"
+    return Figure(anchor="tflops", title=title, note=note, panels=panels)
+
+
+def _peak_tflops(row: ScaledRow) -> float | None:
+    """Return the datasheet's peak in TFLOP/s, from the share that was reached; None if unknown."""
+    reached = row.achieved_tflops_per_device or 0.0
+    return reached / (row.mfu_pct / 100) if row.mfu_pct else None
+
+
+def _operation_marks(row: ScaledRow, name: str) -> list[Mark]:
+    """Return the bar of the whole measurement, then that of its first 30 ms where that is known.
+
+    name: the first lines of their tips.
+    """
+    reached, burst = row.achieved_tflops_per_device or 0.0, row.burst_tflops_per_device
+    peak, text = _peak_tflops(row), formatting.number(reached)
+    tip = f"{name}\n{text} TFLOP/s"
+    if peak:
+        tip += f", {reached / peak:.1%} of the datasheet's {peak:,.1f}"
+        text += f" · {reached / peak:.0%}"
+    tip += f"\n{formatting.step_time(row)}"
+    marks: list[Mark] = [{"x": reached, "line": _SUSTAINED, "text": text, "tip": tip}]
+    if burst:
+        text = formatting.number(burst)
+        tip = f"{name}\n{text} TFLOP/s in its first 30 ms"
+        marks.append({"x": burst, "line": _BURST, "text": text, "tip": tip})
+    return marks
+
+
+def parts_figure(data: ChartData) -> Figure | None:
+    """Return bars of the parts of each step.
+
+    None where no parts are known, or where steps finish no samples.
+    """
+    known = in_order([row for row in data.rows if _shares(row)], ("batch", "world_size"))
+    if not any(row.throughput is not None for row in known):
+        return None
+    used = [name for name in _PARTS if any(name in _shares(row) for row in known)]
+    note = (
+        "Shares of the step time. The parts come from instrumented steps after the timed ones, on "
+        "the slowest rank, so they need not add up to 100 %."
+    )
+    if count := sum(row.why_no_breakdown is not None for row in data.rows):
+        note += (
+            f" Not drawn: {counted(count, 'point')} whose parts exceed the step by more than 10 %, "
+            "so that they are no breakdown of it."
+        )
+    longest = max(1.0, *(sum(_shares(row).values()) for row in known))
+    return bar_figure(
+        data,
+        known,
+        _part_marks,
+        axis("share of the step", format="~%", scale={"domain": [0, longest], "nice": False}),
+        anchor="parts",
+        title="Where the step goes",
+        note=note,
+        table=_parts_table(known, data.ranks),
+        series=[_PARTS[name][0] for name in used],
+        colors=[_PARTS[name][1] for name in used],
+        is_stacked=True,
+    )
+
+
+def times_figure(data: ChartData) -> Figure | None:
+    """Return bars of the median steps; None if nothing was measured, or `time_figure` applies."""
+
+    def marks(row: ScaledRow, name: str) -> list[Mark]:
+        """Return the bar of a median step, with a line from the least to the 95th percentile."""
+        median = row.step_ms_p50 or 0.0
+        low, high = row.step_ms_min or median, row.step_ms_p95 or median
+        spread = f"least {formatting.duration(low)}, p95 {formatting.duration(high)}"
+        tip = f"{name}\n{formatting.step_time(row)}\n{spread}"
+        text = formatting.duration(median)
+        return [{"x": median, "low": low, "high": high, "tip": tip, "text": text}]
+
+    known = in_order(data.measured, ("batch", "world_size"))
+    if not known or time_figure(data):
+        return None
+    note = "Bars: the median of the steps; thin lines: from the least to the 95th percentile."
+    return bar_figure(data, known, marks, axis("ms"), anchor="times", title="Step times", note=note)
+
+
+def _shares(row: ScaledRow) -> dict[str, float]:
+    """Return the parts above 0 as shares of the step, by name; {} where they are not known."""
+    if row.step_ms_p50 is None:
+        return {}
+    known = {name: _part_ms(row, name) or 0.0 for name in _PARTS}
+    return {name: ms / row.step_ms_p50 for name, ms in known.items() if ms > 0}
+
+
+def _part_ms(row: ScaledRow, name: str) -> float | None:
+    """Return a part of the step in ms, without what one slow rank adds; None where unknown.
+
+    That is the part `slower_ms`; it is None where no single rank slows the others down.
+    """
+    slower_ms = row.straggler_ms or 0.0
+    if name == _SLOWER:
+        return slower_ms if is_slowed_by_one_rank(row) else None
+    value: float | None = getattr(row, name)
+    if value is None or not is_slowed_by_one_rank(row):
+        return value
+    device_ms = slower_ms if row.straggler_device_ms is None else row.straggler_device_ms
+    in_part = {"compute_ms": device_ms, "host_gap_ms": slower_ms - device_ms}
+    return value - in_part.get(name, 0.0)
+
+
+def _part_marks(row: ScaledRow, name: str) -> list[Mark]:
+    """Return the marks of the parts of a step, one after the other along x, as shares of it."""
+    marks: list[Mark] = []
+    start = 0.0
+    for part, share in _shares(row).items():
+        title, time = _PARTS[part][0], formatting.duration(_part_ms(row, part) or 0.0)
+        tip = f"{name}\n{title}: {time}, {formatting.percent(share)} of the step"
+        marks.append({"x": start, "x2": start + share, "line": title, "tip": tip})
+        start += share
+    return marks
+
+
+def _parts_table(rows: list[ScaledRow], ranks: str) -> Table:
+    """Return the parts in ms, and the shares of the step lost against perfect scaling, by cause."""
+    names = distinguishing_settings(rows)
+    columns: list[ColumnOf[ScaledRow]] = [
+        (Column(title="point", is_text=True), lambda row: str(row.point_id)),
+        (
+            Column(title="settings", is_text=True),
+            lambda row: formatting.settings_words(row, names, ranks),
+        ),
+        (Column(title="step ms"), lambda row: formatting.number(row.step_ms_p50)),
+    ]
+    columns += [_part_column(name, title) for name, (title, _) in _PARTS.items()]
+    columns += [_loss_column(name) for name in LOSSES]
+    return make_table(rows, columns)
+
+
+def _part_column(name: str, title: str) -> ColumnOf[ScaledRow]:
+    """Return the column of a part of _PARTS, in ms."""
+    return (
+        Column(title=f"{title} ms"),
+        lambda row: formatting.part_ms(_part_ms(row, name), row.step_ms_p50),
+    )
+
+
+def _loss_column(name: str) -> ColumnOf[ScaledRow]:
+    return Column(title=f"lost: {CAUSES[name]}"), lambda row: formatting.percent(getattr(row, name))
+
+
+CHARTS = (
+    Chart(draw=ranking_figure, place=25, answers=60, is_only_first=True),
+    Chart(draw=gains_figure, place=40, answers=40, is_of_ratios=True),
+    Chart(draw=operations_figure, place=45, answers=50),
+    Chart(draw=parts_figure, place=35),
+    Chart(draw=times_figure, place=80, answers=80),
+)

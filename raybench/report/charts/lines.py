@@ -1,0 +1,295 @@
+"""Lines over a setting: speed-up over ranks, bandwidth over sizes, throughput over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raybench.analysis.rows import OPTIONAL, ScaledRow, batch_column, is_numeric, varying
+from raybench.hardware.peaks import memory_peak_gb_s
+from raybench.records import Status
+from raybench.report import formatting
+from raybench.report.answers import SIZE, size_of
+from raybench.report.charts import Chart, ChartData, line_figure
+from raybench.report.charts.grammar import SIZE_LABELS, Figure, Mark, axis
+from raybench.report.lead import speed_up_half_width
+
+# Room for the numbers beside the last points.
+_ROOM = 34
+# Small messages are often replayed from a graph and large ones not: one line all the same.
+_OVER = (SIZE, *OPTIONAL)
+_GIB = 2**30
+
+
+def speed_up_figure(data: ChartData) -> Figure | None:
+    """Return the figure of speed-ups over ranks; None where the baseline has no world_size.
+
+    None also where no line has two points, as for efficiencies.
+    """
+    base = data.summary.run.baseline.get("world_size")
+    if base is None:
+        return None
+    of = formatting.ranks_words(int(base), data.ranks)
+    sizes = _sizes(data)
+    return _over_ranks(
+        data,
+        "speed_up",
+        title=f"Speed-up over the number of {data.ranks}",
+        note=f"Samples per second over those of the same settings on {of}. Both axes are "
+        "logarithmic. Thin bars: 95 % intervals.",
+        y=axis(f"times the samples/s of {of}", 2, format="~g"),
+        ideal=[(size, size / float(base)) for size in sizes],
+        number=lambda row: formatting.ratio(row.speed_up),
+    )
+
+
+def efficiency_figure(data: ChartData) -> Figure | None:
+    """Return the figure of efficiencies over ranks; None where the baseline has no world_size.
+
+    None also where no line has two points.
+    """
+    if "world_size" not in data.summary.run.baseline:
+        return None
+    return _over_ranks(
+        data,
+        "efficiency",
+        title="Scaling efficiency",
+        note=f"Speed-up over the ratio of {data.ranks}; 100 % is ideal.",
+        y=axis("efficiency", format="~%"),
+        ideal=[(size, 1.0) for size in _sizes(data)],
+        number=lambda row: f"{row.efficiency:.0%}",
+    )
+
+
+def speed_up_words(row: ScaledRow) -> str:
+    """Return a speed-up as `1.47 ±1.8%`, with half of its 95 % interval where that is known.
+
+    Empty where the point has no speed-up.
+    """
+    sure = speed_up_half_width(row)
+    text = "" if sure is None or row.is_baseline else f" {formatting.half_width(sure)}"
+    return formatting.ratio(row.speed_up) + text
+
+
+def _sizes(data: ChartData) -> list[int]:
+    """Return the numbers of ranks of all points with a speed-up, ascending."""
+    known = [row for row in data.rows if row.speed_up is not None]
+    return sorted({int(row.world_size) for row in known})
+
+
+def _over_ranks(
+    data: ChartData, name: str, *, number: Callable[[ScaledRow], str], **rest: Any
+) -> Figure | None:
+    """Return a `line_figure` of the column `name` over ranks; None without two points on a line.
+
+    number: returns the text that stands at the end of a line. rest: further arguments of
+    `line_figure`.
+    """
+
+    def value(row: ScaledRow) -> float | None:
+        return getattr(row, name) or None
+
+    def more(row: ScaledRow) -> Mark:
+        ends = {"low": getattr(row, f"{name}_low"), "high": getattr(row, f"{name}_high")}
+        return {"number": number(row), **ends} if value(row) else {}
+
+    return line_figure(
+        data,
+        data.rows,
+        value,
+        anchor=name.replace("_", "-"),
+        over=("world_size",),
+        lines_by=("batch", "scaling"),
+        x=axis(data.ranks, 2, values=_sizes(data), format="~g", scale={"padding": _ROOM}),
+        along=lambda row: int(row.world_size),
+        more=more,
+        tip=lambda row: (
+            f"speed-up {speed_up_words(row)}, efficiency {formatting.percent(row.efficiency)}\n"
+            f"{formatting.step_time(row)}, {formatting.number(row.throughput)} samples/s"
+        ),
+        **rest,
+    )
+
+
+def bus_bandwidth_figure(data: ChartData) -> Figure | None:
+    """Return the figure of bus bandwidth over the size of the message.
+
+    None where no line has two sizes with one.
+    """
+    return _over_size(
+        data,
+        lambda row: row.busbw_gb_s,
+        anchor="busbw",
+        title="Bus bandwidth over the size",
+        note="Bus bandwidth as nccl-tests counts it: comparable with the bandwidth of a link, "
+        "whatever the operation and the number of ranks. Both axes are logarithmic.",
+        y=axis("GB/s", 10, format="~s"),
+    )
+
+
+def memory_bandwidth_figure(data: ChartData) -> Figure | None:
+    """Return the figure of memory bandwidth over the size of arrays.
+
+    None where no line has two sizes with one.
+    """
+    known = [row for row in data.measured if row.memory_gb_s]
+    peaks = {memory_peak_gb_s(str(row.device_name)) for row in known}
+    peak = peaks.pop() if len(peaks) == 1 else None
+    above = sorted({size_of(row) for row in known if peak and (row.memory_gb_s or 0) > peak})
+    note = "Bytes read and written over the time of a step. Both axes are logarithmic."
+    if above:
+        # Memory cannot be faster than itself.
+        note += (
+            f" What lies above the datasheet's line ({', '.join(map(formatting.size, above))}) "
+            "cannot come from the memory: it is read from the device's cache, into which such "
+            "arrays fit."
+        )
+    return _over_size(
+        data,
+        lambda row: row.memory_gb_s,
+        anchor="memory-bandwidth",
+        title="Memory bandwidth over the size",
+        note=note,
+        y=axis("GB/s", 10, format="~s"),
+        level=(peak, f"datasheet, {peak:,.0f} GB/s") if peak else None,
+    )
+
+
+def time_figure(data: ChartData) -> Figure | None:
+    """Return the figure of step times over the size of messages or arrays, in µs.
+
+    None where no line has two sizes with a bandwidth.
+    """
+    return _over_size(
+        data,
+        lambda row: (row.step_ms_p50 or 0.0) * 1000 if row.busbw_gb_s or row.memory_gb_s else None,
+        anchor="time",
+        title="Time of a step over the size",
+        note="Both axes are logarithmic.",
+        y=axis("µs", 10, format="~s"),
+    )
+
+
+def _over_size(
+    data: ChartData, value: Callable[[ScaledRow], float | None], **rest: Any
+) -> Figure | None:
+    """Return a `line_figure` of a value over the size; None without two points on a line.
+
+    Each operation and precision is a line. rest: further arguments of `line_figure`.
+    """
+    known = [row for row in data.measured if value(row) and size_of(row)]
+    # Parameters that are no numbers, as an operation, tell the lines apart.
+    numbers = {name for row in known for name in row.params if is_numeric(known, name)}
+
+    def tip(row: ScaledRow) -> str:
+        """Return the bandwidths of a point that are known, and its step time."""
+        rates = {"busbw": row.busbw_gb_s, "algbw": row.algbw_gb_s, "memory": row.memory_gb_s}
+        words = [f"{name} {formatting.number(one)} GB/s" for name, one in rates.items() if one]
+        return f"{', '.join(words)}\n{formatting.step_time(row)}"
+
+    return line_figure(
+        data,
+        data.rows,
+        lambda row: value(row) or None if size_of(row) else None,
+        over=_OVER,
+        lines_by=varying(known, {*numbers, "world_size", "precision"}),
+        x=axis("size", 2, labelExpr=SIZE_LABELS),
+        along=size_of,
+        tip=tip,
+        **rest,
+    )
+
+
+def throughput_figure(data: ChartData) -> Figure | None:
+    """Return the figure of samples/s; None where no line has two batch sizes with a throughput."""
+    return _over_batch(
+        data,
+        lambda row: row.throughput,
+        anchor="throughput",
+        title="Throughput over the batch size",
+        note=f"Samples per second of all {data.ranks} together.",
+        y=axis("samples/s", format="~s"),
+    )
+
+
+def memory_figure(data: ChartData) -> Figure | None:
+    """Return the figure of peak memory; None where all batches fitted and none was searched."""
+    ran_out = any(row.status == Status.OOM for row in data.rows)
+    if not (ran_out or data.summary.largest_batches):
+        return None
+    sizes = data.devices["memory_bytes"].dropna() if "memory_bytes" in data.devices else ()
+    size = min(sizes, default=0) / _GIB
+    return _over_batch(
+        data,
+        lambda row: row.peak_mem_allocated_bytes and row.peak_mem_allocated_bytes / _GIB,
+        anchor="memory",
+        title="Memory over the batch size",
+        note="Peak of the memory that is allocated on the device that needs most.",
+        y=axis("GiB"),
+        level=(size, f"memory of a device, {size:.1f} GiB") if size else None,
+    )
+
+
+def _asks_for_throughput(data: ChartData) -> bool:
+    """Return whether points are ranked by their throughput."""
+    return data.summary.ranked_by.metric == "throughput"
+
+
+def _over_batch(
+    data: ChartData, value: Callable[[ScaledRow], float | None], *, note: str, **rest: Any
+) -> Figure | None:
+    """Return a `line_figure` of a value over the batch size; None without two on a line.
+
+    A point out of memory is a cross on the axis. rest: further arguments of `line_figure`.
+    """
+
+    def tip(row: ScaledRow) -> str:
+        """Return samples/s and peak memory of a point; of one that is not ok its status."""
+        if row.status != Status.OK:
+            return formatting.STATUS_WORDS[row.status]
+        peak = formatting.gib(row.peak_mem_allocated_bytes)
+        memory = f"\npeak {peak} GiB" if peak else ""
+        return f"{formatting.number(row.throughput)} samples/s{memory}"
+
+    sized = [row for row in data.rows if row.batch is not None]
+    if any(row.status == Status.OOM for row in sized):
+        note += " Crosses on the axis: out of memory."
+    is_global = {batch_column(row) for row in sized} == {"global_batch_size"}
+    # What a search tried lies close together, and memory grows in proportion.
+    base = None if data.summary.largest_batches else 2
+    return line_figure(
+        data,
+        sized,
+        lambda row: value(row) if row.status == Status.OK else None,
+        note=note,
+        over=("batch",),
+        lines_by=("world_size",),
+        x=axis("global batch size" if is_global else "batch size per device", base, format="~s"),
+        along=lambda row: row.batch or 0,
+        is_on_axis=lambda row: row.status == Status.OOM,
+        tip=tip,
+        **rest,
+    )
+
+
+CHARTS = (
+    Chart(draw=speed_up_figure, place=20, answers=30, is_of_ratios=True),
+    Chart(draw=efficiency_figure, place=30),
+    Chart(draw=bus_bandwidth_figure, place=11, answers=20),
+    Chart(draw=memory_bandwidth_figure, place=12, answers=21),
+    Chart(draw=time_figure, place=13),
+    Chart(
+        draw=lambda data: memory_figure(data) if data.summary.largest_batches else None,
+        place=50,
+        answers=10,
+        is_only_first=True,
+    ),
+    Chart(
+        draw=lambda data: throughput_figure(data) if _asks_for_throughput(data) else None,
+        place=60,
+        answers=55,
+        is_only_first=True,
+    ),
+    Chart(draw=throughput_figure, place=60),
+    Chart(draw=memory_figure, place=70),
+)

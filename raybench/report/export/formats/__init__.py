@@ -1,1 +1,0 @@
-"""Files for other programs, a module each."""

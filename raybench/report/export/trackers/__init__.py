@@ -1,1 +1,0 @@
-"""Trackers that a run can be written to, a module each."""

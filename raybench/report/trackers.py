@@ -1,0 +1,145 @@
+"""A run to a tracker of experiments, after the fact and by the tracker's own library.
+
+To add a tracker, write a function of the summary that uploads, and list it in `TRACKERS`. Their
+libraries are imported only there. Figures are in the units of `raybench.units("points")`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from raybench.errors import UsageError
+from raybench.report.export import exported_points, facts_of_run
+from raybench.report.plain_text import plain
+
+if TYPE_CHECKING:
+    from raybench.report.summary import Summary
+
+_RUN_TAG = "raybench.run_id"
+# For W&B: the machine that exports is not the one that was measured.
+_QUIET = {
+    **{"silent": True, "console": "off", "disable_git": True, "disable_code": True},
+    **{"x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False},
+}
+
+
+def upload_to_mlflow(summary: Summary) -> str:
+    """Write an MLflow run for the run, and one below it for each point; return a line about them.
+
+    They go to the server that MLFLOW_TRACKING_URI names, into the experiment
+    MLFLOW_EXPERIMENT_NAME, or that of the job's name. Settings become params, figures metrics.
+    Raises UsageError where mlflow is not installed, the server cannot be used, or it has the run
+    already.
+    """
+    # Else mlflow reports its use to its makers; nothing here is sent where nobody asked for it.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    try:
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+    except ModuleNotFoundError as error:
+        missing = f"--to mlflow: no module {error.name}; pip install 'raybench[mlflow]'"
+        raise UsageError(missing) from error
+    try:
+        return _write_to_mlflow(MlflowClient(), summary)
+    except (MlflowException, ModuleNotFoundError) as error:
+        raise UsageError(f"--to mlflow: {plain(error)}") from error
+
+
+def _write_to_mlflow(client: Any, summary: Summary) -> str:
+    """Return a line about a run and its points, after writing them.
+
+    Raises UsageError, before anything is written, where the experiment has the run already.
+    """
+    from mlflow.entities import Metric, Param
+
+    def since_1970_ms(time: datetime) -> int:
+        return round(1000 * time.timestamp())
+
+    run, points = summary.run, exported_points(summary)
+    experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.job_name
+    found = client.get_experiment_by_name(experiment)
+    of = str(found.experiment_id if found else client.create_experiment(experiment))
+    if known := client.search_runs([of], f"tags.`{_RUN_TAG}` = '{run.run_id}'", max_results=1):
+        raise UsageError(
+            f"--to mlflow: experiment {experiment} has {run.run_id} already; delete its MLflow "
+            f"runs first, such as {known[0].info.run_id}"
+        )
+    tags = {_RUN_TAG: run.run_id, "cluster": run.cluster, **facts_of_run(summary)}
+    begun_ms = since_1970_ms(run.started_at)
+    parent = client.create_run(of, begun_ms, tags, run.run_id).info.run_id
+    for point in points:
+        row = point.row
+        begun_ms = since_1970_ms(datetime.fromisoformat(row["started_at"]))
+        ended_ms = begun_ms + round(1000 * (row["duration_s"] or 0))
+        tags = {
+            "mlflow.parentRunId": parent,
+            _RUN_TAG: run.run_id,
+            "raybench.point_id": row["point_id"],
+            "status": row["status"],
+            "error": point.error,
+            "warnings": point.warnings,
+        }
+        created = client.create_run(of, begun_ms, tags, point.name).info.run_id
+        client.log_batch(
+            created,
+            metrics=[Metric(name, value, ended_ms, 0) for name, value in point.figures.items()],
+            params=[Param(name, value) for name, value in point.settings.items()],
+        )
+        unfinished = "KILLED" if point.was_not_run else "FINISHED"
+        client.set_terminated(created, "FAILED" if point.is_failure else unfinished, ended_ms)
+    client.log_text(parent, run.job_text, "job.yaml")
+    status = "FAILED" if run.status.value == "failed" else "FINISHED"
+    client.set_terminated(parent, status, since_1970_ms(run.finished_at or run.started_at))
+    return f"MLflow experiment {experiment}: run {parent} with {len(points)} points below it"
+
+
+def upload_to_wandb(summary: Summary) -> str:
+    """Write a W&B run for each point, all in a group of the run's id; return a line about them.
+
+    The project is WANDB_PROJECT, or has the job's name; with WANDB_MODE=offline all stays below
+    WANDB_DIR until `wandb sync`. Settings become config, figures the summary. A second upload
+    writes the same W&B runs again. Raises UsageError where wandb is not installed, or cannot log
+    in.
+    """
+    # Else wandb reports its crashes to its makers; nothing here is sent where nobody asked for it.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    try:
+        import wandb
+    except ModuleNotFoundError as error:
+        missing = f"--to wandb: no module {error.name}; pip install 'raybench[wandb]'"
+        raise UsageError(missing) from error
+    run, points = summary.run, exported_points(summary)
+    project = os.environ.get("WANDB_PROJECT") or run.job_name
+    facts = {"run_id": run.run_id, "job_name": run.job_name, **facts_of_run(summary)}
+    facts["started_at"] = run.started_at.isoformat()
+    try:
+        for point in points:
+            row = point.row
+            written = wandb.init(
+                project=project,
+                group=run.run_id,
+                # Always the same, so that a second upload resumes the run instead of adding one.
+                id=f"{run.run_id}-{row['point_id']}",
+                resume="allow",
+                name=point.name,
+                config=point.settings | facts,
+                tags=[row["status"]],
+                settings=wandb.Settings(**_QUIET),
+            )
+            ended = {name: row[name] for name in ("point_id", "status")}
+            ended |= {"error": point.error, "warnings": point.warnings}
+            written.summary.update(point.figures | ended)
+            written.finish(exit_code=int(point.is_failure))
+    except wandb.Error as error:
+        raise UsageError(f"--to wandb: {plain(error)}") from error
+    return f"Weights & Biases project {project}, group {run.run_id}: {len(points)} runs"
+
+
+# Name -> uploads a run; returns a line about it.
+TRACKERS: dict[str, Callable[[Summary], str]] = {
+    "mlflow": upload_to_mlflow,
+    "wandb": upload_to_wandb,
+}
