@@ -25,7 +25,7 @@ from raybench.job.point import SCRIPT, Point, Precision, Scalar
 from raybench.measure import phases
 from raybench.measure.profiling import Counted, step_flops, tflops_sustained
 from raybench.measure.stopping import load_decisions
-from raybench.measure.uneven import Sharing, UnevenStep
+from raybench.measure.uneven import GroupProbe, UnevenStep, share_out
 from raybench.records import (
     Answer,
     Cause,
@@ -76,7 +76,7 @@ class Worker:
         self._index = index
         self._group = ProcessGroup(self._device)
         self._flops: dict[object, Counted] = {}
-        self._sharing = Sharing()
+        self._group_probes: dict[object, GroupProbe] = {}
         self._gemm_tflops: dict[Precision, float | None] = {}
         self._rested: Reading | None = None
         self._code: dict[str, Code | None] = {}
@@ -224,8 +224,9 @@ class Worker:
             workload: Workload = workload_class(context, **params)
             return workload
 
-        part = self._sharing.share_out(make, context, point, group) if point.is_uneven else None
-        if part is not None:
+        part = None
+        if point.is_uneven:
+            part = share_out(make, context, point, group, self._group_probes)
             context = part.context
         done = phases.measure(
             partial(part.build, make) if part else partial(make, context, point.params),
