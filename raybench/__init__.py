@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from raybench.analysis.frames import load, units
     from raybench.job.model import Answer
     from raybench.records import Metric
-    from raybench.workloads.base import Context, Workload, WrongResultError
-    from raybench.workloads.replicas import DdpOptions
+    from raybench.workloads.base import Context, DdpOptions, Workload, WrongResultError
 
 __all__ = [
     "Answer",
@@ -43,8 +42,7 @@ _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
     "raybench.job.model": ("Answer",),
     "raybench.records": ("Metric",),
-    "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
-    "raybench.workloads.replicas": ("DdpOptions",),
+    "raybench.workloads.base": ("Context", "DdpOptions", "Workload", "WrongResultError"),
     # For the parameters of a workload.
     "pydantic": ("Field", "NonNegativeInt", "PositiveFloat", "PositiveInt"),
 }
