@@ -41,8 +41,8 @@ from raybench.results.breakdown import is_slowed_by_one_rank
 from raybench.results.tables import PointRow
 
 if TYPE_CHECKING:
-    from raybench.analysis.rounds import SlowestRegion
     from raybench.report.summary import Summary
+    from raybench.results.tables import RegionRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -538,7 +538,7 @@ _REGIONS_NOTE = (
 )
 
 
-def region_columns(unit: formatting.Unit) -> list[ColumnOf[SlowestRegion]]:
+def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
     """Return the columns of a region: its name, its calls, its time in `unit`, and its share."""
     return [
         (Column(title="region", is_text=True, min_chars=_REGION_CHARS), lambda one: one.region),

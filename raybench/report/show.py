@@ -34,11 +34,10 @@ from raybench.stats.shares import fast_devices
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.analysis.rounds import SlowestRegion
     from raybench.records import Metric
     from raybench.report.summary import Standing, Summary
     from raybench.results.reader import RankLog
-    from raybench.results.tables import PointRow
+    from raybench.results.tables import PointRow, RegionRow
 
 
 _TAGS_CHARS = 30
@@ -226,7 +225,7 @@ class PointDetails(Document):
     traces: Sequence[str]
     wrote_logs: bool = False
     attempts: Sequence[PointRow] = ()
-    regions: Sequence[SlowestRegion] = ()
+    regions: Sequence[RegionRow] = ()
     units: Mapping[str, str] = field(default_factory=dict)
     standings: Sequence[Standing] = ()
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from raybench.errors import UsageError
+from raybench.job.model import BatchSearch
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
-from raybench.job.sections import BatchSearch
 from raybench.records import Record, Status
 
 # The range of the setting batch_size.
