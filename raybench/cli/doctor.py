@@ -21,7 +21,6 @@ from raybench.cli.output import (
     width,
     write_result,
 )
-from raybench.sweep.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from raybench.doctor.diagnosis import Diagnosis
@@ -51,6 +50,7 @@ def doctor_command(
     devices cannot be had, 130 interrupted.
     """
     from raybench.doctor.diagnosis import diagnose, open_cluster
+    from raybench.sweep.runner import Interrupts
 
     console = make_console()
     phase = partial(show_phase, console)

@@ -24,7 +24,7 @@ from raybench.cli.output import (
 )
 from raybench.errors import UsageError
 from raybench.report.plain_text import printable
-from raybench.sweep.messages import command, program
+from raybench.sweep import command, program
 
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from raybench.job.plan import Plan
     from raybench.job.point import Point
     from raybench.report.documents import Document
-    from raybench.sweep.messages import Progress
+    from raybench.sweep import Progress
 
 COLUMNS_OF_TABLES = 80
 _STDERR = 2

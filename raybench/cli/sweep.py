@@ -28,7 +28,7 @@ from raybench.cli.options import (
 )
 from raybench.errors import UsageError
 from raybench.results.reader import RunStatus
-from raybench.sweep.messages import command
+from raybench.sweep import command
 
 if TYPE_CHECKING:
     from raybench.job.model import Job

@@ -22,7 +22,7 @@ from raybench.job.answer import Answer
 from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.point_settings import DEGREES, distinguishing_settings, short_name
-from raybench.sweep.batch_search import is_found
+from raybench.sweep.scheduler import is_found
 
 # Ratios to a baseline: these points are told by their speed-up, not by a rank among each other.
 RATIOS = ("speed_up", "efficiency")
