@@ -18,7 +18,7 @@ from raybench.analysis.rows import (
     varying,
     workload_metrics,
 )
-from raybench.job.answer import Answer
+from raybench.job.model import Answer
 from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.point_settings import DEGREES, distinguishing_settings, short_name

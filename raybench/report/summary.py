@@ -24,7 +24,7 @@ from raybench.analysis.rounds import (
 from raybench.analysis.rows import OPTIONAL, ScaledRow, batch_column, typed_rows, varying
 from raybench.analysis.scaling import scaling
 from raybench.analysis.uneven import Fleet, fleets
-from raybench.job.answer import Answer, answer_of_run
+from raybench.job.model import Answer, answer_of_run
 from raybench.job.point import RUN_SETTINGS
 from raybench.job.source import overrides_in
 from raybench.records import Cause, TrialKey, by_point

@@ -15,10 +15,9 @@ from typing import Any, Literal
 from raybench.cluster import Cluster
 from raybench.errors import ClusterError, JobError, UsageError
 from raybench.job.model import NOT_MEASURED, Job, Measure, load_job
-from raybench.job.plan import Plan
+from raybench.job.plan import Plan, script_path
 from raybench.job.point import SCRIPT
 from raybench.job.registry import module_of
-from raybench.job.rules import script_path
 from raybench.job.source import overrides_in
 from raybench.records import Device, Record, Status, TrialKey, by_point
 from raybench.records.devices import DeviceList

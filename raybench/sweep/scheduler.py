@@ -31,9 +31,9 @@ from typing import Literal
 
 from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy, in_device_order
 from raybench.errors import UsageError
+from raybench.job.model import BatchSearch
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import ANY, Point, Precision, choose_devices
-from raybench.job.sections import BatchSearch
 from raybench.records import Cause, Device, Record, Status, TrialKey
 
 # With so many rounds, speed-ups of GPU-bound points are known to half a percent:
