@@ -15,7 +15,6 @@ import pandas as pd
 
 from raybench.analysis.references import SHIPPED, References, impossible_figures
 from raybench.analysis.rounds import (
-    SlowestRegion,
     Trials,
     latest_trials,
     regions_by_point,
@@ -212,7 +211,7 @@ class Summary:
         return fleets(self.rows)
 
     @cached_property
-    def regions(self) -> Mapping[str, Sequence[SlowestRegion]]:
+    def regions(self) -> Mapping[str, Sequence[RegionRow]]:
         """Return the regions that the step of each point names, by point_id."""
         return regions_by_point(typed_rows(self.region_rows, RegionRow))
 
