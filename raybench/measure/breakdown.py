@@ -3,11 +3,10 @@
 `break_down` goes through these steps of its own:
 
 1. regions that the step names (`_time_regions`);
-2. on a GPU, the step by the host's clock (`_time_by_host_clock`);
-3. what the peak of memory is made of (`raybench.measure.marks.peak_parts`);
+2. on a GPU, the step by the host's clock (`time_by_wall_clock`);
+3. what the peak of memory is made of (`raybench.measure.marks.watch_peak`);
 4. with peers: the collectives of the gradients, by a hook of DDP (`_time_gradients`);
-5. with peers: which collectives a step issues, counted while local copies take their place
-   (`_count_collectives`);
+5. with peers: which collectives a step issues, counted while local copies take their place;
 6. steps without communication, on a GPU also with their work queued beforehand
    (`_time_local_steps`).
 
@@ -48,14 +47,15 @@ from raybench.measure.marks import (
     BucketMarks,
     OptimizerMarks,
     RegionMarks,
+    ScriptMarks,
     comm_ms,
     elapsed_ms,
     make_marker,
-    peak_parts,
     region_times,
     tail_ms,
+    watch_peak,
 )
-from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic, WallTimes
+from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, WallTimes
 from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, PartTimes, Workload
 from raybench.workloads.script import RunningScript, ScriptEndedError
@@ -66,7 +66,7 @@ SetHook = Callable[[Any], None]
 Around = Callable[[], AbstractContextManager[None]]
 
 # Columns of `points` that come from `Breakdown.local_ms` and its like.
-ALL_COLUMNS = (
+_ALL_COLUMNS = (
     "local_step_ms",
     "compute_ms",
     "comm_ms",
@@ -77,8 +77,8 @@ ALL_COLUMNS = (
     "host_gap_ms",
 )
 # How columns are measured, for `Breakdown.methods`.
-NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
-REDUCED = {
+_NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
+_REDUCED = {
     "comm_ms": "each bucket of gradients from ready to reduced, minimum over ranks",
     "comm_exposed_ms": "step less the slowest rank's step with DDP's noop_hook",
     "straggler_ms": "largest local step of a rank less the lower median of the others'",
@@ -86,34 +86,32 @@ REDUCED = {
     "slowest_rank": "its local step is longer than the others'",
 }
 _NOT_HOOKED = {
-    **REDUCED,
+    **_REDUCED,
     "comm_ms": "unknown: told for gradients that DistributedDataParallel reduces",
     "comm_exposed_ms": "step less the slowest rank's step with local copies for collectives",
     "wait_ms": "unknown: told for gradients that DistributedDataParallel reduces",
 }
 _COUNTED = dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies")
-_FROM_GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
 _PLAIN_STEP = "the step as it is"
-_NOOP = "step with DDP's noop_hook, and local copies in place of other collectives"
-_LOCAL_COPIES = "step with local copies in place of collectives"
-_IS_COMMUNICATION = "none: the step itself is communication"
-_NO_OPTIMIZER = "none: no optimizer of torch.optim stepped"
+_QUEUED = {
+    "compute_ms": "device's time for the local step, queued beforehand, less optimizer_ms",
+    "optimizer_ms": "CUDA events around Optimizer.step, queued beforehand",
+    "host_gap_ms": "local step less the same step queued beforehand",
+}
 _TOO_SLOW = "unknown: the host needs too long to queue a whole step"
-_PEAK_COLUMNS = tuple(f"mem_{field.name}" for field in fields(PeakParts))
 _WATCHED = "torch's allocator and what modules and optimizers hold, in a step that is watched"
+_PEAK_ON_CPU = "none: torch does not count the memory of a CPU"
+_NO_MODEL = "unknown: neither an optimizer of torch.optim nor a module was found"
 _WALL_METHODS = {
     "wall_unsynced_ms_by_rank": "host clock around one step of an idle device, not waited for",
     "wall_synced_ms_by_rank": "host clock around one step of an idle device, waited for",
 }
-_NO_WALL_TIMES = "none: on a CPU nothing goes on behind the host's clock"
+_WALL_ON_CPU = "none: on a CPU nothing goes on behind the host's clock"
+_NO_GAP_ON_CPU = "none: on a CPU the host computes"
 
-# Loaded in the script's process alone, where its ScriptMarks takes the time of parts.
-_MARKS_MODULE = "raybench.measure.marks"
 # The first step with another hook, and two that fill the queue of the device.
 _SCRIPT_LEAD_IN = 3
 _SCRIPT_ENDED = "unknown: the script ended by itself before"
-_NOT_QUEUED = "unknown: the steps of a script cannot be queued beforehand"
-_WITH_GAPS = ", with the gaps that the host leaves"
 
 _NS_PER_MS = 1e6
 # Untimed steps where the step changes, and untimed samples before each block.
@@ -164,14 +162,19 @@ class _Instrumented:
             )
         return [ns / self.extent.inner / _NS_PER_MS for ns in block.step_ns]
 
-    def step_and(self, end_step: Callable[[], None]) -> Step:
-        """Return a step of the workload that calls `end_step` afterwards."""
+    def time_marked(self, marks: RegionMarks | BucketMarks) -> list[float]:
+        """Return the durations of `extent.steps` samples, as `time_block`, whose steps are marked.
+
+        All ranks must call it. The last of the steps that `marks` then has are those timed.
+        """
 
         def step() -> None:
             self.workload.step()
-            end_step()
+            marks.end_step()
 
-        return step
+        for _ in range(_WARMUP_STEPS):
+            step()
+        return self.time_block(loop_step(step, self.extent.inner), self.extent.steps)
 
 
 def break_down(workload: Workload, timer: Timer, context: Context, extent: Extent) -> Breakdown:
@@ -182,48 +185,48 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     that the context has wrapped reduce no gradients. The last step is with the peers where it can
     be, so that a workload which checks its result when it is closed finds theirs in it.
     """
+    device, on_gpu = context.device, context.device.type == "cuda"
     if context.cuda_graph:
         named = ("regions",) if context.regions.are_used else ()
-        columns = (*ALL_COLUMNS, *_WALL_METHODS, *named)
-        return Breakdown(methods=dict.fromkeys(columns, _FROM_GRAPH))
+        reason = "unknown: steps replayed from a CUDA graph are not taken apart"
+        return Breakdown(methods=dict.fromkeys((*_ALL_COLUMNS, *_WALL_METHODS, *named), reason))
     instrumented = _Instrumented(workload=workload, timer=timer, context=context, extent=extent)
+    wall, peak = None, None
     with no_garbage_collection():
         # Regions first: while the step is the one that was timed.
-        regions = _time_regions(instrumented)
-        wall = _time_by_host_clock(instrumented)
-        peak = peak_parts(workload, context)
+        regions, region_methods = _time_regions(instrumented)
+        if on_gpu:  # on a CPU the samples are by the host's clock
+            align_ranks(device)
+            for _ in range(_WARMUP_STEPS):
+                workload.step()
+            wall_steps = min(extent.steps, _ISSUED_ALONE)
+            wall = time_by_wall_clock(workload.step, wall_steps, torch.cuda.synchronize)
+            peak = watch_peak(workload.step, device)
         parts = _take_apart(instrumented)
+    how_peak = _WATCHED if peak else _NO_MODEL if on_gpu else _PEAK_ON_CPU
     methods = {
         **parts.methods,
-        **dict.fromkeys(_PEAK_COLUMNS, _WATCHED if isinstance(peak, PeakParts) else peak),
-        **(_WALL_METHODS if wall else dict.fromkeys(_WALL_METHODS, _NO_WALL_TIMES)),
-        **_region_methods(context),
+        **dict.fromkeys((f"mem_{field.name}" for field in fields(PeakParts)), how_peak),
+        **(_WALL_METHODS if on_gpu else dict.fromkeys(_WALL_METHODS, _WALL_ON_CPU)),
+        **region_methods,
     }
-    known_peak = peak if isinstance(peak, PeakParts) else None
-    return replace(parts, regions=regions, wall=wall, peak=known_peak, methods=methods)
+    return replace(parts, regions=regions, wall=wall, peak=peak, methods=methods)
 
 
-def _time_regions(instrumented: _Instrumented) -> tuple[RegionTime, ...]:
-    """Return the median of each region over steps that are otherwise as the timed ones.
+def _time_regions(instrumented: _Instrumented) -> tuple[tuple[RegionTime, ...], dict[str, str]]:
+    """Return the median of each region, and {"regions": how they were timed}.
 
-    All ranks must call it. () where no rank's step names a region.
+    All ranks must call it. Steps are run, which are otherwise as the timed ones, where any rank's
+    step names a region. How: also which regions are left out as compiled; {} without regions.
     """
-    context, extent = instrumented.context, instrumented.extent
-    if not any_rank(context.regions.are_used, context.device):
-        return ()
-    marks = RegionMarks(context.device)
-    step = instrumented.step_and(marks.end_step)
-    with context.regions.timed_by(marks.region):
-        for _ in range(_WARMUP_STEPS):
-            step()
-        steps_ms = instrumented.time_block(loop_step(step, extent.inner), extent.steps)
-    timed = marks.take()[-len(steps_ms) * extent.inner :]
-    return region_times(timed, statistics.median(steps_ms))
-
-
-def _region_methods(context: Context) -> dict[str, str]:
-    """Return {"regions": how they were timed, which are left out as compiled}; {} without any."""
-    methods = []
+    context, methods = instrumented.context, []
+    times: tuple[RegionTime, ...] = ()
+    if any_rank(context.regions.are_used, context.device):
+        marks = RegionMarks(context.device)
+        with context.regions.timed_by(marks.region):
+            steps_ms = instrumented.time_marked(marks)
+        timed = marks.take()[-len(steps_ms) * instrumented.extent.inner :]
+        times = region_times(timed, statistics.median(steps_ms))
     if context.regions.are_used:
         clock = "CUDA events" if context.device.type == "cuda" else "host clock"
         methods.append(
@@ -232,22 +235,7 @@ def _region_methods(context: Context) -> dict[str, str]:
     if context.regions.compiled:
         names = ", ".join(sorted(map(str, context.regions.compiled)))
         methods.append(f"unknown where they are inside code for torch.compile: {names}")
-    return {"regions": "; ".join(methods)} if methods else {}
-
-
-def _time_by_host_clock(instrumented: _Instrumented) -> WallTimes | None:
-    """Return the plain step by the host's clock; None on a CPU, whose samples are by that clock.
-
-    All ranks must call it.
-    """
-    device, step = instrumented.context.device, instrumented.workload.step
-    if device.type != "cuda":
-        return None
-    align_ranks(device)
-    for _ in range(_WARMUP_STEPS):
-        step()
-    steps = min(instrumented.extent.steps, _ISSUED_ALONE)
-    return time_by_wall_clock(step, steps, torch.cuda.synchronize)
+    return times, {"regions": "; ".join(methods)} if methods else {}
 
 
 def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> WallTimes:
@@ -270,7 +258,7 @@ def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> Wall
 
 
 def _take_apart(instrumented: _Instrumented) -> Breakdown:
-    """Return the times of computing and communicating, with the methods of `ALL_COLUMNS`.
+    """Return the times of computing and communicating, with the methods of `_ALL_COLUMNS`.
 
     All ranks must call it. With peers the communication of gradients is timed first, then the step
     without communication; what could not be timed has its reason in `methods`.
@@ -279,32 +267,55 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
     if context.world_size == 1:
         return _time_local_steps(instrumented, workload.step, _PLAIN_STEP)
     if workload.message_bytes is not None:
-        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _IS_COMMUNICATION))
+        reason = "none: the step itself is communication"
+        return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, reason))
     set_hook = hook_setter(workload, context)
     if isinstance(set_hook, str):
-        hooked, how = Breakdown(methods=_NOT_HOOKED), _LOCAL_COPIES
+        hooked = Breakdown(methods=_NOT_HOOKED)
+        how = "step with local copies in place of collectives"
     else:
-        hooked, how = _time_gradients(instrumented, set_hook), _NOOP
-    step = _StepWithoutPeers(workload)
-    traffic = _count_collectives(instrumented, step)
-    if not any_rank(bool(traffic or step.error), context.device):
-        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, f"unknown: {NO_COLLECTIVES}"))
+        hooked = _time_gradients(instrumented, set_hook)
+        how = "step with DDP's noop_hook, and local copies in place of other collectives"
+    errors: list[str] = []
+
+    def step_alone() -> None:
+        """Run the step without its peers, which may fail on numbers that nothing can go on with.
+
+        After an error do nothing: the other ranks go on and must not wait for this one.
+        """
+        if not errors:
+            try:
+                workload.step()
+            except Exception as error:
+                errors.append(brief(error))
+
+    copies = CountedCopies()
+    align_ranks(context.device)
+    with replace_collectives(copies):
+        step_alone()
+        copies.collectives.clear()
+        step_alone()
+    traffic = () if errors else add_up(copies.collectives)
+    if not any_rank(bool(traffic or errors), context.device):
+        return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, f"unknown: {NO_COLLECTIVES}"))
     if not isinstance(set_hook, str):
         set_hook(noop_hook)
     around = partial(replace_collectives, LocalCopies())
-    local = _time_local_steps(instrumented, step, how, around)
-    if any_rank(bool(step.error), context.device):
-        reason = f"unknown: without its peers the step failed: {step.error or 'on another rank'}"
-        methods = {**dict.fromkeys(ALL_COLUMNS, reason), **_COUNTED}
+    local = _time_local_steps(instrumented, step_alone, how, around)
+    if any_rank(bool(errors), context.device):
+        error = errors[0] if errors else "on another rank"
+        reason = f"unknown: without its peers the step failed: {error}"
+        methods = {**dict.fromkeys(_ALL_COLUMNS, reason), **_COUNTED}
         return Breakdown(traffic=traffic, methods=methods)
     workload.step()
+    methods = {**local.methods, **hooked.methods, **_COUNTED}
     return replace(
-        local,
-        hooked_ms=hooked.hooked_ms,
-        comm_ms=hooked.comm_ms,
-        tail_ms=hooked.tail_ms,
+        hooked,
+        local_ms=local.local_ms,
+        device_ms=local.device_ms,
+        optimizer_ms=local.optimizer_ms,
         traffic=traffic,
-        methods={**local.methods, **hooked.methods, **_COUNTED},
+        methods=methods,
     )
 
 
@@ -325,57 +336,18 @@ def _time_gradients(instrumented: _Instrumented, set_hook: SetHook) -> Breakdown
 
     Ranks that are brought together before each step would differ by the jitter of their hosts.
     """
-    extent = instrumented.extent
     marks = BucketMarks(instrumented.context.device)
     set_hook(marks.hook)
-    for _ in range(_WARMUP_STEPS):
-        instrumented.workload.step()
-    step = instrumented.step_and(marks.end_step)
-    hooked_ms = instrumented.time_block(loop_step(step, extent.inner), extent.steps)
-    timed = marks.take()[-len(hooked_ms) * extent.inner :]
+    hooked_ms = instrumented.time_marked(marks)
+    timed = marks.take()[-len(hooked_ms) * instrumented.extent.inner :]
     if not all(timed):
-        return Breakdown(methods=dict.fromkeys(REDUCED, NO_BUCKETS))
+        return Breakdown(methods=dict.fromkeys(_REDUCED, _NO_BUCKETS))
     return Breakdown(
         hooked_ms=tuple(hooked_ms),
         comm_ms=tuple(comm_ms(buckets) for buckets in timed),
         tail_ms=tuple(tail_ms(buckets) for buckets in timed),
-        methods=REDUCED,
+        methods=_REDUCED,
     )
-
-
-class _StepWithoutPeers:
-    """A step to be run while local copies take the place of its collectives.
-
-    It may fail on numbers that no step could go on with. Then it notes the error in `error` and
-    does nothing any more: the other ranks go on and must not wait for this one.
-    """
-
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        self.error = ""
-
-    def __call__(self) -> None:
-        """Run the step, and keep its error as text instead of raising it; do nothing after one."""
-        if self.error:
-            return
-        try:
-            self._workload.step()
-        except Exception as error:
-            self.error = brief(error)
-
-
-def _count_collectives(instrumented: _Instrumented, step: _StepWithoutPeers) -> tuple[Traffic, ...]:
-    """Run two steps with local copies, and return the traffic of the second.
-
-    All ranks must call it. () where the step failed, or sends nothing.
-    """
-    copies = CountedCopies()
-    align_ranks(instrumented.context.device)
-    with replace_collectives(copies):
-        step()
-        copies.collectives.clear()
-        step()
-    return () if step.error else add_up(copies.collectives)
 
 
 def _time_local_steps(
@@ -394,11 +366,13 @@ def _time_local_steps(
     loop = loop_step(step, extent.inner)
     optimizer = OptimizerMarks(context.device)
     device_ms: float | None = None
+    methods = {"local_step_ms": how}
     if context.device.type == "cuda":
         before = _time_until_known(instrumented, loop, around)
         loop_ms = extent.inner * statistics.median(chain(*before))
         device_ms = time_queued_steps(loop, optimizer, loop_ms, extent.steps, around)
         after = [instrumented.time_block(loop, len(block), around) for block in before]
+        methods |= _QUEUED if device_ms is not None else dict.fromkeys(_QUEUED, _TOO_SLOW)
     else:
 
         def marked_loop() -> None:
@@ -408,18 +382,19 @@ def _time_local_steps(
         with optimizer.watching():
             before = _time_until_known(instrumented, marked_loop, around)
             after = [instrumented.time_block(marked_loop, len(block), around) for block in before]
+        methods |= {
+            "compute_ms": "local step less data_ms and optimizer_ms",
+            "optimizer_ms": "host clock around Optimizer.step",
+            "host_gap_ms": _NO_GAP_ON_CPU,
+        }
     stepped_ms = [ms for ms in optimizer.take() if ms is not None]
-    optimizer_ms = statistics.median(stepped_ms) if stepped_ms else None
-    methods = {
-        "local_step_ms": how,
-        **_local_methods(context.device, is_queued=device_ms is not None),
-    }
+    optimizer_ms = statistics.median(stepped_ms) / extent.inner if stepped_ms else None
     if optimizer_ms is None:
-        methods["optimizer_ms"] = _NO_OPTIMIZER
+        methods["optimizer_ms"] = "none: no optimizer of torch.optim stepped"
     return Breakdown(
         local_ms=tuple(map(tuple, (*before, *after))),
         device_ms=None if device_ms is None else device_ms / extent.inner,
-        optimizer_ms=None if optimizer_ms is None else optimizer_ms / extent.inner,
+        optimizer_ms=optimizer_ms,
         methods=methods,
     )
 
@@ -446,26 +421,6 @@ def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -
     while sum(map(len, blocks)) < most and any_rank(is_unsure(), context.device):
         blocks.append(instrumented.time_block(loop, size, around))
     return blocks
-
-
-def _local_methods(device: torch.device, *, is_queued: bool) -> dict[str, str]:
-    """Return how compute_ms, optimizer_ms and host_gap_ms are measured, by these names.
-
-    is_queued: whether the steps could be queued before the device worked on them.
-    """
-    if device.type != "cuda":
-        return {
-            "compute_ms": "local step less data_ms and optimizer_ms",
-            "optimizer_ms": "host clock around Optimizer.step",
-            "host_gap_ms": "none: on a CPU the host computes",
-        }
-    if not is_queued:
-        return dict.fromkeys(("compute_ms", "optimizer_ms", "host_gap_ms"), _TOO_SLOW)
-    return {
-        "compute_ms": "device's time for the local step, queued beforehand, less optimizer_ms",
-        "optimizer_ms": "CUDA events around Optimizer.step, queued beforehand",
-        "host_gap_ms": "local step less the same step queued beforehand",
-    }
 
 
 def time_queued_steps(
@@ -540,11 +495,11 @@ def break_down_script(
         return tuple(ns / _NS_PER_MS for ns in samples.step_ns), process.parts
 
     try:
-        reason = process.mark_parts(_MARKS_MODULE, has_peers=has_peers)
+        reason = process.mark_parts(ScriptMarks.__module__, has_peers=has_peers)
     except ScriptEndedError:
         reason = _SCRIPT_ENDED
     if reasons := list(filter(None, gather_objects(reason))):
-        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, reasons[0]))
+        return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, reasons[0]))
     hooked_ms: tuple[float, ...] = ()
     hooked: Mapping[str, Sequence[float]] = {}
     try:
@@ -552,12 +507,13 @@ def break_down_script(
             process.time_gradients()
             hooked_ms, hooked = time_steps()
             if len(hooked["comm_ms"]) < len(hooked_ms):
-                return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, NO_BUCKETS))
+                return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, _NO_BUCKETS))
             process.keep_gradients()
         first_ms, _ = time_steps()
         second_ms, local = time_steps()
     except StepsEndedError:
-        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _SCRIPT_ENDED))
+        return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, _SCRIPT_ENDED))
+    gaps = ", with the gaps that the host leaves" if on_gpu else ""
     return Breakdown(
         local_ms=(first_ms, second_ms),
         optimizer_ms=statistics.median(local["optimizer_ms"]),
@@ -566,9 +522,13 @@ def break_down_script(
         tail_ms=tuple(hooked.get("tail_ms", ())),
         methods={
             "local_step_ms": "step with DDP's noop_hook" if has_peers else _PLAIN_STEP,
-            "compute_ms": f"local step less optimizer_ms{_WITH_GAPS if on_gpu else ''}",
-            "host_gap_ms": _NOT_QUEUED if on_gpu else "none: on a CPU the host computes",
+            "compute_ms": f"local step less optimizer_ms{gaps}",
+            "host_gap_ms": (
+                "unknown: the steps of a script cannot be queued beforehand"
+                if on_gpu
+                else _NO_GAP_ON_CPU
+            ),
             "optimizer_ms": f"{'CUDA events' if on_gpu else 'host clock'} around Optimizer.step",
-            **(REDUCED if has_peers else {}),
+            **(_REDUCED if has_peers else {}),
         },
     )

@@ -31,8 +31,7 @@ from torch.optim.optimizer import (
 )
 
 from raybench.records import PeakParts, RegionTime
-from raybench.workloads.base import Context, Workload
-from raybench.workloads.replicas import COMPILED, count_compiled_frames
+from raybench.workloads.base import COMPILED, count_compiled_frames
 
 # A CUDA event, or nanoseconds of `time.perf_counter_ns`.
 Mark = torch.cuda.Event | int
@@ -62,9 +61,6 @@ def elapsed_ms(start: Mark, end: Mark) -> float:
     between_ms: float = start.elapsed_time(end)
     return between_ms
 
-
-_ON_CPU = "none: torch does not count the memory of a CPU"
-_NO_MODEL = "unknown: neither an optimizer of torch.optim nor a module was found"
 
 T = TypeVar("T")
 
@@ -327,17 +323,7 @@ class ScriptMarks:
         return future
 
 
-def peak_parts(workload: Workload, context: Context) -> PeakParts | str:
-    """Return what the peak of memory is made of in the second of two steps that are run for it.
-
-    A sentence in place of it where that is not known: on a CPU, and without a model.
-    """
-    if context.device.type != "cuda":
-        return _ON_CPU
-    return watch_peak(workload, context.device) or _NO_MODEL
-
-
-def watch_peak(workload: Workload, device: torch.device) -> PeakParts | None:
+def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | None:
     """Return what the peak of memory is made of in the second of two steps that are run for it.
 
     None where the device has neither a module nor a tensor that an optimizer steps. All modules of
@@ -345,7 +331,7 @@ def watch_peak(workload: Workload, device: torch.device) -> PeakParts | None:
     """
     optimizers: dict[torch.optim.Optimizer, None] = {}
     with _before_optimizer_steps(lambda optimizer: optimizers.setdefault(optimizer)):
-        workload.step()
+        step()
     modules = _live_modules()
     held = [*_parameters(optimizers, modules), *(b for m in modules for b in m.buffers())]
     weights = [tensor for tensor in held if tensor.device == device]
@@ -355,7 +341,7 @@ def watch_peak(workload: Workload, device: torch.device) -> PeakParts | None:
     begin, gradients = torch.cuda.memory_allocated(device), _GradientsAtPeak(weights, device)
     gradients_before = gradients.now_bytes
     with gradients.watching():
-        workload.step()
+        step()
     gradients.look()
     at_peak = gradients.peak_bytes
     parameters = _storage_bytes(weights, device)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from raybench.errors import add_note, brief
@@ -57,11 +58,12 @@ from raybench.measure.uneven import has_other_gradients
 from raybench.records import Breakdown, Measurement, Metric, Repetition, Samples, SpanNs
 from raybench.records.checked_answers import DECLARED, check_declared, check_metric
 from raybench.stats.summary import step_series
-from raybench.workloads.base import Context, Workload
-from raybench.workloads.replicas import count_compiled_frames
+from raybench.workloads.base import Context, Workload, count_compiled_frames
 from raybench.workloads.script import RunningScript
 
 T = TypeVar("T")
+# Blocks of iterations: this rank's samples, and the durations in ns on each rank.
+_Blocks = list[tuple[Samples, list[list[int]]]]
 # Runs a step, and describes what NCCL ran for its collectives.
 NcclChoices = Callable[[Step], tuple[str, ...]]
 
@@ -108,34 +110,6 @@ class _PointRun:
         align_ranks(self.context.device)
         return self.timer.time_block(step, iterations, self.context.parts, lead_in=lead_in)
 
-    def let_script_time(self, script: RunningScript) -> None:
-        """Have the script's own process time its steps: they are not run in this one."""
-        self.warnings.extend(script.warnings(self.context))
-        self.timer = self.memory = ScriptTimer(script.process, self.context.device)
-        # None of both counts: the allocator of this process does nothing for the script.
-        self.allocator = AllocatorCalls(torch.device("cpu"))
-
-    def measurement(self, setup_s: float) -> Measurement:
-        """Return what was found on this rank; energy is None where that of a repeat is not known.
-
-        setup_s: seconds from the begin of the set-up until the first workload was built.
-        """
-        known = [energy for energy in self.energies_j if energy is not None]
-        return Measurement(
-            rank=self.context.rank,
-            setup_s=setup_s,
-            repetitions=tuple(self.repetitions),
-            peak_mem_allocated_bytes=self.memory.allocated_bytes,
-            peak_mem_reserved_bytes=self.memory.reserved_bytes,
-            alloc_retries=self.allocator.retries,
-            device_allocs=self.allocator.device_allocs,
-            energy_j=sum(known) if len(known) == len(self.repetitions) else None,
-            throttle_reasons=tuple(self.throttle_reasons),
-            timed_at_ns=tuple(self.timed_at_ns),
-            warnings=tuple(self.warnings),
-            **self.fields,
-        )
-
 
 def measure(
     build: Callable[[], Workload],
@@ -175,10 +149,25 @@ def measure(
         with workload_stream(context), _closing(build()) as workload:
             wait_until_unlimited(run.counters, rested, settings.max_seconds)
             setup_s = setup_s or time.perf_counter() - began_s
-            run.fields |= _sizes(workload, context)
+            # What the workload declares of a step.
+            owner = f"workload {type(workload).__name__}"
+            for name in DECLARED:
+                run.fields[name] = check_declared(owner, name, getattr(workload, name))
+            if shares_work(type(workload)) and run.fields["items_per_step"] is not None:
+                # This rank's part of what all finish together.
+                run.fields["items_per_step"] /= context.world_size
             if isinstance(workload, RunningScript):
-                run.let_script_time(workload)
-            _repeat(workload, run)
+                # The script's own process times its steps: they are not run in this one.
+                run.warnings.extend(workload.warnings(context))
+                run.timer = run.memory = ScriptTimer(workload.process, context.device)
+                # None of both counts: the allocator of this process does nothing for the script.
+                run.allocator = AllocatorCalls(torch.device("cpu"))
+            try:
+                run.repetitions.append(_warm_up_and_time(workload, run))
+            except StepsEndedError as ended:
+                run.repetitions.append(ended.repetition)
+                run.energies_j.append(None)
+                run.warnings.append(ended.warning)
             run.fields["workload_metrics"] = _own_metrics(workload)
             if repeat == settings.repeats - 1:
                 # Before the breakdown, after which gradients are not reduced any more.
@@ -186,7 +175,22 @@ def measure(
                 with no_garbage_collection():
                     _explain(workload, run, profile)
         del workload
-    return run.measurement(setup_s)
+    known = [energy for energy in run.energies_j if energy is not None]
+    return Measurement(
+        rank=context.rank,
+        setup_s=setup_s,
+        repetitions=tuple(run.repetitions),
+        peak_mem_allocated_bytes=run.memory.allocated_bytes,
+        peak_mem_reserved_bytes=run.memory.reserved_bytes,
+        alloc_retries=run.allocator.retries,
+        device_allocs=run.allocator.device_allocs,
+        # Not known where that of a repeat is not.
+        energy_j=sum(known) if len(known) == len(run.repetitions) else None,
+        throttle_reasons=tuple(run.throttle_reasons),
+        timed_at_ns=tuple(run.timed_at_ns),
+        warnings=tuple(run.warnings),
+        **run.fields,
+    )
 
 
 @contextmanager
@@ -206,180 +210,122 @@ def _closing(workload: Workload) -> Iterator[Workload]:
     workload.close()
 
 
-def _repeat(workload: Workload, run: _PointRun) -> None:
-    """Add to the run what one warm-up and its timing gave; all ranks must call it.
-
-    A script that ends too soon gives what it had, with a warning and without energy.
-    """
-    try:
-        run.repetitions.append(_warm_up_and_time(workload, run))
-    except StepsEndedError as ended:
-        run.repetitions.append(ended.repetition)
-        run.energies_j.append(None)
-        run.warnings.append(ended.warning)
-
-
 def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
     """Return the samples of one build, warm-up and timed; all ranks must call it.
 
     The run gets the energy, the spans and the throttle reasons of what was timed. Raises
     StepsEndedError where a script ends too soon, and what the workload raises.
     """
+    context, policy = run.context, run.policy
     with no_garbage_collection():
-        warmup = _warm_up(workload, run)
+        warmup, compiling_steps = _warm_up(workload, run)
+        warmup_ns = _point_ns(warmup)
         run.memory.restart()
         _check(workload, run)
-        inner = _inner_iterations(workload, warmup, run)
-        is_graph = run.context.cuda_graph
+        if isinstance(run.timer, ScriptTimer):
+            inner = 1  # a script runs its own loop
+        elif context.cuda_graph:
+            # A step of its own is captured, because replays may be far shorter than eager steps.
+            with capture_graph(workload, 1, context) as step:
+                trial = run.time_block(step, TRIAL_REPLAYS)
+                trial_ns = _point_ns([(trial, gather_durations(trial.step_ns, context.device))])
+            inner = run.agree(lambda: policy.inner_iterations(trial_ns, graph=True))
+        else:
+            inner = run.agree(lambda: policy.inner_iterations(warmup_ns, graph=False))
         loop = nullcontext(loop_step(workload.step, inner))
-        with capture_graph(workload, inner, run.context) if is_graph else loop as step:
-            phase = _TimedPhase(step=step, inner=inner, warmup_ns=warmup.point_ns(), run=run)
-            phase.time()
+        with capture_graph(workload, inner, context) if context.cuda_graph else loop as step:
+            drifted, timed, progress = _time(step, inner, warmup_ns, run)
             _check(workload, run)
     return Repetition(
-        warmup=join_blocks([*warmup.blocks, *phase.drifted.blocks]),
-        timed=join_blocks(phase.timed.blocks),
+        warmup=join_blocks([block for block, _ in (*warmup, *drifted)]),
+        timed=join_blocks([block for block, _ in timed]),
         inner_iterations=inner,
-        compiling_steps=warmup.compiling_steps,
-        settled=run.policy.has_settled(phase.progress()),
+        compiling_steps=compiling_steps,
+        settled=policy.has_settled(progress),
     )
 
 
-@dataclass(slots=True)
-class _Blocks:
-    """Consecutive blocks of this rank, and the durations of their iterations on each rank, in ns.
-
-    compiling_steps: iterations until torch.compile was last seen to compile on this rank.
-    """
-
-    blocks: list[Samples] = field(default_factory=list)
-    ranks_ns: list[list[int]] = field(default_factory=list)
-    compiling_steps: int = 0
-
-    def add(self, block: Samples, device: torch.device) -> None:
-        """Append a block; all ranks must call it, outside of what is timed."""
-        self.blocks.append(block)
-        self._extend(gather_durations(block.step_ns, device))
-
-    def point_ns(self) -> Sequence[float]:
-        """Return the point's step time of each iteration over all ranks, in ns; () without any."""
-        return step_series(self.ranks_ns).tolist() if self.ranks_ns else ()
-
-    def move_to(self, other: _Blocks) -> None:
-        """Append all blocks to another phase, and keep none."""
-        other.blocks += self.blocks
-        other._extend(self.ranks_ns)
-        self.blocks, self.ranks_ns = [], []
-
-    def _extend(self, ranks_ns: Sequence[Sequence[int]]) -> None:
-        """Append durations in ns: a list for each rank, in rank order."""
-        self.ranks_ns = self.ranks_ns or [[] for _ in ranks_ns]
-        for known_ns, more_ns in zip(self.ranks_ns, ranks_ns, strict=True):
-            known_ns.extend(more_ns)
-
-
-def _warm_up(workload: Workload, run: _PointRun) -> _Blocks:
+def _warm_up(workload: Workload, run: _PointRun) -> tuple[_Blocks, int]:
     """Return the eager steps of a warm-up, which are run until they are steady.
 
     All ranks must call it. It goes on while any rank's clocks are held back, within the budget, but
-    not in quick runs or where the job fixes its length.
+    not in quick runs or where the job fixes its length. The number is that of the iterations until
+    torch.compile was last seen to compile on this rank.
     """
-    context, warmup, is_limited = run.context, _Blocks(), False
+    context, is_limited, compiling_steps = run.context, False, 0
+    blocks: _Blocks = []
     at_least = EAGER_ITERATIONS if context.cuda_graph else 1
 
     def wanted() -> int:
-        return run.policy.next_warmup(warmup.point_ns(), at_least=at_least, is_limited=is_limited)
+        return run.policy.next_warmup(_point_ns(blocks), at_least=at_least, is_limited=is_limited)
 
     while iterations := run.agree(wanted):
         before, compiled = run.counters.read(), count_compiled_frames()
-        warmup.add(run.time_block(workload.step, iterations), context.device)
+        block = run.time_block(workload.step, iterations)
+        blocks.append((block, gather_durations(block.step_ns, context.device)))
         if count_compiled_frames() > compiled:
-            warmup.compiling_steps = sum(len(block.step_ns) for block in warmup.blocks)
+            compiling_steps = sum(len(block.step_ns) for block, _ in blocks)
         is_limited = any_rank(is_held_back(before, run.counters.read()), context.device)
-    return warmup
+    return blocks, compiling_steps
 
 
-def _inner_iterations(workload: Workload, warmup: _Blocks, run: _PointRun) -> int:
-    """Return how many steps a sample has, the same on all ranks, which must all call it.
+def _time(
+    step: Step, inner: int, warmup_ns: Sequence[float], run: _PointRun
+) -> tuple[_Blocks, _Blocks, Progress]:
+    """Return samples that turned out to be warm-up, those that count, and the last progress.
 
-    1 for a script. With `cuda_graph` it captures a step and times replays of it, because they may
-    be far shorter than eager steps.
+    All ranks must call it. Blocks are timed until the samples are enough; where they drift they
+    were warm-up, and it begins anew. A sample is the mean of `inner` steps, which `step` runs. It
+    is marked where the clocks were limited in its block, unless the device's counters cannot be
+    read. The run gets the energy, the spans and the throttle reasons of the blocks that count.
     """
-    context, step_ns = run.context, warmup.point_ns()
-    if isinstance(run.timer, ScriptTimer):
-        return 1  # a script runs its own loop
-    if context.cuda_graph:
-        replays = _Blocks()
-        with capture_graph(workload, 1, context) as step:
-            replays.add(run.time_block(step, TRIAL_REPLAYS), context.device)
-        step_ns = replays.point_ns()
-    return run.agree(lambda: run.policy.inner_iterations(step_ns, graph=context.cuda_graph))
+    policy, device = run.policy, run.context.device
+    drifted: _Blocks = []
+    timed: _Blocks = []
+    # Of the device's counters, before and after each block that counts.
+    readings: list[Reading | None] = []
+    spans_ns: list[SpanNs] = []
 
-
-@dataclass(slots=True, kw_only=True)
-class _TimedPhase:
-    """Times samples until they are enough; where they drift they were warm-up, and it begins anew.
-
-    drifted, timed: samples that turned out to be warm-up, and those that count. readings: the
-    device's counters before and after each block that counts.
-    """
-
-    step: Step
-    inner: int
-    warmup_ns: Sequence[float]
-    run: _PointRun
-    drifted: _Blocks = field(default_factory=_Blocks)
-    timed: _Blocks = field(default_factory=_Blocks)
-    readings: list[Reading | None] = field(default_factory=list)
-    timed_at_ns: list[SpanNs] = field(default_factory=list)
-
-    def time(self) -> None:
-        """Time blocks until the samples are enough; all ranks must call it.
-
-        Fills `drifted`, `timed` and `readings`; the run gets the energy, the spans and the throttle
-        reasons of the blocks that count.
-        """
-        run = self.run
-        while count := run.agree(lambda: run.policy.next_timed(self.progress())):
-            if count == RESTART:
-                self.timed.move_to(self.drifted)
-                self.readings.clear()
-                self.timed_at_ns.clear()
-                run.memory.restart()
-            else:
-                self.timed.add(self._time_block(count), run.context.device)
-        run.timed_at_ns.extend(self.timed_at_ns)
-        run.energies_j.append(energy_j(self.readings[0], self.readings[-1]))
-        for before, after in zip(self.readings[::2], self.readings[1::2], strict=True):
-            run.throttle_reasons.update(dict.fromkeys(throttle_reasons(before, after)))
-
-    def progress(self) -> Progress:
-        """Return the point's step times so far, over all ranks, for the next decision."""
+    def progress() -> Progress:
         return Progress(
-            warmup_ns=self.warmup_ns,
-            drifted_ns=self.drifted.point_ns(),
-            sample_ns=self.timed.point_ns(),
-            inner=self.inner,
-            is_graph=self.run.context.cuda_graph,
+            warmup_ns=warmup_ns,
+            drifted_ns=_point_ns(drifted),
+            sample_ns=_point_ns(timed),
+            inner=inner,
+            is_graph=run.context.cuda_graph,
         )
 
-    def _time_block(self, iterations: int) -> Samples:
-        """Return so many samples per step, each marked where the clocks were limited in the block.
-
-        Not marked where the device's counters cannot be read. Notes the block's readings and its
-        span.
-        """
-        run, lead_in = self.run, self.run.policy.lead_in(self.progress())
+    while count := run.agree(lambda: policy.next_timed(progress())):
+        if count == RESTART:
+            drifted += timed
+            timed.clear()
+            readings.clear()
+            spans_ns.clear()
+            run.memory.restart()
+            continue
+        lead_in = policy.lead_in(progress())
         before = run.counters.read()
         begin_ns = time.monotonic_ns()
         with run.allocator.counting():
-            block = run.time_block(self.step, iterations, lead_in=lead_in)
-        self.timed_at_ns.append((begin_ns, time.monotonic_ns()))
-        samples, after = per_step(block, self.inner), run.counters.read()
-        self.readings += [before, after]
-        if before is None or after is None:
-            return samples
-        return replace(samples, throttled=(bool(throttle_reasons(before, after)),) * iterations)
+            block = run.time_block(step, count, lead_in=lead_in)
+        spans_ns.append((begin_ns, time.monotonic_ns()))
+        samples, after = per_step(block, inner), run.counters.read()
+        readings += [before, after]
+        if before is not None and after is not None:
+            is_throttled = bool(throttle_reasons(before, after))
+            samples = replace(samples, throttled=(is_throttled,) * count)
+        timed.append((samples, gather_durations(samples.step_ns, device)))
+    run.timed_at_ns.extend(spans_ns)
+    run.energies_j.append(energy_j(readings[0], readings[-1]))
+    for before, after in zip(readings[::2], readings[1::2], strict=True):
+        run.throttle_reasons.update(dict.fromkeys(throttle_reasons(before, after)))
+    return drifted, timed, progress()
+
+
+def _point_ns(blocks: _Blocks) -> Sequence[float]:
+    """Return the point's step time of each iteration over all ranks, in ns; () without any."""
+    ranks_ns = [durations_ns for _, durations_ns in blocks]
+    return step_series(list(np.concatenate(ranks_ns, axis=1))).tolist() if blocks else ()
 
 
 def _check(workload: Workload, run: _PointRun) -> None:
@@ -391,22 +337,6 @@ def _check(workload: Workload, run: _PointRun) -> None:
         return  # a script has no check
     with run.memory.paused():
         workload.check()
-
-
-def _sizes(workload: Workload, context: Context) -> dict[str, Any]:
-    """Return what the workload declares of a step, by the names in DECLARED; None: undeclared.
-
-    Where ranks share their work, items_per_step is divided by their number. Raises UsageError for a
-    value that is no number, below 0 or too large.
-    """
-    owner = f"workload {type(workload).__name__}"
-    found: dict[str, Any] = {
-        name: check_declared(owner, name, getattr(workload, name)) for name in DECLARED
-    }
-    if shares_work(type(workload)) and found["items_per_step"] is not None:
-        # This rank's part of what all finish together.
-        found["items_per_step"] /= context.world_size
-    return found
 
 
 def _own_metrics(workload: Workload) -> dict[Metric, float]:
@@ -463,10 +393,20 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
     steps = run.agree(lambda: run.policy.breakdown_steps(slowest_ns))
     most_local_steps = run.agree(lambda: run.policy.most_local_steps(slowest_ns))
     extent = Extent(steps=steps, most_local_steps=most_local_steps, inner=last.inner_iterations)
+
+    def take_apart() -> Breakdown:
+        """Return the breakdown; the run gets what NCCL and torch's attention chose in a step."""
+        if isinstance(workload, RunningScript) and isinstance(run.timer, ScriptTimer):
+            return break_down_script(workload, run.timer, context, extent)
+        # First, before gradients go other ways than in a timed step.
+        if context.world_size > 1:
+            run.fields["nccl_choices"] = run.nccl_choices(workload.step)
+        run.fields["attention_kernels"] = profiling.attention_kernels(workload.step)
+        return break_down(workload, run.timer, context, extent)
+
     breakdown: Breakdown | None = None
     if run.settings.breakdown:
-        without = "measure.breakdown: false"
-        breakdown = _attempt("breakdown", lambda: _break_down(workload, run, extent), run, without)
+        breakdown = _attempt("breakdown", take_apart, run, "measure.breakdown: false")
     if profile and isinstance(workload, RunningScript):
         run.warnings.append("a script is not profiled")
     elif profile:
@@ -474,20 +414,6 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
             "profile", lambda: profiling.profile(workload, context, steps), run, "no --profile"
         )
     run.fields["breakdown"] = breakdown
-
-
-def _break_down(workload: Workload, run: _PointRun, extent: Extent) -> Breakdown:
-    """Return where a step's time goes; the run gets what NCCL and torch's attention chose in one.
-
-    All ranks must call it. One more step shows each choice; a script shows none.
-    """
-    if isinstance(workload, RunningScript) and isinstance(run.timer, ScriptTimer):
-        return break_down_script(workload, run.timer, run.context, extent)
-    # First, before gradients go other ways than in a timed step.
-    if run.context.world_size > 1:
-        run.fields["nccl_choices"] = run.nccl_choices(workload.step)
-    run.fields["attention_kernels"] = profiling.attention_kernels(workload.step)
-    return break_down(workload, run.timer, run.context, extent)
 
 
 def _attempt(name: str, explain: Callable[[], T], run: _PointRun, without: str) -> T | None:

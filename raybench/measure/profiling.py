@@ -42,8 +42,13 @@ from raybench.measure.breakdown import hook_setter
 from raybench.measure.instruments import Step, align_ranks
 from raybench.measure.marks import Mark, elapsed_ms, make_marker
 from raybench.records import ModuleTime, Profile
-from raybench.workloads import precision as modes
-from raybench.workloads.base import Context, PartTimes, Regions, Workload
+from raybench.workloads.base import (
+    Context,
+    PartTimes,
+    Regions,
+    Workload,
+    apply_precision,
+)
 
 _WARMUP_STEPS = 2
 _METHOD = "matrix products, convolutions and attention of one step, counted on meta tensors"
@@ -424,7 +429,7 @@ def _tflops(device: torch.device, precision: Precision) -> float | None:
     """Return the TFLOP/s of `tflops_sustained` in one precision, which it leaves switched on."""
     if device.type != "cuda":
         return None
-    modes.apply(precision)
+    apply_precision(precision)
     try:
         times_ms = _product_times_ms(_make_product(device, precision))
     except torch.OutOfMemoryError:

@@ -14,7 +14,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -50,8 +49,7 @@ from raybench.stats.shares import (
     fast_shares,
     fit_line,
 )
-from raybench.workloads.base import Context, PartTimes, Workload
-from raybench.workloads.replicas import Replicas
+from raybench.workloads.base import Context, PartTimes, Replicas, Workload
 
 Parameters = Mapping[str, Scalar]
 BuildWorkload = Callable[[Context, Parameters], Workload]
@@ -104,52 +102,37 @@ class UnevenStep:
         return make(self.context, self.params) if self.share.items else Idle()
 
 
-class Sharing:
-    """Shares out the steps of a worker's points, and remembers the probes of its groups."""
-
-    def __init__(self) -> None:
-        self._group_probes: dict[object, GroupProbe] = {}
-
-    def share_out(
-        self, make: BuildWorkload, context: Context, point: Point, group: object
-    ) -> UnevenStep:
-        """Return this rank's part of the step; all ranks of the point must call it.
-
-        The devices are probed first, unless they were for a point with the same steps. group:
-        identifies the group of ranks; another group has other devices. Raises UsageError where the
-        step cannot be shared out as the point asks, torch.OutOfMemoryError where an equal share
-        does not fit.
-        """
-        maker = StepMaker(make=make, context=_slowed(context), point=point)
-        execution = {**point.execution, "shares": point.shares == BY_ACCUMULATION}
-        step = (point.workload, *point.params.items(), point.batch_size, *execution.values())
-        key = (group, *step)
-        if key not in self._group_probes:
-            self._group_probes[key] = maker.probe_group()
-        return _share_out(maker, self._group_probes[key])
-
-
-def _slowed(context: Context) -> Context:
-    """Return the context, with emulation where the point wants this rank slow (the last ranks).
-
-    Raises UsageError for `slow_by: sms` without CUDA.
-    """
-    if context.slow_ratio == 1 or context.rank < context.world_size - context.slow_count:
-        return context
-    if context.slow_by is SlowBy.COMPUTE:
-        return replace(context, extra_work=1 / context.slow_ratio - 1)
-    if context.device.type != "cuda":
-        raise UsageError("slow_by: sms needs CUDA devices; take slow_by: compute")
-    device = torch.cuda.get_device_properties(context.device)
-    return replace(context, sms=max(1, round(context.slow_ratio * device.multi_processor_count)))
-
-
-def _share_out(maker: StepMaker, group_probe: GroupProbe) -> UnevenStep:
+def share_out(
+    make: BuildWorkload,
+    context: Context,
+    point: Point,
+    group: object,
+    known: dict[object, GroupProbe],
+) -> UnevenStep:
     """Return this rank's part of the step, with what was found; all ranks must call it.
 
-    Raises UsageError where shares by speed are not possible.
+    The devices are probed first, unless `known` has the probe of a point with the same steps; a new
+    probe is added to `known`. group: identifies the group of ranks; another group has other
+    devices. Raises UsageError where the step cannot be shared out as the point asks,
+    torch.OutOfMemoryError where an equal share does not fit.
     """
-    rank = maker.context.rank
+    rank = context.rank
+    # The last ranks are slow.
+    if point.slow_ratio != 1 and rank >= context.world_size - point.slow_count:
+        if point.slow_by is SlowBy.COMPUTE:
+            context = replace(context, extra_work=1 / point.slow_ratio - 1)
+        elif context.device.type != "cuda":
+            raise UsageError("slow_by: sms needs CUDA devices; take slow_by: compute")
+        else:
+            device = torch.cuda.get_device_properties(context.device)
+            sms = max(1, round(point.slow_ratio * device.multi_processor_count))
+            context = replace(context, sms=sms)
+    maker = StepMaker(make=make, context=context, point=point)
+    execution = {**point.execution, "shares": point.shares == BY_ACCUMULATION}
+    key = (group, point.workload, *point.params.items(), point.batch_size, *execution.values())
+    if key not in known:
+        known[key] = maker.probe_group()
+    group_probe = known[key]
     shares, own_s = _choose_shares(maker, group_probe)
     context, params = maker.context_among(shares), maker.size(shares[rank])[1]
     with maker.build(context, params, shares[rank]) as workload:
@@ -188,7 +171,9 @@ def _choose_shares(maker: StepMaker, group_probe: GroupProbe) -> tuple[Shares, t
     """
 
     def time_each_alone(shares: Shares) -> tuple[float, ...]:
-        return tuple(gather_objects(maker.time_alone(shares[maker.context.rank])))
+        items = shares[maker.context.rank]
+        own_s = maker.time_alone(items, maker.context)[0] if items else 0.0
+        return tuple(gather_objects(own_s))
 
     kind, batch = maker.point.shares, maker.equal_items * len(group_probe.probes)
     speeds = [probe.speed for probe in group_probe.probes]
@@ -264,13 +249,6 @@ class GroupProbe:
     fast_exchange_s: float
 
 
-class _TimedStep(NamedTuple):
-    """The median seconds of a step, and its peak of torch's allocator in bytes; 0 on a CPU."""
-
-    seconds: float
-    peak_bytes: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMaker:
     """Builds and times the step of a point with other sizes than its equal share.
@@ -282,11 +260,6 @@ class StepMaker:
     make: BuildWorkload
     context: Context
     point: Point
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether this rank emulates a slower device."""
-        return self.context != self._context_at_full_speed
 
     @property
     def _context_at_full_speed(self) -> Context:
@@ -353,10 +326,6 @@ class StepMaker:
             loss_weight=len(ranks) * shares[rank] / sum(shares),
         )
 
-    def time_alone(self, items: int) -> float:
-        """Return the seconds of a step of this rank without communication; 0 without items."""
-        return self._time_alone(items, self.context).seconds if items else 0.0
-
     def probe_group(self) -> GroupProbe:
         """Return what all ranks found of their devices and of the exchange; all ranks must call it.
 
@@ -388,64 +357,76 @@ class StepMaker:
         With its emulation, and without for `slow_ratio`. Sizes that do not fit the memory are left
         out. Raises torch.OutOfMemoryError where an equal share does not fit.
         """
-        full_speed: dict[int, _TimedStep] = {}
-        found: dict[int, _TimedStep] = {}
+        full_s: dict[int, float] = {}
+        own_s: dict[int, float] = {}
+        peaks_bytes: dict[int, int] = {}
+        is_slow = self.context != self._context_at_full_speed
         units = self.equal_items // self.unit
         for count in sorted({max(1, round(size * units)) for size in _SIZES}):
             items = count * self.unit
             try:
                 # In turn, so that a device that warms up does so in both.
-                step = self._time_alone(items, self._context_at_full_speed)
-                found[items] = self._time_alone(items, self.context) if self.is_slow else step
-                full_speed[items] = step
+                step = at_full_speed = self.time_alone(items, self._context_at_full_speed)
+                if is_slow:
+                    step = self.time_alone(items, self.context)
             except torch.OutOfMemoryError:
                 if items <= self.equal_items:
                     raise
                 break
-        fixed_s, item_s = fit_line([(items, step.seconds) for items, step in found.items()])
-        ratios = [step.seconds / found[items].seconds for items, step in full_speed.items()]
+            full_s[items], (own_s[items], peaks_bytes[items]) = at_full_speed[0], step
+        most = None
+        if self.context.device.type == "cuda" and len(own_s) > 1:
+            # About how many the device's memory holds, by a line through the peaks.
+            fixed_bytes, item_bytes = fit_line(list(peaks_bytes.items()))
+            total = torch.cuda.get_device_properties(self.context.device).total_memory
+            most = max(0, int((_MEMORY_SHARE * total - fixed_bytes) / item_bytes))
+        steps = tuple(own_s.items())
+        fixed_s, item_s = fit_line(steps)
+        ratios = [full_s[items] / seconds for items, seconds in steps]
         return Probe(
-            speed=DeviceSpeed(
-                fixed_s=fixed_s,
-                items_per_s=1 / item_s,
-                most=self._most_items(found),
-                steps=tuple((items, step.seconds) for items, step in found.items()),
-            ),
-            equal_s=full_speed[self.equal_items].seconds,
-            slow_ratio=statistics.median(ratios) if self.is_slow else None,
+            speed=DeviceSpeed(fixed_s=fixed_s, items_per_s=1 / item_s, most=most, steps=steps),
+            equal_s=full_s[self.equal_items],
+            slow_ratio=statistics.median(ratios) if is_slow else None,
         )
 
-    def _most_items(self, steps: Mapping[int, _TimedStep]) -> int | None:
-        """Return about how many samples the device's memory holds, by a line through the peaks.
-
-        None on a CPU, which has no memory of its own, and with a single step.
-        """
-        if self.context.device.type != "cuda" or len(steps) < 2:
-            return None
-        peaks = [(items, step.peak_bytes) for items, step in steps.items()]
-        fixed_bytes, item_bytes = fit_line(peaks)
-        total = torch.cuda.get_device_properties(self.context.device).total_memory
-        return max(0, int((_MEMORY_SHARE * total - fixed_bytes) / item_bytes))
-
-    def _time_alone(self, items: int, context: Context) -> _TimedStep:
-        """Return time and peak memory of a step of `items` samples on this rank as the only one."""
+    def time_alone(self, items: int, context: Context) -> tuple[float, int]:
+        """Return seconds and peak bytes, as `_time`, of a step on this rank as the only one."""
         batch_size, params = self.size(items)
         alone = replace(context, batch_size=batch_size, rank=0, world_size=1)
         return self._time(alone, params, items)
 
-    def _time(self, context: Context, params: Parameters, items: int) -> _TimedStep:
-        """Return the time and peak memory of a step of a workload that is built for it and closed.
+    def _time(self, context: Context, params: Parameters, items: int) -> tuple[float, int]:
+        """Return the median seconds of this rank's step, and its peak of torch's allocator.
 
-        All ranks of the context must call it. Resets torch's counter of peak memory.
+        The peak is in bytes, 0 on a CPU. All ranks of the context must call it: they run equally
+        many steps. The workload is built for it, warmed up and closed; torch's counter of peak
+        memory is reset.
         """
         context = replace(context, replicas=Replicas(), parts=PartTimes())
-        on_gpu = context.device.type == "cuda"
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(context.device)
+        device, is_alone, peak_bytes = context.device, context.world_size == 1, 0
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         with self.build(context, params, items) as workload:
-            seconds = _step_s(workload, context)
-            peak_bytes = torch.cuda.max_memory_allocated(context.device) if on_gpu else 0
-        return _TimedStep(seconds, peak_bytes)
+            timer = make_timer(device)
+
+            def block_ns(steps: int) -> float:
+                """Return this rank's median ns of a step in a block, which all begin together."""
+                if not is_alone:
+                    align_ranks(device)
+                samples = timer.time_block(workload.step, steps, context.parts, lead_in=1)
+                return statistics.median(samples.step_ns)
+
+            # The budget of each block is for steps as long as in the block before.
+            step_ns = block_ns(_TRIAL_STEPS)
+            for budget_ns in (_WARMUP_NS, _TIMED_NS):
+                own_ns = [round(step_ns)]
+                # Ranks that communicate run equally many.
+                (longest_ns,) = own_ns if is_alone else max_over_ranks(own_ns, device)
+                fits = budget_ns // max(1, longest_ns)
+                step_ns = block_ns(min(_MOST_STEPS, max(_FEWEST_STEPS, fits)))
+            if device.type == "cuda":
+                peak_bytes = torch.cuda.max_memory_allocated(device)
+        return step_ns / _NS_PER_S, peak_bytes
 
     def _time_exchange(self, members: Sequence[bool], equal_s: Sequence[float]) -> float:
         """Return the seconds that communication adds to a step of equal shares at full speed.
@@ -458,32 +439,6 @@ class StepMaker:
         shares = [self.equal_items * is_member for is_member in members]
         context = replace(self.context_among(shares), extra_work=0.0, sms=None)
         items = shares[self.context.rank]
-        found = self._time(context, self.size(self.equal_items)[1], items).seconds
+        found = self._time(context, self.size(self.equal_items)[1], items)[0]
         alone = [s for s, is_member in zip(equal_s, members, strict=True) if is_member]
         return max(0.0, float(max(gather_objects(found if items else 0.0))) - max(alone))
-
-
-def _step_s(workload: Workload, context: Context) -> float:
-    """Return the median seconds of this rank's step, after steps of a warm-up.
-
-    All ranks of the context must call it: they run equally many steps, but each returns its own.
-    """
-    timer, is_alone = make_timer(context.device), context.world_size == 1
-
-    def block_ns(steps: int) -> float:
-        """Return this rank's median ns of a step in a block, which all ranks begin together."""
-        if not is_alone:
-            align_ranks(context.device)
-        samples = timer.time_block(workload.step, steps, context.parts, lead_in=1)
-        return statistics.median(samples.step_ns)
-
-    def steps_in(budget_ns: int, step_ns: float) -> int:
-        """Return how many steps fill the budget, 3 to 200; equally many on all ranks."""
-        # Ranks that communicate run equally many.
-        own_ns = [round(step_ns)]
-        (longest_ns,) = own_ns if is_alone else max_over_ranks(own_ns, context.device)
-        return min(_MOST_STEPS, max(_FEWEST_STEPS, budget_ns // max(1, longest_ns)))
-
-    trial_ns = block_ns(_TRIAL_STEPS)
-    warm_ns = block_ns(steps_in(_WARMUP_NS, trial_ns))
-    return block_ns(steps_in(_TIMED_NS, warm_ns)) / _NS_PER_S

@@ -25,7 +25,7 @@ from raybench.job.point import SCRIPT, Point, Precision, Scalar
 from raybench.measure import phases
 from raybench.measure.profiling import Counted, step_flops, tflops_sustained
 from raybench.measure.stopping import load_decisions
-from raybench.measure.uneven import Sharing, UnevenStep
+from raybench.measure.uneven import GroupProbe, UnevenStep, share_out
 from raybench.records import (
     Answer,
     Cause,
@@ -46,9 +46,15 @@ from raybench.worker.process_group import (
     set_torchrun_variables,
 )
 from raybench.worker.state import ProcessState
-from raybench.workloads import precision
 from raybench.workloads.attention import choose_kernel
-from raybench.workloads.base import Context, Workload, as_workload
+from raybench.workloads.base import (
+    Context,
+    Workload,
+    apply_precision,
+    as_workload,
+    effective_precision,
+    precision_warning,
+)
 from raybench.workloads.script import RunningScript, ScriptFailedError
 
 _STDERR = 2
@@ -70,7 +76,7 @@ class Worker:
         self._index = index
         self._group = ProcessGroup(self._device)
         self._flops: dict[object, Counted] = {}
-        self._sharing = Sharing()
+        self._group_probes: dict[object, GroupProbe] = {}
         self._gemm_tflops: dict[Precision, float | None] = {}
         self._rested: Reading | None = None
         self._code: dict[str, Code | None] = {}
@@ -211,15 +217,16 @@ class Worker:
 
         def make(context: Context, params: Mapping[str, Scalar]) -> Workload:
             # The same for each repeat.
-            precision.apply(point.precision)
+            apply_precision(point.precision)
             state.seed_all(task.seed)
             if point.workload == SCRIPT:
                 return self._start_script(task, context, group)
             workload: Workload = workload_class(context, **params)
             return workload
 
-        part = self._sharing.share_out(make, context, point, group) if point.is_uneven else None
-        if part is not None:
+        part = None
+        if point.is_uneven:
+            part = share_out(make, context, point, group, self._group_probes)
             context = part.context
         done = phases.measure(
             partial(part.build, make) if part else partial(make, context, point.params),
@@ -240,7 +247,7 @@ class Worker:
         self._clean_up()
         self._group.join(task, rank_info, group)
         self._group.free_buffers(self._state.holds_device_memory)
-        precision.apply(point.precision)
+        apply_precision(point.precision)
         return replace(
             done,
             # In the group of the ranks that have a share of the step the rank is another one.
@@ -345,10 +352,10 @@ class Worker:
 
         Reads the settings of the process, which the workload may have changed.
         """
-        if reason := precision.why_not_supported(asked, self._device):
+        if reason := precision_warning(asked, self._device):
             yield reason
         switched = Precision.TF32 if asked is Precision.TF32 else Precision.FP32
-        if (got := precision.effective()) != switched:
+        if (got := effective_precision()) != switched:
             yield f"precision {asked} asked, but fp32 arithmetic was {got} after the last step"
 
     def _clean_up(self) -> tuple[str, ...]:

@@ -70,6 +70,8 @@ def test_one_rank_on_a_cpu_has_a_local_step_and_an_optimizer():
     assert "CPU" in found.methods["host_gap_ms"]
     assert found.methods["local_step_ms"] == "the step as it is"
     assert found.wall is None
+    assert found.peak is None
+    assert "memory of a CPU" in found.methods["mem_activations_bytes"]
     assert found.methods["wall_synced_ms_by_rank"].startswith("none: on a CPU")
     assert not _global_optimizer_pre_hooks
     assert not _global_optimizer_post_hooks

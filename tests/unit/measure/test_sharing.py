@@ -10,7 +10,7 @@ from forked import gloo, run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Point, Scalar, SlowBy
-from raybench.measure.uneven import Idle, Sharing, StepMaker, UnevenStep
+from raybench.measure.uneven import GroupProbe, Idle, StepMaker, UnevenStep, share_out
 from raybench.records import RankShare
 from raybench.workloads.base import Context, Workload
 
@@ -77,12 +77,12 @@ def plain(step: UnevenStep) -> Found:
 
 def run_rank(rank: int, store: str) -> dict[str, Found]:
     with gloo(rank, 2, store):
-        sharing = Sharing()
+        known: dict[object, GroupProbe] = {}
         found = {}
         for shares in CASES:
             point = point_of(shares)
             context = context_of(rank, point, seed=int(shares == WITH_BATCH_NORM))
-            found[shares] = plain(sharing.share_out(make, context, point, "group"))
+            found[shares] = plain(share_out(make, context, point, "group", known))
         return found
 
 
@@ -138,7 +138,7 @@ def test_emulated_devices_other_gradients_and_batch_norm_are_warned_of(ranks):
 def test_multiprocessors_can_be_taken_away_on_cuda_only():
     point = point_of("equal", world_size=1, global_batch_size=BATCH, slow_by=SlowBy.SMS)
     with pytest.raises(UsageError, match="slow_by: sms needs CUDA devices; take slow_by: compute"):
-        Sharing().share_out(make, context_of(0, point), point, None)
+        share_out(make, context_of(0, point), point, None, {})
 
 
 def test_batches_by_speed_are_multiples_that_devices_are_quick_with(ranks):
