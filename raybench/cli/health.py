@@ -33,7 +33,6 @@ from raybench.cli.shared import (
 )
 from raybench.errors import ResultsError, UsageError
 from raybench.records.devices import Stage
-from raybench.sweep.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from raybench.analysis.references import References
@@ -70,6 +69,7 @@ def doctor_command(
     """
     from raybench.cli.progress import ConsoleListener, show_phase
     from raybench.doctor.diagnosis import diagnose, open_cluster
+    from raybench.sweep.runner import Interrupts
 
     console = make_console()
     phase = partial(show_phase, console)

@@ -28,7 +28,7 @@ from raybench.cli.shared import (
 from raybench.errors import UsageError
 from raybench.job.problems import did_you_mean, quote
 from raybench.report.formatting import printable
-from raybench.sweep.messages import command, program
+from raybench.sweep import command, program
 
 if TYPE_CHECKING:
     from raybench.job.model import Job

@@ -38,7 +38,7 @@ from raybench.cli.shared import (
 from raybench.errors import UsageError
 from raybench.report.formatting import counted, printable
 from raybench.results.reader import RunStatus
-from raybench.sweep.messages import command
+from raybench.sweep import command
 
 if TYPE_CHECKING:
     from raybench.job.model import Job

@@ -34,7 +34,7 @@ from raybench.report.sections import (
     reference_lines,
 )
 from raybench.report.summary import RATIOS, Case, Summary
-from raybench.sweep.messages import command
+from raybench.sweep import command
 from raybench.sweep.scheduler import WORTHWHILE
 
 _MOST_WARNINGS = 3

@@ -52,8 +52,7 @@ from raybench.report.point_settings import (
 )
 from raybench.results.reader import Run
 from raybench.results.tables import PointRow, RegionRow, units
-from raybench.sweep.batch_search import is_found
-from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE
+from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE, is_found
 from raybench.workloads.base import builtin_class, parameter_count
 
 
