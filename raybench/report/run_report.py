@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from raybench.report.sections import (
     SECTIONS,
     Section,
     answer_table,
-    has_gpus,
     reference_lines,
 )
 from raybench.report.summary import RATIOS, Case, Summary
@@ -62,7 +62,7 @@ class RunReport(Document):
     def lead(self) -> str:
         """Return what the run found in a sentence without full stop; empty where nothing ran."""
         summary = self.summary
-        leads = (section.lead(summary) for section in self._sections if section.lead)
+        leads = (section.lead(summary) for section in SECTIONS if section.lead)
         text = next(filter(None, leads), "") or "; ".join(
             filter(None, (self._why_not_compared(), lead_of(summary)))
         )
@@ -94,13 +94,10 @@ class RunReport(Document):
         return f"{text}: {next(iter(reasons))}" if len(reasons) == 1 else text
 
     @cached_property
-    def _sections(self) -> list[Section]:
-        return [section for section in SECTIONS if section.applies(self.summary)]
-
-    @cached_property
     def sections(self) -> list[tuple[Section, list[Listing | Table]]]:
         """Return the sections that apply, each with its listings and tables."""
-        return [(section, list(section.blocks(self.summary))) for section in self._sections]
+        found = ((section, list(section.blocks(self.summary))) for section in SECTIONS)
+        return [(section, blocks) for section, blocks in found if blocks]
 
     @property
     def listings(self) -> list[Listing]:
@@ -180,8 +177,7 @@ class RunReport(Document):
             yield Line(text=formatting.sentence(self.lead), tone="strong")
         yield Line(text=summary.machine, is_apart=True)
         yield Line(text=f"{summary.course}; {summary.counts}")
-        if has_gpus(summary):
-            _, text = next(reference_lines(summary))
+        for _, text in islice(reference_lines(summary), 1):
             yield Line(text=formatting.sentence(text.removesuffix(".")))
         if summary.rows:
             table = answer_table(summary, MOST_ROWS)
