@@ -458,15 +458,11 @@ _REGIONS_NOTE = (
 
 def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
     """Return the columns of a region: its name, its calls, its time in `unit`, and its share."""
-
-    def share(one: RegionRow) -> str:
-        return formatting.percent(None if one.share_pct is None else one.share_pct / 100)
-
     return [
         column("region", lambda one: one.region, is_text=True, min_chars=20),
-        column("calls", lambda one: "" if one.calls is None else str(one.calls)),
+        column("calls", lambda one: str(one.calls)),
         column("time", lambda one: formatting.part(one.region_ms, unit)),
-        column("of step", share),
+        column("of step", lambda one: formatting.percent(one.share_pct / 100)),
     ]
 
 
