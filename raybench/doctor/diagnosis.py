@@ -1,22 +1,28 @@
-"""The answer of `raybench doctor`: the facts are checked, then the devices are tried together."""
+"""The answer of `raybench doctor`: the facts are checked, then the devices are tried together.
+
+They do an all_reduce, and then a collective in other processes, which print the way of its bytes:
+between devices and between nodes, by what NCCL or gloo tell.
+"""
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from raybench.cluster.point_end import cause_of
-from raybench.doctor import transports
-from raybench.doctor.checks import Check, Facts, Verdict, check_facts
+from raybench.doctor.checks import Check, Facts, Verdict, active_nvlinks, check_facts, judge
 from raybench.errors import ClusterError
+from raybench.hardware.nccl_log import NcclLog, Route, parse
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
-from raybench.records import Answer, Measurement, Task
+from raybench.records import Answer, Device, Failure, Measurement, Task
 from raybench.records.environment import package_versions, usable_cores, variables_that_matter
-from raybench.report.plain_text import counted
+from raybench.report.formatting import some
+from raybench.report.plain_text import counted, span
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster
@@ -26,7 +32,8 @@ Phase = Callable[[str], AbstractContextManager[object]]
 
 _MIB = 2**20
 _ALL_REDUCE_BYTES = {"cuda": 256 * _MIB, "cpu": 64 * _MIB}
-_ALL_REDUCE_SETTINGS = Measure(
+_TRANSPORT_PROBE = "raybench.workloads.pairs:TransportProbe"
+_SETTINGS = Measure(
     warmup=Span(min=5, max=5),
     iterations=Span(min=20, max=20),
     max_seconds=10.0,
@@ -35,6 +42,18 @@ _ALL_REDUCE_SETTINGS = Measure(
 )
 _SLOW_START_S = 10.0
 _NS_PER_S = 1e9
+_SAID = re.compile(r"^raybench: (\w+) ?(.*)$")
+# Interfaces that other hosts do not reach, or by a detour.
+_INNER = re.compile(r"lo$|docker|br-|virbr|veth|cni|flannel|podman")
+_NO_PEERS = (
+    "devices of one node do not reach each other's memory: data goes through the host; look at "
+    "NCCL_P2P_DISABLE and NCCL_P2P_LEVEL, at `nvidia-smi topo -p2p r`, and in a virtual machine or "
+    "with ACS on at the IOMMU"
+)
+_NO_ADAPTER = (
+    "look at NCCL_IB_DISABLE, NCCL_IB_HCA and NCCL_NET, for libibverbs and /dev/infiniband in the "
+    "container, and for EFA at the plug-in aws-ofi-nccl"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,86 +124,222 @@ def _try_devices(cluster: Cluster, facts: Facts, phase: Phase) -> list[Check]:
     """
     if facts.refusal:
         advice = f"raybench measures nothing here: {facts.refusal}"
-        return [Check(name="collective", verdict=Verdict.FAIL, found="not run", advice=advice)]
+        return [judge("collective", "not run", advice, Verdict.FAIL)]
     count = len(facts.devices)
     if count == 1:
-        return [Check(name="collective", verdict=Verdict.OK, found="none: there is one device")]
+        return [judge("collective", "none: there is one device", "")]
+    all_reduce = _task(
+        "collective",
+        count,
+        operation="all_reduce",
+        size_bytes=_ALL_REDUCE_BYTES[facts.devices[0].kind],
+        dtype="float32",
+    )
     with phase(f"all_reduce over {count} devices"):
-        answers = cluster.run(_all_reduce_task(facts), range(count))
-    if failed := _failed_collective(answers):
-        return [failed]
+        answers = cluster.run(all_reduce, range(count))
+    if cause := cause_of(answers):
+        return [
+            judge(
+                "collective",
+                f"rank {cause.rank}: {cause.error_type}: {cause.message}",
+                "nothing that communicates can be measured: read the whole error in --json; run "
+                "again with NCCL_DEBUG=WARN on GPUs; look at the network between the nodes and at "
+                "the variables above",
+                Verdict.FAIL,
+                rank=cause.rank,
+                error_type=cause.error_type,
+                detail=cause.detail,
+            )
+        ]
     measured = [answer for answer in answers if isinstance(answer, Measurement)]
     with phase(f"transports between {count} devices"):
-        probed = cluster.run(transports.probe_task(count), range(count))
-    return [*transports.judge(facts, probed), _first_collective(measured), _bandwidth(measured)]
+        probed = cluster.run(_task(_TRANSPORT_PROBE, count), range(count))
+    return [*judge_transports(facts, probed), *_judge_all_reduce(measured)]
 
 
-def _all_reduce_task(facts: Facts) -> Task:
-    """Return the all_reduce over all devices: 256 MiB on GPUs, 64 MiB on CPU workers."""
-    size_bytes = _ALL_REDUCE_BYTES[facts.devices[0].kind]
+def _task(workload: str, world_size: int, **params: str | int) -> Task:
     point = Point(
-        workload="collective",
-        params={"operation": "all_reduce", "size_bytes": size_bytes, "dtype": "float32"},
-        world_size=len(facts.devices),
+        workload=workload,
+        params=params,
+        world_size=world_size,
         precision=Precision.FP32,
         batch_size=None,
         global_batch_size=None,
         scaling=None,
     )
-    return Task(point=point, settings=_ALL_REDUCE_SETTINGS)
+    return Task(point=point, settings=_SETTINGS, precisions=None)
 
 
-def _failed_collective(answers: Sequence[Answer]) -> Check | None:
-    """Return the check that names the rank that made the all_reduce fail; None where none did."""
-    cause = cause_of(answers)
-    if cause is None:
-        return None
-    return Check(
-        name="collective",
-        verdict=Verdict.FAIL,
-        found=f"rank {cause.rank}: {cause.error_type}: {cause.message}",
-        advice="nothing that communicates can be measured: read the whole error in --json; run "
-        "again with NCCL_DEBUG=WARN on GPUs; look at the network between the nodes and at the "
-        "variables above",
-        details={"rank": cause.rank, "error_type": cause.error_type, "detail": cause.detail},
-    )
+def _judge_all_reduce(measured: Sequence[Measurement]) -> list[Check]:
+    """Return the check of the time to form the group, and that which shows the bus bandwidth.
 
-
-def _first_collective(measured: Sequence[Measurement]) -> Check:
-    """Return the check of the time to form the group, with NCCL's set-up in the first call."""
+    The group is formed by the set-up and the first call. The bandwidth follows from the median step
+    of the slowest rank.
+    """
     first_s = max(
         (one.setup_s or 0.0) + one.repetitions[0].warmup.step_ns[0] / _NS_PER_S for one in measured
     )
-    is_slow = first_s > _SLOW_START_S
     advice = (
         "slow to connect: look at name resolution, and at interfaces that the other nodes do not "
         "reach (NCCL_SOCKET_IFNAME)"
     )
-    return Check(
-        name="first collective",
-        verdict=Verdict.WARN if is_slow else Verdict.OK,
-        found=f"{first_s:.2f} s to form the group of {len(measured)} and finish one all_reduce",
-        advice=advice if is_slow else "",
-        details={"first_collective_s": first_s},
-    )
-
-
-def _bandwidth(measured: Sequence[Measurement]) -> Check:
-    """Return the check that shows the bus bandwidth, by the median step of the slowest rank."""
     size_bytes, factor = measured[0].message_bytes, measured[0].busbw_factor
     assert size_bytes is not None
     assert factor is not None
     step_s = max(statistics.median(one.step_ns) for one in measured) / _NS_PER_S
     algbw = size_bytes / step_s / 1e9
-    return Check(
-        name="all_reduce",
-        verdict=Verdict.OK,
-        found=f"{size_bytes // _MIB} MiB, payload right, {step_s * 1e3:.3g} ms: "
-        f"busbw {algbw * factor:.4g} GB/s",
-        details={
-            "size_bytes": size_bytes,
-            "step_ms": step_s * 1e3,
-            "algbw_gb_s": algbw,
-            "busbw_gb_s": algbw * factor,
-        },
+    return [
+        judge(
+            "first collective",
+            f"{first_s:.2f} s to form the group of {len(measured)} and finish one all_reduce",
+            advice if first_s > _SLOW_START_S else "",
+            first_collective_s=first_s,
+        ),
+        judge(
+            "all_reduce",
+            f"{size_bytes // _MIB} MiB, payload right, {step_s * 1e3:.3g} ms: "
+            f"busbw {algbw * factor:.4g} GB/s",
+            "",
+            size_bytes=size_bytes,
+            step_ms=step_s * 1e3,
+            algbw_gb_s=algbw,
+            busbw_gb_s=algbw * factor,
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTransports:
+    """What one rank printed.
+
+    adapters: the RDMA adapters of its host. memlock: bytes that may be locked, or `unlimited`;
+    empty where it is not told. peers: gloo's connections as (interface, own address, address of
+    the other).
+    """
+
+    log: NcclLog
+    adapters: tuple[str, ...] = ()
+    memlock: str = ""
+    peers: tuple[tuple[str, str, str], ...] = ()
+
+
+# A route, and the rank that printed it.
+_RankRoute = tuple[int, Route]
+
+
+def judge_transports(facts: Facts, answers: Sequence[Answer]) -> list[Check]:
+    """Return the check of routes within nodes, then that between nodes, where there are any.
+
+    answers: to the transport probe, by rank. One check "unknown" where a rank failed or none
+    printed its routes; one check on CPU workers, of gloo's interfaces.
+    """
+    failure = next((one for one in answers if isinstance(one, Failure)), None)
+    ranks = [_read_rank(one.output) for one in answers if isinstance(one, Measurement)]
+    if failure or not any(rank.log.routes or rank.peers for rank in ranks):
+        why = f"rank {failure.rank}: {failure.message}" if failure else "the ranks printed no route"
+        advice = "run one collective with NCCL_DEBUG=INFO and look for `via` in what it prints"
+        return [judge("transport", f"unknown: {why}", advice)]
+    if not facts.is_cuda:
+        return [_judge_gloo(facts.devices, ranks)]
+    within: list[_RankRoute] = []
+    between: list[_RankRoute] = []
+    for rank, told in enumerate(ranks):
+        for route in told.log.routes:
+            ends = (facts.devices[end].node_id for end in (route.sender, route.receiver))
+            (within if len(set(ends)) == 1 else between).append((rank, route))
+    checks = []
+    if within:
+        is_direct = {route.kind for _, route in within} == {"P2P"}
+        medium = ", NVLink" if is_direct and all(map(active_nvlinks, facts.devices)) else ""
+        nvls = {rank.log.has_nvls for rank in ranks} - {None}
+        switch = f"; NVLS {'on' if True in nvls else 'off'}" if nvls else ""
+        advice = "" if is_direct else _NO_PEERS
+        checks.append(_judge_routes("transport, node", within, f"{medium}{switch}", advice))
+    if between:
+        counts = sorted({rank.log.adapter_count for rank in ranks} - {0})
+        has_ib = any(route.network == "IB" for _, route in between)
+        count = span(*map(str, (counts[0], counts[-1]))) if counts and has_ib else ""
+        more = f"; adapters a rank: {count}" if count else ""
+        advice = "; ".join(_hints(ranks, [route for _, route in between]))
+        checks.append(_judge_routes("transport, network", between, more, advice))
+    return checks
+
+
+def _read_rank(output: str) -> RankTransports:
+    """Return what a rank printed: the lines of `TransportProbe`, and NCCL's log."""
+    lines = output.splitlines()
+    said: dict[str, list[str]] = {}
+    for found in filter(None, map(_SAID.match, lines)):
+        said.setdefault(found[1], []).append(found[2])
+    adapters = said.get("adapters", [""])[-1]
+    peers = (words.split() for words in said.get("gloo", []))
+    return RankTransports(
+        log=parse(lines),
+        adapters=tuple(filter(None, adapters.split(","))),
+        memlock=said.get("memlock", [""])[-1],
+        peers=tuple((one[0], one[1], one[2]) for one in peers if len(one) == 3),
+    )
+
+
+def _hints(ranks: Sequence[RankTransports], routes: Sequence[Route]) -> Iterator[str]:
+    """Yield what to do about the routes between nodes; nothing where they are as they should be."""
+    adapters = sorted({name for rank in ranks for name in rank.adapters})
+    if adapters and any(route.network == "Socket" for route in routes):
+        yield f"TCP although {some(adapters)} is there: {_NO_ADAPTER}"
+    inner = sorted({route.interface for route in routes if _INNER.match(route.interface)})
+    if inner:
+        yield (
+            f"{some(inner)} leads to no other host, or by a detour: set NCCL_SOCKET_IFNAME to the "
+            "interface of the cluster's network (ip -br address)"
+        )
+    by_adapter = [route for route in routes if route.network not in ("", "Socket")]
+    if not all(route.gpu_direct for route in by_adapter):
+        yield (
+            "GPUDirect RDMA is off, so data goes through the host's memory: load nvidia-peermem, "
+            "or use a kernel and driver with DMA-BUF; look at NCCL_NET_GDR_LEVEL"
+        )
+    limits = sorted({rank.memlock for rank in ranks} - {"", "unlimited"})
+    if by_adapter and limits:
+        yield (
+            f"memory that may be locked is limited to {some(limits)} bytes, and RDMA needs more: "
+            "start with --ulimit memlock=-1, or raise it for slurmd or kubelet"
+        )
+    if any(route.kind != "NET" for route in routes):
+        yield "nodes of Ray are on one host here: this is no network between hosts"
+
+
+def _judge_routes(name: str, routes: Sequence[_RankRoute], more: str, advice: str) -> Check:
+    """Return the check that shows each way of the routes; it warns where there is advice.
+
+    more: is shown after the ways.
+    """
+    ranks_by_way: dict[str, list[int]] = {}
+    for rank, route in routes:
+        owners = ranks_by_way.setdefault(route.words, [])
+        owners += [rank] if rank not in owners else []
+    ways = [
+        f"{way} of {counted(len(owners), 'rank')}" if len(ranks_by_way) > 1 else way
+        for way, owners in sorted(ranks_by_way.items())
+    ]
+    return judge(name, f"{some(ways)}{more}", advice, ranks_by_way=ranks_by_way)
+
+
+def _judge_gloo(devices: Sequence[Device], ranks: Sequence[RankTransports]) -> Check:
+    """Return the check of the interfaces between CPU workers.
+
+    It warns where workers of several hosts use one that leads to no other host.
+    """
+    is_one_host = len({(device.host, device.address) for device in devices}) == 1
+    found = sorted({f"{name} ({address})" for rank in ranks for name, address, _ in rank.peers})
+    outward = (name for rank in ranks for name, here, there in rank.peers if here != there)
+    inner = sorted(set(filter(_INNER.match, outward)))
+    advice = (
+        f"{some(inner)} leads to no other host: set GLOO_SOCKET_IFNAME to the interface of the "
+        "cluster's network (ip -br address)"
+    )
+    return judge(
+        "transport",
+        f"gloo over TCP on {some(found)}",
+        advice if inner and not is_one_host else "",
+        interfaces=found,
     )

@@ -31,7 +31,7 @@ from torch.optim.optimizer import (
 )
 
 from raybench.records import PeakParts, RegionTime
-from raybench.workloads.replicas import COMPILED, count_compiled_frames
+from raybench.workloads.base import COMPILED, count_compiled_frames
 
 # A CUDA event, or nanoseconds of `time.perf_counter_ns`.
 Mark = torch.cuda.Event | int

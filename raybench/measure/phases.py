@@ -57,8 +57,7 @@ from raybench.measure.uneven import has_other_gradients
 from raybench.records import Breakdown, Measurement, Metric, Repetition, Samples, SpanNs
 from raybench.records.checked_answers import DECLARED, check_declared, check_metric
 from raybench.stats.summary import step_series
-from raybench.workloads.base import Context, Workload
-from raybench.workloads.replicas import count_compiled_frames
+from raybench.workloads.base import Context, Workload, count_compiled_frames
 from raybench.workloads.script import RunningScript
 
 T = TypeVar("T")

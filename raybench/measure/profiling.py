@@ -42,8 +42,7 @@ from raybench.measure.breakdown import hook_setter
 from raybench.measure.instruments import Step, align_ranks
 from raybench.measure.marks import Mark, elapsed_ms, make_marker
 from raybench.records import ModuleTime, Profile
-from raybench.workloads import precision as modes
-from raybench.workloads.base import Context, PartTimes, Regions, Workload
+from raybench.workloads.base import Context, PartTimes, Regions, Workload, apply_precision
 
 _WARMUP_STEPS = 2
 # Rows and columns of the matrices whose products are timed.
@@ -400,7 +399,7 @@ def tflops_sustained(
     """
     found: dict[Precision, float | None] = dict.fromkeys(precisions)
     for precision in found if device.type == "cuda" else ():
-        modes.apply(precision)
+        apply_precision(precision)
         with suppress(torch.OutOfMemoryError):
             product_s = statistics.median(_product_times_ms(device, precision)) / _MS_PER_S
             found[precision] = _FLOP_PER_PRODUCT / product_s / _FLOP_PER_TFLOP

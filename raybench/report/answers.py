@@ -18,11 +18,11 @@ from raybench.analysis.rows import (
     varying,
     workload_metrics,
 )
-from raybench.job.answer import Answer
+from raybench.job.model import Answer
 from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.point_settings import DEGREES, distinguishing_settings, short_name
-from raybench.sweep.batch_search import is_found
+from raybench.sweep.scheduler import is_found
 
 # Ratios to a baseline: these points are told by their speed-up, not by a rank among each other.
 RATIOS = ("speed_up", "efficiency")

@@ -29,7 +29,7 @@ from raybench.report.plain_text import counted
 from raybench.report.sections import Section, all_sections, references
 from raybench.report.sections.points import MOST_ROWS, answer_table
 from raybench.report.summary import Summary
-from raybench.sweep.messages import command
+from raybench.sweep import command
 from raybench.sweep.scheduler import WORTHWHILE
 
 _MOST_WARNINGS = 3

@@ -33,10 +33,9 @@ from raybench.results.reader import Run, RunStatus
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.analysis.rounds import SlowestRegion
     from raybench.records import Metric
     from raybench.results.reader import RankLog
-    from raybench.results.tables import PointRow
+    from raybench.results.tables import PointRow, RegionRow
 
 _TAGS_CHARS = 30
 _REASON_CHARS = 80
@@ -223,7 +222,7 @@ class PointDetails(Document):
     traces: Sequence[str]
     wrote_logs: bool = False
     attempts: Sequence[PointRow] = ()
-    regions: Sequence[SlowestRegion] = ()
+    regions: Sequence[RegionRow] = ()
     units: Mapping[str, str] = field(default_factory=dict)
     standings: Sequence[Standing] = ()
 

@@ -15,7 +15,6 @@ import pandas as pd
 
 from raybench.analysis.references import SHIPPED, References, impossible_figures
 from raybench.analysis.rounds import (
-    SlowestRegion,
     Trials,
     latest_trials,
     regions_by_point,
@@ -24,7 +23,7 @@ from raybench.analysis.rounds import (
 from raybench.analysis.rows import OPTIONAL, ScaledRow, batch_column, typed_rows, varying
 from raybench.analysis.scaling import scaling
 from raybench.analysis.uneven import Fleet, fleets
-from raybench.job.answer import Answer, answer_of_run
+from raybench.job.model import Answer, answer_of_run
 from raybench.job.point import RUN_SETTINGS
 from raybench.job.source import overrides_in
 from raybench.records import Cause, TrialKey, by_point
@@ -212,7 +211,7 @@ class Summary:
         return fleets(self.rows)
 
     @cached_property
-    def regions(self) -> Mapping[str, Sequence[SlowestRegion]]:
+    def regions(self) -> Mapping[str, Sequence[RegionRow]]:
         """Return the regions that the step of each point names, by point_id."""
         return regions_by_point(typed_rows(self.region_rows, RegionRow))
 

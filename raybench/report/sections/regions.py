@@ -11,8 +11,8 @@ from raybench.report.sections import Section
 from raybench.report.sections.points import table_of_points
 
 if TYPE_CHECKING:
-    from raybench.analysis.rounds import SlowestRegion
     from raybench.report.summary import Summary
+    from raybench.results.tables import RegionRow
 
 _NAME_CHARS = 20
 _NOTE = (
@@ -21,7 +21,7 @@ _NOTE = (
 )
 
 
-def region_columns(unit: formatting.Unit) -> list[ColumnOf[SlowestRegion]]:
+def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
     """Return the columns of a region: its name, its calls, its time in `unit`, and its share."""
     return [
         (Column(title="region", is_text=True, min_chars=_NAME_CHARS), lambda one: one.region),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from builders import make_device, make_measurement
 
-from raybench.doctor import transports
 from raybench.doctor.checks import Check, Facts, Verdict
+from raybench.doctor.diagnosis import judge_transports
 from raybench.records import Cause, Failure
 
 HOST = "raybench: adapters {adapters}\nraybench: memlock {memlock}\n"
@@ -52,7 +52,7 @@ def judge(
         for rank in range(2)
     ]
     answers = [make_measurement(rank, [[1]], output=f"[stdout]\n{output}") for rank in range(2)]
-    return transports.judge(Facts(devices=tuple(devices)), answers)
+    return judge_transports(Facts(devices=tuple(devices)), answers)
 
 
 def one(checks: Sequence[Check]) -> Check:
@@ -105,7 +105,7 @@ def test_sockets_and_adapters_are_told_with_their_names_and_what_matters_of_them
     check = one(judge(text, nodes=2, adapters="mlx5_0,mlx5_1"))
     assert check.verdict is Verdict.OK
     assert f"NET/IB on mlx5_0 ({kind}), GPUDirect of 2 ranks" in check.found
-    assert check.found.endswith("; 2 adapters a rank")
+    assert check.found.endswith("; adapters a rank: 2")
     efa = one(judge(EFA, nodes=2, adapters="rdmap0s0"))
     assert (efa.verdict, efa.found) == (
         Verdict.OK,
@@ -116,9 +116,9 @@ def test_sockets_and_adapters_are_told_with_their_names_and_what_matters_of_them
 def test_a_probe_that_fails_or_is_silent_leaves_the_transport_unknown():
     devices = (make_device(0), make_device(1))
     failed = Failure.of(Cause.TIMEOUT, rank=1, message="no answer")
-    check = one(transports.judge(Facts(devices=devices), [failed]))
+    check = one(judge_transports(Facts(devices=devices), [failed]))
     assert (check.verdict, check.found) == (Verdict.WARN, "unknown: rank 1: no answer")
-    assert one(judge("", nodes=1)).found == "unknown: the ranks printed nothing of it"
+    assert one(judge("", nodes=1)).found == "unknown: the ranks printed no route"
 
 
 def test_cpu_workers_tell_over_which_interface_gloo_is_connected():
