@@ -33,8 +33,8 @@ from raybench.report.blocks import (
 )
 from raybench.report.comparison import changes_listing, hidden_line, percent
 from raybench.report.documents import Document
+from raybench.report.formatting import counted
 from raybench.report.history import sparkline
-from raybench.report.plain_text import counted
 
 # The limit of a test that only another version of the suite has.
 _USUAL_LIMIT = 1.1

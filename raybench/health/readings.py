@@ -28,7 +28,7 @@ from raybench.health.suite import (
 )
 from raybench.records import Device, Measurement, Record, Status
 from raybench.records.devices import Action, DeviceFacts, Subject, SubjectKind
-from raybench.report.plain_text import counted
+from raybench.report.formatting import counted
 from raybench.stats.outliers import Floats
 from raybench.stats.summary import median_above_smallest
 from raybench.workloads.collective import parse_groups

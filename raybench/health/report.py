@@ -21,8 +21,7 @@ from raybench.analysis.references import Measurement
 from raybench.health.references import grade_text
 from raybench.health.suite import BETWEEN_NODES
 from raybench.records.devices import Action, Finding, Subject, Verdict, figure, is_time
-from raybench.report import blocks, formatting, plain_text
-from raybench.report.advice import Advice, estimate_gains
+from raybench.report import blocks, formatting
 from raybench.report.blocks import (
     SETTING_CHARS,
     Block,
@@ -47,7 +46,8 @@ from raybench.report.documents import Document, format_document
 from raybench.report.export import JUnitCase, csv_text, junit_text
 from raybench.report.formatting import course, sentence, some
 from raybench.report.page import device_table, render
-from raybench.report.references import HOW_TO_MAKE, Standing
+from raybench.report.show import Advice, estimate_gains
+from raybench.report.summary import HOW_TO_MAKE, Standing
 from raybench.results.columns import to_row
 from raybench.results.reader import Run, RunStatus
 from raybench.stats.outliers import BAD_RATIO
@@ -688,7 +688,7 @@ def _device_figure(compared: Sequence[Finding], unhealthy: Collection[str]) -> F
             "y": short[one.subject.name],
             "x": round(min(one.ratio or 1.0, 100.0), 4),
             "line": one.verdict.value if one.verdict.is_slow else _LIKE_THE_OTHERS,
-            "tip": plain_text.plain(f"{one.subject.name}, {one.test}:")
+            "tip": formatting.plain(f"{one.subject.name}, {one.test}:")
             + f"\n{_value(one)} {one.unit}, {one.ratio:.2f} times the time of similar devices",
         }
         for one in compared
