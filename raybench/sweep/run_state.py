@@ -33,10 +33,9 @@ from raybench.records.environment import (
 from raybench.results import reader
 from raybench.results.reader import Run, RunStatus
 from raybench.results.writer import RunStore
-from raybench.sweep.batch_search import with_probes
+from raybench.sweep import Listener, command
 from raybench.sweep.loop import EarlierSweeps, Event, PointAdded, PointFinished, RoundStarted
-from raybench.sweep.messages import Listener, command
-from raybench.sweep.scheduler import Rounds
+from raybench.sweep.scheduler import Rounds, with_probes
 
 _MOST_DIFFERENCES = 5
 
