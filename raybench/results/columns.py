@@ -152,7 +152,7 @@ def to_row(record: Any) -> dict[str, Any]:
     column are left out.
     """
     row: dict[str, Any] = {}
-    for name, column in _own_columns(type(record)):
+    for name, column in _own_columns(cast("Hashable", type(record))):
         value = getattr(record, name)
         if column is None:
             row |= to_row(value)
