@@ -40,8 +40,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from raybench.errors import JobError, UsageError
 from raybench.job import registry
-from raybench.job.plan import add_settings, check, plan_problems, remark_no_items, why_not_uneven
-from raybench.job.point import ANY, RUN_SETTINGS, SCRIPT, Point, Scalar, Strategy, are_devices
+from raybench.job.plan import add_settings, check, plan_and_problems
+from raybench.job.point import ANY, RUN_SETTINGS, Scalar, Strategy, are_devices
 from raybench.job.problems import KeyPath, Problem, key_text, quote, rule_of, say_unknown
 from raybench.job.source import YamlSource, parse_source, read_source
 
@@ -518,7 +518,6 @@ class Job(Section):
     _source: YamlSource = PrivateAttr()
     _settings: dict[str, registry.Setting] = PrivateAttr()
     _workload_class: type = PrivateAttr(default=object)
-    _remarks: list[Problem] = PrivateAttr(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -545,15 +544,6 @@ class Job(Section):
         return metric_names(self._workload_class)
 
     @property
-    def shares_work(self) -> bool:
-        """Whether the ranks of a point finish the same items together."""
-        return registry.shares_work(self._workload_class)
-
-    def ranks_per_item(self, settings: Mapping[str, Scalar]) -> int:
-        """How many ranks finish the same items together, at a point with these settings."""
-        return registry.ranks_per_item(self._workload_class, settings)
-
-    @property
     def folder(self) -> Path:
         """The folder that the job file is in."""
         return Path(self._source.name).parent
@@ -563,18 +553,10 @@ class Job(Section):
         """The settings that a point of this job can have, by name."""
         return self._settings
 
-    def why_not(self, point: Point) -> str | None:
-        """Return why the workload refuses the point; None where it runs it. Raises UsageError."""
-        return (
-            point.why_too_few_devices
-            or why_not_uneven(point)
-            or registry.why_not(self._workload_class, point.settings)
-        )
-
     @property
-    def remarks(self) -> Sequence[Problem]:
-        """Return remarks on the workload that are no errors."""
-        return self._remarks
+    def workload_class(self) -> type:
+        """The class of the workload; `object` where there is no such workload."""
+        return self._workload_class
 
     @property
     def meaning_sha256(self) -> str:
@@ -645,7 +627,7 @@ def _load(source: YamlSource) -> Job:
         shaping = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
         # Without any problem, making the plan reports those of the points.
         if problems and all(p.path and p.path[0] not in shaping for p in problems):
-            problems += plan_problems(job)
+            problems += plan_and_problems(job)[1]
     if job is None or problems:
         raise JobError(source.explain_all(problems))
     return job
@@ -716,7 +698,7 @@ def _sound_part(data: Mapping[str, Any], problems: Sequence[Problem]) -> dict[st
 def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
     """Return what is wrong with the job by its workload, whose module is imported for that.
 
-    Gives the job its settings and remarks. Where there is no such workload, the one with the
+    Gives the job its settings and its class. Where there is no such workload, the one with the
     nearest name is taken. problems: those known already, whose values count as given.
     """
     unsound = [problem.path for problem in problems]
@@ -734,8 +716,6 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
         workload_class = registry.load(nearest)
         settings, unknown = add_settings(job, workload_class)
     job._settings, job._workload_class = settings, workload_class
-    if job.workload.kind == SCRIPT:
-        job._remarks += remark_no_items(job)
     return [*found, *unknown, *check(job, settings, unsound)]
 
 
