@@ -33,7 +33,6 @@ from raybench.cli.shared import (
 )
 from raybench.errors import ResultsError, UsageError
 from raybench.records.devices import Stage
-from raybench.sweep.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from raybench.analysis.references import References
@@ -70,6 +69,7 @@ def doctor_command(
     """
     from raybench.cli.progress import ConsoleListener, show_phase
     from raybench.doctor.diagnosis import diagnose, open_cluster
+    from raybench.sweep.runner import Interrupts
 
     console = make_console()
     phase = partial(show_phase, console)
@@ -89,8 +89,8 @@ def format_text(diagnosis: Diagnosis) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    from raybench.report.plain_text import plain
-    from raybench.report.terminal import render_parts
+    from raybench.report.documents import render_parts
+    from raybench.report.formatting import plain
 
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)

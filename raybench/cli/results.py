@@ -234,7 +234,7 @@ def list_command(
     from raybench.report.show import RunList
     from raybench.results import reader
     from raybench.results.reader import no_runs, run_ids
-    from raybench.sweep.messages import name_program
+    from raybench.sweep import name_program
 
     if last and is_all:
         raise UsageError("--last and --all: give one of them")

@@ -36,9 +36,9 @@ from raybench.cli.shared import (
     write_result,
 )
 from raybench.errors import UsageError
-from raybench.report.plain_text import counted, printable
+from raybench.report.formatting import counted, printable
 from raybench.results.reader import RunStatus
-from raybench.sweep.messages import command
+from raybench.sweep import command
 
 if TYPE_CHECKING:
     from raybench.job.model import Job

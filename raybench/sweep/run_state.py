@@ -33,10 +33,9 @@ from raybench.records.environment import (
 from raybench.results import reader
 from raybench.results.reader import Run, RunStatus
 from raybench.results.writer import RunStore
-from raybench.sweep.batch_search import with_probes
+from raybench.sweep import Listener, command
 from raybench.sweep.loop import EarlierSweeps, Event, PointAdded, PointFinished, RoundStarted
-from raybench.sweep.messages import Listener, command
-from raybench.sweep.scheduler import Rounds
+from raybench.sweep.scheduler import Rounds, with_probes
 
 _MOST_DIFFERENCES = 5
 
@@ -212,7 +211,7 @@ class RunRows:
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
         self.store.write_run(run)
         # Here, so that `raybench plan` does not wait for numpy.
-        from raybench.analysis.frames import write_summary
+        from raybench.analysis.scaling import write_summary
 
         write_summary(self.store, run)
         return run
@@ -433,7 +432,7 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
 
     Writes the run and its summary too, if its driver died before it could.
     """
-    from raybench.analysis.frames import write_summary
+    from raybench.analysis.scaling import write_summary
 
     stored = reader.read_run(root, start.run.run_id)
     ended = finish_run(stored, start.plan, start.ended)

@@ -33,10 +33,9 @@ from raybench.records import Failure, Profile, Status, TrialKey, by_point
 from raybench.records.environment import code_of
 from raybench.results.reader import RunStatus, count_points
 from raybench.results.writer import RunStore, hold_run
-from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import EarlierSweeps, PointFinished
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
-from raybench.sweep.runner import record_run, run_sweep
+from raybench.sweep.runner import Interrupts, record_run, run_sweep
 from raybench.sweep.scheduler import Rounds
 from tests.local_cluster import LocalCluster
 
