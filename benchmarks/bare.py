@@ -29,8 +29,7 @@ from raybench.job import registry
 from raybench.job.point import Precision
 from raybench.records.environment import variables_that_matter
 from raybench.stats.summary import step_time
-from raybench.workloads import precision
-from raybench.workloads.base import Context
+from raybench.workloads.base import Context, apply_precision
 
 # As in raybench, shorter steps are timed several at a time.
 _LEAST_MS, _MOST_INNER = 1.0, 1000
@@ -47,7 +46,7 @@ def main() -> None:
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     if world_size > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    precision.apply(Precision.FP32)
+    apply_precision(Precision.FP32)
     of_rank, seconds = [], 0.0
     for step in spec["steps"]:
         act = step_of(step, device, rank, local_rank, world_size)

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
     from raybench.analysis.frames import load, units
-    from raybench.job.answer import Answer
+    from raybench.job.model import Answer
     from raybench.records import Metric
-    from raybench.workloads.base import Context, Workload, WrongResultError
-    from raybench.workloads.replicas import DdpOptions
+    from raybench.workloads.base import Context, DdpOptions, Workload, WrongResultError
 
 __all__ = [
     "Answer",
@@ -41,10 +40,9 @@ __all__ = [
 
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
-    "raybench.job.answer": ("Answer",),
+    "raybench.job.model": ("Answer",),
     "raybench.records": ("Metric",),
-    "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
-    "raybench.workloads.replicas": ("DdpOptions",),
+    "raybench.workloads.base": ("Context", "DdpOptions", "Workload", "WrongResultError"),
     # For the parameters of a workload.
     "pydantic": ("Field", "NonNegativeInt", "PositiveFloat", "PositiveInt"),
 }

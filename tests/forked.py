@@ -16,7 +16,7 @@ SERVER.set_forkserver_preload(
         "pytest",
         "raybench.worker.state",
         "raybench.measure.breakdown",
-        "raybench.workloads.training.mlp",
+        "raybench.workloads.networks",
         # With pandas and much of raybench, which the tests of each rank import.
         "tests.unit.builders",
     ]

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from raybench.job.point import Precision
+from raybench.workloads import language_training
 from raybench.workloads.base import Context
-from raybench.workloads.training import language_training
-from raybench.workloads.training.shapes import Layout
-from raybench.workloads.training.transformer import Transformer
+from raybench.workloads.shapes import Layout
+from raybench.workloads.transformer import Transformer
 
 BATCH = 2
 SIZES: dict[str, Any] = {"preset": "llama-tiny", "seq_len": 16}

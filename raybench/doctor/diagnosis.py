@@ -21,8 +21,7 @@ from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Device, Failure, Measurement, Task
 from raybench.records.environment import package_versions, usable_cores, variables_that_matter
-from raybench.report.formatting import some
-from raybench.report.plain_text import counted, span
+from raybench.report.formatting import counted, some, span
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster
@@ -32,7 +31,7 @@ Phase = Callable[[str], AbstractContextManager[object]]
 
 _MIB = 2**20
 _ALL_REDUCE_BYTES = {"cuda": 256 * _MIB, "cpu": 64 * _MIB}
-_TRANSPORT_PROBE = "raybench.workloads.transport_probe:TransportProbe"
+_TRANSPORT_PROBE = "raybench.workloads.pairs:TransportProbe"
 _SETTINGS = Measure(
     warmup=Span(min=5, max=5),
     iterations=Span(min=20, max=20),

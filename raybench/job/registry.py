@@ -42,20 +42,20 @@ from raybench.job.problems import rule_of, say_unknown
 
 BUILTIN: Mapping[str, str] = {
     "collective": "raybench.workloads.collective:Collective",
-    "dit": "raybench.workloads.dit.workload:Dit",
+    "dit": "raybench.workloads.dit:Dit",
     "gemm": "raybench.workloads.kernels:Gemm",
     "grouped_collective": "raybench.workloads.collective:GroupedCollective",
-    "host_copy": "raybench.workloads.memory:HostCopy",
+    "host_copy": "raybench.workloads.kernels:HostCopy",
     "launch": "raybench.workloads.kernels:Launch",
-    "linear": "raybench.workloads.training.linear:Linear",
-    "memory": "raybench.workloads.memory:Memory",
-    "mlp": "raybench.workloads.training.mlp:Mlp",
+    "linear": "raybench.workloads.networks:Linear",
+    "memory": "raybench.workloads.kernels:Memory",
+    "mlp": "raybench.workloads.networks:Mlp",
     "pairs": "raybench.workloads.pairs:Pairs",
-    "resnet50": "raybench.workloads.training.resnet50:ResNet",
+    "resnet50": "raybench.workloads.networks:ResNet",
     "same_bits": "raybench.workloads.kernels:SameBits",
     "script": "raybench.workloads.script:Script",
-    "smoke": "raybench.workloads.training.smoke:Smoke",
-    "transformer": "raybench.workloads.training.transformer:Transformer",
+    "smoke": "raybench.workloads.networks:Smoke",
+    "transformer": "raybench.workloads.transformer:Transformer",
 }
 
 # Names with a meaning of their own in job files, filters and result tables.

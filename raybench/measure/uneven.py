@@ -49,8 +49,7 @@ from raybench.stats.shares import (
     fast_shares,
     fit_line,
 )
-from raybench.workloads.base import Context, PartTimes, Workload
-from raybench.workloads.replicas import Replicas
+from raybench.workloads.base import Context, PartTimes, Replicas, Workload
 
 Parameters = Mapping[str, Scalar]
 BuildWorkload = Callable[[Context, Parameters], Workload]

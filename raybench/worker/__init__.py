@@ -33,7 +33,7 @@ measure:
 * `torch.utils._python_dispatch.TorchDispatchMode` (flops): sees each operator, to stop after a time
   limit; torch's own FLOP counter is one.
 * `torch._scaled_mm` (flops): the matrix product of float8.
-* `DistributedDataParallel._comm_hooks` (marks, workloads.replicas): says whether a hook is there.
+* `DistributedDataParallel._comm_hooks` (marks, workloads.base): says whether a hook is there.
 * `DTensor._local_tensor` (memory): this rank's shard, without a new node of autograd.
 * `torch.nn.modules.batchnorm._BatchNorm` (uneven): the base class of all batch norms.
 
@@ -41,6 +41,6 @@ workloads:
 
 * `torch._fused_sdp_choice` and `torch._C._get_sdp_priority_order` (attention): the attention kernel
   that torch would take. The operators `torch.ops.aten._scaled_dot_product_…_attention` (attention,
-  training.language_training) give the log-sum-exp with the result; the public function does not.
-* `torch._dynamo.utils.counters` (replicas): as above.
+  language_training) give the log-sum-exp with the result; the public function does not.
+* `torch._dynamo.utils.counters` (workloads.base): as above.
 """

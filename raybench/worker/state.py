@@ -2,7 +2,7 @@
 
 What is put back is what built-in workloads change and what training scripts commonly change. The
 precision of fp32 arithmetic and the random number generators are not in the table: both are set
-anew before each build of a workload (`precision.apply`, `seed_all`). A class of the user's can
+anew before each build of a workload (`apply_precision`, `seed_all`). A class of the user's can
 change anything else, so another class gets new processes (`RayCluster.run`).
 """
 

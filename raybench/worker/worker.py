@@ -46,9 +46,15 @@ from raybench.worker.process_group import (
     set_torchrun_variables,
 )
 from raybench.worker.state import ProcessState
-from raybench.workloads import precision
 from raybench.workloads.attention import choose_kernel
-from raybench.workloads.base import Context, Workload, as_workload
+from raybench.workloads.base import (
+    Context,
+    Workload,
+    apply_precision,
+    as_workload,
+    effective_precision,
+    precision_warning,
+)
 from raybench.workloads.script import RunningScript, ScriptFailedError
 
 _STDERR = 2
@@ -211,7 +217,7 @@ class Worker:
 
         def make(context: Context, params: Mapping[str, Scalar]) -> Workload:
             # The same for each repeat.
-            precision.apply(point.precision)
+            apply_precision(point.precision)
             state.seed_all(task.seed)
             if point.workload == SCRIPT:
                 return self._start_script(task, context, group)
@@ -241,7 +247,7 @@ class Worker:
         self._clean_up()
         self._group.join(task, rank_info, group)
         self._group.free_buffers(self._state.holds_device_memory)
-        precision.apply(point.precision)
+        apply_precision(point.precision)
         return replace(
             done,
             # In the group of the ranks that have a share of the step the rank is another one.
@@ -346,10 +352,10 @@ class Worker:
 
         Reads the settings of the process, which the workload may have changed.
         """
-        if reason := precision.why_not_supported(asked, self._device):
+        if reason := precision_warning(asked, self._device):
             yield reason
         switched = Precision.TF32 if asked is Precision.TF32 else Precision.FP32
-        if (got := precision.effective()) != switched:
+        if (got := effective_precision()) != switched:
             yield f"precision {asked} asked, but fp32 arithmetic was {got} after the last step"
 
     def _clean_up(self) -> tuple[str, ...]:

@@ -26,26 +26,33 @@ TF32 is already switched as the precision asks; autocast and gradient scaling ar
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from types import new_class
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypedDict, get_type_hints
+from weakref import WeakKeyDictionary
+
+from pydantic import Field
 
 from raybench.job import registry
-from raybench.job.point import Execution, Precision
-from raybench.workloads.replicas import CommHook, Replicas
+from raybench.job.point import Execution, Precision, Scalar
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
-    from torch.distributed import ProcessGroup
+    from torch import Tensor, nn
+    from torch.distributed import GradBucket, ProcessGroup  # type: ignore[attr-defined]
+    from torch.futures import Future
+    from torch.nn.parallel import DistributedDataParallel
 
-    from raybench.job.answer import Answer
+    from raybench.job.model import Answer
     from raybench.records import Metric
-
 
 # Steps after which a scaler grows: more than its counter, an int32, can hold.
 _NEVER_GROWS = 2**31
@@ -122,6 +129,119 @@ class Regions:
 _UNTIMED = nullcontext()
 
 
+# A communication hook of DistributedDataParallel.
+CommHook: TypeAlias = "Callable[[Any, GradBucket], Future[Tensor]]"
+
+_NOT_WRAPPED = "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
+COMPILED = "unknown: a compiled model would be compiled anew for another way of reducing"
+_OWN_HOOK = "unknown: the workload has a communication hook of its own"
+
+
+class DdpOptions(TypedDict, total=False):
+    """Options of DistributedDataParallel as parameters: `**ddp: Unpack[DdpOptions]`.
+
+    A field that is added here becomes a setting of each workload that takes them, and an argument
+    of torch's class; nothing else knows their names. They have no effect when world_size is 1.
+    Their defaults are torch's.
+    """
+
+    bucket_cap_mb: Annotated[
+        int,
+        Field(
+            default=25,
+            gt=0,
+            description="DDP: bucket size, MiB; 25 is torch's default, which begins with 1 MiB.",
+        ),
+    ]
+    gradient_as_bucket_view: Annotated[
+        bool,
+        Field(
+            default=False,
+            description="DDP: gradients are views of the buckets, which saves a copy.",
+        ),
+    ]
+    static_graph: Annotated[
+        bool,
+        Field(default=False, description="DDP: promise that the graph is the same in every step."),
+    ]
+
+
+@cache
+def option_defaults(options: type) -> Mapping[str, Scalar | None]:
+    """Return the default of each option by its name; options: DdpOptions or a subclass of it."""
+    hints = get_type_hints(options, include_extras=True)
+    return {name: hint.__metadata__[0].default for name, hint in hints.items()}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Wrapped:
+    """State of a wrapped model.
+
+    options: as DistributedDataParallel was given them. has_begun: a backward pass has reduced its
+    gradients. has_our_hook: `set_comm_hook` registered a hook.
+    """
+
+    options: Mapping[str, Any]
+    has_begun: bool = False
+    has_our_hook: bool = False
+
+
+class Replicas:
+    """The models that one workload has wrapped by DistributedDataParallel and still holds.
+
+    wrapped: what is known of each, by model.
+    """
+
+    def __init__(self) -> None:
+        self.wrapped: WeakKeyDictionary[DistributedDataParallel, _Wrapped] = WeakKeyDictionary()
+        self._compiled_before = count_compiled_frames()
+
+    def why_no_hook(self) -> str | None:
+        """Return why `set_comm_hook` must not be called, in the words of a report; None: it may be.
+
+        Where no model was wrapped, code was compiled since, or a model has a hook of the workload.
+        """
+        if not self.wrapped:
+            return _NOT_WRAPPED
+        if count_compiled_frames() > self._compiled_before:
+            return COMPILED
+        if any(len(ddp._comm_hooks) > one.has_our_hook for ddp, one in self.wrapped.items()):
+            return _OWN_HOOK
+        return None
+
+    def set_comm_hook(self, hook: CommHook | None) -> None:
+        """Let gradients of all wrapped models go through the hook; None: as DDP reduces by itself.
+
+        All ranks must call it together. DDP takes one hook only, so each DDP object is initialised
+        anew in place, and the gradients that are there are dropped.
+        """
+        for ddp, wrapped in list(self.wrapped.items()):
+            model, is_training = ddp.module, ddp.training
+            # All that it had must be gone first, cycles included: its buckets take as much memory
+            # as the gradients, which may lie in them, and its hooks on the parameters would reduce
+            # them too.
+            ddp.__dict__.clear()
+            for parameter in model.parameters():
+                parameter.grad = None
+            gc.collect()
+            type(ddp).__init__(ddp, model, **wrapped.options)
+            ddp.training = is_training
+            wrapped.has_begun, wrapped.has_our_hook = False, hook is not None
+            if hook is not None:
+                ddp.register_comm_hook(wrapped.options["process_group"], hook)
+
+    def forget(self) -> None:
+        """Forget the wrapped models, before another workload uses this object."""
+        self.wrapped.clear()
+        self._compiled_before = count_compiled_frames()
+
+
+def count_compiled_frames() -> int:
+    """Return how many code frames torch.compile has processed in this process, so far."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    return 0 if utils is None else sum(utils.counters["frames"].values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(Execution):
     """Where and how a workload is to be built.
@@ -166,16 +286,45 @@ class Context(Execution):
         """
         if self.world_size == 1 or self.device.type == "meta":
             return model
-        return self.replicas.wrap(
-            model, options, device=self.device, process_group=self.process_group
-        )
+        from torch.nn.parallel import DistributedDataParallel
 
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        # A default is not given: where torch is given `bucket_cap_mb`, it is that of the first
+        # bucket too, which has 1 MiB else.
+        usual = option_defaults(DdpOptions).items()
+        settings = {
+            "device_ids": [self.device] if self.device.type == "cuda" else None,
+            "process_group": self.process_group,
+            **{name: value for name, value in options.items() if (name, value) not in usual},
+        }
+        ddp = DistributedDataParallel(model, **settings)
+        self.replicas.wrapped[ddp] = _Wrapped(options=settings)
+        return ddp
+
+    @contextmanager
+    def no_sync(self, model: Any) -> Iterator[None]:
         """Return a context in which backward passes add up gradients without reducing them.
 
-        model: as returned by `ddp`, or sharded by FSDP2; for others the context does nothing.
+        model: as returned by `ddp`, or sharded by FSDP2; for others the context does nothing. With
+        static_graph the very first backward pass reduces all the same.
         """
-        return self.replicas.no_sync(model)
+        from torch.nn.parallel import DistributedDataParallel
+
+        # By its method: to import FSDP's class takes half a second, and most points have none.
+        if hasattr(model, "set_requires_gradient_sync"):
+            model.set_requires_gradient_sync(False)
+            try:
+                yield
+            finally:
+                model.set_requires_gradient_sync(True)
+            return
+        is_kept = isinstance(model, DistributedDataParallel)
+        wrapped = self.replicas.wrapped.get(model)
+        # With static_graph the very first backward pass records the graph and must reduce: under
+        # no_sync it fails or, worse, later passes reduce nothing (pytorch#143580, pytorch#187732).
+        if wrapped is not None and wrapped.options.get("static_graph") and not wrapped.has_begun:
+            wrapped.has_begun, is_kept = True, False
+        with model.no_sync() if is_kept else nullcontext():
+            yield
 
     def region(self, name: str) -> AbstractContextManager[None]:
         """Return a context that times what its block issues to the device, as the part `name`.
@@ -360,3 +509,81 @@ def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
     """
     built_in = builtin_class(kind)
     return built_in.parameter_count(params) if built_in else None
+
+
+def apply_precision(precision: Precision) -> None:
+    """Set every TF32 switch of torch in this process: on for tf32, off for all other precisions.
+
+    | mode | fp32 matmul, convolution and RNN outside autocast | autocast |
+    |---|---|---|
+    | fp32 | IEEE single precision | none |
+    | tf32 | TF32 | none |
+    | fp16 | IEEE single precision | float16 |
+    | bf16 | IEEE single precision | bfloat16 |
+    | float8 | IEEE single precision | bfloat16 |
+
+    So each mode differs from fp32 in one thing only; float8 also in the layers that the workload
+    converts (`convert_linear_layers`). (Torch's own default has TF32 on in cuDNN.)
+    """
+    import torch
+    from torch import backends
+
+    tf32 = precision is Precision.TF32
+    # Torch keeps an older and a newer set of switches for the same thing and raises when it
+    # reads an old one that differs from the new one, as torch.compile does in places
+    # (pytorch#166387, pytorch#179445). So both are set, the old first: they write new ones too.
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    backends.cudnn.allow_tf32 = tf32
+    mode = "tf32" if tf32 else "ieee"
+    backends.fp32_precision = mode  # type: ignore[attr-defined]
+    backends.cudnn.fp32_precision = mode
+    for switch in _switches():
+        switch.fp32_precision = mode
+
+
+def effective_precision() -> str:
+    """Return the arithmetic of fp32 tensors outside autocast: "fp32", "tf32", or "mixed".
+
+    mixed: matrix multiplication, convolution and RNN disagree. It is read from torch's switches and
+    from NVIDIA_TF32_OVERRIDE=0, which switches TF32 off below torch (cuBLAS, cuDNN).
+    """
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        return Precision.FP32
+    modes = {switch.fp32_precision == "tf32" for switch in _switches()}
+    if len(modes) > 1:
+        return "mixed"
+    return Precision.TF32 if modes.pop() else Precision.FP32
+
+
+def precision_warning(precision: Precision, device: torch.device) -> str | None:
+    """Return a sentence where the device has no TF32, or emulates bfloat16; None where it has both.
+
+    For a warning: the point runs all the same. None for all precisions but tf32 and bf16; where the
+    device has no float8, `convert_linear_layers` raises.
+    """
+    import torch
+
+    # TF32 came with Ampere, compute capability 8.0.
+    has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if precision is Precision.TF32 and not has_tf32:
+        return f"precision tf32 asked, but {_name(device)} has no TF32: the numbers are fp32's"
+    if (
+        precision is Precision.BF16
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        return f"precision bf16 asked, but {_name(device)} emulates bfloat16"
+    return None
+
+
+def _switches() -> tuple[Any, ...]:
+    from torch import backends
+
+    cudnn: Any = backends.cudnn  # `conv` and `rnn` are missing from torch's types
+    return (backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+
+
+def _name(device: torch.device) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from raybench.job.point import Precision
-from raybench.workloads import precision
+from raybench.workloads.base import apply_precision
 
 
 @pytest.fixture(autouse=True)
 def _fp32_and_no_memory_afterwards():
     yield
-    precision.apply(Precision.FP32)
+    apply_precision(Precision.FP32)
     torch.cuda.empty_cache()

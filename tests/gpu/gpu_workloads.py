@@ -14,8 +14,8 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from raybench.workloads.base import Context
-from raybench.workloads.training.mlp import Mlp, linear_stack
-from raybench.workloads.training.model import GradAccumulation, Model, Recipe, slices
+from raybench.workloads.networks import Mlp, linear_stack
+from raybench.workloads.training import GradAccumulation, Model, Recipe, slices
 
 _CALIBRATION_CYCLES = 20_000_000
 WIDTH = 512

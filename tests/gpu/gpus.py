@@ -8,8 +8,7 @@ import torch
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.start import connect
 from raybench.job.point import Precision
-from raybench.workloads import precision
-from raybench.workloads.base import Context
+from raybench.workloads.base import Context, apply_precision
 
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
 GPU = [
@@ -45,6 +44,6 @@ def cluster_of(most=None):
 
 def make_context(mode=Precision.FP32, **changes):
     """Be the only rank, on the first device, and multiply in this precision."""
-    precision.apply(mode)
+    apply_precision(mode)
     alone = {"rank": 0, "world_size": 1, "local_rank": 0, "batch_size": 8}
     return Context(device=torch.device("cuda", 0), precision=mode, **{**alone, **changes})

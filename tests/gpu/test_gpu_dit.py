@@ -7,7 +7,7 @@ from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure import phases
 from raybench.workloads.attention import attention_part, choose_kernel, merge
-from raybench.workloads.dit.workload import Dit
+from raybench.workloads.dit import Dit
 from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu

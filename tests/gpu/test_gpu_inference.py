@@ -6,7 +6,7 @@ import torch
 from raybench.job.model import Measure
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.measure.phases import measure
-from raybench.workloads.training.transformer import Transformer
+from raybench.workloads.transformer import Transformer
 from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
@@ -43,7 +43,7 @@ def test_decoding_gives_what_a_pass_over_the_whole_sequence_gives(mode, cuda_gra
 @pytest.mark.parametrize("mode", USUAL_PRECISIONS)
 def test_a_residual_network_runs_in_every_precision(mode):
     pytest.importorskip("torchvision")
-    from raybench.workloads.training.resnet50 import ResNet
+    from raybench.workloads.networks import ResNet
 
     context = make_context(mode)
     for channels_last in (False, True):

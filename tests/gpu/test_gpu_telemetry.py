@@ -14,7 +14,7 @@ from raybench.hardware.devices import (
 from raybench.hardware.peaks import dense_peak_tflops
 from raybench.job.point import Precision
 from raybench.measure.profiling import tflops_sustained
-from raybench.workloads import precision
+from raybench.workloads.base import apply_precision
 
 pytestmark = pytest.mark.gpu
 
@@ -108,7 +108,7 @@ def test_the_product_s_rate_is_below_the_datasheet_s_peak(device, described, mod
     reached = tflops_sustained(device, [mode])[mode]
     spent_s = time.perf_counter() - started_s
     peak = dense_peak_tflops(described.name, mode)
-    precision.apply(Precision.FP32)
+    apply_precision(Precision.FP32)
     assert torch.cuda.memory_reserved(device) <= before + 64 * 2**20
     assert spent_s < 2.0
     if peak is not None:

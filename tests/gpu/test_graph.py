@@ -11,7 +11,7 @@ from raybench.job.model import Measure
 from raybench.measure.instruments import TRIAL_REPLAYS
 from raybench.measure.phases import measure
 from raybench.workloads.base import Workload
-from raybench.workloads.training.mlp import Mlp
+from raybench.workloads.networks import Mlp
 from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu

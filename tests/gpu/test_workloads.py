@@ -7,11 +7,10 @@ import torch
 from torch.nn import functional
 
 from raybench.job.point import USUAL_PRECISIONS, Precision
-from raybench.workloads import precision
-from raybench.workloads.training import model as trained
-from raybench.workloads.training.linear import Linear
-from raybench.workloads.training.mlp import Mlp
-from raybench.workloads.training.transformer import Transformer
+from raybench.workloads import training as trained
+from raybench.workloads.base import apply_precision, effective_precision
+from raybench.workloads.networks import Linear, Mlp
+from raybench.workloads.transformer import Transformer
 from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
@@ -40,7 +39,7 @@ def test_a_workload_trains_on_the_device(name, mode, monkeypatch):
     assert all(parameter.is_cuda and parameter.isfinite().all() for parameter in after)
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert torch.cuda.max_memory_allocated() > 0
-    assert precision.effective() == ("tf32" if mode is Precision.TF32 else "fp32")
+    assert effective_precision() == ("tf32" if mode is Precision.TF32 else "fp32")
     workload.close()
 
 
@@ -77,9 +76,9 @@ def random_operands(*shape, count):
 )
 def test_fp32_is_exact_and_tf32_is_not(operation, shape):
     operands = random_operands(*shape, count=2)
-    precision.apply(Precision.FP32)
+    apply_precision(Precision.FP32)
     assert relative_error(operation, *operands) < 1e-5
-    precision.apply(Precision.TF32)
+    apply_precision(Precision.TF32)
     assert 5e-5 < relative_error(operation, *operands) < 1e-2
 
 
@@ -87,5 +86,5 @@ def test_attention_in_fp32_is_exact():
     # Its kernels multiply on tensor cores: this shows that they do not round to TF32.
     attention = partial(functional.scaled_dot_product_attention, is_causal=True)
     operands = random_operands(2, 4, 256, 64, count=3)
-    precision.apply(Precision.FP32)
+    apply_precision(Precision.FP32)
     assert relative_error(attention, *operands) < 1e-5

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch.utils.data import DataLoader
 
 from raybench.workloads.base import Context
-from raybench.workloads.training.mlp import Mlp
+from raybench.workloads.networks import Mlp
 from tests.integration.fault_workloads import FAULTS
 
 # Process groups of earlier points of this process; kept, so that no new one is taken for it.

@@ -104,10 +104,10 @@ def test_a_value_is_checked_against_the_declared_type():
         ("mpl", "unknown workload 'mpl'; did you mean 'mlp'?"),
         ("yolo", "unknown workload 'yolo'; known: collective, "),
         ("no_such_module_x:Class", "ModuleNotFoundError: No module named 'no_such_module_x'"),
-        ("raybench.workloads.training.mlp:Mpl", "unknown class 'Mpl'; did you mean 'Mlp'?"),
+        ("raybench.workloads.networks:Mpl", "unknown class 'Mpl'; did you mean 'Mlp'?"),
         (
-            "raybench.workloads.training.mlp:",
-            "package.module:Class, given 'raybench.workloads.training.mlp:'",
+            "raybench.workloads.networks:",
+            "package.module:Class, given 'raybench.workloads.networks:'",
         ),
         ("pathlib:Path", "pathlib:Path has no method step()"),
     ],

@@ -15,7 +15,7 @@ from raybench.job.model import Measure
 from raybench.measure import phases, profiling
 from raybench.records import Breakdown, Profile
 from raybench.workloads.base import Workload
-from raybench.workloads.training.mlp import Mlp
+from raybench.workloads.networks import Mlp
 
 
 class Paced(Workload):

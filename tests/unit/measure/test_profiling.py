@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from raybench.cli.plans import select_ids
+from raybench.cli.sweep import select_ids
 from raybench.errors import UsageError
 from raybench.job.plan import Plan
 from raybench.measure import profiling
@@ -30,9 +30,9 @@ from raybench.records import Answer, Group, ModuleTime, RankInfo, Task
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.scheduler import Rounds
 from raybench.workloads.base import Workload
-from raybench.workloads.training.language_models import LanguageModel
-from raybench.workloads.training.mlp import Mlp
-from raybench.workloads.training.shapes import DecoderShape
+from raybench.workloads.language_models import LanguageModel
+from raybench.workloads.networks import Mlp
+from raybench.workloads.shapes import DecoderShape
 from tests.local_cluster import LocalCluster
 
 CPU = torch.device("cpu")

@@ -12,10 +12,9 @@ from raybench.cli.results import load_summary
 from raybench.job.point import Precision
 from raybench.report.lead import insights
 from raybench.workloads.base import parameter_count
-from raybench.workloads.training.language_models import LanguageModel
-from raybench.workloads.training.linear import FEATURES
-from raybench.workloads.training.mlp import linear_stack
-from raybench.workloads.training.shapes import (
+from raybench.workloads.language_models import LanguageModel
+from raybench.workloads.networks import FEATURES, linear_stack
+from raybench.workloads.shapes import (
     DECODER_PRESETS,
     LANGUAGE_PRESETS,
 )

@@ -25,8 +25,7 @@ from fakes import (
 from rich.console import Console
 
 from raybench import cli
-from raybench.cli.output import ConsoleListener
-from raybench.cli.progress import PointProgress
+from raybench.cli.progress import ConsoleListener, PointProgress
 from raybench.errors import ClusterError, ResultsError
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
@@ -34,10 +33,9 @@ from raybench.records import Failure, Profile, Status, TrialKey, by_point
 from raybench.records.environment import code_of
 from raybench.results.reader import RunStatus, count_points
 from raybench.results.writer import RunStore, hold_run
-from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import EarlierSweeps, PointFinished
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
-from raybench.sweep.runner import record_run, run_sweep
+from raybench.sweep.runner import Interrupts, record_run, run_sweep
 from raybench.sweep.scheduler import Rounds
 from tests.local_cluster import LocalCluster
 
@@ -350,7 +348,7 @@ def test_a_lost_point_is_tried_once_more_and_counts_as_its_last_attempt(sweeping
 def resume(folder, job, monkeypatch, command):
     """`raybench sweep --resume run-a` of a run that ended so: what it began with, if it did."""
     first = make_plan(job).points[0]
-    code = code_of("raybench.workloads.training.mlp")
+    code = code_of("raybench.workloads.networks")
 
     def call(status, *options, **of_run):
         settings = {
@@ -456,7 +454,7 @@ def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(r
     ("of_run", "told"),
     [
         (
-            {"workload_files": {"raybench/workloads/training/mlp.py": "0", "gone.py": "1"}},
+            {"workload_files": {"raybench/workloads/networks.py": "0", "gone.py": "1"}},
             "gone.py is gone, raybench/workloads/__init__.py is new, ",
         ),
         ({"raybench_sha256": "0" * 64}, "raybench itself has changed; "),

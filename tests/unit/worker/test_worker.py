@@ -24,7 +24,7 @@ from raybench.records import Failure, Group, Measurement, RankInfo, Status, Task
 from raybench.records.environment import code_of
 from raybench.worker.process_group import break_group, serve_store
 from raybench.worker.worker import Worker
-from raybench.workloads import precision
+from raybench.workloads.base import apply_precision
 
 ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
 MLP = {"workload": "mlp", "params": {"hidden": 16, "layers": 2}}
@@ -127,7 +127,7 @@ def test_out_of_memory_has_a_status_of_its_own_and_an_error_of_the_device_costs_
 def test_a_workload_that_switches_tf32_on_under_fp32_is_told(workload):
     class Sly(Plain):
         def step(self) -> None:
-            precision.apply(Precision.TF32)
+            apply_precision(Precision.TF32)
 
     assert measured(make_task(workload(Sly))).warnings == (
         "precision fp32 asked, but fp32 arithmetic was tf32 after the last step",

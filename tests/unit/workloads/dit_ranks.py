@@ -14,11 +14,11 @@ from torch import Tensor
 
 from raybench.job.point import Precision
 from raybench.workloads import attention
+from raybench.workloads.attention import attention_part, form_groups
 from raybench.workloads.base import WrongResultError
-from raybench.workloads.dit import DitShape, sequence_parallel
-from raybench.workloads.dit.model import Steps
-from raybench.workloads.dit.sequence_parallel import form_groups
-from raybench.workloads.dit.workload import Dit
+from raybench.workloads.dit import Dit
+from raybench.workloads.dit_model import Steps
+from raybench.workloads.shapes import DitShape
 
 SHAPE = DitShape(
     double_blocks=1, single_blocks=1, heads=12, axes=(2, 2, 4), channels=8, text_width=16,
@@ -67,7 +67,7 @@ def _merge_by_means(parts: Any) -> Tensor:
 
 
 def _base_2(kernel: Any) -> Any:
-    whole = attention.attention_part(kernel)
+    whole = attention_part(kernel)
 
     def part(*tokens: Tensor) -> tuple[Tensor, Tensor]:
         out, logsumexp = whole(*tokens)
@@ -90,10 +90,10 @@ def faults(rank: int, world_size: int) -> dict[str, str]:
             {"ulysses": 2}, mock.patch.object(dist, "all_to_all_single", swap),
         ),
         "parts merged by their mean": (
-            {"ring": 2}, mock.patch.object(sequence_parallel, "merge", _merge_by_means),
+            {"ring": 2}, mock.patch.object(attention, "merge", _merge_by_means),
         ),
         "log-sum-exp to another base": (
-            {"ring": 2}, mock.patch.object(sequence_parallel, "attention_part", _base_2),
+            {"ring": 2}, mock.patch.object(attention, "attention_part", _base_2),
         ),
     }  # fmt: skip
     return {

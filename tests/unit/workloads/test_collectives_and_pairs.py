@@ -19,8 +19,8 @@ from raybench.workloads.collective import (
     parse_groups,
 )
 from raybench.workloads.kernels import SameBits
+from raybench.workloads.networks import Smoke
 from raybench.workloads.pairs import Pairs, pairs_of_turn, parse_pairs, turns
-from raybench.workloads.training.smoke import Smoke
 
 OPERATIONS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv",

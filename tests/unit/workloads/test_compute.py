@@ -9,8 +9,7 @@ from builders import make_context, outcome_of_check
 from raybench.errors import UsageError
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.workloads.base import WrongResultError
-from raybench.workloads.kernels import Gemm, Launch, SameBits, digest_of
-from raybench.workloads.memory import HostCopy, Memory
+from raybench.workloads.kernels import Gemm, HostCopy, Launch, Memory, SameBits, digest_of
 
 OPERATIONS = ("copy", "scale", "add", "triad")
 FLOATS = ("float32", "float64", "float16", "bfloat16")

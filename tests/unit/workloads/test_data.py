@@ -10,8 +10,8 @@ import torch
 from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.workloads.base import Context
-from raybench.workloads.training.linear import Linear, load_batches
-from raybench.workloads.training.model import Batch, slices
+from raybench.workloads.networks import Linear, load_batches
+from raybench.workloads.training import Batch, slices
 
 
 def make_context(**changes: Any) -> Context:

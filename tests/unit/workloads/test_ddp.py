@@ -27,8 +27,8 @@ from raybench.measure.instruments import make_timer
 from raybench.measure.marks import BucketMarks
 from raybench.records import Breakdown
 from raybench.workloads.base import Context, as_workload
-from raybench.workloads.training.mlp import Mlp
-from raybench.workloads.training.transformer import Transformer
+from raybench.workloads.networks import Mlp
+from raybench.workloads.transformer import Transformer
 
 STEPS = 3
 CASES = ("plain", "accumulated", "small buckets", "all options", "fp16", "transformer", "compiled")

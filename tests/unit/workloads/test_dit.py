@@ -17,17 +17,17 @@ from raybench.measure.profiling import attention_kernels, step_flops
 from raybench.worker.state import settings
 from raybench.workloads.attention import (
     KernelOrAuto,
+    attend_whole,
     attention_part,
     choose_kernel,
     merge,
     use_kernel,
 )
 from raybench.workloads.base import WrongResultError, parameter_count
-from raybench.workloads.dit import DIT_PRESETS
-from raybench.workloads.dit.model import AttentionOperator, SingleBlock, rotation
-from raybench.workloads.dit.model import Dit as Model
-from raybench.workloads.dit.sequence_parallel import attend_whole
-from raybench.workloads.dit.workload import Dit
+from raybench.workloads.dit import Dit
+from raybench.workloads.dit_model import AttentionOperator, SingleBlock, rotation
+from raybench.workloads.dit_model import Dit as Model
+from raybench.workloads.shapes import DIT_PRESETS
 
 TINY: dict[str, Any] = {"preset": "tiny", "height": 64, "width": 64, "text_tokens": 8}
 

@@ -11,9 +11,9 @@ import torch
 
 from jobs import HEAD, plan, problems_of
 from raybench.errors import UsageError
-from raybench.workloads.precision import convert_linear_layers
-from raybench.workloads.training.language_models import LanguageModel
-from raybench.workloads.training.shapes import LLAMA_PRESETS
+from raybench.workloads.language_models import LanguageModel
+from raybench.workloads.language_training import convert_linear_layers
+from raybench.workloads.shapes import LLAMA_PRESETS
 
 CPU = torch.device("cpu")
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")

@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from raybench.job.point import Precision
+from raybench.workloads import transformer
 from raybench.workloads.base import Context, parameter_count
-from raybench.workloads.training import transformer
-from raybench.workloads.training.language_models import KeyValueCache, LanguageModel
-from raybench.workloads.training.linear import Linear
-from raybench.workloads.training.mlp import Mlp
-from raybench.workloads.training.model import Model
-from raybench.workloads.training.shapes import (
+from raybench.workloads.language_models import KeyValueCache, LanguageModel
+from raybench.workloads.networks import Linear, Mlp
+from raybench.workloads.shapes import (
     DECODER_PRESETS,
     LANGUAGE_PRESETS,
 )
-from raybench.workloads.training.transformer import Transformer
+from raybench.workloads.training import Model
+from raybench.workloads.transformer import Transformer
 
 TINY = DECODER_PRESETS["tiny"]
 SMALL: dict[type[Model], dict[str, Any]] = {

@@ -12,8 +12,8 @@ from layout_ranks import COMPILED, LAYOUTS, run_rank, run_rank_compiled
 from jobs import HEAD, plan, problems_of
 from raybench.measure.profiling import step_flops
 from raybench.workloads.base import Context
-from raybench.workloads.training.shapes import LLAMA_PRESETS, Layout, llama_flops, model_flops
-from raybench.workloads.training.transformer import Transformer
+from raybench.workloads.shapes import LLAMA_PRESETS, Layout, llama_flops, model_flops
+from raybench.workloads.transformer import Transformer
 
 EXACT = 1e-12
 

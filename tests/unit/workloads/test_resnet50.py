@@ -10,7 +10,7 @@ from torch import nn
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads.training.resnet50 import ResNet
+from raybench.workloads.networks import ResNet
 
 
 def why_no_torchvision() -> str:

@@ -14,15 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads.base import Context
-from raybench.workloads.replicas import DdpOptions, option_defaults
-from raybench.workloads.training import model as trained
-from raybench.workloads.training.language_models import LanguageModel
-from raybench.workloads.training.linear import Linear
-from raybench.workloads.training.mlp import Mlp
-from raybench.workloads.training.model import Model
-from raybench.workloads.training.shapes import DECODER_PRESETS, LLAMA_PRESETS
-from raybench.workloads.training.transformer import Transformer
+from raybench.workloads import training as trained
+from raybench.workloads.base import Context, DdpOptions, option_defaults
+from raybench.workloads.language_models import LanguageModel
+from raybench.workloads.networks import Linear, Mlp
+from raybench.workloads.shapes import DECODER_PRESETS, LLAMA_PRESETS
+from raybench.workloads.training import Model
+from raybench.workloads.transformer import Transformer
 
 AnyBuiltIn = Linear | Mlp | Transformer
 Build = Callable[[Context], AnyBuiltIn]

@@ -14,8 +14,8 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from raybench.workloads.base import Context
-from raybench.workloads.training.mlp import linear_stack
-from raybench.workloads.training.model import Model, Recipe, slices
+from raybench.workloads.networks import linear_stack
+from raybench.workloads.training import Model, Recipe, slices
 
 WIDTH, STEPS, RATE = 8, 5, 0.05
 # Samples of each rank, and in how many passes.

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from raybench.workloads.training.shapes import DecoderShape, LanguageShape, LlamaShape
+from raybench.workloads.shapes import DecoderShape, LanguageShape, LlamaShape
 
 Checkpointing = Literal["none", "selective", "full"]
 # As Context.region.

@@ -8,12 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
-from raybench.job.answer import Answer
+from raybench.job.model import Answer
 from raybench.job.point import Precision, Scalar
 from raybench.records import Metric
 from raybench.workloads.base import Context
-from raybench.workloads.memory import memory_gb_s
-from raybench.workloads.training.model import (
+from raybench.workloads.kernels import memory_gb_s
+from raybench.workloads.shapes import (
+    LANGUAGE_PRESETS,
+    LLAMA_PRESETS,
+    LanguageShape,
+    Layout,
+    LayoutOptions,
+    LlamaShape,
+    layout_refusals,
+    llama_flops,
+    model_flops,
+)
+from raybench.workloads.training import (
     OUTPUT_ERROR,
     CastWeights,
     GradAccumulation,
@@ -26,22 +37,11 @@ from raybench.workloads.training.model import (
     estimate_step,
     product_bytes,
 )
-from raybench.workloads.training.shapes import (
-    LANGUAGE_PRESETS,
-    LLAMA_PRESETS,
-    LanguageShape,
-    Layout,
-    LayoutOptions,
-    LlamaShape,
-    layout_refusals,
-    llama_flops,
-    model_flops,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from raybench.workloads.training.language_models import KeyValueCache
+    from raybench.workloads.language_models import KeyValueCache
 
 Phase = Literal["prefill", "decode"]
 Checkpointing = Literal["none", "selective", "full"]
@@ -174,7 +174,7 @@ class Transformer(Model):
         **options: Unpack[LayoutOptions],
     ) -> None:
         from raybench.workloads.attention import use_kernel
-        from raybench.workloads.training.language_training import LanguageTraining
+        from raybench.workloads.language_training import LanguageTraining
 
         shape = LANGUAGE_PRESETS[preset]
         shape = replace(shape, layers=layers or shape.layers)
@@ -297,8 +297,8 @@ class Transformer(Model):
         Every step computes the same: decoding goes on at one position, so that no step has more
         before it than another one.
         """
-        from raybench.workloads.training.language_models import Block, KeyValueCache, LanguageModel
-        from raybench.workloads.training.language_training import random_tokens
+        from raybench.workloads.language_models import Block, KeyValueCache, LanguageModel
+        from raybench.workloads.language_training import random_tokens
 
         batch_size, device = context.batch_size, context.device
         is_decode = phase == "decode"

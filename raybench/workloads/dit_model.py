@@ -19,10 +19,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raybench.job.point import Precision
-from raybench.workloads.attention import Kernel, KernelOrAuto, choose_kernel
-from raybench.workloads.dit import DitShape
-from raybench.workloads.dit.sequence_parallel import SequenceParallel, attend_whole, form_groups
-from raybench.workloads.training.model import compile_blocks
+from raybench.workloads.attention import (
+    Kernel,
+    KernelOrAuto,
+    SequenceParallel,
+    attend_whole,
+    choose_kernel,
+    form_groups,
+)
+from raybench.workloads.shapes import DitShape
+from raybench.workloads.training import compile_blocks
 
 Scope = Literal["double_block", "single_block", "forward", "loop"]
 # Query, key and value (tokens, heads, head) to the output, of the same shape.

@@ -31,17 +31,17 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
+from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads import precision
-from raybench.workloads.base import Context
-from raybench.workloads.replicas import DdpOptions, option_defaults
-from raybench.workloads.training.language_models import (
+from raybench.workloads.base import Context, DdpOptions, apply_precision, option_defaults
+from raybench.workloads.language_models import (
     Block,
     Checkpointing,
     LanguageModel,
     next_token_loss,
 )
-from raybench.workloads.training.model import (
+from raybench.workloads.shapes import LanguageShape, Layout, LayoutOptions, LlamaShape
+from raybench.workloads.training import (
     Batch,
     OptimizerName,
     Recipe,
@@ -50,7 +50,6 @@ from raybench.workloads.training.model import (
     output_error,
     slices,
 )
-from raybench.workloads.training.shapes import LanguageShape, Layout, LayoutOptions, LlamaShape
 
 # Tokens whose logits are compared: their memory is a small part of what a step has left free.
 _COMPARED = 256
@@ -122,7 +121,7 @@ class LanguageTraining:
         finally:
             torch.set_default_dtype(usual)
         if self.context.precision is Precision.FLOAT8:
-            precision.convert_linear_layers(model.blocks, self.context.device)
+            convert_linear_layers(model.blocks, self.context.device)
         return model
 
     def batches(self) -> Iterator[Batch]:
@@ -145,11 +144,11 @@ class LanguageTraining:
         with torch.no_grad():
             with self.context.autocast():
                 found = model(tokens[:, :_COMPARED]).float()
-            precision.apply(Precision.FP32)
+            apply_precision(Precision.FP32)
             try:
                 return output_error(found, model(tokens[:, :_COMPARED]))
             finally:
-                precision.apply(self.context.precision)
+                apply_precision(self.context.precision)
 
     def _divide(self, model: nn.Module) -> nn.Module:
         """Divide the model over the ranks, in place, or wrap it by DDP; return the module to call.
@@ -203,6 +202,34 @@ class LanguageTraining:
     @property
     def _is_counted(self) -> bool:
         return self.context.device.type == "meta"
+
+
+def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bool = False) -> None:
+    """Let all linear layers of the model multiply in float8, by torchao; in place.
+
+    As torchtitan trains: inputs, weights and gradients are scaled by the largest number of each
+    tensor (torchao's recipe `tensorwise`), and the products are in bf16. Nothing on the meta
+    device. emulate: multiply in fp32 numbers that are rounded to float8, on any device. Raises
+    UsageError where the device has no products in float8, and where torchao cannot be imported.
+    """
+    if device.type == "meta":
+        return
+    if not emulate:
+        on_gpu = device.type == "cuda"
+        major, minor = torch.cuda.get_device_capability(device) if on_gpu else (0, 0)
+        # Ada, Hopper and later ones: their tensor cores have products in 8 bits.
+        if (major, minor) < (8, 9):
+            name = f"{torch.cuda.get_device_name(device)} of {major}.{minor}" if on_gpu else "a CPU"
+            raise UsageError(
+                "precision float8 needs a CUDA device of compute capability 8.9 or later, given "
+                f"{name}; take bf16"
+            )
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise UsageError(f"precision float8: torchao cannot be imported: {error}") from error
+
+    convert_to_float8_training(model, config=Float8LinearConfig(emulate=emulate))
 
 
 def divide(

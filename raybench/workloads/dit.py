@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from raybench.job.answer import Answer
+from raybench.job.model import Answer
 from raybench.job.point import Scalar
 from raybench.workloads.base import Context, Workload, WrongResultError
-from raybench.workloads.dit import DIT_PRESETS
+from raybench.workloads.shapes import DIT_PRESETS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,8 +76,8 @@ class Dit(Workload):
     ) -> None:
         import torch
 
-        from raybench.workloads.dit.model import Steps
-        from raybench.workloads.dit.sequence_parallel import form_groups
+        from raybench.workloads.attention import form_groups
+        from raybench.workloads.dit_model import Steps
 
         rows, columns = height // _PIXELS_PER_TOKEN, width // _PIXELS_PER_TOKEN
         # Alone on the meta device, whatever the point divides.
@@ -120,7 +120,7 @@ class Dit(Workload):
         Otherwise than one rank alone: of a small model, see `difference_to_whole`. All ranks must
         call it together.
         """
-        from raybench.workloads.dit.model import TOLERANCES, difference_to_whole
+        from raybench.workloads.dit_model import TOLERANCES, difference_to_whole
 
         who, precision = f"rank {self._context.rank}: dit", self._context.precision
         if self.output is not None and not bool(self.output.isfinite().all()):

@@ -1,0 +1,520 @@
+"""The workload `mlp`: a plain stack of square linear layers."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
+
+from pydantic import Field
+
+from raybench.errors import UsageError, brief
+from raybench.job.point import Precision
+from raybench.records import Metric
+from raybench.workloads.base import Context, DdpOptions, Workload, WrongResultError
+from raybench.workloads.training import (
+    OUTPUT_ERROR,
+    Batch,
+    CastWeights,
+    Compile,
+    GradAccumulation,
+    Mode,
+    Model,
+    Optimizer,
+    Recipe,
+    compute_dtype,
+    estimate_step,
+    output_error,
+    product_bytes,
+    slices,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+class Mlp(Model):
+    """Trains or runs `layers` linear layers of hidden x hidden with ReLU, on random rows."""
+
+    items = "rows"
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        hidden: Annotated[int, Field(gt=0, description="Width of every layer.")] = 1024,
+        layers: Annotated[int, Field(gt=0, description="Number of linear layers.")] = 4,
+        optimizer: Optimizer = "adam",
+        grad_accumulation: GradAccumulation = 1,
+        compile: Compile = False,
+        mode: Mode = "train",
+        cast_weights: CastWeights = False,
+        **ddp: Unpack[DdpOptions],
+    ) -> None:
+        import torch
+        from torch.nn import functional
+
+        recipe = Recipe(
+            loss=functional.mse_loss,
+            optimizer=optimizer,
+            grad_accumulation=grad_accumulation,
+            compile=compile,
+            divide=partial(context.ddp, **ddp),
+        )
+        shape = (context.batch_size * grad_accumulation, hidden)
+        generator = context.generator()
+        inputs = torch.randn(shape, generator=generator, device=context.device)
+        if cast_weights:
+            inputs = inputs.to(compute_dtype(context))
+        targets = torch.randn(shape, generator=generator, device=context.device)
+        self.build(
+            mode,
+            context,
+            recipe,
+            lambda: linear_stack(hidden, layers),
+            slices(inputs, targets, context.batch_size),
+            cast_weights=cast_weights,
+        )
+
+    @classmethod
+    def describe(cls, params: Mapping[str, str]) -> str:
+        """Return the model with its sizes, as in "MLP of 4 layers, 1,024 wide"."""
+        return f"MLP of {params['layers']} layers, {int(params['hidden']):,} wide"
+
+    @classmethod
+    def parameter_count(cls, params: Mapping[str, str]) -> int | None:
+        """Return the number of parameters; None where `params` lack hidden or layers."""
+        if not {"hidden", "layers"} <= params.keys():
+            return None
+        hidden = int(params["hidden"])
+        return int(params["layers"]) * (hidden * hidden + hidden)
+
+    @classmethod
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
+        """Return the estimated bytes of a rank at its peak; None as `estimate_step`."""
+        hidden, layers = settings["hidden"], settings["layers"]
+        parameters, rows = layers * (hidden * hidden + hidden), float(settings["batch_size"])
+        number = product_bytes(settings)
+        return estimate_step(
+            settings,
+            parameters=parameters,
+            # Each layer keeps its input, and autocast its weights in half.
+            saved=rows * hidden * number * layers + (2.0 * parameters if number == 2 else 0.0),
+            at_loss=rows * hidden * (8 + number),
+            data=8.0 * rows * hidden * settings["grad_accumulation"],
+        )
+
+
+def linear_stack(hidden: int, layers: int) -> nn.Module:
+    """Return `layers` linear layers of hidden x hidden with ReLU between, on the default device."""
+    from torch import nn
+
+    modules: list[nn.Module] = [nn.Linear(hidden, hidden)]
+    for _ in range(layers - 1):
+        modules += [nn.ReLU(), nn.Linear(hidden, hidden)]
+    return nn.Sequential(*modules)
+
+
+# Inputs of the layer, which has one output.
+FEATURES = 1024
+
+
+class Linear(Model):
+    """Trains or runs nn.Linear(1024, 1) on random rows with MSE and Adam: Python and launch cost.
+
+    Its batch size in the published test is 64. data: device: every rank has `rows` rows of its
+    own on the device, and batches are slices. data: dataloader: `rows` rows in host memory, in
+    shuffled order, through a torch DataLoader; the time spent waiting for it is the part `data`.
+    """
+
+    items = "rows"
+    metrics = (
+        Metric(
+            name="epoch_s",
+            unit="s",
+            description="all rows of the data set once, at the mean step",
+            over_ranks="max",
+            over_step="seconds",
+        ),
+    )
+    title = "Linear layer"
+    epoch_s: float | None = None
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        data: Annotated[
+            Literal["device", "dataloader"], Field(description="Where the rows come from.")
+        ] = "device",
+        rows: Annotated[
+            int, Field(gt=0, description="Rows of the data set; with data: device, of each rank.")
+        ] = 10_000,
+        num_workers: Annotated[
+            int, Field(ge=0, description="Loader: number of its processes; 0 loads in the step.")
+        ] = 0,
+        pin_memory: Annotated[
+            bool, Field(description="Loader: batches in pinned memory; no effect on a CPU.")
+        ] = False,
+        distributed_sampler: Annotated[
+            bool, Field(description="Loader: the ranks share the rows out, else each reads all.")
+        ] = True,
+        grad_accumulation: GradAccumulation = 1,
+        compile: Compile = False,
+        mode: Mode = "train",
+    ) -> None:
+        import torch
+        from torch import nn
+        from torch.nn import functional
+
+        # On the meta device there is nothing to load.
+        if data == "device" or context.device.type == "meta":
+            _check_batch_size(context, rows, "all of them")
+            generator, device = context.generator(), context.device
+            inputs = torch.randn(rows, FEATURES, generator=generator, device=device)
+            targets = torch.randn(rows, 1, generator=generator, device=device)
+            batches, own_rows = slices(inputs, targets, context.batch_size), None
+        else:
+            # One data set for all ranks, as a file would be.
+            generator = torch.Generator().manual_seed(context.seed)
+            batches, own_rows = load_batches(
+                context,
+                torch.randn(rows, FEATURES, generator=generator),
+                torch.randn(rows, 1, generator=generator),
+                num_workers=num_workers,
+                pin_memory=pin_memory,
+                distributed_sampler=distributed_sampler,
+            )
+        recipe = Recipe(
+            loss=functional.mse_loss,
+            optimizer="adam",
+            grad_accumulation=grad_accumulation,
+            compile=compile,
+        )
+        self.build(mode, context, recipe, lambda: nn.Linear(FEATURES, 1), batches)
+        if own_rows is not None:
+            # Rows on the device are each rank's own, no data set that they go through together.
+            self.epoch_s = own_rows / self.items_per_step
+
+    @classmethod
+    def why_not(cls, settings: Mapping[str, Any]) -> str | None:
+        """Return why a point with these settings cannot be run, one sentence; None where it can."""
+        if settings["data"] == "dataloader" and settings["cuda_graph"]:
+            return (
+                "cuda_graph: true needs data: device; a graph replays its steps without the "
+                "DataLoader"
+            )
+        for name in ("num_workers", "pin_memory"):
+            # Such a point would be a repeat of another under a wrong name.
+            if settings["data"] == "device" and settings[name]:
+                return f"{name} needs data: dataloader; leave it out where data is device"
+        return super().why_not(settings)
+
+    @classmethod
+    def parameter_count(cls, params: Mapping[str, str]) -> int | None:
+        """Return the number of parameters of the layer, which is always the same."""
+        return FEATURES + 1
+
+
+def _check_batch_size(context: Context, rows: int, origin: str) -> None:
+    """Raise UsageError when the rows of this rank do not fill a batch; origin: why so few."""
+    if context.batch_size > rows:
+        raise UsageError(
+            f"workload linear: batch_size {context.batch_size} is more than the {rows} rows "
+            f"that each rank has ({origin}); lower batch_size or raise rows"
+        )
+
+
+def load_batches(
+    context: Context,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    num_workers: int,
+    pin_memory: bool,
+    distributed_sampler: bool,
+) -> tuple[Iterator[Batch], int]:
+    """Return endless full batches from a DataLoader, and the rows of this rank in an epoch.
+
+    The batches are on the device. The processes of the loader start here, and end when the iterator
+    is closed or dropped. inputs, targets: rows in host memory, the same on all ranks, which share
+    them out with `distributed_sampler`. Raises UsageError when a rank has too few rows for a batch.
+    """
+    from torch import Generator
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    dataset = TensorDataset(inputs, targets)
+    sampler: DistributedSampler[tuple[Tensor, ...]] | None = None
+    rows, origin = len(inputs), "all of them"
+    if distributed_sampler and context.world_size > 1:
+        sampler = DistributedSampler(
+            dataset,
+            num_replicas=context.world_size,
+            rank=context.rank,
+            seed=context.seed,
+            drop_last=True,
+        )
+        origin = f"{rows} rows over {context.world_size} ranks"
+        rows = len(sampler)
+    _check_batch_size(context, rows, origin)
+    processes = None
+    if num_workers:
+        # A process with the threads of CUDA, NCCL and Ray must not be forked: a lock that one of
+        # them holds stays locked in the child. And to import torch takes each process seconds.
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload(["torch.utils.data"])
+    loader = DataLoader(
+        dataset,
+        batch_size=context.batch_size,
+        sampler=sampler,
+        shuffle=sampler is None,
+        generator=Generator().manual_seed(context.seed + context.rank),
+        drop_last=True,
+        num_workers=num_workers,
+        # A CPU run has nothing to pin for; the loader would warn.
+        pin_memory=pin_memory and context.device.type == "cuda",
+        persistent_workers=num_workers > 0,
+        multiprocessing_context=processes,
+    )
+    # Here and not at the first step: the processes start during the set-up.
+    return _batches_of(loader, sampler, iter(loader), context), rows
+
+
+def _batches_of(
+    loader: Any, sampler: Any, iterator: Iterator[list[Tensor]], context: Context
+) -> Iterator[Batch]:
+    """Yield the batches of the loader on the device, epoch after epoch; iterator: its first epoch.
+
+    The part `data` is the time that the host waits for the loader. The copy to the device is not
+    in it: from pageable memory it waits for the device's earlier work too, which is no waiting
+    for data; from pinned memory it is only queued.
+    """
+    epoch, device, is_pinned = 0, context.device, loader.pin_memory
+    while True:
+        with context.parts.part("data"):
+            batch = next(iterator, None)
+            if batch is None:
+                epoch += 1
+                if sampler is not None:
+                    sampler.set_epoch(epoch)
+                iterator = iter(loader)
+                batch = next(iterator)
+        inputs, targets = batch
+        yield inputs.to(device, non_blocking=is_pinned), targets.to(device, non_blocking=is_pinned)
+
+
+_CLASSES = 1000
+# Parameters, and how many numbers all convolutions make of one image of 224 x 224 pixels.
+_SIZES = {"resnet18": (11_689_512, 2_483_712), "resnet50": (25_557_032, 11_113_984)}
+
+
+class ResNet(Model):
+    """Trains or runs a residual network of torchvision on random images; one item is one image.
+
+    Its weights are random, from the seed. What its normalisation layers know of the data is that
+    of the first batch, as after training: else the outputs of so many layers would explode.
+    """
+
+    items = "images"
+    title = "Residual network"
+    metrics = (OUTPUT_ERROR,)
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        preset: Annotated[
+            Literal["resnet18", "resnet50"], Field(description="Network, by its number of layers.")
+        ] = "resnet50",
+        image_size: Annotated[int, Field(ge=32, description="Height and width, pixels.")] = 224,
+        channels_last: Annotated[
+            bool, Field(description="Keep images and weights with the channels last in memory.")
+        ] = False,
+        optimizer: Optimizer = "sgd",
+        grad_accumulation: GradAccumulation = 1,
+        compile: Compile = False,
+        mode: Mode = "train",
+        cast_weights: CastWeights = False,
+        **ddp: Unpack[DdpOptions],
+    ) -> None:
+        import torch
+        from torch.nn import functional
+
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        shape = (context.batch_size * grad_accumulation, 3, image_size, image_size)
+        generator, device = context.generator(), context.device
+        images = torch.randn(shape, generator=generator, device=device).to(memory_format=layout)
+        labels = torch.randint(_CLASSES, shape[:1], generator=generator, device=device)
+        inputs = images.to(compute_dtype(context)) if cast_weights else images
+        recipe = Recipe(
+            loss=functional.cross_entropy,
+            optimizer=optimizer,
+            grad_accumulation=grad_accumulation,
+            compile=compile,
+            divide=partial(context.ddp, **ddp),
+        )
+        first = images[: context.batch_size]
+        self.build(
+            mode,
+            context,
+            recipe,
+            lambda: self._make_model(preset, layout, first, context),
+            slices(inputs, labels, context.batch_size),
+            cast_weights=cast_weights,
+        )
+        if device.type != "meta":
+            with self.inference():
+                found = _answer(self.model, inputs[: context.batch_size])
+            # How far that is from the answer in fp32, relative to the largest there.
+            self.output_error = output_error(found, self.__dict__.pop("_exact"))
+
+    @classmethod
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
+        """Return the estimated bytes of a rank at its peak; None as `estimate_step`."""
+        parameters, outputs = _SIZES[settings["preset"]]
+        images, size = float(settings["batch_size"]), settings["image_size"]
+        return estimate_step(
+            settings,
+            parameters=parameters,
+            # Each convolution's output, and that of the normalisation behind it.
+            saved=2.0 * product_bytes(settings) * images * outputs * (size / 224) ** 2,
+            data=12.0 * images * size**2 * settings["grad_accumulation"],
+        )
+
+    def _make_model(
+        self, preset: str, layout: torch.memory_format, images: Tensor, context: Context
+    ) -> nn.Module:
+        """Return the network; but on meta, set `_exact` to its logits in fp32 for `images`.
+
+        These are made in fp32; afterwards the precision of the process is that of the context.
+        """
+        from raybench.workloads.base import apply_precision
+
+        model = _import_models().__dict__[preset]().to(memory_format=layout)
+        if images.device.type != "meta":
+            apply_precision(Precision.FP32)
+            _learn_statistics(model, images)
+            self._exact = _answer(model, images)
+            apply_precision(context.precision)
+        return cast("nn.Module", model)
+
+
+def _import_models() -> Any:
+    """Return the module torchvision.models. Raises UsageError where it cannot be imported."""
+    try:
+        from torchvision import models
+    # One for another torch lacks its operators: a RuntimeError, or an OSError of the loader.
+    except (ImportError, RuntimeError, OSError) as error:
+        import torch
+
+        raise UsageError(
+            f"workload resnet50: torchvision cannot be imported ({brief(error)}); install the one "
+            f"for torch {torch.__version__} on every node: pip install 'raybench[vision]'"
+        ) from error
+    return models
+
+
+def _learn_statistics(model: nn.Module, images: Tensor) -> None:
+    """Set the running statistics of all BatchNorm layers to those of these images, in place.
+
+    Leaves the model in training mode.
+    """
+    import torch
+    from torch import nn
+
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    usual = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = None  # the average of all batches: here, of the one
+    with torch.no_grad():
+        model.train()(images)
+    for norm, momentum in zip(norms, usual, strict=True):
+        norm.momentum = momentum
+
+
+def _answer(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the logits in evaluation mode, as float32; restores the mode of the model."""
+    import torch
+
+    is_training = model.training
+    with torch.inference_mode():
+        answer: Tensor = model.eval()(images)
+    model.train(is_training)
+    return answer.float()
+
+
+class Smoke(Workload):
+    """Trains a classifier of 784-256-10 by DistributedDataParallel, and checks what came of it.
+
+    Gradients must be equal on all ranks to the last bit, and the loss must fall. Each rank has
+    `rows` random rows of its own.
+    """
+
+    items = "rows"
+    takes_batch_size = False
+    model: nn.Module
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        rows: Annotated[int, Field(gt=0, description="Rows of a step on each rank.")] = 64,
+    ) -> None:
+        import torch
+        from torch import nn
+
+        generator, device = context.generator(), context.device
+        torch.manual_seed(context.seed)
+        with device:
+            self.model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
+        self._replica = context.ddp(self.model)
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self._inputs = torch.randn(rows, 784, generator=generator, device=device)
+        self._labels = torch.randint(10, (rows,), generator=generator, device=device)
+        self._loss = nn.functional.cross_entropy
+        # Of the first step and of the last.
+        self._losses: tuple[Tensor, ...] = ()
+        self._context = context
+        self.items_per_step = rows
+
+    def step(self) -> None:
+        """Do one training step: forward pass, backward pass, update."""
+        self._optimizer.zero_grad(set_to_none=True)
+        with self._context.autocast():
+            loss = self._loss(self._replica(self._inputs), self._labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._losses = (*self._losses[:1], loss.detach())
+
+    def check(self) -> None:
+        """Raise WrongResultError where this rank's gradients are not those of most ranks.
+
+        Also where the loss has not fallen since the first step. All ranks must call it together.
+        """
+        import torch
+        import torch.distributed as dist
+
+        from raybench.workloads.kernels import digest_of
+
+        rank, world_size = self._context.rank, self._context.world_size
+        gradients = [p.grad.flatten() for p in self.model.parameters() if p.grad is not None]
+        digests = [digest_of(torch.cat(gradients))]
+        if world_size > 1:
+            own, digests = digests[0], [0] * world_size
+            dist.all_gather_object(digests, own)
+        usual, count = Counter(digests).most_common(1)[0]
+        if digests[rank] != usual or count <= len(digests) / 2:
+            raise WrongResultError(
+                f"rank {rank}: its gradients differ from those of "
+                f"{len(digests) - digests.count(digests[rank])} other ranks after the same step"
+            )
+        first, last = (float(loss) for loss in self._losses)
+        if not last < first:
+            raise WrongResultError(f"rank {rank}: the loss went from {first:g} to {last:g}")
+
+    def close(self) -> None:
+        """Drop the model and its data."""
+        self.__dict__.clear()

@@ -1,1 +1,0 @@
-"""Models that are trained, or run forward."""
