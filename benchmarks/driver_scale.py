@@ -34,10 +34,9 @@ from raybench.job.model import Job, load_job
 from raybench.job.plan import make_plan
 from raybench.records import Answer, Device, DeviceSample, Task
 from raybench.results.writer import RunStore, compact_run
-from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import PointFinished, PointStarted, SweepSettings
 from raybench.sweep.run_state import RunRows, start_run
-from raybench.sweep.runner import record_run
+from raybench.sweep.runner import Interrupts, record_run
 from raybench.sweep.scheduler import Schedule, workers_needed
 from tests.local_cluster import LocalCluster
 

@@ -1,26 +1,18 @@
-"""The tables as pandas frames for scripts: `raybench.load` and `raybench.units`.
-
-Also the table `summary`, one row a point, which a run writes when it ends.
-"""
+"""The tables as pandas frames for scripts: `raybench.load` and `raybench.units`."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from raybench.analysis.rows import EXECUTION, OPTIONAL, ScaledRow, point_rows
-from raybench.analysis.scaling import scaling
+from raybench.analysis.rows import EXECUTION, point_rows
+from raybench.analysis.scaling import scaling, summary_rows
 from raybench.errors import ResultsError
-from raybench.job.point import RUN_SETTINGS
 from raybench.job.problems import did_you_mean
 from raybench.results import reader, tables
 from raybench.results.columns import to_row
-from raybench.results.reader import Run
-from raybench.results.tables import TABLES, PointRow, SummaryRow
-from raybench.results.writer import RunStore
+from raybench.results.tables import TABLES, PointRow
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,13 +61,23 @@ def load(
     ResultsWarning. `samples` and `modules` may hold an attempt that `points` has no row of, when
     its driver was killed between writing the two.
     """
+    import pandas as pd
+    import pyarrow as pa
+
     if table not in _TABLES:
         guess = did_you_mean(table, _TABLES)
         raise ResultsError(f"table: must be one of {', '.join(_TABLES)}, got {table!r}{guess}")
     if params == "columns" and table not in ("points", SCALING):
         raise ResultsError(f"params='columns': points and scaling have parameters, {table} has not")
     if table not in (SCALING, SUMMARY):
-        frame = _read_stored(root, table, run_id)
+        # Types that have a null of their own.
+        types: dict[Any, Any] = {
+            pa.int64(): pd.Int64Dtype(),
+            pa.bool_(): pd.BooleanDtype(),
+            pa.string(): pd.StringDtype(),
+        }
+        stored = reader.read_table(root, table, run_id)
+        frame = stored.to_pandas(maps_as_pydicts="strict", types_mapper=types.get)
     else:
         folder = Path(root)
         if run_id is not None:
@@ -93,28 +95,6 @@ def units(table: str) -> dict[str, str]:
         return tables.units(table)
     of_points = tables.units("points")
     return {name: of_points.get(name, "") for name in (*_FROM_POINTS, *_DERIVED)}
-
-
-def _read_stored(root: str | Path, table: str, run_id: str | None) -> pd.DataFrame:
-    """Return a stored table with pandas types that have a null of their own; maps are dicts.
-
-    run_id: None for all runs. Raises ResultsError as `load` does.
-    """
-    read = reader.read_table(root, table, run_id)
-    frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict", types_mapper=_dtypes().get)
-    return frame
-
-
-def _dtypes() -> dict[Any, Any]:
-    """Return Arrow types -> the pandas types that have a null of their own."""
-    import pandas as pd
-    import pyarrow as pa
-
-    return {
-        pa.int64(): pd.Int64Dtype(),
-        pa.bool_(): pd.BooleanDtype(),
-        pa.string(): pd.StringDtype(),
-    }
 
 
 def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:
@@ -161,91 +141,23 @@ def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
 
 
 def _with_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with a column for each parameter in place of `params`."""
-    import pandas as pd
+    """Return the frame with a column for each parameter in place of `params`.
 
-    found: list[Mapping[str, str]] = [one or {} for one in frame["params"]]
-    names = sorted({name for one in found for name in one})
-    columns = {
-        f"params.{name}": _as_typed(
-            pd.Series([one.get(name) for one in found], frame.index, "string")
-        )
-        for name in names
-    }
-    return pd.concat([frame.drop(columns="params"), pd.DataFrame(columns, frame.index)], axis=1)
-
-
-def _as_typed(texts: pd.Series) -> pd.Series:
-    """Return texts as truth values, integers or numbers where all of them are."""
-    import pandas as pd
-
-    known = texts.dropna()
-    if known.isin(["true", "false"]).all():
-        return (texts == "true").astype("boolean").mask(texts.isna())
-    if known.str.fullmatch(r"[+-]?\d{1,18}").all():
-        return pd.to_numeric(texts).astype("Int64")
-    try:
-        return pd.to_numeric(texts).astype("float64")
-    except ValueError:
-        return texts
-
-
-# Columns that have another name in `points`.
-_SOURCES = {
-    "step_ms": "step_ms_p50",
-    "throughput_items_per_s": "throughput",
-    "exposed_comm_ms": "comm_exposed_ms",
-    "data_wait_ms": "data_ms",
-    "device_idle_ms": "host_gap_ms",
-    "peak_memory_bytes": "peak_mem_allocated_bytes",
-    "bus_gb_s": "busbw_gb_s",
-}
-_MADE = ("job_name", "params_json", "metrics_json")
-_COPIED = {
-    name: _SOURCES.get(name, name) for name in SummaryRow.__dataclass_fields__ if name not in _MADE
-}
-
-
-def write_summary(store: RunStore, run: Run) -> None:
-    """Write the table `summary` of a run, unless its points cannot be read.
-
-    Raises ResultsError where the folder cannot be written.
+    It has truth values, integers or numbers where all its texts are such, else texts.
     """
-    try:
-        points = point_rows(reader.load(store.root, "points", run.run_id))
-    except ResultsError:
-        return  # the report of the run names the damaged file
-    store.write_summary(summary_rows(run, points))
+    import pandas as pd
 
-
-def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
-    """Return one row for each point of a run. points: its rows of that table, all attempts."""
-    return [
-        SummaryRow(
-            job_name=run.job_name,
-            params_json=json.dumps(_typed_settings(row)),
-            metrics_json=json.dumps(dict(row.workload_metrics or {})),
-            **{name: getattr(row, source) for name, source in _COPIED.items()},
-        )
-        for row in scaling(points, run.baseline)
-    ]
-
-
-def _typed_settings(row: ScaledRow) -> dict[str, Any]:
-    """Return the parameters with their types, and the settings that are not at their defaults."""
-    changed = {
-        name: value
-        for name in OPTIONAL
-        if (value := getattr(row, name)) is not None and value != RUN_SETTINGS[name].default
-    }
-    return {name: _typed(text) for name, text in row.params.items()} | changed
-
-
-def _typed(text: str) -> bool | int | float | str:
-    """Return the number or truth value that a text of the tables stands for, else the text."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    is_number = isinstance(value, bool | int | float) and math.isfinite(value)
-    return value if is_number else text
+    found = pd.DataFrame([one or {} for one in frame["params"]], frame.index, dtype="string")
+    columns: dict[str, Any] = {}
+    for name in sorted(map(str, found.columns)):
+        texts = found[name]
+        known = texts.dropna()
+        numbers = pd.to_numeric(texts, errors="coerce")
+        if known.isin(["true", "false"]).all():
+            columns[f"params.{name}"] = (texts == "true").astype("boolean").mask(texts.isna())
+        elif known.str.fullmatch(r"[+-]?\d{1,18}").all():
+            columns[f"params.{name}"] = numbers.astype("Int64")
+        else:
+            is_number = not numbers[texts.notna()].isna().any()
+            columns[f"params.{name}"] = numbers.astype("float64") if is_number else texts
+    return pd.concat([frame.drop(columns="params"), pd.DataFrame(columns, frame.index)], axis=1)

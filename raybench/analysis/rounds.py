@@ -8,17 +8,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache
+from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raybench.records import Status
 from raybench.results.breakdown import why_no_breakdown
-from raybench.results.columns import columns_of
+from raybench.results.columns import TableColumn, columns_of
 from raybench.results.metrics import half_interval
 from raybench.results.tables import PointRow, RegionRow
 
@@ -29,17 +28,19 @@ if TYPE_CHECKING:
 ATTEMPT_COLUMNS = (
     *("run_id", "point_id", "attempt", "round", "control_of", "status", "started_at"),
 )
-# How the rounds of a point become one row, where it is not by their mean, the largest or any of
-# them. The times of an attempt are those of the last one. What is loaded by the first process of a
-# host has no other that is alike, so of cold steps the median is taken.
-_MEDIANS = ("first_step_ms", "compiled_step_ms")
-_ENDS_OF_ALL: Mapping[str, Callable[[Sequence[float]], float]] = {
+# How the rounds of a point become one row: some columns by name, others by kind (`_BY_KIND`). The
+# rest, as the times of an attempt, are those of the last round.
+_OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank", "models_by_rank")
+_SUMS = ("iterations", "warmup_iterations", "energy_j")
+_BY_NAME: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "step_ms_min": min,
     "step_ms_max": max,
+    # What is loaded by the first process of a host has no other that is alike.
+    "first_step_ms": median,
+    "compiled_step_ms": median,
+    # The interval holds over the rounds, so one unsteady round of many spoils little.
+    "stable": lambda known: 2 * sum(known) >= len(known),
 }
-_SUMS = ("iterations", "warmup_iterations", "energy_j")
-_OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank", "models_by_rank")
-_WORST_FIRST = tuple(Status)
 # A control that moved by more than this is a drift of the machine, and no noise of the step time.
 LARGEST_DRIFT = 0.01
 
@@ -76,12 +77,23 @@ def _merge(rows: Sequence[PointRow]) -> PointRow:
     """Return one row for several rounds of a point: their mean; of none that is ok the worst."""
     ok = [row for row in rows if row.status is Status.OK]
     if not ok:
-        return min(rows, key=lambda row: _WORST_FIRST.index(row.status))
+        worst_first = list(Status)
+        return min(rows, key=lambda row: worst_first.index(row.status))
     merged = PointRow(
-        **{one.name: _as_one(one.name, [getattr(row, one.name) for row in ok]) for one in _FIELDS}
+        **{
+            column.name: _as_one(column, [getattr(row, column.name) for row in ok])
+            for column in columns_of(PointRow)
+        }
     )
     if len(ok) > 1:
-        merged = _with_interval(merged, ok)
+        # The interval of the samples: of independent rounds, squares add up.
+        steps_ms = [(row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high) for row in ok]
+        low_ms, high_ms = None, None
+        if merged.step_ms_p50 and all(map(all, steps_ms)):
+            step, low, high = np.log(np.array(steps_ms, np.float64)).T
+            low_ms = merged.step_ms_p50 * math.exp(-math.hypot(*(step - low)) / len(ok))
+            high_ms = merged.step_ms_p50 * math.exp(math.hypot(*(high - step)) / len(ok))
+        merged = replace(merged, step_ms_ci_low=low_ms, step_ms_ci_high=high_ms)
     failures = [
         f"round {row.round} ended {row.status}: {row.error_message or 'no reason known'}"
         for row in rows
@@ -90,92 +102,52 @@ def _merge(rows: Sequence[PointRow]) -> PointRow:
     return replace(merged, warnings=(*merged.warnings, *failures))
 
 
-_FIELDS = fields(PointRow)
-
-
-@cache
-def _kinds() -> Mapping[str, str]:
-    return {column.name: column.kind for column in columns_of(PointRow)}
-
-
-def _as_one(name: str, values: Sequence[Any]) -> Any:
+def _as_one(column: TableColumn, values: Sequence[Any]) -> Any:
     """Return one value for a column's values in several rounds that are ok; None where none is.
 
     A sum is known only where all its values are.
     """
-    kind = _kinds()[name]
+    name, kind = column.name, column.kind
     if name in _OF_LAST:
         return values[-1]
-    known = [value for value in values if value is not None]
     if name == "slowest_rank":
         # None stands out in most of the rounds: then none does.
         return Counter(values).most_common(1)[0][0]
+    known = [value for value in values if value is not None]
     if not known:
         return None
-    if kind in _OF_CONTAINERS:
-        return _OF_CONTAINERS[kind](known)
     if name in _SUMS:
         return sum(known) if len(known) == len(values) else None
-    if kind == "bool":
-        # The interval holds over the rounds, so one unsteady round of many spoils little.
-        return 2 * sum(known) >= len(known) if name == "stable" else any(known)
-    if kind == "double":
-        return _one_number(name, known)
-    if kind == "int64":
-        return max(known) if name.endswith("_bytes") else round(median(known))
-    return known[-1]
+    if kind == "int64" and name.endswith("_bytes"):
+        return max(known)
+    combine = _BY_NAME.get(name) or _BY_KIND.get(kind)
+    return combine(known) if combine else known[-1]
 
 
-def _one_number(name: str, known: Sequence[float]) -> float:
-    """Return one number for the values of a column in several rounds, by the column's name.
+def _mean(known: Sequence[float]) -> float:
+    """Return the geometric mean, so that a rate is still what a step does over its time.
 
-    The least, the largest or the median; else the geometric mean (arithmetic where a value is 0 or
-    less).
+    Arithmetic where a value is 0 or less.
     """
-    if name in _ENDS_OF_ALL:
-        return _ENDS_OF_ALL[name](known)
-    if name in _MEDIANS:
-        return median(known)
-    # Geometric, so that a rate is still what a step does over its time.
     return math.exp(fmean(map(math.log, known))) if min(known) > 0 else fmean(known)
 
 
-def _with_interval(merged: PointRow, rows: Sequence[PointRow]) -> PointRow:
-    """Return the row with the interval of its samples: of independent rounds, squares add up.
-
-    merged: the mean of `rows`. It has no interval where one of the rows has none.
-    """
-    mean_ms, down, up = merged.step_ms_p50, [], []
-    for row in rows:
-        step_ms, low_ms, high_ms = row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high
-        if not mean_ms or not step_ms or not low_ms or not high_ms:
-            return replace(merged, step_ms_ci_low=None, step_ms_ci_high=None)
-        down.append(math.log(low_ms / step_ms))
-        up.append(math.log(high_ms / step_ms))
-    return replace(
-        merged,
-        step_ms_ci_low=(mean_ms or 0.0) * math.exp(-math.hypot(*down) / len(rows)),
-        step_ms_ci_high=(mean_ms or 0.0) * math.exp(math.hypot(*up) / len(rows)),
-    )
+def _mean_by_rank(known: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
+    means = np.array(known, np.float64).mean(axis=0).tolist()
+    return tuple(None if mean != mean else mean for mean in means)
 
 
-def _mean_by_rank(known: Sequence[Any]) -> tuple[float | None, ...]:
-    values = np.array(known, np.float64)
-    return tuple(None if mean != mean else float(mean) for mean in values.mean(axis=0))
-
-
-def _mean_by_name(known: Sequence[Any]) -> dict[str, float]:
+def _mean_by_name(known: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for value in known for name in value)
     return {name: fmean(value[name] for value in known if name in value) for name in names}
 
 
-def _union(known: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(one for value in known for one in value))
-
-
-_OF_CONTAINERS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
+_BY_KIND: Mapping[str, Callable[[Sequence[Any]], Any]] = {
+    "bool": any,
+    "int64": lambda known: round(median(known)),
+    "double": _mean,
     "list<double>": _mean_by_rank,
-    "list<string>": _union,
+    "list<string>": lambda known: tuple(dict.fromkeys(chain(*known))),
     "map<string,double>": _mean_by_name,
 }
 
@@ -212,15 +184,10 @@ class Trials:
         for number, one in self.rounds(row).items():
             first = of_base.get(number)
             if first is not None and one.throughput and first.throughput:
-                drift = self._half_drift(number, first, one)
-                found[number] = math.log(one.throughput / first.throughput) - drift
+                block = (one.run_id, number, one.world_size)
+                drift = 0.0 if first.world_size == one.world_size else self._drift(block)
+                found[number] = math.log(one.throughput / first.throughput) - drift / 2
         return found
-
-    def _half_drift(self, number: int, base: PointRow, row: PointRow) -> float:
-        """Return half of the drift of row's block, as a logarithm; 0 where `base` is in it."""
-        if base.world_size == row.world_size:
-            return 0.0
-        return self._drift((row.run_id, number, row.world_size)) / 2
 
     def _drift(self, block: tuple[str, int, int]) -> float:
         """Return the logarithm of how much faster a control is than its point in the same round.
@@ -282,19 +249,14 @@ def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
     times_ms = wide.to_numpy(np.float64) / _NS_PER_MS
     if not times_ms.size:
         return pd.DataFrame()
-    median = np.nanmedian(times_ms)
+    middle = np.nanmedian(times_ms)
     firsts = np.unique(np.linspace(0, times_ms.shape[1], columns, endpoint=False).astype(int))
-    bins = np.split(times_ms, firsts[1:], axis=1)
-    farthest = [_farthest(part, median) for part in bins]
-    return pd.DataFrame(np.column_stack(farthest), index=wide.index, columns=firsts)
-
-
-def _farthest(times_ms: NDArray[np.float64], middle: float) -> NDArray[np.float64]:
-    """Return of each row the value farthest from `middle`; NaN where a row has none."""
-    distances = np.nan_to_num(np.abs(times_ms - middle), nan=-1.0)
-    places = distances.argmax(axis=1)[:, np.newaxis]
-    found: NDArray[np.float64] = np.take_along_axis(times_ms, places, axis=1)[:, 0]
-    return found
+    farthest = []
+    for part in np.split(times_ms, firsts[1:], axis=1):
+        distances = np.nan_to_num(np.abs(part - middle), nan=-1.0)
+        places = distances.argmax(axis=1)[:, np.newaxis]
+        farthest.append(np.take_along_axis(part, places, axis=1))
+    return pd.DataFrame(np.hstack(farthest), index=wide.index, columns=firsts)
 
 
 def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
@@ -303,19 +265,17 @@ def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
     data_ms: median wait for the next batch; NaN where steps take none.
     samples: rows of the table `samples` of one attempt at one point.
     """
-    import pandas as pd
-
     timed = samples[~samples["is_warmup"].astype(bool)]
-    by_rank = timed.groupby("rank")["step_ns"]
-    return pd.DataFrame(
-        {
-            "iterations": by_rank.count(),
-            "median_ms": by_rank.median() / _NS_PER_MS,
-            "min_ms": by_rank.min() / _NS_PER_MS,
-            "max_ms": by_rank.max() / _NS_PER_MS,
-            "data_ms": timed.groupby("rank")["data_ns"].median().astype("float64") / _NS_PER_MS,
-        }
-    ).reset_index()
+    found = timed.groupby("rank").agg(
+        iterations=("step_ns", "count"),
+        median_ms=("step_ns", "median"),
+        min_ms=("step_ns", "min"),
+        max_ms=("step_ns", "max"),
+        data_ms=("data_ns", "median"),
+    )
+    times = found.columns[1:]
+    found[times] = found[times].astype("float64") / _NS_PER_MS
+    return found.reset_index()
 
 
 def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:
@@ -331,18 +291,8 @@ def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:
     return longest.loc[order].reset_index(drop=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowestRegion:
-    """A region of the step on the rank where it takes longest. share_pct: of the step."""
-
-    region: str
-    calls: int | None
-    region_ms: float
-    share_pct: float | None
-
-
-def slowest_regions(regions: Sequence[RegionRow]) -> list[SlowestRegion]:
-    """Return the longest time of each region over the ranks, in ms, in the order of the step.
+def slowest_regions(regions: Iterable[RegionRow]) -> list[RegionRow]:
+    """Return the row of each region on the rank where it takes longest, in the order of the step.
 
     regions: of one attempt at one point; of none an empty list.
     """
@@ -350,28 +300,20 @@ def slowest_regions(regions: Sequence[RegionRow]) -> list[SlowestRegion]:
     for one in regions:
         if one.region not in longest or one.region_ms > longest[one.region].region_ms:
             longest[one.region] = one
-    return [
-        SlowestRegion(
-            region=one.region, calls=one.calls, region_ms=one.region_ms, share_pct=one.share_pct
-        )
-        for one in longest.values()
-    ]
+    return list(longest.values())
 
 
-def regions_by_point(regions: Sequence[RegionRow]) -> dict[str, list[SlowestRegion]]:
+def regions_by_point(regions: Sequence[RegionRow]) -> dict[str, list[RegionRow]]:
     """Return point_id -> the regions of its last attempt, as `slowest_regions` has them.
 
     regions: of one run. A point without regions is not in it.
     """
-    last: dict[str, int] = {}
-    for one in regions:
-        last[one.point_id] = max(one.attempt, last.get(one.point_id, 0))
-    return {
-        point_id: slowest_regions(
-            [one for one in regions if (one.point_id, one.attempt) == (point_id, attempt)]
-        )
-        for point_id, attempt in last.items()
-    }
+    last: dict[str, list[RegionRow]] = {}
+    for one in sorted(regions, key=lambda one: one.attempt):
+        before = last.get(one.point_id, [])
+        is_newer = bool(before) and before[0].attempt < one.attempt
+        last[one.point_id] = [one] if is_newer else [*before, one]
+    return {point_id: slowest_regions(rows) for point_id, rows in last.items()}
 
 
 # Of more ranks those that tell most are shown: rank 0, the quickest and the slowest.

@@ -1,28 +1,44 @@
 """Speed-up and efficiency of points against the baseline point of their series, and what is lost.
 
-First the speed-ups; then what devices of several models would do together; last the shares of the
-step that are lost against perfect scaling, by cause. Pure.
+First the speed-ups; then what devices of several models would do together; the shares of the step
+that are lost against perfect scaling, by cause; last the table `summary`, which has some of it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from raybench.analysis.rounds import Trials, mean_of_rounds
-from raybench.analysis.rows import EXECUTION, SETTINGS, ScaledRow, batch_column, number_of, setting
-from raybench.job.point import UNEVEN, Scalar, setting_text
+from raybench.analysis.rows import (
+    EXECUTION,
+    OPTIONAL,
+    SETTINGS,
+    ScaledRow,
+    batch_column,
+    number_of,
+    point_rows,
+    setting,
+)
+from raybench.errors import ResultsError
+from raybench.job.point import RUN_SETTINGS, UNEVEN, Scalar, setting_text
 from raybench.records import Status
+from raybench.results import reader
 from raybench.results.breakdown import BREAKDOWN, why_no_breakdown
 from raybench.results.metrics import NO_ITEMS
-from raybench.results.tables import PointRow
+from raybench.results.reader import Run
+from raybench.results.tables import PointRow, SummaryRow
 from raybench.stats.outliers import slowest_and_other
 from raybench.stats.shares import DeviceSpeed
 from raybench.stats.summary import scatter
+
+if TYPE_CHECKING:
+    from raybench.results.writer import RunStore
 
 # Settings that make a series besides the workload's parameters; the batch of the scaling kind
 # joins them. In weak scaling the global batch follows from the others, in strong the local one.
@@ -46,7 +62,7 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
       round, see `raybench.stats.summary`.
     * efficiency is speed_up / (world_size / that of the baseline point), where the baseline names
       world_size. Where devices differ it is over what each of them does alone, added up
-      (`OwnSpeeds`); losses and serial fraction are not known then.
+      (`_OwnSpeeds`); losses and serial fraction are not known then.
     * serial_fraction is, in strong scaling, e = (1 / speed_up - 1 / p) / (1 - 1 / p) with p times
       the devices, and e / (b - (b - 1) e) where the baseline has b of them: A. H. Karp, H. P.
       Flatt, "Measuring parallel processor performance", Communications of the ACM 33(5), 1990. It
@@ -56,16 +72,38 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     points = list(points)
     trials = Trials(points)
     rows = [_with_own(row, trials, baseline) for row in mean_of_rounds(points)]
+    # By every setting that the baseline does not name.
     series: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows:
-        series.setdefault(_series_key(row, baseline), []).append(row)
-    own = OwnSpeeds(rows)
-    derived = {
-        (row.run_id, row.point_id): found
-        for number, members in enumerate(series.values())
-        for row, found in _compare(number, members, baseline, trials, own)
-    }
-    _add_intervals(rows, derived, series.values(), trials)
+        names = ("run_id", *_SETTINGS, *filter(None, [batch_column(row)]))
+        settings = ((name, str(getattr(row, name))) for name in names if name not in baseline)
+        params = sorted((k, v) for k, v in row.params.items() if k not in baseline)
+        series.setdefault((*settings, *params), []).append(row)
+    own = _OwnSpeeds(rows)
+    derived: dict[tuple[str, str], Derived] = {}
+    ratios = []
+    for number, members in enumerate(series.values()):
+        base = next((row for row in members if row.is_baseline), None)
+        for row in members:
+            found: Derived = {"series": number, "why": _why_not(row, members, baseline, own)}
+            if base is not None and found["why"] is None and _has_throughput(row):
+                found |= _against(row, base, "world_size" in baseline, trials, own)
+            if base is not None and row is not base and "speed_up" in found:
+                ratios.append((row, trials.log_ratios(base, row)))
+            derived[row.run_id, row.point_id] = found
+    times = [
+        (row, {at: math.log(one.step_ms_p50) for at, one in rounds.items() if one.step_ms_p50})
+        for row in rows
+        if row.status is Status.OK and (rounds := trials.rounds(row))
+    ]
+    for logs, columns in ((times, ("step_ms",)), (ratios, ("speed_up", "efficiency"))):
+        for row, half_width in _half_widths(logs):
+            found = derived[row.run_id, row.point_id]
+            values = {"step_ms": row.step_ms_p50} | found
+            for name in columns:
+                if (value := values.get(name)) is not None:
+                    found[f"{name}_low"] = value * math.exp(-half_width)
+                    found[f"{name}_high"] = value * math.exp(half_width)
     return [replace(row, **derived[row.run_id, row.point_id]) for row in rows]
 
 
@@ -75,52 +113,24 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
     column = batch_column(row)
     mean_ms, sd_ms = row.step_ms_mean, row.step_ms_std
     wall_ms = next(iter(row.wall_unsynced_ms_by_rank or ()), None)
-    blanked = dict.fromkeys((*BREAKDOWN, "host_bound")) if reason else {}
-    is_baseline = bool(baseline) and all(
-        _is_same(setting(row, name), value) for name, value in baseline.items()
-    )
+    is_ok = row.status is Status.OK
+    steps = (row.iterations or 0) * (row.inner_iterations or 0) if is_ok else 0
+    samples = (row.throughput or 0.0) * (mean_ms or 0.0) / _MS_PER_S * steps
     return ScaledRow(
-        **{**vars(row), **blanked},
+        **{**vars(row), **(dict.fromkeys((*BREAKDOWN, "host_bound")) if reason else {})},
         batch=getattr(row, column) if column else None,
         rounds=len(trials.rounds(row)),
-        is_baseline=is_baseline,
-        samples_per_joule=_samples_per_joule(row),
+        is_baseline=bool(baseline)
+        and all(_is_same(setting(row, name), value) for name, value in baseline.items()),
+        samples_per_joule=samples / row.energy_j if samples and row.energy_j else None,
         wall_unsynced_share=wall_ms / row.step_ms_p50 if wall_ms and row.step_ms_p50 else None,
         scatter=None if not mean_ms or sd_ms is None else sd_ms / mean_ms,
         why_no_breakdown=reason,
     )
 
 
-def _series_key(row: ScaledRow, baseline: Mapping[str, Scalar]) -> tuple[Any, ...]:
-    """Return the key of a point's series: every setting that the baseline does not name."""
-    names = ("run_id", *_SETTINGS, *filter(None, [batch_column(row)]))
-    settings = tuple((name, str(getattr(row, name))) for name in names if name not in baseline)
-    params = tuple(sorted((k, v) for k, v in row.params.items() if k not in baseline))
-    return (*settings, *params)
-
-
-def _compare(
-    number: int,
-    members: Sequence[ScaledRow],
-    baseline: Mapping[str, Scalar],
-    trials: Trials,
-    own: OwnSpeeds,
-) -> Iterator[tuple[ScaledRow, Derived]]:
-    """Yield each point of a series with what is derived from its baseline, intervals aside."""
-    base = _base(members)
-    tied = list(dict.fromkeys(row.point_id for row in members if row.is_baseline))
-    for row in members:
-        why = _why_not(row, base, baseline, own)
-        if why is None and len(tied) > 1 and _has_throughput(row):
-            why = f"{len(tied)} points match the baseline of this series: {' and '.join(tied)}"
-        found: Derived = {"series": number, "why": why}
-        if why is None and base is not None and _has_throughput(row):
-            found |= _against(row, base, "world_size" in baseline, trials, own)
-        yield row, found
-
-
 def _against(
-    row: ScaledRow, base: ScaledRow, is_scaling: bool, trials: Trials, own: OwnSpeeds
+    row: ScaledRow, base: ScaledRow, is_scaling: bool, trials: Trials, own: _OwnSpeeds
 ) -> Derived:
     """Return what a point is compared with its baseline; `why` alone where no round has both.
 
@@ -139,7 +149,8 @@ def _against(
     }
     if not is_scaling:
         return found
-    if differ(row, base):
+    # Of several models, or emulated.
+    if row.slow_ratio < 1 or len({*_models_of(row), *_models_of(base)}) > 1:
         ideal, ideal_of_base = own.together(row), own.together(base)
         if ideal and ideal_of_base:
             found["efficiency"] = speed_up * ideal_of_base / ideal
@@ -147,69 +158,16 @@ def _against(
     devices = row.world_size / base.world_size
     efficiency = speed_up / devices
     if row.scaling == "strong" and devices > 1:
-        found["serial_fraction"] = _serial_fraction(speed_up, devices, base.world_size)
+        # Karp and Flatt's is the share of the baseline's time; Amdahl's law takes it from there to
+        # one device: e = f / (f + (1 - f) / b), solved for f. A point that is slower than the
+        # baseline by much has none.
+        of_time = (1 / speed_up - 1 / devices) / (1 - 1 / devices)
+        share = base.world_size - (base.world_size - 1) * of_time
+        found["serial_fraction"] = of_time / share if share > 0 else None
     # Losses are not known where one of the two breakdowns contradicts its step.
     if not (row.why_no_breakdown or base.why_no_breakdown):
         found |= shares_of_loss(row, base, efficiency)
     return found | {"efficiency": efficiency}
-
-
-def _serial_fraction(speed_up: float, devices: float, of_base: int) -> float | None:
-    """Return the serial share of the work on one device, also where the baseline has several.
-
-    devices: as a multiple of the baseline's, of which there are `of_base`. Karp and Flatt's is the
-    share of the baseline's time; Amdahl's law takes it from there to one device:
-    e = f / (f + (1 - f) / b) for b devices, solved for f. None where the point is slower than the
-    baseline by so much that Amdahl's law has no such share.
-    """
-    of_time = (1 / speed_up - 1 / devices) / (1 - 1 / devices)
-    share = of_base - (of_base - 1) * of_time
-    return of_time / share if share > 0 else None
-
-
-def _base(members: Sequence[ScaledRow]) -> ScaledRow | None:
-    """Return the first baseline point of a series; None without one."""
-    return next((row for row in members if row.is_baseline), None)
-
-
-def _add_intervals(
-    rows: Iterable[ScaledRow],
-    derived: Mapping[tuple[str, str], Derived],
-    series: Iterable[Sequence[ScaledRow]],
-    trials: Trials,
-) -> None:
-    """Add the intervals over rounds of step times, speed-ups and efficiencies to `derived`."""
-    times = [
-        (
-            row,
-            {
-                number: math.log(one.step_ms_p50)
-                for number, one in trials.rounds(row).items()
-                if one.step_ms_p50
-            },
-        )
-        for row in rows
-        if row.status is Status.OK
-    ]
-    for row, half_width in _half_widths(times):
-        low, high, step_ms = math.exp(-half_width), math.exp(half_width), row.step_ms_p50 or 0.0
-        derived[row.run_id, row.point_id] |= {
-            "step_ms_low": step_ms * low,
-            "step_ms_high": step_ms * high,
-        }
-    ratios = [
-        (row, trials.log_ratios(base, row))
-        for members in series
-        if (base := _base(members)) is not None
-        for row in members
-        if derived[row.run_id, row.point_id].get("speed_up") is not None and row is not base
-    ]
-    for row, half_width in _half_widths(ratios):
-        found = derived[row.run_id, row.point_id]
-        for name in ("speed_up", "efficiency"):
-            if (value := found.get(name)) is not None:
-                found[f"{name}_low"] = value * math.exp(-half_width)
-                found[f"{name}_high"] = value * math.exp(half_width)
 
 
 def _half_widths(
@@ -229,24 +187,21 @@ def _half_widths(
                 yield row, found.half_width(1 / len(logs))
 
 
-def _samples_per_joule(row: PointRow) -> float | None:
-    """Return the samples of the timed steps over their energy; None where either is not known."""
-    if row.status is not Status.OK or not row.throughput or not row.step_ms_mean:
-        return None
-    if not row.energy_j or row.inner_iterations is None or row.iterations is None:
-        return None
-    samples_per_step = row.throughput * row.step_ms_mean / 1000
-    return samples_per_step * row.iterations * row.inner_iterations / row.energy_j
-
-
 def _why_not(
-    row: ScaledRow, base: ScaledRow | None, baseline: Mapping[str, Scalar], own: OwnSpeeds
+    row: ScaledRow,
+    members: Sequence[ScaledRow],
+    baseline: Mapping[str, Scalar],
+    own: _OwnSpeeds,
 ) -> str | None:
-    """Return why an ok point cannot be compared; None where it can, and where it has no rate."""
+    """Return why an ok point cannot be compared; None where it can, and where it has no rate.
+
+    members: all points of its series.
+    """
     if not _has_throughput(row):
         return NO_ITEMS if baseline and NO_ITEMS in row.warnings else None
     if not baseline:
         return "the job names no baseline"
+    base = next((one for one in members if one.is_baseline), None)
     if base is None:
         settings = " ".join(f"{name}={setting_text(value)}" for name, value in baseline.items())
         return f"no ok point with {settings} in this series"
@@ -255,21 +210,21 @@ def _why_not(
     if base.device_name != row.device_name:
         can_be_weighed = "world_size" in baseline and _has_throughput(base)
         if not can_be_weighed or own.together(row) is None:
-            return _why_other_device(row, base, own)
+            if len(set(_models_of(row))) < 2:
+                return f"baseline point ran on another device: {base.device_name}"
+            missing = " and ".join(own.missing(row)) or base.device_name
+            return (
+                f"its devices differ, and what {missing} does alone was not measured: "
+                "add points of world_size 1 with each of the devices"
+            )
     if not _has_throughput(base):
         return "baseline point has no throughput"
-    return why_not_comparable(row, base)
-
-
-def _why_other_device(row: ScaledRow, base: ScaledRow, own: OwnSpeeds) -> str:
-    """Return why a point cannot be weighed against a baseline point on another model of device."""
-    if len(set(models_of(row))) < 2:
-        return f"baseline point ran on another device: {base.device_name}"
-    missing = " and ".join(own.missing(row)) or str(base.device_name)
-    return (
-        f"its devices differ, and what {missing} does alone was not measured: "
-        "add points of world_size 1 with each of the devices"
-    )
+    if why := why_not_comparable(row, base):
+        return why
+    tied = list(dict.fromkeys(one.point_id for one in members if one.is_baseline))
+    if len(tied) > 1:
+        return f"{len(tied)} points match the baseline of this series: {' and '.join(tied)}"
+    return None
 
 
 def _has_throughput(row: PointRow) -> bool:
@@ -321,17 +276,15 @@ def _reasons(row: PointRow) -> Sequence[str]:
     return (row.throttle_reasons or ("reason unknown",)) if row.throttled else ()
 
 
-# What a point of one device may differ in from the point that its speed is taken for.
-_ABOUT_DEVICES = ("devices", *UNEVEN)
-_ALIKE = tuple(name for name in EXECUTION if name not in _ABOUT_DEVICES)
+# Settings that a point has in common with the point of one device that its speed is taken for.
+_ALIKE = tuple(name for name in EXECUTION if name not in ("devices", *UNEVEN))
 _MS_PER_S = 1000
 
 
-def models_of(row: PointRow) -> list[str]:
+def _models_of(row: PointRow) -> Sequence[str]:
     """Return the model of the device of each rank; empty where it is not known."""
-    if row.models_by_rank:
-        return list(row.models_by_rank)
-    return [row.device_name] * row.world_size if row.device_name else []
+    alike = (row.device_name,) * row.world_size if row.device_name else ()
+    return row.models_by_rank or alike
 
 
 def probe_speeds(row: PointRow) -> list[float]:
@@ -349,7 +302,7 @@ def probe_speeds(row: PointRow) -> list[float]:
     return [equal / line.step_s(equal) for line in lines]
 
 
-class OwnSpeeds:
+class _OwnSpeeds:
     """What devices of each model do alone, by the ok points of one device of some runs.
 
     rows: of `points`, with `batch`. Of several alike the first counts.
@@ -359,16 +312,16 @@ class OwnSpeeds:
         self._alone: dict[tuple[object, ...], dict[str, float]] = {}
         for row in rows:
             is_plain = row.world_size == 1 and row.slow_ratio == 1 and row.status is Status.OK
-            if is_plain and row.throughput and len(models_of(row)) == 1:
+            if is_plain and row.throughput and len(_models_of(row)) == 1:
                 of_models = self._alone.setdefault(_key(row), {})
-                of_models.setdefault(models_of(row)[0], row.throughput)
+                of_models.setdefault(_models_of(row)[0], row.throughput)
 
     def together(self, row: PointRow) -> float | None:
         """Return the sum of what a point's devices do alone, in samples/s; None if not known."""
         if row.world_size == 1:
             return row.throughput
         alone = self._alone.get(_key(row), {})
-        models = models_of(row)
+        models = _models_of(row)
         if models and not self.missing(row):
             return sum(alone[model] for model in models)
         return sum(probe_speeds(row)) or None
@@ -379,13 +332,7 @@ class OwnSpeeds:
         All of them where one of its devices is emulated.
         """
         known = self._alone.get(_key(row), {}) if row.slow_ratio == 1 else {}
-        return [model for model in dict.fromkeys(models_of(row)) if model not in known]
-
-
-def differ(row: PointRow, base: PointRow) -> bool:
-    """Return whether two points ran on devices of several models, or `row` on an emulated one."""
-    is_emulated = row.slow_ratio < 1
-    return is_emulated or len({*models_of(row), *models_of(base)}) > 1
+        return [model for model in dict.fromkeys(_models_of(row)) if model not in known]
 
 
 def _key(row: PointRow) -> tuple[object, ...]:
@@ -394,21 +341,10 @@ def _key(row: PointRow) -> tuple[object, ...]:
     That is its run and all its settings but those of its devices.
     """
     names = ("run_id", "workload", "scaling", *_ALIKE, batch_column(row) or "status")
-    settings = (str(setting(row, name)) for name in names)
-    return (*settings, *sorted(row.params.items()))
+    return (*(str(setting(row, name)) for name in names), *sorted(row.params.items()))
 
 
-# In the order in which they are told; together they are 1 - efficiency.
-LOSSES = (
-    "lost_comm",
-    "lost_compute",
-    "lost_wait",
-    "lost_data",
-    "lost_host",
-    "lost_unexplained",
-)
-
-# In words.
+# What a step is lost to, in words, in the order in which it is told. Together: 1 - efficiency.
 CAUSES = {
     "lost_comm": "exposed communication",
     "lost_compute": "slower compute",
@@ -417,6 +353,7 @@ CAUSES = {
     "lost_host": "waiting for the host",
     "lost_unexplained": "unexplained",
 }
+LOSSES = tuple(CAUSES)
 
 
 def has_causes(row: object) -> bool:
@@ -447,54 +384,51 @@ def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str
     step_ms = _pace_ms(row)
     work = efficiency * step_ms / _pace_ms(base)
     now, before = _parts(row), _parts(base)
-    grown = {name: _growth(getattr(now, name), getattr(before, name), work) for name in _NAMES}
+    grown = {
+        name: None if ms is None or (was := before[name]) is None else ms - work * was
+        for name, ms in now.items()
+    }
+    data, idle = grown["lost_data"], grown["lost_host"]
     if row.device_type != "cpu":
-        grown = _with_data_in_the_gap(grown)
+        # Data counts only as far as the device idles; the other idling is the host's.
+        waited = None if data is None or idle is None else min(max(0.0, data), max(0.0, idle))
+        grown["lost_data"] = waited
+        grown["lost_host"] = None if idle is None else idle - (waited or 0.0)
     shares = {name: None if ms is None else ms / step_ms for name, ms in grown.items()}
-    found = {name: shares[name.removeprefix("lost_")] for name in LOSSES[:-1]}
-    rest = 1 - efficiency - sum(share for share in found.values() if share is not None)
-    return {**found, "lost_unexplained": rest}
+    explained = sum(share for share in shares.values() if share is not None)
+    return {**shares, "lost_unexplained": 1 - efficiency - explained}
 
 
-_NAMES = ("comm", "wait", "compute", "data", "host")
+def _parts(row: PointRow) -> dict[str, float | None]:
+    """Return the parts of a point's step in ms, by the cause of a loss; None: not known.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """What follows each other in the step of a point, in ms; None where it is not known.
-
-    comm: exposed communication. wait: the slowest rank's excess. compute, data, host: of the rank
-    that the slowest one is compared with.
+    lost_wait: the slowest rank's excess. lost_compute, lost_data, lost_host: of the rank that the
+    slowest one is compared with. Without a breakdown only lost_data is known.
     """
-
-    comm: float | None = None
-    wait: float | None = None
-    compute: float | None = None
-    data: float | None = None
-    host: float | None = None
-
-
-def _parts(row: PointRow) -> _Parts:
-    """Return the parts of a point's step in ms; without a breakdown only the wait for data."""
-    local_ms = row.local_step_ms
+    parts: dict[str, float | None] = dict.fromkeys(LOSSES[:-1])
+    local_ms, data_ms, gap_ms = row.local_step_ms, row.data_ms, row.host_gap_ms
+    parts["lost_data"] = data_ms
     if local_ms is None:
-        return _Parts(data=row.data_ms)
+        return parts
     is_alone = row.world_size == 1
     excess_ms = 0.0 if is_alone else row.straggler_ms
-    own_ms, data_ms = local_ms - (excess_ms or 0.0), row.data_ms
-    on_cpu, device_ms = row.device_type == "cpu", _device_ms(row)
+    own_ms = local_ms - (excess_ms or 0.0)
+    by_rank, local_by_rank = row.device_ms_by_rank or (), row.local_step_ms_by_rank or ()
+    if len(by_rank) == 1:
+        device_ms: float | None = by_rank[0]
+    elif by_rank and len(by_rank) == len(local_by_rank):
+        device_ms = by_rank[slowest_and_other(local_by_rank)[1]]
+    else:
+        device_ms = None if gap_ms is None else local_ms - gap_ms
     if is_alone and device_ms is not None:
         # Its timed step is its own one too: the device did not idle longer in it than that leaves.
         own_ms = min(own_ms, max(_pace_ms(row), device_ms))
-    compute_ms = own_ms - (data_ms or 0.0) if on_cpu else device_ms
-    host_ms = None if on_cpu or device_ms is None else own_ms - device_ms
-    return _Parts(
-        comm=0.0 if is_alone else _communication_ms(row),
-        wait=excess_ms,
-        compute=compute_ms,
-        data=data_ms,
-        host=host_ms,
-    )
+    if row.device_type == "cpu":
+        parts["lost_compute"] = own_ms - (data_ms or 0.0)
+    elif device_ms is not None:
+        parts["lost_compute"], parts["lost_host"] = device_ms, own_ms - device_ms
+    comm_ms = 0.0 if is_alone else _communication_ms(row)
+    return {**parts, "lost_comm": comm_ms, "lost_wait": excess_ms}
 
 
 def _communication_ms(row: PointRow) -> float | None:
@@ -516,20 +450,6 @@ def _communication_ms(row: PointRow) -> float | None:
     return min(max(0.0, exposed_ms), most_ms)
 
 
-def _device_ms(row: PointRow) -> float | None:
-    """Return the device's work, in ms, on the rank that the slowest one is compared with.
-
-    None where it was not measured.
-    """
-    by_rank, local_ms = row.device_ms_by_rank or (), row.local_step_ms_by_rank or ()
-    if len(by_rank) == 1:
-        return by_rank[0]
-    if by_rank and len(by_rank) == len(local_ms):
-        return by_rank[slowest_and_other(local_ms)[1]]
-    local, gap = row.local_step_ms, row.host_gap_ms
-    return None if local is None or gap is None else local - gap
-
-
 def _pace_ms(row: PointRow) -> float:
     """Return the step in ms that the row's samples/s are of; the row must have a throughput.
 
@@ -540,21 +460,67 @@ def _pace_ms(row: PointRow) -> float:
     return step_ms
 
 
-def _growth(now: float | None, before: float | None, work: float) -> float | None:
-    """Return what a part takes beyond its share of the time in the baseline point, in ms.
+# Columns of `summary` that have another name in `points`, and those that are made.
+_SOURCES = {
+    "step_ms": "step_ms_p50",
+    "throughput_items_per_s": "throughput",
+    "exposed_comm_ms": "comm_exposed_ms",
+    "data_wait_ms": "data_ms",
+    "device_idle_ms": "host_gap_ms",
+    "peak_memory_bytes": "peak_mem_allocated_bytes",
+    "bus_gb_s": "busbw_gb_s",
+}
+_MADE = ("job_name", "params_json", "metrics_json")
 
-    work: that share. None where one of the two is not known.
+
+def write_summary(store: RunStore, run: Run) -> None:
+    """Write the table `summary` of a run, unless its points cannot be read.
+
+    Raises ResultsError where the folder cannot be written.
     """
-    return None if now is None or before is None else now - work * before
+    try:
+        points = point_rows(reader.load(store.root, "points", run.run_id))
+    except ResultsError:
+        return  # the report of the run names the damaged file
+    store.write_summary(summary_rows(run, points))
 
 
-def _with_data_in_the_gap(grown: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the growth by cause, data only as far as the device idles; the other idling is host's.
+def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
+    """Return one row for each point of a run. points: its rows of that table, all attempts.
 
-    data is None where one of the two is not known; the host's is then as it was.
+    params_json has the parameters with their types, and the settings that are not at their
+    defaults.
     """
-    data, gap = grown["data"], grown["host"]
-    if data is None or gap is None:
-        return {**grown, "data": None}
-    waited = min(max(0.0, data), max(0.0, gap))
-    return {**grown, "data": waited, "host": gap - waited}
+    found = []
+    for row in scaling(points, run.baseline):
+        settings = {name: getattr(row, name) for name in OPTIONAL}
+        changed = {
+            name: value
+            for name, value in settings.items()
+            if value is not None and value != RUN_SETTINGS[name].default
+        }
+        typed = {name: _typed(text) for name, text in row.params.items()}
+        copied = {
+            name: getattr(row, _SOURCES.get(name, name))
+            for name in SummaryRow.__dataclass_fields__
+            if name not in _MADE
+        }
+        found.append(
+            SummaryRow(
+                job_name=run.job_name,
+                params_json=json.dumps(typed | changed),
+                metrics_json=json.dumps(dict(row.workload_metrics or {})),
+                **copied,
+            )
+        )
+    return found
+
+
+def _typed(text: str) -> bool | int | float | str:
+    """Return the number or truth value that a text of the tables stands for, else the text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    is_number = isinstance(value, bool | int | float) and math.isfinite(value)
+    return value if is_number else text

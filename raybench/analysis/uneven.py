@@ -55,48 +55,32 @@ class Scenario:
 
         Over rounds; of one round over its samples, which is the least that is open.
         """
-        row = self.row
-        over_rounds, over_samples = (
-            (row.step_ms_low, row.step_ms_high),
-            (row.step_ms_ci_low, row.step_ms_ci_high),
-        )
-        for low, high in (over_rounds, over_samples):
-            if low is not None and high is not None:
-                return (high - low) / 2 / self.step_ms
-        return 0.0
+        low, high = self.row.step_ms_low, self.row.step_ms_high
+        if low is None or high is None:
+            low, high = self.row.step_ms_ci_low, self.row.step_ms_ci_high
+        return 0.0 if low is None or high is None else (high - low) / 2 / self.step_ms
 
     @cached_property
     def ranks(self) -> tuple[RankOfStep, ...]:
         """Return what each rank does; empty where the devices were not probed."""
-        items = self.row.share_by_rank or ()
-        ratios = self.row.slow_ratio_by_rank or ()
+        row = self.row
+        items, ratios = row.share_by_rank or (), row.slow_ratio_by_rank or ()
+        are_fast: Sequence[bool] = [ratio is None for ratio in ratios]
+        if all(are_fast) and (speeds := probe_speeds(row)):
+            are_fast = fast_devices(speeds)
         working = [rank for rank, share in enumerate(items) if share]
-        own = dict(zip(working, self.row.local_step_ms_by_rank or (), strict=False))
-        last_ms = max(own.values(), default=None)
-        are_fast = self._are_fast
+        own_ms = dict(zip(working, row.local_step_ms_by_rank or (), strict=False))
+        last_ms = max(own_ms.values(), default=0.0)
         return tuple(
             RankOfStep(
                 rank=rank,
                 items=share,
-                wait_ms=None if rank not in own or last_ms is None else last_ms - own[rank],
+                wait_ms=last_ms - own_ms[rank] if rank in own_ms else None,
                 slow_ratio=ratios[rank],
                 is_fast=are_fast[rank],
             )
             for rank, share in enumerate(items)
         )
-
-    @property
-    def _are_fast(self) -> Sequence[bool]:
-        """Return for each rank whether its device is a fast one; empty where nothing tells."""
-        ratios = self.row.slow_ratio_by_rank or ()
-        if any(ratio is not None for ratio in ratios):
-            return [ratio is None for ratio in ratios]
-        return fast_devices(self.speeds) if self.speeds else ()
-
-    @cached_property
-    def speeds(self) -> Sequence[float]:
-        """Return the samples/s of each device alone with an equal share, if probed; else empty."""
-        return probe_speeds(self.row)
 
     @property
     def idle_share_of_fast(self) -> float | None:
@@ -159,7 +143,7 @@ class Fleet:
         found = [rank.slow_ratio for rank in self._ranks if rank.slow_ratio is not None]
         if found:
             return sum(found) / len(found)
-        speeds = next((s.speeds for s in self.scenarios.values() if s.speeds), ())
+        speeds = next(filter(None, (probe_speeds(s.row) for s in self.scenarios.values())), [])
         fast, slow = (
             [s for s, rank in zip(speeds, self._ranks, strict=True) if rank.is_fast is one]
             for one in (True, False)
@@ -178,12 +162,8 @@ class Fleet:
     @property
     def predicted_best(self) -> Scenario | None:
         """Return the scenario with the shortest predicted step; None without predictions."""
-        known = [
-            (predicted, place)
-            for place, one in enumerate(self.scenarios.values())
-            if (predicted := one.row.predicted_step_ms) is not None
-        ]
-        return [*self.scenarios.values()][min(known)[1]] if known else None
+        known = [s for s in self.scenarios.values() if s.row.predicted_step_ms is not None]
+        return min(known, key=lambda one: one.row.predicted_step_ms or 0.0, default=None)
 
     def as_good(self) -> list[str]:
         """Return the other shares that may be as good as the best ones, by their intervals."""

@@ -21,24 +21,24 @@ import click
 from click.shell_completion import CompletionItem
 
 from raybench import __version__
-from raybench.cli.output import keep_stderr_usable
+from raybench.cli.shared import keep_stderr_usable
 from raybench.errors import RaybenchError, ResultsWarning, UsageError
 
 # Name -> module that holds the command, imported when it is called, and what it does.
 COMMANDS = {
     "sweep": ("raybench.cli.sweep", "Run a job on a cluster and report how it scales."),
-    "plan": ("raybench.cli.plans", "Check a job and list its points; needs no cluster."),
+    "plan": ("raybench.cli.sweep", "Check a job and list its points; needs no cluster."),
     "report": ("raybench.cli.results", "Report how a run scales."),
     "list": ("raybench.cli.results", "List the runs in the results."),
     "show": ("raybench.cli.results", "Show the points of a run, or all about one point."),
     "explain": ("raybench.cli.jobs", "Say what a heading, mark or status means."),
     "compare": ("raybench.cli.compare", "Compare two runs, point by point."),
-    "history": ("raybench.cli.history", "Show how points changed over many runs."),
-    "predict": ("raybench.cli.predict", "Predict the steps of a run on more devices."),
-    "advise": ("raybench.cli.predict", "Advise which devices, shares and batch to use."),
+    "history": ("raybench.cli.compare", "Show how points changed over many runs."),
+    "predict": ("raybench.cli.compare", "Predict the steps of a run on more devices."),
+    "advise": ("raybench.cli.compare", "Advise which devices, shares and batch to use."),
     "export": ("raybench.cli.export", "Write the points of a run for other programs."),
-    "compact": ("raybench.cli.export", "Put the parts of a run together, one file a table."),
-    "doctor": ("raybench.cli.doctor", "Check whether a cluster is fit to be measured."),
+    "compact": ("raybench.cli.results", "Put the parts of a run together, one file a table."),
+    "doctor": ("raybench.cli.health", "Check whether a cluster is fit to be measured."),
     "health": ("raybench.cli.health", "Find out which device, link or node is bad."),
     "workloads": ("raybench.cli.jobs", "List what can be timed, and with which parameters."),
     "schema": ("raybench.cli.jobs", "Print the JSON Schema of job files."),
@@ -107,8 +107,8 @@ def _tell(error: click.ClickException) -> None:
 
 def _complain(text: str) -> None:
     """Print each line on stderr. What it holds of a job or a path does not control the terminal."""
-    from raybench.report.plain_text import printable
-    from raybench.sweep.messages import name_program
+    from raybench.report.formatting import printable
+    from raybench.sweep import name_program
 
     click.echo("\n".join(map(printable, name_program(text).split("\n"))), err=True)
 

@@ -1,4 +1,4 @@
-"""`raybench export` and `compact`: a run for other programs, and its files put together."""
+"""`raybench export`: a run for other programs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 import click
 
 from raybench.cli.health import load_health
-from raybench.cli.options import (
+from raybench.cli.results import load_summary
+from raybench.cli.shared import (
     complete_run,
     file_option,
     format_asked,
     json_format_option,
     results_option,
+    write_file,
+    write_result,
 )
-from raybench.cli.output import make_console, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 from raybench.report.export import FORMATS
 from raybench.report.trackers import TRACKERS
@@ -81,8 +83,6 @@ def export_command(
 
 def _text(results: Path, run: str, kind: str | None, tracker: str | None) -> str:
     """Return a run in a format, or the line about what was written to a tracker."""
-    from raybench.cli.results import load_summary
-
     if (check := load_health(results, run)) is not None:
         from raybench.health.report import export as export_check
 
@@ -100,8 +100,7 @@ def _references(results: Path, runs: Sequence[str]) -> str:
     """
     from raybench.analysis.references import format_references, load_files, pool, reference_files
     from raybench.analysis.rounds import latest_trials, without_controls
-    from raybench.cli.results import load_summary
-    from raybench.report.references import measurements
+    from raybench.report.summary import measurements
     from raybench.results import reader
 
     files = []
@@ -126,30 +125,3 @@ def _references(results: Path, runs: Sequence[str]) -> str:
         models = " and ".join(file.model for file in pooled)
         raise ResultsError(f"{names}: measured {models}; name runs of one model at a time")
     return format_references(pooled[0])
-
-
-_MIB = 2**20
-
-
-@click.command("compact")
-@click.argument("run", shell_complete=complete_run)
-@results_option
-def compact_command(run: str, results: Path) -> None:
-    """Put the parts of RUN together, one file a table: smaller, and faster to read.
-
-    Rows stay as they are. A run that is still measured is refused; do it when nobody reads the run.
-    RUN is as for `raybench report`.
-    """
-    from raybench.results.reader import find_run
-    from raybench.results.writer import compact_run
-
-    root, run_id = find_run(results, run)
-    with make_console().status(f"putting the parts of {run_id} together"):
-        done = compact_run(root, run_id)
-    if done.parts_after == done.parts_before:
-        write_result(f"{run_id}: {done.parts_before} parts, nothing to put together\n")
-        return
-    write_result(
-        f"{run_id}: {done.parts_before} parts are now {done.parts_after}, "
-        f"{done.bytes_before / _MIB:.1f} MiB now {done.bytes_after / _MIB:.1f}\n"
-    )

@@ -1,35 +1,127 @@
-"""`raybench health`: which device, pair or node is bad; and health checks read from results."""
+"""`raybench doctor` and `health`: is a cluster fit to be measured, and what of it is bad."""
 
 from __future__ import annotations
 
+import math
 import re
 import sys
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
-from raybench.cli.options import (
+from raybench.cli.shared import (
     address_option,
+    color,
     device_option,
     devices_option,
     json_option,
+    json_text,
+    make_console,
     make_target,
     output_option,
     references_option,
     shared_option,
     wait_option,
+    width,
+    write_document,
+    write_result,
 )
-from raybench.cli.output import ConsoleListener, make_console, write_document
 from raybench.errors import ResultsError, UsageError
 from raybench.records.devices import Stage
 
 if TYPE_CHECKING:
     from raybench.analysis.references import References
+    from raybench.doctor.diagnosis import Diagnosis
     from raybench.health.comparison import HealthHistory
     from raybench.health.report import HealthReport
     from raybench.records.devices import Finding
     from raybench.results.reader import Run
+
+
+SCHEMA_VERSION = 1  # of the JSON object
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+@click.command("doctor")
+@address_option()
+@device_option("What a worker owns: auto takes GPUs where the cluster has any.")
+@json_option
+@click.pass_context
+def doctor_command(
+    ctx: click.Context,
+    address: str,
+    device: Literal["auto", "cuda", "cpu"],
+    as_json: bool,
+) -> None:
+    """Start a worker on every device and print one line per check: ok, warn or fail.
+
+    \b
+    raybench doctor
+    raybench doctor --address auto --json
+
+    Exit code: 0 nothing failed, 1 a check failed, 2 a mistake in the command, 3 no cluster or its
+    devices cannot be had, 130 interrupted.
+    """
+    from raybench.cli.progress import ConsoleListener, show_phase
+    from raybench.doctor.diagnosis import diagnose, open_cluster
+    from raybench.sweep.runner import Interrupts
+
+    console = make_console()
+    phase = partial(show_phase, console)
+    with ExitStack() as at_the_end:
+        interrupts = at_the_end.enter_context(Interrupts(ConsoleListener(console)))
+        with phase("connecting to Ray"), interrupts.held_back(math.inf):
+            cluster = open_cluster(address, device, interrupts.end)
+            at_the_end.callback(cluster.close)
+            interrupts.take_signals()
+        diagnosis = diagnose(cluster, phase)
+    write_result(format_json(diagnosis) if as_json else format_text(diagnosis))
+    ctx.exit(1 if diagnosis.has_failed else 0)
+
+
+def format_text(diagnosis: Diagnosis) -> str:
+    """Return a line for each check, its advice below it, and how many are ok, warn and fail."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from raybench.report.documents import render_parts
+    from raybench.report.formatting import plain
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold", max_width=18)
+    grid.add_column(overflow="fold")
+    for check in diagnosis.checks:
+        # Names and findings may come from an error message or a variable.
+        verdict = Text(check.verdict, style=_STYLES[check.verdict])
+        grid.add_row(verdict, Text(plain(check.name)), Text(plain(check.found)))
+        if check.advice:
+            grid.add_row("", "", Text(plain(f"-> {check.advice}")))
+    counts = Counter[str](check.verdict for check in diagnosis.checks)
+    total = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _STYLES)
+    return render_parts([Text(plain(diagnosis.cluster)), grid, Text(total)], width(), color())
+
+
+def format_json(diagnosis: Diagnosis) -> str:
+    """Return the JSON object of all checks.
+
+    Its members: schema_version, cluster, checks, devices; versions and environment of this process.
+    """
+    return json_text(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "cluster": diagnosis.cluster,
+            "checks": [asdict(check) for check in diagnosis.checks],
+            "devices": [asdict(device) for device in diagnosis.facts.devices],
+            "versions": dict(diagnosis.facts.versions),
+            "environment": dict(diagnosis.environment),
+        }
+    )
 
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -107,6 +199,7 @@ def health_command(
     be tested, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
+    from raybench.cli.progress import ConsoleListener
     from raybench.health.check import examine
     from raybench.health.suite import STAGES, title
     from raybench.records.devices import check_list_writable, write_device_list

@@ -1,20 +1,23 @@
-"""`schema`, `init`, `workloads` and `explain`: what job files and reports are made of.
-
-They need no cluster and no results.
-"""
+"""`raybench init`, `schema`, `workloads` and `explain`: what jobs and reports are made of."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from raybench.cli.options import complete_template, complete_workload, json_option
-from raybench.cli.output import (
+from raybench.cli.shared import (
+    json_option,
     json_text,
     scalar_text,
     table_text,
@@ -23,10 +26,30 @@ from raybench.cli.output import (
     write_result,
 )
 from raybench.errors import UsageError
-from raybench.report.plain_text import printable
-from raybench.sweep.messages import command, program
+from raybench.job.problems import did_you_mean, quote
+from raybench.report.formatting import printable
+from raybench.sweep import command, program
+
+if TYPE_CHECKING:
+    from raybench.job.model import Job
 
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
+
+
+def complete_workload(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the built-in workloads; those of the user cannot be found without importing."""
+    from raybench.job.registry import BUILTIN
+
+    return [CompletionItem(name) for name in BUILTIN if name.startswith(incomplete)]
+
+
+def complete_template(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the jobs that come with raybench."""
+    return [CompletionItem(one.name) for one in templates() if one.name.startswith(incomplete)]
 
 
 @click.command("schema")
@@ -55,8 +78,6 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
     raybench init --list
     raybench init --template ddp_linear
     """
-    from raybench.job.catalog import name_after, starter, template
-
     if is_list:
         if file or name:
             raise UsageError("--list: lists the jobs; give neither FILE nor --template")
@@ -78,8 +99,6 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
 
 def _list_of_templates() -> str:
     """Return the table of the jobs that come with raybench, and how to take one."""
-    from raybench.job.catalog import templates
-
     rows = [[one.name, ", ".join(map(str, one.device_counts)), one.question] for one in templates()]
     table = table_text(["job", "devices", "what it asks"], rows)
     take = command("init", "--template", "NAME")
@@ -154,7 +173,6 @@ def explain_command(term: tuple[str, ...]) -> None:
     """
     from raybench.analysis.rows import BY_NAME
     from raybench.job.problems import say_unknown
-    from raybench.report.glossary import load_glossary
 
     folder = files("raybench").joinpath("how-to")
     pages = {
@@ -183,7 +201,6 @@ def explain_command(term: tuple[str, ...]) -> None:
 def _meanings(wanted: str) -> Iterator[str]:
     """Yield what a term means, as a word, as marks, and as a heading or column."""
     from raybench.analysis.rows import BY_NAME
-    from raybench.report.glossary import load_glossary
     from raybench.report.messages import MARKS
 
     key = wanted.lower()
@@ -204,3 +221,104 @@ def _meanings(wanted: str) -> Iterator[str]:
             heading = f' ("{metric.heading}" in reports)' if metric.heading else ""
             unit = f", in {metric.unit}" if metric.unit else ""
             yield f"{metric.name}{heading}{unit}: {meaning}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlossaryEntry:
+    """A word with its meaning. also: other words for the same."""
+
+    word: str
+    means: str
+    also: tuple[str, ...] = ()
+
+
+@cache
+def load_glossary() -> tuple[GlossaryEntry, ...]:
+    """Return the entries of glossary.yaml in alphabetical order."""
+    from ruamel.yaml import YAML
+
+    text = files("raybench.report").joinpath("glossary.yaml").read_text(encoding="utf-8")
+    found = YAML(typ="safe", pure=True).load(text)
+    entries = [
+        GlossaryEntry(word=word, means=told)
+        if isinstance(told, str)
+        else GlossaryEntry(word=word, means=told["means"], also=tuple(told.get("also", ())))
+        for word, told in found.items()
+    ]
+    return tuple(sorted(entries, key=lambda entry: entry.word))
+
+
+_NAME = re.compile(r"^name: \w+", re.MULTILINE)
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
+_SCHEMA = re.compile(r"(?<=\$schema=)\S+")
+
+
+@dataclass(frozen=True)
+class Template:
+    """A job file that comes with raybench. text: all of it."""
+
+    name: str
+    text: str
+
+    @cached_property
+    def job(self) -> Job:
+        """Return the job as it is written."""
+        from raybench.job.model import job_from_text
+
+        return job_from_text(f"{self.name}.yaml", self.text)
+
+    @property
+    def question(self) -> str:
+        """Return what the job asks."""
+        return self.job.question
+
+    @property
+    def device_counts(self) -> list[int]:
+        """Return the numbers of devices that its points need, in ascending order."""
+        from raybench.job.plan import make_plan
+
+        return sorted({point.world_size for point in make_plan(self.job).points})
+
+    def text_for(self, path: Path, name: str) -> str:
+        """Return the text of a file at `path`, whose job has this name.
+
+        Its command names the path, and its schema is job.schema.json beside it.
+        """
+        text = _SCHEMA.sub("job.schema.json", self.text, count=1)
+        # In quotes where YAML would take it for a number or for true.
+        is_plain = name[0].isalpha() and name.lower() not in ("true", "false", "null")
+        text = _NAME.sub(f"name: {name if is_plain else json.dumps(name)}", text, count=1)
+        # It stands in a comment, which a line feed would end.
+        here = shlex.quote(str(path)) if str(path).isprintable() else f"{self.name}.yaml"
+        return text.replace(f"jobs/{self.name}.yaml", here)
+
+
+def templates() -> list[Template]:
+    """Return the jobs that come with raybench, sorted by name."""
+    folder = files("raybench").joinpath("jobs")
+    found = [entry for entry in folder.iterdir() if entry.name.endswith(".yaml")]
+    return [
+        Template(entry.name.removesuffix(".yaml"), entry.read_text(encoding="utf-8"))
+        for entry in sorted(found, key=lambda entry: entry.name)
+    ]
+
+
+def name_after(path: Path, otherwise: str) -> str:
+    """Return a name for a job, made of the name of a file; `otherwise` where nothing is left."""
+    return _NOT_IN_NAMES.sub("-", path.stem)[:64].lstrip("_.-") or otherwise
+
+
+def starter() -> Template:
+    """Return the annotated job to start from, which is not one of `templates`."""
+    file = files("raybench").joinpath("job_template.yaml")
+    return Template("job", file.read_text(encoding="utf-8"))
+
+
+def template(name: str) -> Template:
+    """Return the job with this name. Raises UsageError, with the nearest one, where none has it."""
+    known = {one.name: one for one in templates()}
+    if name not in known:
+        guess = did_you_mean(name, known)
+        message = f"--template: no job {quote(name)}{guess}; see: `raybench init --list`"
+        raise UsageError(message.replace("?;", "? All of them:"))
+    return known[name]

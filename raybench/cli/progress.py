@@ -6,7 +6,8 @@ The lines stay: they are the trace of the night that the report does not replace
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -14,15 +15,52 @@ from rich.live import Live
 from rich.text import Text
 
 from raybench.analysis.rows import MAIN_RATES
+from raybench.cli.shared import say
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
 from raybench.records import Record, Status
-from raybench.report import formatting, plain_text
+from raybench.report import formatting
 from raybench.results.metrics import mean_step_ms, rate_columns, typical_step_ms
 from raybench.sweep.loop import Event, PointAdded, PointRetried, PointStarted, RoundStarted
 
 _STYLES = {Status.OK: "green", Status.SKIPPED: "yellow"}
 _REASON_CHARS = 300
+
+
+@contextmanager
+def show_phase(console: Console, what: str) -> Iterator[None]:
+    """Show `what` while the block runs: a spinner on a terminal, a line elsewhere."""
+    if not console.is_interactive:
+        say(console, what)
+    with console.status(what):
+        yield
+
+
+class ConsoleListener:
+    """Shows messages, spinners and progress on a console.
+
+    name_of: returns the name of a point; None: the settings that vary name it.
+    """
+
+    def __init__(self, console: Console, name_of: Callable[[Point], str] | None = None) -> None:
+        self._console = console
+        self._name_of = name_of
+
+    def tell(self, line: str) -> None:
+        """Print one line, as it is."""
+        say(self._console, line)
+
+    def waiting(self, what: str) -> AbstractContextManager[object]:
+        """Show a spinner."""
+        return self._console.status(what)
+
+    def progress(self, plan: Plan, trials: int | None) -> PointProgress:
+        """Return the progress of a sweep of this plan, shown on the console."""
+        return PointProgress(plan, self._console, trials, self._name_of)
+
+    def show_cursor(self) -> None:
+        """Undo what a spinner has hidden."""
+        self._console.show_cursor()
 
 
 class PointProgress:
@@ -148,7 +186,7 @@ class PointProgress:
         else:
             message = record.error_message or ""
             told = formatting.failure(record.status, record.error_type, message)
-            outcome = plain_text.shorten(told, _REASON_CHARS)
+            outcome = formatting.shorten(told, _REASON_CHARS)
         outcome += " (control)" if record.control_of else ""
         return "  ".join([f"{record.status.value:<7}", self._name(record.point), outcome])
 
@@ -158,8 +196,8 @@ def _show_setting(point: Point, name: str) -> str:
     value = point.settings.get(name, "none")
     label = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
     if name in point.env:
-        return f"{name}={plain_text.plain(point.env[name])}"
+        return f"{name}={formatting.plain(point.env[name])}"
     # A precision or a preset speaks for itself; a number does not.
     if isinstance(value, str):
-        return plain_text.plain(value)
+        return formatting.plain(value)
     return f"{label.get(name, formatting.heading(name))} {formatting.setting(name, value)}"

@@ -1,7 +1,8 @@
-"""`raybench report`, `list` and `show`: read the results folder and print."""
+"""`raybench report`, `list`, `show` and `compact`: what is in the results."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,20 +10,19 @@ from typing import TYPE_CHECKING
 import click
 
 from raybench.cli.health import load_health
-from raybench.cli.options import (
+from raybench.cli.shared import (
+    append_to_github_summary,
     chart_option,
+    color,
     complete_point,
     complete_run,
     file_option,
     format_asked,
     json_format_option,
     json_option,
+    make_console,
     references_option,
     results_option,
-)
-from raybench.cli.output import (
-    append_to_github_summary,
-    color,
     width,
     write_document,
     write_file,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from raybench.report.show import PointDetails, PointList
     from raybench.report.summary import Summary
     from raybench.results.reader import Run
+
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
 _LISTED = 50
@@ -233,7 +234,7 @@ def list_command(
     from raybench.report.show import RunList
     from raybench.results import reader
     from raybench.results.reader import no_runs, run_ids
-    from raybench.sweep.messages import name_program
+    from raybench.sweep import name_program
 
     if last and is_all:
         raise UsageError("--last and --all: give one of them")
@@ -253,8 +254,6 @@ def list_command(
 
 def _leads(results: Path, runs: Sequence[Run]) -> dict[str, str]:
     """Return the result of each run in a sentence, by run id."""
-    from raybench.cli.output import make_console
-
     with make_console().status(f"reading the points of {len(runs)} runs"):
         return {run.run_id: _lead(results, run.run_id) for run in runs}
 
@@ -409,4 +408,31 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         attempts=attempts,
         units=units("points"),
         standings=[one for one in summary.standings if one.measured.point_id == point_id],
+    )
+
+
+_MIB = 2**20
+
+
+@click.command("compact")
+@click.argument("run", shell_complete=complete_run)
+@results_option
+def compact_command(run: str, results: Path) -> None:
+    """Put the parts of RUN together, one file a table: smaller, and faster to read.
+
+    Rows stay as they are. A run that is still measured is refused; do it when nobody reads the run.
+    RUN is as for `raybench report`.
+    """
+    from raybench.results.reader import find_run
+    from raybench.results.writer import compact_run
+
+    root, run_id = find_run(results, run)
+    with make_console().status(f"putting the parts of {run_id} together"):
+        done = compact_run(root, run_id)
+    if done.parts_after == done.parts_before:
+        write_result(f"{run_id}: {done.parts_before} parts, nothing to put together\n")
+        return
+    write_result(
+        f"{run_id}: {done.parts_before} parts are now {done.parts_after}, "
+        f"{done.bytes_before / _MIB:.1f} MiB now {done.bytes_after / _MIB:.1f}\n"
     )

@@ -1,4 +1,4 @@
-"""`raybench sweep`: run a job on a cluster, keep every point, print the report."""
+"""`raybench sweep` and `plan`: run a job on a cluster, or list its points without one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,26 +14,37 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from raybench.cli.options import (
+from raybench.cli.shared import (
+    Size,
     address_option,
     complete_run,
     device_option,
     devices_option,
     json_option,
+    json_text,
+    make_console,
     make_target,
     output_option,
     overrides_option,
+    say,
+    scalar_text,
     shared_option,
+    table_text,
+    text_width,
     wait_option,
+    write_document,
+    write_result,
 )
 from raybench.errors import UsageError
+from raybench.report.formatting import counted, printable
 from raybench.results.reader import RunStatus
-from raybench.sweep.messages import command
+from raybench.sweep import command
 
 if TYPE_CHECKING:
     from raybench.job.model import Job
     from raybench.job.plan import Plan
     from raybench.sweep.run_state import RunState, RunTarget
+
 
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
 # The options that a command to resume must have again.
@@ -162,7 +173,6 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     3 no cluster or none that fits, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
-    from raybench.cli.plans import print_plan, select, select_ids
     from raybench.job.plan import make_plan
     from raybench.sweep.run_state import start_run
 
@@ -238,7 +248,7 @@ def _load_script_job(script: str, asked: Asked, overrides: Sequence[str]) -> Job
     Raises UsageError for world sizes that are no numbers, and JobError for other mistakes, which
     names the option that has it.
     """
-    from raybench.job.catalog import name_after
+    from raybench.cli.jobs import name_after
     from raybench.job.model import job_from_text
 
     sizes = asked.world_sizes.split(",")
@@ -280,8 +290,6 @@ def _with_overrides(argv: Sequence[str], overrides: Sequence[str]) -> tuple[str,
 
 def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTarget) -> int:
     """Go on with the run that `--resume` names; the exit code."""
-    from raybench.cli.output import make_console, say
-    from raybench.cli.plans import print_plan, select_ids
     from raybench.results.writer import clear_leftovers, hold_run
     from raybench.sweep.run_state import (
         check_code,
@@ -325,7 +333,7 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
 
 def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     """Carry out the run and print its report; the exit code."""
-    from raybench.cli.output import ConsoleListener, make_console, say, write_document
+    from raybench.cli.progress import ConsoleListener
     from raybench.cli.results import load_summary
     from raybench.report.run_report import RunReport
     from raybench.sweep.run_state import end_of_run, nothing_left
@@ -368,3 +376,240 @@ def _resume_command(ctx: click.Context, asked: Asked, run_id: str, output: Path)
     if asked.script is not None and asked.job:
         words += ["--", *asked.job]
     return command(*words)
+
+
+SCHEMA_VERSION = 1  # of the JSON object that `plan` prints
+# Of a point of ddp_scaling on H200s, beside its iterations.
+_SET_UP_S = 0.55
+_MOST_EXPLAINED = 3
+
+
+def select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan:
+    """Return the plan with the points for which `expression` is true; all for None.
+
+    Raises UsageError where the expression is wrong or selects no point; `option` names it.
+    """
+    if expression is None:
+        return plan
+    from raybench.job.plan import select_points
+
+    return replace(plan, points=select_points(plan.points, expression, option))
+
+
+def select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> frozenset[str]:
+    """Return the ids of the points that `select` keeps; raises UsageError as it does."""
+    return frozenset(point.point_id for point in select(plan, expression, option).points)
+
+
+@click.command("plan")
+@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@overrides_option
+@click.option(
+    "--filter", "expression", metavar="EXPR", help="Keep only the points for which EXPR is true."
+)
+@click.option(
+    "--device-memory",
+    "device_bytes",
+    type=Size(),
+    help="Tell which points are estimated not to fit into so much memory of a device.",
+)
+@json_option
+def plan_command(
+    job_file: Path,
+    overrides: tuple[str, ...],
+    expression: str | None,
+    device_bytes: int | None,
+    as_json: bool,
+) -> None:
+    """Check JOB and print its points, the devices they need and the time they may take.
+
+    \b
+    raybench plan jobs/ddp_scaling.yaml --set matrix.world_size=1,2
+    raybench plan jobs/ddp_scaling.yaml --filter "precision == 'bf16'"
+    """
+    from raybench.job.model import load_job
+    from raybench.job.plan import make_plan
+
+    job = load_job(job_file, overrides)
+    print_plan(job, select(make_plan(job), expression), as_json, device_bytes)
+
+
+def print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = None) -> None:
+    """Print the plan on stdout and its warnings on stderr.
+
+    device_bytes: memory of a device; None: fits are not told.
+    """
+    from raybench.job.registry import estimate
+
+    for warning in plan.warnings:
+        click.echo(printable(f"{warning} (warning)"), err=True)
+    estimates = [estimate(point) for point in plan.points]
+    if as_json:
+        write_result(json_text(_plan_as_json(job, plan, estimates)))
+    else:
+        write_result("\n".join(_paragraphs(job, plan, estimates, device_bytes)) + "\n")
+
+
+def _plan_as_json(job: Job, plan: Plan, estimates: Sequence[int | None]) -> dict[str, Any]:
+    """Return the JSON object of a plan. estimates: bytes on a device, for each point."""
+    least_s, most_s = _iterations_s(job, plan)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "job": job.name,
+        "workload": job.workload.kind,
+        "points": [
+            {
+                "point_id": point.point_id,
+                **point.settings,
+                **({"mem_estimate_bytes": needed} if needed else {}),
+            }
+            for point, needed in zip(plan.points, estimates, strict=True)
+        ],
+        "batch_search": plan.batch_search and plan.batch_search.model_dump(),
+        "devices_needed": max((point.devices_needed for point in plan.points), default=0),
+        "time_at_least_s": least_s,
+        "time_at_most_s": most_s,
+        "warnings": list(plan.warnings),
+    }
+
+
+def _iterations_s(job: Job, plan: Plan) -> tuple[float | None, float | None]:
+    """Return the least and the most seconds of all iterations; (None, None) for a batch search.
+
+    The least holds where the first look finds steps steady and known. Building workloads and groups
+    comes on top. How many points a search takes is not known before.
+    """
+    if plan.batch_search:
+        return None, None
+    measure = job.measure
+    trials = measure.rounds * len(plan.points)
+    return trials * measure.repeats * measure.least_s, trials * _point_at_most_s(job)
+
+
+def _point_at_most_s(job: Job) -> float:
+    """Return the longest time of the iterations of one point, in seconds."""
+    return min(job.measure.repeats * job.measure.max_seconds, job.measure.timeout_s)
+
+
+def _paragraphs(
+    job: Job, plan: Plan, estimates: Sequence[int | None], device_bytes: int | None
+) -> Iterator[str]:
+    """Yield the settings that all points share, a table of the others, and what they need."""
+    from raybench.job.plan import varying_settings
+    from raybench.job.point import RUN_SETTINGS, UNEVEN
+    from raybench.job.registry import gib
+
+    varying = varying_settings(plan.points)
+    shared = plan.points[0].settings_as_given
+    usual = {name for name in UNEVEN if shared.get(name) == RUN_SETTINGS[name].default}
+    left_out = {*varying, *usual, *({"batch_size"} if plan.batch_search else ())}
+    same = " ".join(f"{n}={scalar_text(value)}" for n, value in shared.items() if n not in left_out)
+    yield f"{job.name}: workload {job.workload.kind}"
+    yield _wrap(f"in all points: {same}")
+    if search := plan.batch_search:
+        doubled = [search.start, 2 * search.start]
+        first = [str(batch) for batch in doubled if search.max is None or batch <= search.max]
+        most = "" if search.max is None else f" or {search.max} is reached"
+        yield _wrap(
+            f"batch_size: {', '.join(first)}, ... until memory runs out{most}, then bisected to "
+            "the largest that fits; below: the first point of each series"
+        )
+    yield ""
+    needs = [gib(found) if found else "" for found in estimates]
+    table = _point_table(plan, varying, needs if any(needs) else [])
+    if max(map(len, table.splitlines())) > text_width():
+        table = _point_table(plan, varying, [])
+    yield table
+    yield from map(_wrap, _needs(job, plan))
+    yield from map(_wrap, _memory_lines(plan, estimates, device_bytes))
+
+
+def _point_table(plan: Plan, varying: Sequence[str], needs: Sequence[str]) -> str:
+    """Return the table of the points. needs: GiB of each; empty: without that column."""
+    rows = [
+        [
+            str(number),
+            point.point_id,
+            *(scalar_text(point.settings[name]) for name in varying),
+            *needs[number - 1 : number],
+        ]
+        for number, point in enumerate(plan.points, start=1)
+    ]
+    return table_text(["#", "point_id", *varying, *(["est. GiB"] if needs else [])], rows)
+
+
+def _needs(job: Job, plan: Plan) -> Iterator[str]:
+    """Yield how many points and devices there are, the time, and what more rounds would take."""
+    from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE
+
+    measure, count = job.measure, len(plan.points)
+    devices = max((point.devices_needed for point in plan.points), default=0)
+    needed = f"the largest needs {counted(devices, 'device')}"
+    # Warm-up takes half of the budget at most.
+    fitting_s = measure.max_seconds / 2 / measure.iterations.min
+    more = (
+        f"steps above {fitting_s:.3g} s take longer: "
+        f"{counted(measure.iterations.min, 'iteration')} are timed in any case; "
+        "set-up and the first step of each point take additional time, and a point is stopped "
+        f"after {measure.timeout_s:g} s"
+    )
+    least_s, most_s = _iterations_s(job, plan)
+    if least_s is None or most_s is None:
+        yield f"{count} series; {needed}"
+        yield (
+            f"iterations: at most {_duration(_point_at_most_s(job))} a point; the number of points "
+            f"is known when the sweep has ended; {more}"
+        )
+        return
+    total = f"{_duration(least_s)} to" if least_s else "at most"
+    least = f"{measure.least_s:.3g} to" if measure.least_s else "at most"
+    rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
+    each = f"{counted(measure.repeats, 'repeat')} of {least} {measure.max_seconds:g} s"
+    yield f"{counted(count, 'point')}; {needed}"
+    product = f"{rounds}{counted(count, 'point')} x {each}"
+    yield f"iterations: {total} {_duration(most_s)} ({product}); {more}"
+    if measure.rounds < WORTHWHILE:
+        one_round_s = least_s / measure.rounds + count * _SET_UP_S + BETWEEN_ROUNDS_S
+        more_s = (WORTHWHILE - measure.rounds) * one_round_s
+        yield (
+            f"measure.rounds={WORTHWHILE} would take about {_duration(more_s)} more, and the "
+            "report would have intervals"
+        )
+
+
+def _wrap(text: str) -> str:
+    return click.wrap_text(text, text_width(), subsequent_indent="  ")
+
+
+def _duration(seconds: float) -> str:
+    """Write a time with three digits in s, min or h."""
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes = seconds / 60
+    return f"{minutes:.3g} min" if minutes < 100 else f"{minutes / 60:.3g} h"
+
+
+def _memory_lines(
+    plan: Plan, estimates: Sequence[int | None], device_bytes: int | None
+) -> Iterator[str]:
+    """Yield how much memory points need, and what would fit of the first that do not."""
+    from raybench.job.registry import USABLE, explain_oom, gib
+
+    known = [found for found in estimates if found]
+    if not known:
+        return
+    least, most = gib(min(known)), gib(max(known))
+    text = f"memory: estimated {most if least == most else f'{least} to {most}'} GiB a device"
+    if device_bytes is None:
+        yield f"{text}; --device-memory SIZE tells which points do not fit"
+        return
+    too_big = [
+        (number, point, found)
+        for number, (point, found) in enumerate(zip(plan.points, estimates, strict=True), start=1)
+        if found and found > USABLE * device_bytes
+    ]
+    numbers = ", ".join(f"#{number}" for number, *_ in too_big)
+    fits = f"do not fit into {gib(device_bytes)} GiB, and run all the same: {numbers}"
+    yield f"{text}; {fits if too_big else f'all fit into {gib(device_bytes)} GiB'}"
+    for number, point, found in too_big[:_MOST_EXPLAINED]:
+        yield f"#{number}: {explain_oom(point, found, device_bytes)}"

@@ -1,31 +1,45 @@
-"""From the axes of a job to its points and their order, and which of them a filter keeps. Pure."""
+"""From the axes of a job to its points, the filter of points, and the rules of axes and settings.
+
+The rules are those that depend on the workload. A text may name settings in braces: the arguments
+of a script, environment variables. All is pure, but that a script is looked for.
+"""
 
 from __future__ import annotations
 
 import ast
 import itertools
+import math
+import re
+import shlex
+import string
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raybench.errors import UsageError
+from raybench.job import registry
 from raybench.job.point import (
     BATCH_SIZES,
+    BY_ACCUMULATION,
     EXECUTION,
+    FAST,
     RUN_SETTINGS,
     SCRIPT,
+    UNEVEN,
     Point,
     Precision,
     Scalar,
+    setting_text,
 )
-from raybench.job.problems import KeyPath, Problem, quote, say_unknown
-from raybench.job.rules import product_of, render
+from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
+from raybench.job.registry import Setting, free_setting
 
 if TYPE_CHECKING:
-    from raybench.job.model import Job
-    from raybench.job.sections import BatchSearch
+    from raybench.job.model import BatchSearch, Job
+
 
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
 _FILTER_EXAMPLE = "world_size > 1 and precision == 'bf16'"
@@ -336,3 +350,412 @@ def _explain_name(name: str, points: Sequence[Point]) -> str:
                 quoted = f"{setting} == {name!r}"
                 return f"{name} is a value of {setting}, and a text needs quotes: {quoted}"
     return say_unknown("setting", name, points[0].settings) + f"; a text needs quotes: {name!r}"
+
+
+MAX_POINTS = 100_000
+_SIZE_RULE = (
+    "must be bytes, as in 4096 or 4KiB; an axis also takes a range FIRST:LAST:xFACTOR, as in "
+    "8:1GiB:x2"
+)
+_Settings = Mapping[str, Setting]
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces themselves"
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+# Variables that raybench itself sets for each rank, or by which it finds its processes again.
+_OURS = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+)
+_OUR_PREFIXES = ("RAY_", "RAYBENCH_", "TORCHELASTIC_")
+
+
+def check(
+    job: Job, settings: _Settings, unsound: Sequence[KeyPath], *, is_workload_known: bool = True
+) -> list[Problem]:
+    """Return all that is wrong with `job`.
+
+    settings: those that a point of its workload has. unsound: paths of values that were taken out
+    of the job because they are wrong; they count as given.
+    is_workload_known: False where `settings` are only those of every workload; other names are not
+    judged then, and nothing is said to be missing.
+    """
+    problems = [
+        *_check_names_and_values(job, settings, is_workload_known=is_workload_known),
+        *_check_repeated_axes(job),
+        *_check_zip_lengths(job),
+        *_check_search(job),
+    ]
+    if not is_workload_known:
+        return problems
+    problems += _check_answer(job, settings)
+    damaged = {path[0] for path in unsound if path}
+    # A merge key may have given any axis.
+    if damaged.isdisjoint({"zip", "include"}) and ("matrix", "<<") not in unsound:
+        if ("matrix",) not in unsound:
+            problems += _check_what_is_missing(job, settings, unsound)
+        if "matrix" not in damaged:
+            problems += _check_count(job)
+    return problems
+
+
+def axis_names(job: Job) -> list[str]:
+    """Return the names of all axes, in their order."""
+    variables = [name for name, values in job.env.items() if len(values) > 1]
+    return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
+
+
+def _values_of(job: Job, name: str) -> Iterator[tuple[KeyPath, object]]:
+    """Yield each value of a setting in matrix, zip and include, in this order, with its path."""
+    for index, value in enumerate(job.axes.get(name, ())):
+        yield ("matrix", name, index), value
+    for number, entry in enumerate(job.zip):
+        for index, value in enumerate(entry.get(name, ())):
+            yield ("zip", number, name, index), value
+    for number, point in enumerate(job.include):
+        if name in point:
+            yield ("include", number, name), point[name]
+
+
+def _check_names_and_values(
+    job: Job, settings: _Settings, *, is_workload_known: bool
+) -> Iterator[Problem]:
+    """Yield a problem for each wrong key or value of a setting, wherever the job gives some."""
+    # The path of a part of the job, what it gives, and what a name in it is called.
+    groups: list[tuple[KeyPath, Mapping[str, object], str]] = [
+        (("workload",), job.workload.parameters, "parameter"),
+        (("matrix",), job.axes, "axis"),
+        *((("zip", number), entry, "axis") for number, entry in enumerate(job.zip)),
+        *((("exclude", number), entry, "setting") for number, entry in enumerate(job.exclude)),
+        *((("include", number), entry, "setting") for number, entry in enumerate(job.include)),
+        (("baseline",), job.baseline, "setting"),
+    ]
+    for path, group, what in groups:
+        if not group and path[0] in ("zip", "exclude"):
+            yield Problem(path=path, message="must not be empty")
+        for name, given in group.items():
+            place = (*path, name)
+            if what == "parameter" and not is_workload_known:
+                continue
+            if what == "parameter" and name in RUN_SETTINGS and name in settings:
+                yield Problem(
+                    path=place, at_key=True, message="not a parameter; put it into matrix"
+                )
+            elif name not in settings:
+                if is_workload_known:
+                    known = [n for n in settings if what != "parameter" or n not in RUN_SETTINGS]
+                    yield _unknown_setting(job, known, place, what)
+            elif isinstance(given, tuple):
+                for index, value in enumerate(given):
+                    yield from _check_value(settings[name], (*place, index), value)
+            else:
+                yield from _check_value(settings[name], place, given)
+
+
+def _check_answer(job: Job, settings: _Settings) -> Iterator[Problem]:
+    """Yield a problem where `answer` names an unknown metric or setting."""
+    if job.answer is None:
+        return
+    known = job.metrics
+    if job.answer.metric not in known:
+        message = say_unknown("metric", job.answer.metric, known)
+        yield Problem(path=("answer", "metric"), message=message)
+    for index, name in enumerate(job.answer.over):
+        if name not in settings:
+            message = say_unknown("setting", name, [*axis_names(job), *settings])
+            yield Problem(path=("answer", "over", index), message=message)
+
+
+def _unknown_setting(job: Job, known: Collection[str], path: KeyPath, what: str) -> Problem:
+    """Return the problem of a name that is not known as a `what`, with the nearest known one."""
+    name = path[-1]
+    if name in BATCH_SIZES:
+        message = f"workload {job.workload.kind} takes no batch size; leave {name} out"
+    elif name in UNEVEN:
+        message = (
+            f"workload {job.workload.kind} does not say that it multiplies its loss by "
+            f"context.loss_weight (weighs_loss = True); leave {name} out"
+        )
+    else:
+        message = say_unknown(what, name, known)
+        if job.workload.kind == SCRIPT and path[0] != "workload":
+            message += f"; or name {{{name}}} in args or env"
+    return Problem(path=path, at_key=True, message=message)
+
+
+def _check_value(setting: Setting, path: KeyPath, value: object) -> Iterator[Problem]:
+    """Yield a problem where the setting cannot have this value."""
+    complaint = setting.complaint(value)
+    if complaint is not None and setting.name.endswith("_bytes") and isinstance(value, str):
+        complaint = f"{_SIZE_RULE}, given {quote(value)}"
+    elif complaint is not None and setting.name in BATCH_SIZES and value == "auto":
+        complaint = "auto is for matrix alone, as its whole value: batch_size: auto"
+    elif complaint is not None and path[:2] == ("matrix", "batch_size") and isinstance(value, str):
+        complaint += did_you_mean(value.lower(), ["auto"])
+    if complaint is not None:
+        yield Problem(path=path, message=complaint)
+
+
+def _check_search(job: Job) -> Iterator[Problem]:
+    """Yield a problem for each batch size or point that is fixed beside a batch-size search."""
+    if job.batch_search is None:
+        return
+    places: list[KeyPath] = [("include",)] if job.include else []
+    places += [
+        ("exclude", number, name)
+        for number, entry in enumerate(job.exclude)
+        for name in BATCH_SIZES
+        if name in entry
+    ]
+    places += [("baseline", "batch_size")] if "batch_size" in job.baseline else []
+    message = "does not go with matrix.batch_size: auto, which finds the batch sizes; leave it out"
+    yield from (Problem(path=path, at_key=True, message=message) for path in places)
+
+
+def _check_repeated_axes(job: Job) -> Iterator[Problem]:
+    """Yield a problem for each axis that the job gives a second time, or fixes elsewhere."""
+    fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
+    first: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
+    first |= {name: ("env", name) for name in job.env}
+    paths: list[KeyPath] = [("matrix", name) for name in job.matrix]
+    paths += [("zip", number, name) for number, entry in enumerate(job.zip) for name in entry]
+    for number, entry in enumerate(job.include):
+        paths += [("include", number, name) for name in entry if name in fixed]
+    for path in paths:
+        known = first.setdefault(str(path[-1]), path)
+        if known != path:
+            message = f"also given by {key_text(known)}; keep one of them"
+            yield Problem(path=path, at_key=True, message=message)
+
+
+def _check_zip_lengths(job: Job) -> Iterator[Problem]:
+    """Yield a problem for each entry of `zip` whose lists are of different lengths."""
+    for number, entry in enumerate(job.zip):
+        if len({len(values) for values in entry.values()}) > 1:
+            lengths = ", ".join(f"{name} {len(values)}" for name, values in entry.items())
+            message = f"the lists of one entry must be of equal length, given {lengths}"
+            yield Problem(path=("zip", number), message=message)
+
+
+def _check_what_is_missing(
+    job: Job, settings: _Settings, unsound: Sequence[KeyPath]
+) -> Iterator[Problem]:
+    """Yield a problem for each axis, batch size or parameter that points lack, or have twice."""
+    below = {
+        section: [str(p[1]) for p in unsound if p[0:1] == (section,) and len(p) > 1]
+        for section in ("matrix", "workload")
+    }
+    axes = list(dict.fromkeys([*axis_names(job), *below["matrix"]]))
+    fixed = {*job.workload.parameters, *below["workload"]}
+    groups: list[tuple[KeyPath, Collection[str]]]
+    groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
+    for path, entry in groups:
+        if missing := [name for name in axes if name not in entry and name not in BATCH_SIZES]:
+            message = f"must give every axis of the job, lacks {', '.join(missing)}"
+            yield Problem(path=path, message=message)
+    if axes or not groups:
+        groups.insert(0, (("matrix",), axes))
+    for setting in settings.values():
+        in_all = all(setting.name in given for _, given in groups)
+        if setting.is_required and setting.name not in fixed and not in_all:
+            path = ("workload", setting.name)
+            yield Problem(path=path, at_key=True, message="required, but not given")
+    if any(name in settings for name in BATCH_SIZES):
+        yield from _check_batch_sizes(groups)
+
+
+def _check_batch_sizes(groups: Sequence[tuple[KeyPath, Collection[str]]]) -> Iterator[Problem]:
+    """Yield a problem unless all groups of points give batch_size, or all global_batch_size."""
+    kinds = [[size for size in BATCH_SIZES if size in names] for _, names in groups]
+    for (path, _), given in zip(groups, kinds, strict=True):
+        message = ""
+        if len(given) == 2:
+            message = "has both batch_size and global_batch_size; a job has one of them"
+        elif not given:
+            message = "has neither batch_size nor global_batch_size; a job needs one of them"
+        elif kinds[0] and given[0] not in kinds[0]:
+            message = f"has {given[0]}, but {key_text(groups[0][0])} has {kinds[0][0]}"
+        if message:
+            yield Problem(path=path, message=message)
+
+
+def _check_count(job: Job) -> Iterator[Problem]:
+    """Yield a problem for more than MAX_POINTS points, counted without building them."""
+    lengths = [len(values) for values in job.axes.values()]
+    lengths += [len(next(iter(entry.values()))) for entry in job.zip if entry]
+    lengths += [len(values) for values in job.env.values()]
+    count = (math.prod(lengths) if lengths else 0) + len(job.include)
+    if count > MAX_POINTS:
+        message = f"a job has at most {MAX_POINTS:,} points, given {count:,}"
+        yield Problem(path=("matrix",), message=message)
+
+
+def why_not_uneven(point: Point) -> str | None:
+    """Return why the point cannot have its shares or slow devices; None where it can."""
+    if not point.is_uneven:
+        return None
+    if point.cuda_graph:
+        return "cuda_graph: true does not go with shares and slow_ratio; leave it out"
+    if point.shares == FAST and point.slow_ratio < 1 and point.slow_count >= point.world_size:
+        return f"shares: fast leaves no device when slow_count {point.slow_count} are all"
+    if point.shares == BY_ACCUMULATION and "grad_accumulation" not in point.params:
+        return f"shares: {BY_ACCUMULATION} needs a workload with the parameter grad_accumulation"
+    if "/" not in point.shares:
+        return None
+    shares = [int(items) for items in point.shares.split("/")]
+    if len(shares) != point.world_size:
+        return f"shares: {point.shares} are {len(shares)}, world_size is {point.world_size}"
+    if sum(shares) != point.global_batch_size:
+        return (
+            f"shares: {point.shares} are {sum(shares)} samples together, a step has "
+            f"{point.global_batch_size}"
+        )
+    if any(items % point.grad_accumulation for items in shares):
+        return f"shares: {point.shares} cannot be divided by grad_accumulation"
+    return None
+
+
+def names_in(text: str) -> list[str]:
+    """Return the settings that a text names in braces, each once, in their order.
+
+    Raises ValueError, with the rule, where braces hold anything but a name.
+    """
+    try:
+        fields = [field for _, *field in string.Formatter().parse(text) if field[0] is not None]
+    except ValueError:
+        raise ValueError(_BRACES) from None
+    for name, format_spec, conversion in fields:
+        if not _NAME.fullmatch(name or "") or format_spec or conversion:
+            raise ValueError(_BRACES)
+    return list(dict.fromkeys(str(name) for name, *_ in fields))
+
+
+def render(text: str, settings: Mapping[str, Scalar]) -> str:
+    """Return the text with settings in place of their names in braces; `true` for True.
+
+    The settings must have all names of the text.
+    """
+    return text.format_map({name: setting_text(value) for name, value in settings.items()})
+
+
+def split_arguments(text: str) -> list[str]:
+    """Return the words of a command line, split as a shell does.
+
+    Raises ValueError, with the rule, for a quote that is not closed.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError:
+        raise ValueError("a quote is not closed") from None
+
+
+def product_of(text: str) -> int | None:
+    """Return the product of the whole numbers of a text, as in `64 * 8`; None for an empty text.
+
+    Raises ValueError, with the rule, for any other text.
+    """
+    if not text.strip():
+        return None
+    factors = [factor.strip() for factor in text.split("*")]
+    if not all(factor.isdecimal() for factor in factors):
+        raise ValueError("must be a whole number, or a product of them, as in 64 * 8")
+    return math.prod(map(int, factors))
+
+
+def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], list[Problem]]:
+    """Return the settings of the job's points by name, and problems of texts that name settings.
+
+    They are those of the workload, the variables of `env`, and the axes that a script names itself.
+    Raises UsageError for parameters that no job file could give.
+    """
+    settings = registry.settings(workload_class)
+    given = {*_axes_and_included(job), *job.env}
+    if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
+        settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}
+    problems = [*_check_variables(job, settings), *_check_file(job)]
+    variables = {name: free_setting(name, str) for name in job.env if name not in settings}
+    own: dict[str, Setting] = {}
+    known = {*settings, *variables}
+    for path, text in _templates(job, workload_class):
+        try:
+            names = names_in(text)
+            split_arguments(text)
+        except ValueError as error:
+            problems.append(Problem(path=path, message=f"{error}, given {quote(text)}"))
+            continue
+        own |= {name: free_setting(name, Scalar) for name in names if name in given - known}
+        for name in names:
+            if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
+                message = f"names {{{name}}}, but the job gives no batch size; "
+                problems.append(Problem(path=path, message=f"{message}put {name} into matrix"))
+            elif name not in known and name not in own:
+                message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
+                problems.append(Problem(path=path, message=message))
+    return settings | variables | own, problems
+
+
+def script_path(job: Job) -> Path | None:
+    """Return the file of the job's script, from here or from the folder of the job file.
+
+    None where there is no such file, or no parameter `path`.
+    """
+    name = str(job.workload.parameters.get("path", ""))
+    places = (Path(name), job.folder / name)
+    return next((place for place in places if name and place.is_file()), None)
+
+
+def remark_no_items(job: Job) -> Iterator[Problem]:
+    """Yield a remark where a script has no items_per_step, so that there is no throughput."""
+    if "items_per_step" not in {*job.workload.parameters, *_axes_and_included(job)}:
+        message = (
+            "gives no items_per_step, without which there is no throughput and no speed-up; set "
+            'it to the samples of a step on one rank, as in items_per_step: "{batch_size}"'
+        )
+        yield Problem(path=("workload",), at_key=True, message=message)
+
+
+def _axes_and_included(job: Job) -> set[str]:
+    """Return the names of all settings in matrix, zip and include."""
+    return set(job.matrix).union(*job.zip, *job.include)
+
+
+def _templates(job: Job, workload_class: type) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the texts of the job that may name settings, with their paths."""
+    found: list[tuple[KeyPath, object]] = []
+    for name in getattr(workload_class, "templates", ()):
+        found.append((("workload", name), job.workload.parameters.get(name)))
+        found += _values_of(job, name)
+    for name, values in job.env.items():
+        found += [(("env", name, index), value) for index, value in enumerate(values)]
+    yield from ((path, text) for path, text in found if isinstance(text, str))
+
+
+def _check_variables(job: Job, settings: Mapping[str, Setting]) -> Iterator[Problem]:
+    """Yield a problem for each name in `env` that no job may set."""
+    for name in job.env:
+        path = ("env", name)
+        if not _VARIABLE.fullmatch(name):
+            message = "must be the name of a variable, as in NCCL_ALGO"
+            yield Problem(path=path, at_key=True, message=message)
+        elif name in _OURS or name.startswith(_OUR_PREFIXES):
+            message = "is set by raybench itself; leave it out"
+            yield Problem(path=path, at_key=True, message=message)
+        elif name in settings or name in RUN_SETTINGS:
+            message = "is the name of a setting; a variable cannot have it"
+            yield Problem(path=path, at_key=True, message=message)
+
+
+def _check_file(job: Job) -> Iterator[Problem]:
+    """Yield a problem where the script is an axis, or its file does not exist."""
+    if job.workload.kind != SCRIPT:
+        return
+    if "path" in {*_axes_and_included(job)}:
+        message = "a script cannot be an axis; give one path in workload"
+        yield Problem(path=("workload",), at_key=True, message=message)
+    path = job.workload.parameters.get("path")
+    if isinstance(path, str) and path and script_path(job) is None:
+        here, there = Path.cwd(), job.folder.absolute()
+        places = f"{here}" if here == there else f"{here} nor in {there}"
+        message = f"no such file, given {quote(path)}; it is not in {places}"
+        yield Problem(path=("workload", "path"), message=message)

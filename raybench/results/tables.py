@@ -1,6 +1,6 @@
 """The tables: the dataclass of a row of each, and how a record becomes rows.
 
-`summary` is derived from `points` when a run ends (`raybench.analysis.frames`).
+`summary` is derived from `points` when a run ends (`raybench.analysis.scaling`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,61 @@
-"""The loop of a run and its decisions; knows no screen."""
+"""A sweep: the loop of a run, and what it says to the user, with the commands to type."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
+
+if TYPE_CHECKING:
+    # `raybench --help` loads this module.
+    from raybench.job.plan import Plan
+    from raybench.sweep.loop import Event
+
+
+class Progress(Protocol):
+    """Shows the events of a sweep while they come; a context manager."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, event: Event) -> None:
+        """Show one more event."""
+
+
+class Listener(Protocol):
+    """Whoever shows a sweep to the user; the sweep itself prints nothing."""
+
+    def tell(self, line: str) -> None:
+        """Show one line, which stays."""
+
+    def waiting(self, what: str) -> AbstractContextManager[object]:
+        """Return a context in which `what` is shown as what the sweep waits for."""
+
+    def progress(self, plan: Plan, trials: int | None) -> Progress:
+        """Return the progress of a sweep over the points of this plan."""
+
+    def show_cursor(self) -> None:
+        """Show the cursor, which a spinner has hidden, because the process ends."""
+
+
+def program() -> str:
+    """Return `raybench`, or `python -m raybench` where it was called so."""
+    is_module = bool(sys.argv) and Path(sys.argv[0]).name == "__main__.py"
+    return "python -m raybench" if is_module else "raybench"
+
+
+def name_program(text: str) -> str:
+    """Return a message with its commands, which begin with a backtick, as they have to be typed."""
+    return text.replace("`raybench ", f"`{program()} ")
+
+
+def command(*words: str) -> str:
+    """Return a command of raybench with these words, quoted for a shell.
+
+    Characters that control a terminal become question marks.
+    """
+    text = f"{program()} {shlex.join(words)}"
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -15,10 +15,9 @@ from typing import Any, Literal
 from raybench.cluster import Cluster
 from raybench.errors import ClusterError, JobError, UsageError
 from raybench.job.model import NOT_MEASURED, Job, Measure, load_job
-from raybench.job.plan import Plan
+from raybench.job.plan import Plan, script_path
 from raybench.job.point import SCRIPT
 from raybench.job.registry import module_of
-from raybench.job.rules import script_path
 from raybench.job.source import overrides_in
 from raybench.records import Device, Record, Status, TrialKey, by_point
 from raybench.records.devices import DeviceList
@@ -34,10 +33,9 @@ from raybench.records.environment import (
 from raybench.results import reader
 from raybench.results.reader import Run, RunStatus
 from raybench.results.writer import RunStore
-from raybench.sweep.batch_search import with_probes
+from raybench.sweep import Listener, command
 from raybench.sweep.loop import EarlierSweeps, Event, PointAdded, PointFinished, RoundStarted
-from raybench.sweep.messages import Listener, command
-from raybench.sweep.scheduler import Rounds
+from raybench.sweep.scheduler import Rounds, with_probes
 
 _MOST_DIFFERENCES = 5
 
@@ -213,7 +211,7 @@ class RunRows:
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
         self.store.write_run(run)
         # Here, so that `raybench plan` does not wait for numpy.
-        from raybench.analysis.frames import write_summary
+        from raybench.analysis.scaling import write_summary
 
         write_summary(self.store, run)
         return run
@@ -434,7 +432,7 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
 
     Writes the run and its summary too, if its driver died before it could.
     """
-    from raybench.analysis.frames import write_summary
+    from raybench.analysis.scaling import write_summary
 
     stored = reader.read_run(root, start.run.run_id)
     ended = finish_run(stored, start.plan, start.ended)

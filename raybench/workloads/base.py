@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from torch.futures import Future
     from torch.nn.parallel import DistributedDataParallel
 
-    from raybench.job.answer import Answer
+    from raybench.job.model import Answer
     from raybench.records import Metric
 
 # Steps after which a scaler grows: more than its counter, an int32, can hold.

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from raybench.errors import UsageError
 from raybench.job import registry
-from raybench.job.answer import Answer
+from raybench.job.model import Answer
 from raybench.job.point import EQUAL, Precision, Scalar
 from raybench.records import Metric
 from raybench.workloads.base import Context, Workload

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
-from raybench.job.answer import Answer
+from raybench.job.model import Answer
 from raybench.job.point import Precision, Scalar
 from raybench.records import Metric
 from raybench.workloads.base import Context, DdpOptions, apply_precision, option_defaults

@@ -9,8 +9,7 @@ import time
 import pytest
 import ray
 
-from raybench.cluster.ray_cluster.actors import start_on_node
-from raybench.cluster.ray_cluster.nodes import NodeAgent
+from raybench.cluster.ray_cluster.nodes import NodeAgent, start_on_node
 from raybench.cluster.ray_cluster.start import connect
 from tests.integration.fault_runs import environment
 from tests.integration.sweeps import begin, descendants, sweep_command, wait_for, write_text

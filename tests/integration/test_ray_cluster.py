@@ -8,9 +8,8 @@ import time
 import pytest
 import ray
 
-from raybench.cluster.ray_cluster.actors import start_worker
 from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.pool import free_devices, hold_devices
+from raybench.cluster.ray_cluster.pool import free_devices, hold_devices, start_worker
 from raybench.cluster.ray_cluster.start import Connection, connect
 from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.errors import ClusterError

@@ -10,20 +10,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import click
 import ray
 
 from raybench.cluster import allocator
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation, ReservationTerms
 from raybench.cluster.point_end import RunningRanks, finish_point, with_losses
-from raybench.cluster.ray_cluster.actors import (
-    answer_of,
-    node_address,
-    node_lost,
-    start_on_node,
-)
-from raybench.cluster.ray_cluster.nodes import NodeAgents
-from raybench.cluster.ray_cluster.pool import WorkerPool
+from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address, start_on_node
+from raybench.cluster.ray_cluster.pool import WorkerPool, how_it_died
 from raybench.cluster.ray_cluster.start import (
     Connection,
     HeadMonitor,
@@ -31,11 +26,22 @@ from raybench.cluster.ray_cluster.start import (
     end_process,
 )
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
-from raybench.errors import ClusterError
-from raybench.records import Answer, Cause, Device, DeviceKind, DeviceSample, Failure, Group, Task
+from raybench.errors import DETAIL_CHARACTERS, ClusterError, message_of, shorten_start, traceback_of
+from raybench.records import (
+    Answer,
+    Cause,
+    Device,
+    DeviceKind,
+    DeviceSample,
+    Failure,
+    Group,
+    Status,
+    Task,
+)
 from raybench.records.devices import DeviceFacts, DeviceList
 
 _LOOK_S = 0.2
+_NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")
 
 
 class RayCluster:
@@ -283,7 +289,7 @@ class _RunningActors(RunningRanks):
         self._check_open()
         ranks = {self._waiting.pop(call): call for call in ready}
         came: dict[int, Answer] = {
-            rank: answer_of(call, rank, self.devices[rank]) for rank, call in ranks.items()
+            rank: _answer_of(call, rank, self.devices[rank]) for rank, call in ranks.items()
         }
         if time.monotonic() < self._looked_s + self._look_every_s:
             return came
@@ -292,7 +298,7 @@ class _RunningActors(RunningRanks):
         for call, rank in list(self._waiting.items()):
             if self.devices[rank].node_id in silent:
                 del self._waiting[call]
-                came[rank] = node_lost(rank, self.devices[rank])
+                came[rank] = _node_lost(rank, self.devices[rank])
         return came
 
     def abort(self) -> None:
@@ -308,6 +314,50 @@ class _RunningActors(RunningRanks):
 
     def wait_until_free(self, ranks: Collection[int], timeout_s: float) -> Sequence[str]:
         return self._agents.wait_until_free([self.devices[rank] for rank in ranks], timeout_s)
+
+
+def _answer_of(ref: Any, rank: int, device: Device) -> Answer:
+    """Return the answer of a rank; a Failure where it raised or its process died.
+
+    ref: of the call, which must have ended.
+    """
+    try:
+        answer: Answer = ray.get(ref)
+    except ray.exceptions.RayError as error:
+        told = click.unstyle(str(error))  # Ray colours its text for a terminal
+        is_dead = isinstance(error, ray.exceptions.RayActorError | ray.exceptions.NodeDiedError)
+        is_out_of_memory = isinstance(error, ray.exceptions.OutOfMemoryError) or (
+            is_dead and ("running low on memory" in told or "memory monitor" in told)
+        )
+        if is_dead and not is_out_of_memory and any(words in told for words in _NODE_DEATHS):
+            return _node_lost(rank, device)
+        if is_dead or is_out_of_memory:
+            reason = f"the worker process {how_it_died(told)}"
+            if is_out_of_memory:
+                host = device.host
+                reason = f"Ray's memory monitor killed the worker: {host} has run out of memory"
+            return Failure.of(
+                Cause.HOST_OUT_OF_MEMORY if is_out_of_memory else Cause.WORKER_DIED,
+                rank=rank,
+                message=reason,
+                detail=shorten_start(told, DETAIL_CHARACTERS),
+            )
+        # The exception that the worker raised, if any: Ray's text begins with the actor's name.
+        cause = getattr(error, "cause", None) or error
+        return Failure(
+            rank=rank,
+            status=Status.ERROR,
+            error_type=type(cause).__name__,
+            message=click.unstyle(message_of(cause)),
+            detail=click.unstyle(traceback_of(error)),
+        )
+    return answer
+
+
+def _node_lost(rank: int, device: Device) -> Failure:
+    """Return the failure of a rank whose node is gone, frozen or cut off. device: the rank's."""
+    message = f"node {device.host} does not answer"
+    return Failure.of(Cause.NODE_LOST, rank=rank, message=message)
 
 
 class _Store:

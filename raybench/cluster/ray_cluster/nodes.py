@@ -20,8 +20,11 @@ from typing import Any
 import click
 import psutil
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raybench.cluster import reaper
 from raybench.cluster.device_reservation import (
+    FOLDER_VARIABLE,
     DeviceLocks,
     Holder,
     LockResult,
@@ -30,7 +33,6 @@ from raybench.cluster.device_reservation import (
     other_users,
     read_node_use,
 )
-from raybench.cluster.ray_cluster.actors import start_on_node
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.records import Answer, Device, DeviceSample, Measurement, SpanNs
@@ -569,3 +571,28 @@ def _by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
 
 def _process(device: Device) -> _Process:
     return device.node_id, device.process_id
+
+
+def start_on_node(actor: type, node_id: str) -> Any:
+    """Start an actor of this class on the node, without a device; return it. Does not wait."""
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    environment = {
+        # Ray's nice 15 lets a busy node look like a dead one.
+        "RAY_worker_niceness": "0",
+        # The mark shows that its processor time is ours.
+        reaper.MARK: reaper.new_mark(),
+    }
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        environment[FOLDER_VARIABLE] = folder
+    options = {
+        "num_cpus": 0,
+        "max_restarts": 0,
+        "scheduling_strategy": there,
+        "runtime_env": {"env_vars": environment},
+    }
+    return ray.remote(actor).options(**options).remote()
+
+
+def node_address() -> str:
+    """Return the IP address of this node by which the others reach it."""
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]

@@ -6,42 +6,77 @@ and would be thrown into disorder by a lost node.
 
 from __future__ import annotations
 
+import gc
 import math
+import os
+import re
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import ray
 import ray._private.state
-from ray.autoscaler.sdk import request_resources
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raybench.cluster import allocator
+from raybench.cluster import allocator, reaper
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation
-from raybench.cluster.ray_cluster.actors import (
-    Slot,
-    WorkerHandle,
-    start_worker,
-    was_killed,
-    why_no_start,
-)
-from raybench.cluster.ray_cluster.nodes import NodeAgents
+from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address
 from raybench.cluster.ray_cluster.start import Connection, ray_nodes
 from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
-from raybench.errors import ClusterError
-from raybench.records import Device, DeviceKind
+from raybench.errors import ClusterError, brief, message_of
+from raybench.records import Answer, Device, DeviceKind, Group, RankInfo, Task
 from raybench.records.devices import DeviceList
-from raybench.records.environment import package_versions
+from raybench.records.environment import package_versions, variables_that_matter
 
 _NODE_ID = "ray.io/node-id"
 _RACK = "rack"
 _RESOURCE = {"cuda": "GPU", "cpu": "CPU"}
+# Not CUDA_: those say which devices and which files this host has.
+_FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
+_EXIT_CODE = re.compile(r"exit code (-?\d+)\.(?: The process receives a (SIG[A-Z]+))?")
+# Over sockets NCCL notices a dead peer by itself, and torch's watchdog of the survivors then waits
+# for 60 s, writes what it has recorded, and ends the process. Without these three it only notes it.
+_SURVIVE_A_PEER = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
 # A process that is killed while it starts is started again, so often in all.
 _MOST_STARTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One device of a node, held for us by a bundle of a placement group until that is removed."""
+
+    node_id: str
+    placement: PlacementGroup
+    bundle: int
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerHandle:
+    """A worker of the pool: its slot and device, and the actor that is its process now.
+
+    is_used: whether this process has run a point. user_class: the class of the user's that it has
+    run. environment: variables of the job that its process, or the next one, starts with.
+    lost_because: why it cannot be used any more, "" as long as it can.
+    """
+
+    slot: Slot
+    actor: Any
+    device: Device
+    is_used: bool = False
+    user_class: str = ""
+    lost_because: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def free_devices(kind: DeviceKind) -> dict[str, int]:
@@ -303,6 +338,8 @@ class WorkerPool:
 
     def _ask_autoscaler(self, count: int) -> None:
         """Have the cluster scaled up to so many devices where it can be; 0 takes that back."""
+        from ray.autoscaler.sdk import request_resources  # which takes long to import
+
         request_resources(bundles=[{_RESOURCE[self._kind]: 1}] * count)
 
     def _begin_first_workers(self) -> None:
@@ -386,7 +423,7 @@ class WorkerPool:
                 except ray.exceptions.RayError as error:
                     if self._begin_again(start, error):
                         continue
-                    found = why_no_start(error)
+                    found = _why_no_start(error)
             elif time.monotonic() < start.since_s + limit_s:
                 continue
             if isinstance(found, str) and self._agents.has_ended(start.slot.node_id):
@@ -405,13 +442,13 @@ class WorkerPool:
 
         Return False where it was not, as what failed by itself would fail again.
         """
-        if not was_killed(error) or start.starts >= _MOST_STARTS:
+        if not _was_killed(error) or start.starts >= _MOST_STARTS:
             return False
         self._agents.check_head(start.slot.node_id)  # it may have died with this host's Ray
         if self._agents.has_ended(start.slot.node_id):
             return False
         ray.kill(start.actor, no_restart=True)
-        self._log(f"{why_no_start(error)} (tried once more)")
+        self._log(f"{_why_no_start(error)} (tried once more)")
         self._begin(start)
         return True
 
@@ -525,3 +562,134 @@ def _check_devices(devices: Sequence[Device]) -> None:
                     f"{device.host} ({device.address}): "
                     "install the same version on every node"
                 )
+
+
+class _Worker:
+    """The actor around a `Worker`, which is told by Ray where it is and which GPU it has.
+
+    It has no device before `attach_device`.
+    """
+
+    def __init__(self, search_path: str) -> None:
+        if search_path not in sys.path:
+            sys.path.insert(0, search_path)
+        reaper.reap_orphans_of_worker()
+        gc.disable()  # the collections in between are a sixth of the time of these imports
+        from raybench.worker.process_group import choose_interface
+        from raybench.worker.worker import load
+
+        choose_interface(node_address())
+        load()
+        gc.enable()
+
+    def attach_device(
+        self, kind: DeviceKind, index: int | None = None, only: Collection[str] | None = None
+    ) -> Device | None:
+        """Take the device with this index, or the GPU that Ray assigned, and return it.
+
+        index: as of a `Worker`; None is the GPU that Ray assigned. only: names of the devices that
+        may be used; return None where it is none of them.
+        """
+        from raybench.hardware import nvml
+        from raybench.worker.worker import Worker
+
+        if index is None:
+            # Ray names a GPU by its entry in the raylet's CUDA_VISIBLE_DEVICES where that is set,
+            # and torch, which sees all GPUs, counts along that list.
+            (assigned,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            index = visible.split(",").index(assigned) if visible else int(assigned)
+        if only is not None and kind == "cuda" and nvml.uuid_of(index) not in (None, *only):
+            return None
+        self._worker = Worker(kind, index)
+        node_id = ray.get_runtime_context().get_node_id()
+        device = self._worker.identity(node_id=node_id, address=node_address())
+        return device if only is None or device.lasting_name in only else None
+
+    def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
+        return self._worker.run(task, place, group)
+
+    def leave(self) -> None:
+        self._worker.leave()
+
+
+def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | None = None) -> Any:
+    """Start a worker process on the device of this slot; return its `_Worker`. Does not wait.
+
+    Call its `attach_device` next. environment: variables of the job, in addition to those that all
+    workers have.
+    """
+    there = PlacementGroupSchedulingStrategy(
+        slot.placement, placement_group_bundle_index=slot.bundle
+    )
+    variables = {**_worker_environment(), **(environment or {}), reaper.MARK: reaper.new_mark()}
+    options = {
+        "num_gpus": int(kind == "cuda"),
+        "num_cpus": int(kind == "cpu"),
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "scheduling_strategy": there,
+        "runtime_env": {"env_vars": variables},
+    }
+    return ray.remote(_Worker).options(**options).remote(str(Path.cwd()))
+
+
+def _worker_environment() -> dict[str, str]:
+    """Return the variables that make an actor's process like one of torchrun's."""
+    return {
+        **_SURVIVE_A_PEER,
+        # As srun does: a variable set for the sweep is meant for the workers, on every node.
+        **{
+            name: value
+            for name, value in variables_that_matter().items()
+            if name.startswith(_FORWARDED)
+        },
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "RAY_worker_niceness": "0",
+        # Ray would turn the log over in threads of the worker, behind a pipe: they would run beside
+        # what is measured, and the last words of a crash, which say its reason, would be lost.
+        "RAY_ROTATION_MAX_BYTES": "0",
+        # Unmasked: NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+    }
+
+
+def _why_no_start(error: Exception) -> str:
+    """Return in one line for the user why a worker did not start. error: raised by Ray."""
+    text = str(error).strip()
+    node = re.search(r"\bip=([^,)]+)", text)
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = brief(error.cause)
+    elif "creation task" in text:
+        # The exception of a constructor stands last, below Ray's own traceback.
+        cause = text.splitlines()[-1].strip()
+    elif _was_killed(error):
+        cause = f"its process {how_it_died(text)}"
+    else:
+        cause = message_of(error)
+    hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
+    return f"a worker could not start{f' on {node[1]}' if node else ''}: {cause}{hint}"
+
+
+def how_it_died(told: str) -> str:
+    """Return how a process ended, as a phrase such as "died by SIGSEGV". told: Ray's text."""
+    if found := _EXIT_CODE.search(told):
+        code, signal = found.groups()
+        return f"died by {signal}" if signal else f"ended with exit code {code}"
+    if "connection error code 2" in told:
+        return (
+            "ended without a word: by os._exit, or by a signal as SIGKILL, which the kernel sends "
+            "out of memory"
+        )
+    for mark in ("Worker exit detail:", "The actor died because", "The actor is dead because"):
+        if mark in told:
+            reason = told.split(mark, 1)[1].strip().splitlines()[0]
+            return f"died: {reason.split(' Some common causes', 1)[0]}"
+    return f"died: {told.strip().splitlines()[0]}"
+
+
+def _was_killed(error: Exception) -> bool:
+    """Return whether the process of a worker that was starting was killed from outside."""
+    is_death = isinstance(error, ray.exceptions.RayActorError)
+    return is_death and "creation task" not in str(error)

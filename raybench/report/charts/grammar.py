@@ -19,7 +19,7 @@ from importlib import resources
 from typing import Any
 
 from raybench.report.blocks import Table
-from raybench.report.plain_text import printable
+from raybench.report.formatting import printable
 
 Spec = dict[str, Any]
 Mark = dict[str, Any]

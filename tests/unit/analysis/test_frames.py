@@ -19,8 +19,8 @@ from builders import (
 )
 
 import raybench
-from raybench.analysis.frames import write_summary
 from raybench.analysis.rounds import rank_steps
+from raybench.analysis.scaling import write_summary
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.results.tables import TABLES, sample_columns
 from raybench.results.writer import RunStore

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 import raybench
 from raybench.cli import raybench as command_line
-from raybench.cli.output import write_file
+from raybench.cli.shared import write_file
 from raybench.errors import UsageError
 from raybench.job.model import Job, job_schema
 

@@ -56,8 +56,8 @@ def test_a_notebook_completes_the_public_names():
 SAYS = f"""\
 exec {sys.executable} -c '
 import os, sys
-from raybench.cli.output import make_console, say
-from raybench.cli.output import keep_stderr_usable
+from raybench.cli.shared import make_console, say
+from raybench.cli.shared import keep_stderr_usable
 keep_stderr_usable()
 kept = open("kept", "w")
 assert kept.fileno() > 2, "what others write to stderr would be in it"

@@ -397,11 +397,11 @@ def test_an_object_for_programs_is_asked_for_alike(raybench):
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
 def test_a_terminal_that_knows_no_escapes_gets_none(term, monkeypatch):
-    from raybench.cli import output
+    from raybench.cli import shared
 
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert output.color()
+    assert shared.color()
     monkeypatch.setenv("TERM", term)
-    assert not output.color()
+    assert not shared.color()

@@ -8,8 +8,7 @@ from builders import make_device
 from ray.exceptions import RayActorError
 
 from raybench.cluster.ray_cluster import pool
-from raybench.cluster.ray_cluster.actors import Slot
-from raybench.cluster.ray_cluster.pool import WorkerPool
+from raybench.cluster.ray_cluster.pool import Slot, WorkerPool
 from raybench.cluster.ray_cluster.start import Connection
 from raybench.cluster.timeouts import ClusterTimeouts
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fakes import make_cluster, make_device
 
-from raybench.cli.doctor import format_json, format_text
+from raybench.cli.health import format_json, format_text
 from raybench.doctor import diagnosis
 from raybench.doctor.checks import Check, Facts, Verdict
 from raybench.doctor.diagnosis import Diagnosis

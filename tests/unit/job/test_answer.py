@@ -3,7 +3,7 @@
 import pytest
 
 from jobs import HEAD, MLP, load, problems_of
-from raybench.job.answer import ANSWER_METRICS, Answer, answer_of_run
+from raybench.job.model import ANSWER_METRICS, Answer, answer_of_run
 from raybench.job.registry import BUILTIN
 from raybench.job.registry import load as load_class
 from raybench.results.tables import TABLES

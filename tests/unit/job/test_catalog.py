@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import raybench
-from raybench.job.catalog import templates
+from raybench.cli.jobs import templates
 from raybench.job.model import job_from_text
 from raybench.job.plan import make_plan
 

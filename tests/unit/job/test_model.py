@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from jobs import MLP, load, places_of, plan, problems_of
 from raybench.errors import JobError
-from raybench.job.model import Measure, Span, load_job
-from raybench.job.sections import BatchSearch
+from raybench.job.model import BatchSearch, Measure, Span, load_job
 
 JOB = MLP + "matrix:\n  batch_size: [64]\n"
 

@@ -10,10 +10,10 @@ from builders import make_measure, make_point, make_record
 
 from jobs import HEAD, MLP, plan, problems_of
 from raybench.job import registry
+from raybench.job.model import BatchSearch
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import EXECUTION, OPTIONAL, RUN_SETTINGS, UNEVEN, Point, Precision, SlowBy
 from raybench.job.registry import estimate, explain_oom
-from raybench.job.sections import BatchSearch
 from raybench.results.tables import TABLES, point_row
 from raybench.workloads.base import Context
 

@@ -7,9 +7,16 @@ import pytest
 from jobs import HEAD, MLP, load, plan, problems_of
 from raybench.errors import JobError
 from raybench.job.model import load_job
-from raybench.job.plan import make_plan, select_points
+from raybench.job.plan import (
+    make_plan,
+    names_in,
+    product_of,
+    render,
+    script_path,
+    select_points,
+    split_arguments,
+)
 from raybench.job.point import choose_devices
-from raybench.job.rules import names_in, product_of, render, script_path, split_arguments
 
 COLLECTIVE = HEAD + "workload: {kind: collective}\n"
 

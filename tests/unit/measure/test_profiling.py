@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from raybench.cli.plans import select_ids
+from raybench.cli.sweep import select_ids
 from raybench.errors import UsageError
 from raybench.job.plan import Plan
 from raybench.measure import profiling

@@ -14,7 +14,7 @@ from builders import (
 from click.testing import CliRunner
 
 from raybench.analysis.rows import point_rows
-from raybench.cli.plans import plan_command
+from raybench.cli.sweep import plan_command
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary

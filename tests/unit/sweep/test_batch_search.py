@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jobs import MLP, plan
 from raybench.errors import UsageError
 from raybench.records import Record, Status
-from raybench.sweep.batch_search import (
+from raybench.sweep.scheduler import (
     BatchSearches,
     Ended,
     Found,

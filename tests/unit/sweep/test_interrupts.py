@@ -12,8 +12,8 @@ from contextlib import nullcontext
 import pytest
 from rich.console import Console
 
-from raybench.cli.output import ConsoleListener
-from raybench.sweep.interrupts import Interrupts
+from raybench.cli.progress import ConsoleListener
+from raybench.sweep.runner import Interrupts
 
 
 def entered():
@@ -72,8 +72,8 @@ def test_a_second_signal_does_not_cut_short_what_is_written():
 STUCK = """
 import ctypes
 from rich.console import Console
-from raybench.cli.output import ConsoleListener
-from raybench.sweep.interrupts import Interrupts
+from raybench.cli.progress import ConsoleListener
+from raybench.sweep.runner import Interrupts
 with Interrupts(ConsoleListener(Console(stderr=True))) as interrupts, interrupts.points_run():
     interrupts.in_flight = 2
     interrupts.farewell = lambda _: print("go on", flush=True)
@@ -88,8 +88,8 @@ with Interrupts(ConsoleListener(Console(stderr=True))) as interrupts, interrupts
 HELD_BACK = """
 import math, time
 from rich.console import Console
-from raybench.cli.output import ConsoleListener
-from raybench.sweep.interrupts import Interrupts
+from raybench.cli.progress import ConsoleListener
+from raybench.sweep.runner import Interrupts
 console = Console(stderr=True, force_terminal=True)
 with Interrupts(ConsoleListener(console)) as interrupts, interrupts.held_back(math.inf):
     console.show_cursor(False)

@@ -25,9 +25,8 @@ from fakes import (
 )
 
 from raybench.errors import DETAIL_CHARACTERS, ClusterError
-from raybench.job.model import Measure
+from raybench.job.model import BatchSearch, Measure
 from raybench.job.plan import Plan
-from raybench.job.sections import BatchSearch
 from raybench.records import Failure, Status, Task, TrialKey
 from raybench.sweep.loop import (
     EarlierSweeps,

@@ -7,10 +7,9 @@ from fakes import make_devices, make_measurement, make_point, make_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.job.model import Measure
+from raybench.job.model import BatchSearch, Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
-from raybench.job.sections import BatchSearch
 from raybench.records import Failure, Status, TrialKey
 from raybench.sweep.loop import (
     EarlierSweeps,

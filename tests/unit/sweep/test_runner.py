@@ -25,8 +25,7 @@ from fakes import (
 from rich.console import Console
 
 from raybench import cli
-from raybench.cli.output import ConsoleListener
-from raybench.cli.progress import PointProgress
+from raybench.cli.progress import ConsoleListener, PointProgress
 from raybench.errors import ClusterError, ResultsError
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
@@ -34,10 +33,9 @@ from raybench.records import Failure, Profile, Status, TrialKey, by_point
 from raybench.records.environment import code_of
 from raybench.results.reader import RunStatus, count_points
 from raybench.results.writer import RunStore, hold_run
-from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import EarlierSweeps, PointFinished
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
-from raybench.sweep.runner import record_run, run_sweep
+from raybench.sweep.runner import Interrupts, record_run, run_sweep
 from raybench.sweep.scheduler import Rounds
 from tests.local_cluster import LocalCluster
 

@@ -1,25 +1,30 @@
-"""Options that several commands have, and what a shell offers for them after Tab.
-
-Run ids and point ids are told by the names of files alone: reading the tables would import pyarrow,
-which takes longer than a Tab key may.
-"""
+"""What commands share: options, what Tab completes, results on stdout, messages on stderr."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
-from collections.abc import Callable, Mapping
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from raybench.errors import UsageError
+from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from raybench.analysis.references import References
+    from raybench.report.documents import Document
     from raybench.sweep.run_state import RunTarget
+
 
 _LATEST = "latest"  # as raybench.results.reader has it, which is slow to import
 _LONGEST_WAIT_S = 1_000_000.0
@@ -215,7 +220,7 @@ class Size(click.ParamType[int]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number of bytes. Raises BadParameter for a text that is no size."""
-        from raybench.job.sections import read_bytes
+        from raybench.job.model import read_bytes
 
         count = None if value.replace(".", "").isdecimal() else read_bytes(value)
         if count is None:
@@ -278,24 +283,6 @@ def complete_any_point(
     return [CompletionItem(point_id) for point_id in ids if point_id.startswith(incomplete)]
 
 
-def complete_workload(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the built-in workloads; those of the user cannot be found without importing."""
-    from raybench.job.registry import BUILTIN
-
-    return [CompletionItem(name) for name in BUILTIN if name.startswith(incomplete)]
-
-
-def complete_template(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the jobs that come with raybench."""
-    from raybench.job.catalog import templates
-
-    return [CompletionItem(one.name) for one in templates() if one.name.startswith(incomplete)]
-
-
 def _runs(ctx: click.Context, inside: str = "") -> list[str]:
     """Return ids of the runs in the results, or in the folder `inside`, the newest first."""
     found = [
@@ -322,3 +309,183 @@ def _results(ctx: click.Context) -> Path:
     """Return the folder that was given, or the default: `sweep` calls it its output."""
     name = "results" if "results" in ctx.params else "output"
     return Path(ctx.params.get(name) or "results")
+
+
+COLUMNS_OF_TABLES = 80
+_STDERR = 2
+_PROSE = 100
+_SUMMARY = "GITHUB_STEP_SUMMARY"
+# A longer summary is not shown at all.
+# https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands#step-isolation-and-limits
+_MOST_SUMMARY_BYTES = 1024**2
+
+
+def write_result(text: str) -> None:
+    """Write the result to stdout. Raises ResultsError when it cannot be written.
+
+    A reader that has left (`| head`) has what it wanted: the exit code stays that of the command.
+    """
+    try:
+        click.echo(text, nl=False)
+    except BrokenPipeError:
+        # What is still buffered must not fail again when the interpreter ends.
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device, not a path
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    except OSError as error:
+        raise ResultsError(f"stdout: cannot be written: {error.strerror}") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write the result to a file. Raises ResultsError when it cannot be written."""
+    is_new = not os.path.lexists(path)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        if is_new:
+            # What a full disk left of it would be taken for the whole.
+            with suppress(OSError):
+                path.unlink()
+        raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_output(text: str, path: Path | None, kind: str) -> None:
+    """Write a report to a file, or to stdout where there is none; say how to look at a page.
+
+    Raises ResultsError when it cannot be written.
+    """
+    if path is None:
+        write_result(text)
+        return
+    write_file(path, text.encode())
+    if kind == "html":
+        click.echo(f"{path}: open it in a browser", err=True)
+
+
+def append_to_github_summary(markdown: str) -> None:
+    """Append to the summary of a step of GitHub Actions, the file that GITHUB_STEP_SUMMARY names.
+
+    Raises UsageError when none is named, ResultsError when it cannot be written or becomes longer
+    than GitHub shows.
+    """
+    name = os.environ.get(_SUMMARY)
+    if not name:
+        raise UsageError(f"--github: {_SUMMARY} is not set; it is in a step of GitHub Actions")
+    path, content = Path(name), markdown.encode()
+    try:
+        already = path.stat().st_size if path.exists() else 0
+        if already + len(content) > _MOST_SUMMARY_BYTES:
+            raise ResultsError(
+                f"{path}: GitHub shows summaries of up to 1 MiB; it has {already} bytes and the "
+                f"report {len(content)}; keep the report as a file with -o"
+            )
+        with path.open("ab") as summary:
+            summary.write(content)
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def color() -> bool:
+    """Return whether stdout takes colours. It is None where the shell closed it (`>&-`)."""
+    takes_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
+    return sys.stdout is not None and sys.stdout.isatty() and not takes_none
+
+
+def width() -> int:
+    """Return the width of the terminal, or what COLUMNS says; where output is piped, 80."""
+    return shutil.get_terminal_size((COLUMNS_OF_TABLES, 24)).columns
+
+
+def text_width() -> int:
+    """Return the width of a text, which longer lines make hard to read."""
+    return min(width(), _PROSE)
+
+
+def scalar_text(value: object) -> str:
+    """Write a value as a job file has it."""
+    from raybench.report.formatting import printable
+
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else printable(str(value))
+
+
+def json_text(value: object) -> str:
+    """Write an object as JSON, with a line for each of its values."""
+    return json.dumps(value, indent=2) + "\n"
+
+
+def write_document(document: Document, kind: str = "terminal") -> None:
+    """Write a document to stdout: for this terminal, as Markdown (md) or as JSON."""
+    from raybench.report.documents import format_document
+
+    write_result(format_document(document, kind, width=width(), color=color()))
+
+
+def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return columns of text, as wide as the terminal at most, plain where it is piped."""
+    from raybench.report.blocks import SETTING_CHARS, Column, Table
+    from raybench.report.documents import render
+
+    columns = (
+        Column(
+            title=title,
+            is_text=True,
+            min_chars=None if title in ("parameter", "point_id") else SETTING_CHARS,
+        )
+        for title in titles
+    )
+    table = Table(columns=tuple(columns), rows=tuple(map(tuple, rows)))
+    return render([table], width=width(), color=color())
+
+
+def make_console() -> Console:
+    """Return a console on stderr, for messages and progress."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def say(console: Console, text: str) -> None:
+    """Print one line as it is: neither wrapped nor coloured, so that it can be copied."""
+    from raybench.report.formatting import printable
+
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+class _LossyFile(io.FileIO):
+    """Drops what cannot be written; what comes later may have room again."""
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
+        """Return the size of `data`, as if all had been written; drop what cannot be."""
+        left = memoryview(data).cast("B")
+        size = len(left)
+        try:
+            while left:
+                left = left[super().write(left) or 0 :]
+        except OSError:
+            return size
+        return size
+
+
+def keep_stderr_usable() -> None:
+    """Replace sys.stderr by a stream that never raises; a stream of somebody else stays."""
+    _fill_gaps()
+    usual = sys.stderr
+    if usual is not sys.__stderr__:
+        return
+    sys.stderr = io.TextIOWrapper(
+        _LossyFile(_STDERR, "wb", closefd=False),
+        encoding=usual.encoding if usual else "utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
+        write_through=True,
+    )
+
+
+def _fill_gaps() -> None:
+    """Open what is closed of 0, 1 and 2: the next file opened would be what others write to."""
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= _STDERR:
+        os.set_inheritable(descriptor, True)
+        descriptor = os.dup(descriptor)
+    os.close(descriptor)
