@@ -9,7 +9,7 @@ CPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -31,9 +31,10 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 
 from raybench.errors import UsageError
+from raybench.workloads.base import Context, DdpOptions
 from raybench.workloads.language_models import Block, LanguageModel
 from raybench.workloads.shapes import Layout
-from raybench.workloads.training import compile_blocks
+from raybench.workloads.training import compile_blocks, compute_dtype
 
 # Torch keeps what it found out of a mesh in caches by its ranks and names, with its groups. Those
 # of another point have been taken down: each mesh has names of its own.
@@ -70,20 +71,26 @@ def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bo
 
 def divide(
     model: LanguageModel,
+    context: Context,
     layout: Layout,
-    device: torch.device,
+    options: Mapping[str, Any],
     *,
-    compute_dtype: torch.dtype | None,
-    reshard_after_forward: bool,
-    compiles: bool = False,
+    compiles: bool,
 ) -> nn.Module:
-    """Divide the model over all ranks, in place, and return it.
+    """Divide the model over all ranks, in place, or wrap it by DDP; return the module to call.
 
     By tensor parallelism, context parallelism and FSDP2, as the degrees of `layout` say. All ranks
-    must call it together. compute_dtype: the type that gathered weights are cast to; gradients are
-    then reduced in fp32. None: both keep the type of the stored weights. compiles: compile
-    each block.
+    must call it together. options: all of LayoutOptions. compiles: compile each block.
     """
+    device = context.device
+    if not layout.is_divided:
+        if compiles:
+            compile_blocks(model, Block)
+        return context.ddp(model, **{name: options[name] for name in DdpOptions.__annotations__})
+    # The type that gathered weights are cast to; gradients are then reduced in fp32.
+    gathered_dtype = None
+    if context.precision.dtype != "float32" and options["optimizer_dtype"] != "bf16":
+        gathered_dtype = compute_dtype(context)
     mesh, (replicate, shard, tensor) = _make_mesh(
         device, replicate=layout.dp_replicate, shard=layout.ranks_per_copy, tensor=layout.tp
     )
@@ -98,23 +105,24 @@ def divide(
     # Before they are sharded: gathering is not part of the compiled code.
     if compiles:
         compile_blocks(model, Block)
-    if layout.dp_replicate * layout.ranks_per_copy == 1 and compute_dtype is None:
+    if layout.dp_replicate * layout.ranks_per_copy == 1 and gathered_dtype is None:
         return model
     policy = MixedPrecisionPolicy(
-        param_dtype=compute_dtype,
-        reduce_dtype=None if compute_dtype is None else torch.float32,
+        param_dtype=gathered_dtype,
+        reduce_dtype=None if gathered_dtype is None else torch.float32,
         # A model's inputs are tokens; positions stay in fp32.
         cast_forward_inputs=False,
     )
     data = mesh[replicate, shard] if layout.dp_replicate > 1 else mesh[shard]
-    options: dict[str, Any] = {"mesh": data, "mp_policy": policy}
+    reshard = bool(options["reshard_after_forward"])
+    how: dict[str, Any] = {"mesh": data, "mp_policy": policy}
     for block in model.blocks:
-        fully_shard(block, reshard_after_forward=reshard_after_forward, **options)
+        fully_shard(block, reshard_after_forward=reshard, **how)
     if model.output.weight is not model.tokens.weight:
-        fully_shard(model.tokens, reshard_after_forward=reshard_after_forward, **options)
+        fully_shard(model.tokens, reshard_after_forward=reshard, **how)
         # The backward pass begins with these, so they stay.
-        fully_shard([model.norm, model.output], reshard_after_forward=False, **options)
-    fully_shard(model, reshard_after_forward=False, **options)
+        fully_shard([model.norm, model.output], reshard_after_forward=False, **how)
+    fully_shard(model, reshard_after_forward=False, **how)
     return model
 
 

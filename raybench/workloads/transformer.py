@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
 
 from pydantic import Field
 
 from raybench.job.model import Answer
 from raybench.job.point import Precision, Scalar
 from raybench.records import Metric
-from raybench.workloads.base import Context, DdpOptions, apply_precision, option_defaults
+from raybench.workloads.base import Context, apply_precision, option_defaults
 from raybench.workloads.kernels import memory_gb_s
 from raybench.workloads.shapes import (
     LANGUAGE_PRESETS,
@@ -308,7 +308,7 @@ class Transformer(Model):
         """
         import torch
 
-        from raybench.workloads.language_models import Block, LanguageModel, next_token_loss
+        from raybench.workloads.language_models import LanguageModel, next_token_loss
         from raybench.workloads.parallelism import convert_linear_layers, divide, sequence_part
 
         # On the meta device operations are counted, of the whole model, and what is recomputed does
@@ -334,23 +334,6 @@ class Transformer(Model):
                 convert_linear_layers(model.blocks, context.device)
             return model
 
-        def distribute(model: Any) -> nn.Module:
-            if not layout.is_divided:
-                if compiles_blocks:
-                    compile_blocks(model, Block)
-                return context.ddp(
-                    model, **{name: options[name] for name in DdpOptions.__annotations__}
-                )
-            is_cast = not is_stored and context.precision not in (Precision.FP32, Precision.TF32)
-            return divide(
-                model,
-                layout=layout,
-                device=context.device,
-                compute_dtype=compute_dtype(context) if is_cast else None,
-                reshard_after_forward=options["reshard_after_forward"],
-                compiles=compiles_blocks,
-            )
-
         loss = torch.compile(next_token_loss) if compiles_blocks else next_token_loss
         own = sequence_part(layout, context.rank)
         # Ranks that share a batch have the same tokens, and each the targets that follow its part.
@@ -369,7 +352,9 @@ class Transformer(Model):
             optimizer=optimizer,
             grad_accumulation=grad_accumulation,
             compile=compile and not is_by_block,
-            divide=distribute,
+            divide=lambda model: divide(
+                cast("LanguageModel", model), context, layout, options, compiles=compiles_blocks
+            ),
             is_fused=options["fused_optimizer"],
             is_cast=is_stored or layout.is_divided,
         )
