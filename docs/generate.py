@@ -19,8 +19,8 @@ import pyarrow as pa
 from raybench.analysis.frames import units
 from raybench.analysis.rows import ScaledRow
 from raybench.cli import COMMANDS
+from raybench.cli.jobs import load_glossary
 from raybench.job.model import job_schema
-from raybench.report.glossary import load_glossary
 from raybench.report.messages import MARKS
 from raybench.results.columns import columns_of
 from raybench.results.tables import TABLES, schema

@@ -594,7 +594,7 @@ def advise_command(run: str, results: Path, as_json: bool) -> None:
     RUN is as for `raybench report`, or a health check. Each advice names its rows; what is not
     measured is called an estimate. Needs no cluster.
     """
-    from raybench.report.advice import AdviceList, advise_run
+    from raybench.report.show import AdviceList, advise_run
 
     if (check := load_health(results, run)) is not None:
         found = AdviceList(run_id=check.run.run_id, advice=check.advice)

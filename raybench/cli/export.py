@@ -100,7 +100,7 @@ def _references(results: Path, runs: Sequence[str]) -> str:
     """
     from raybench.analysis.references import format_references, load_files, pool, reference_files
     from raybench.analysis.rounds import latest_trials, without_controls
-    from raybench.report.references import measurements
+    from raybench.report.summary import measurements
     from raybench.results import reader
 
     files = []

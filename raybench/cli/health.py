@@ -89,8 +89,8 @@ def format_text(diagnosis: Diagnosis) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    from raybench.report.plain_text import plain
-    from raybench.report.terminal import render_parts
+    from raybench.report.documents import render_parts
+    from raybench.report.formatting import plain
 
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from raybench.cli.shared import (
 )
 from raybench.errors import UsageError
 from raybench.job.problems import did_you_mean, quote
-from raybench.report.plain_text import printable
+from raybench.report.formatting import printable
 from raybench.sweep import command, program
 
 if TYPE_CHECKING:
@@ -173,7 +173,6 @@ def explain_command(term: tuple[str, ...]) -> None:
     """
     from raybench.analysis.rows import BY_NAME
     from raybench.job.problems import say_unknown
-    from raybench.report.glossary import load_glossary
 
     folder = files("raybench").joinpath("how-to")
     pages = {
@@ -202,7 +201,6 @@ def explain_command(term: tuple[str, ...]) -> None:
 def _meanings(wanted: str) -> Iterator[str]:
     """Yield what a term means, as a word, as marks, and as a heading or column."""
     from raybench.analysis.rows import BY_NAME
-    from raybench.report.glossary import load_glossary
     from raybench.report.messages import MARKS
 
     key = wanted.lower()
@@ -223,6 +221,31 @@ def _meanings(wanted: str) -> Iterator[str]:
             heading = f' ("{metric.heading}" in reports)' if metric.heading else ""
             unit = f", in {metric.unit}" if metric.unit else ""
             yield f"{metric.name}{heading}{unit}: {meaning}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlossaryEntry:
+    """A word with its meaning. also: other words for the same."""
+
+    word: str
+    means: str
+    also: tuple[str, ...] = ()
+
+
+@cache
+def load_glossary() -> tuple[GlossaryEntry, ...]:
+    """Return the entries of glossary.yaml in alphabetical order."""
+    from ruamel.yaml import YAML
+
+    text = files("raybench.report").joinpath("glossary.yaml").read_text(encoding="utf-8")
+    found = YAML(typ="safe", pure=True).load(text)
+    entries = [
+        GlossaryEntry(word=word, means=told)
+        if isinstance(told, str)
+        else GlossaryEntry(word=word, means=told["means"], also=tuple(told.get("also", ())))
+        for word, told in found.items()
+    ]
+    return tuple(sorted(entries, key=lambda entry: entry.word))
 
 
 _NAME = re.compile(r"^name: \w+", re.MULTILINE)

@@ -19,7 +19,7 @@ from raybench.cli.shared import say
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
 from raybench.records import Record, Status
-from raybench.report import formatting, plain_text
+from raybench.report import formatting
 from raybench.results.metrics import mean_step_ms, rate_columns, typical_step_ms
 from raybench.sweep.loop import Event, PointAdded, PointRetried, PointStarted, RoundStarted
 
@@ -186,7 +186,7 @@ class PointProgress:
         else:
             message = record.error_message or ""
             told = formatting.failure(record.status, record.error_type, message)
-            outcome = plain_text.shorten(told, _REASON_CHARS)
+            outcome = formatting.shorten(told, _REASON_CHARS)
         outcome += " (control)" if record.control_of else ""
         return "  ".join([f"{record.status.value:<7}", self._name(record.point), outcome])
 
@@ -196,8 +196,8 @@ def _show_setting(point: Point, name: str) -> str:
     value = point.settings.get(name, "none")
     label = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
     if name in point.env:
-        return f"{name}={plain_text.plain(point.env[name])}"
+        return f"{name}={formatting.plain(point.env[name])}"
     # A precision or a preset speaks for itself; a number does not.
     if isinstance(value, str):
-        return plain_text.plain(value)
+        return formatting.plain(value)
     return f"{label.get(name, formatting.heading(name))} {formatting.setting(name, value)}"

@@ -17,7 +17,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from raybench.errors import ResultsError, UsageError
-from raybench.report.plain_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -403,6 +402,8 @@ def text_width() -> int:
 
 def scalar_text(value: object) -> str:
     """Write a value as a job file has it."""
+    from raybench.report.formatting import printable
+
     if isinstance(value, bool):
         return str(value).lower()
     return "none" if value is None else printable(str(value))
@@ -423,7 +424,7 @@ def write_document(document: Document, kind: str = "terminal") -> None:
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return columns of text, as wide as the terminal at most, plain where it is piped."""
     from raybench.report.blocks import SETTING_CHARS, Column, Table
-    from raybench.report.terminal import render
+    from raybench.report.documents import render
 
     columns = (
         Column(
@@ -446,6 +447,8 @@ def make_console() -> Console:
 
 def say(console: Console, text: str) -> None:
     """Print one line as it is: neither wrapped nor coloured, so that it can be copied."""
+    from raybench.report.formatting import printable
+
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -36,7 +36,7 @@ from raybench.cli.shared import (
     write_result,
 )
 from raybench.errors import UsageError
-from raybench.report.plain_text import counted, printable
+from raybench.report.formatting import counted, printable
 from raybench.results.reader import RunStatus
 from raybench.sweep import command
 

@@ -19,8 +19,7 @@ from ruamel.yaml import YAML
 from raybench.health.readings import facts_readings
 from raybench.records import Device
 from raybench.records.devices import DeviceFacts
-from raybench.report.formatting import some
-from raybench.report.plain_text import counted
+from raybench.report.formatting import counted, some
 
 _UNKNOWN = "unknown"
 _GIB = 2**30

@@ -21,8 +21,7 @@ from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Device, Failure, Measurement, Task
 from raybench.records.environment import package_versions, usable_cores, variables_that_matter
-from raybench.report.formatting import some
-from raybench.report.plain_text import counted, span
+from raybench.report.formatting import counted, some, span
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -150,7 +150,7 @@ class Examiner:
     _places: tuple[int, ...] = ()
     _fleet: Fleet = field(default_factory=lambda: Fleet(devices=()))
     _facts_before: tuple[DeviceFacts, ...] = ()
-    _planned: tuple[Probe, ...] = ()
+    # Of one pass, by point_id.
     _probes: dict[str, Probe] = field(default_factory=dict)
     _passes_left: int = 0
     _burn_in: tuple[Probe, ...] = ()
@@ -162,35 +162,39 @@ class Examiner:
         Sets `devices`, reads the facts of the devices, and adds readings for probes that a device
         has no memory for.
         """
-        lost = cluster.lost
         self._cluster, self._facts_before = cluster, cluster.read_device_facts()
-        self._use_devices([place for place in range(len(cluster.devices)) if place not in lost])
+        self._use_devices(range(len(cluster.devices)))
         self.devices = self._fleet.devices
         return Rounds(
-            plan=Plan(points=tuple(probe.point for probe in self._planned)),
+            plan=Plan(points=tuple(self._points)),
             count=self.measure.rounds,
             seed=None,
             has_controls=False,
             in_fresh_workers=False,
         )
 
-    def _use_devices(self, places: Sequence[int]) -> None:
-        """Make the fleet and the probes anew, for the devices at these positions in the cluster.
+    @property
+    def _points(self) -> list[Point]:
+        return [probe.point for probe in self._probes.values()]
 
-        A probe that a device has no memory for becomes a reading of that device.
+    def _use_devices(self, places: Iterable[int]) -> None:
+        """Make the fleet and the probes anew, for those of these devices that are not lost.
+
+        places: positions in the cluster. A probe that a device has no memory for becomes a reading
+        of that device.
         """
         assert self._cluster is not None
-        self._places = tuple(places)
-        self._fleet = Fleet(devices=tuple(self._cluster.devices[place] for place in places))
+        self._places = tuple(place for place in places if place not in self._cluster.lost)
+        self._fleet = Fleet(devices=tuple(self._cluster.devices[place] for place in self._places))
         free = {
             facts.device.uuid: facts.memory_free_bytes
             for facts in self._facts_before
             if facts.memory_free_bytes is not None
         }
-        made = self.make_probes(self._fleet)
-        self._planned, without_room = split_by_room(made, self._fleet, free)
-        self.readings += without_room
-        self._probes = {probe.point.point_id: probe for probe in self._planned}
+        if self._places:
+            planned, without_room = split_by_room(self.make_probes(self._fleet), self._fleet, free)
+            self.readings += without_room
+            self._probes = {probe.point.point_id: probe for probe in planned}
 
     def measure_of(self, point: Point) -> Measure | None:
         """Return how a point is measured; None: as the job says.
@@ -210,45 +214,31 @@ class Examiner:
     def further_round(self, number: int) -> Sequence[Point]:
         """Return the points of one more round; empty when the check is over.
 
-        Before it returns none, it adds readings of the facts before and after the check, and of
-        the drift in the burn-in. number: of the round; not used.
+        If a device was lost since the last call, the passes start anew without it, and readings say
+        for each device whether it was lost; a burn-in follows the passes. Before it returns none,
+        it adds readings of the facts before and after the check, and of the drift in the burn-in.
+        number: of the round; not used.
         """
-        if again := self._passes_without_lost():
-            return [probe.point for probe in again]
-        if burn_in := self._turn_of_burn_in():
-            self._probes |= {probe.point.point_id: probe for probe in burn_in}
-            return [probe.point for probe in burn_in]
-        if self._cluster is not None and "facts" in self.stages:
+        assert self._cluster is not None
+        lost = self._cluster.lost
+        if gone := [rank for rank, place in enumerate(self._places) if place in lost]:
+            # The passes start anew without them, and so does a burn-in.
+            self.readings += presence(self._fleet, gone)
+            self._use_devices(self._places)
+            self._passes_left = self.measure.rounds
+            self._burn_in, self._burn_in_ends_s = (), 0.0
+        if self._passes_left and self._places:
+            self._passes_left -= 1
+            return self._points
+        if self.burn_in_s and self._places and not self._burn_in:
+            self._burn_in = probes(self._fleet, [BURN_IN])
+            self._probes |= {probe.point.point_id: probe for probe in self._burn_in}
+            self._burn_in_ends_s = time.monotonic() + self.burn_in_s
+        if time.monotonic() < self._burn_in_ends_s:
+            return [probe.point for probe in self._burn_in]
+        if "facts" in self.stages:
             after = self._cluster.read_device_facts()
             self.readings = [*facts_readings(self._facts_before, after), *self.readings]
         if self._burn_in:
             self.readings += drift(self.readings, self._burn_in[0].test.floor)
         return ()
-
-    def _passes_without_lost(self) -> Sequence[Probe]:
-        """Return the probes of one more pass without lost devices; empty if all passes are done.
-
-        If a device was lost since the last call, the passes start anew, and readings say for each
-        device whether it was lost.
-        """
-        assert self._cluster is not None
-        lost = self._cluster.lost
-        gone = [rank for rank, place in enumerate(self._places) if place in lost]
-        if gone:
-            self.readings += presence(self._fleet, gone)
-            left = [place for place in self._places if place not in lost]
-            if not left:
-                return ()
-            self._use_devices(left)
-            self._passes_left = self.measure.rounds
-        if not self._passes_left:
-            return ()
-        self._passes_left -= 1
-        return self._planned
-
-    def _turn_of_burn_in(self) -> Sequence[Probe]:
-        """Return the probes of the burn-in; empty where none is asked for or its time is over."""
-        if self.burn_in_s and not self._burn_in:
-            self._burn_in = probes(self._fleet, [BURN_IN])
-            self._burn_in_ends_s = time.monotonic() + self.burn_in_s
-        return self._burn_in if time.monotonic() < self._burn_in_ends_s else ()

@@ -1,13 +1,17 @@
-"""The readings of each subject of a health check, made from its records and grouped. Pure."""
+"""The readings of each subject of a health check, from its records and the driver, in groups. Pure.
+
+Facts that the driver tells of a device are not compared between devices: a fact that is wrong has a
+problem. A fact that the driver does not tell has neither value nor problem.
+"""
 
 from __future__ import annotations
 
 import re
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from typing import Literal
 
@@ -24,7 +28,7 @@ from raybench.health.suite import (
 )
 from raybench.records import Device, Measurement, Record, Status
 from raybench.records.devices import Action, DeviceFacts, Subject, SubjectKind
-from raybench.report.plain_text import counted
+from raybench.report.formatting import counted
 from raybench.stats.outliers import Floats
 from raybench.stats.summary import median_above_smallest
 from raybench.workloads.collective import parse_groups
@@ -36,7 +40,6 @@ _WRONG_ERROR = "WrongResultError"
 _LIBRARY_BYTES = _GIB
 # The burn-in compares the first and the last of so many parts.
 _PARTS_OF_BURN_IN = 10
-_S_PER_MIN = 60.0
 # Limits of NVIDIA's DCGM (dcgm_gpu_hardware_limits.h): so many are part of a good link's work.
 _REPLAYS_PER_MIN = 8.0
 _CRC_ERRORS_PER_S = 100.0
@@ -108,43 +111,43 @@ def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ..
 
     Where the point failed, all of them have a problem and no value.
     """
-    reading = partial(
-        Reading,
-        pass_number=record.round,
-        other_programs=record.neighbours,
-        point_id=record.point.point_id,
-    )
-    subjects = _participants(record, probe, fleet)
+    found: list[tuple[HealthTest, Subject, float | None, Problem | None]]
     if record.status is not Status.OK:
-        return tuple(
-            reading(
-                test=test,
-                subject=subject,
-                value=None,
-                problem=_why_unread(record, ranks, fleet),
-            )
-            for test, subject, ranks in subjects
-        )
-    if probe.test.reads == "parts":
-        return tuple(
-            reading(test=test, subject=subject, value=value_ms)
-            for test, subject, value_ms in _step_parts(record, probe, fleet)
-        )
-    problems: dict[int, str] = {}
-    if probe.test.reads == "bits":
-        metrics = [
-            {metric.name: value for metric, value in measured.workload_metrics.items()}
-            for measured in record.measurements
+        found = [
+            (test, subject, None, _why_unread(record, ranks, fleet))
+            for test, subject, ranks in _participants(record, probe, fleet)
         ]
-        problems = wrong_bits(metrics, fleet.subjects)
+    elif probe.test.reads == "parts":
+        found = [(*part, None) for part in _step_parts(record, probe, fleet)]
+    else:
+        problems: dict[int, Problem] = {}
+        if probe.test.reads == "bits":
+            metrics = [
+                {metric.name: value for metric, value in measured.workload_metrics.items()}
+                for measured in record.measurements
+            ]
+            wrong = wrong_bits(metrics, fleet.subjects)
+            problems = {rank: Problem(text=text) for rank, text in wrong.items()}
+        found = [
+            (
+                test,
+                subject,
+                _value(test, [record.measurements[rank] for rank in ranks]),
+                problems.get(ranks[0]),
+            )
+            for test, subject, ranks in _participants(record, probe, fleet)
+        ]
     return tuple(
-        reading(
+        Reading(
             test=test,
             subject=subject,
-            value=_value(test, [record.measurements[rank] for rank in ranks]),
-            problem=Problem(text=problems[ranks[0]]) if ranks[0] in problems else None,
+            pass_number=record.round,
+            value=value,
+            problem=problem,
+            other_programs=record.neighbours,
+            point_id=record.point.point_id,
         )
-        for test, subject, ranks in subjects
+        for test, subject, value, problem in found
     )
 
 
@@ -177,40 +180,25 @@ def wrong_bits(
     devices of its model. Without such a majority: the devices whose product changes when rows move,
     or all, if none or all of them do. metrics: of `same_bits`, by rank. subjects: devices, by rank.
     """
-    problems = {
-        rank: "wrong bits: its product changed from one check to the next"
-        for rank, found in enumerate(metrics)
-        if found["changed_products"]
-    }
-    by_model: dict[str, list[int]] = {}
-    for rank, subject in enumerate(subjects):
-        by_model.setdefault(subject.model, []).append(rank)
-    for ranks in by_model.values():
-        problems = {**_wrong_products(ranks, metrics, subjects), **problems}
+    problems: dict[int, str] = {}
+    for model in dict.fromkeys(subject.model for subject in subjects):
+        ranks = [rank for rank, subject in enumerate(subjects) if subject.model == model]
+        digests = {rank: metrics[rank]["digest"] for rank in ranks}
+        usual, count = Counter(digests.values()).most_common(1)[0]
+        wrong = [rank for rank in ranks if digests[rank] != usual]
+        text = f"its product differs from that of {count} devices of its model"
+        if wrong and 2 * count <= len(ranks):
+            wrong = [rank for rank in ranks if metrics[rank]["misplaced_products"]]
+            text = "its product differs from the other's, and from itself when rows move"
+            if len(wrong) in (0, len(ranks)):
+                names = " and ".join(subjects[rank].name for rank in ranks)
+                wrong = ranks
+                text = f"the same product differs between {names}; which is wrong is not known"
+        problems |= dict.fromkeys(wrong, f"wrong bits: {text}")
+    for rank, found in enumerate(metrics):
+        if found["changed_products"]:
+            problems[rank] = "wrong bits: its product changed from one check to the next"
     return problems
-
-
-def _wrong_products(
-    ranks: Sequence[int], metrics: Sequence[Mapping[str, float]], subjects: Sequence[Subject]
-) -> dict[int, str]:
-    """Return the reason by rank for those ranks of one model whose product is wrong.
-
-    ranks: of the model. metrics, subjects: as for `wrong_bits`.
-    """
-    digests = {rank: metrics[rank]["digest"] for rank in ranks}
-    usual, count = Counter(digests.values()).most_common(1)[0]
-    if count == len(ranks):
-        return {}
-    if count > len(ranks) / 2:
-        text = f"wrong bits: its product differs from that of {count} devices of its model"
-        return {rank: text for rank, digest in digests.items() if digest != usual}
-    inconsistent = [rank for rank in ranks if metrics[rank]["misplaced_products"]]
-    if 0 < len(inconsistent) < len(ranks):
-        text = "wrong bits: its product differs from the other's, and from itself when rows move"
-        return dict.fromkeys(inconsistent, text)
-    names = " and ".join(subjects[rank].name for rank in ranks)
-    text = f"wrong bits: the same product differs between {names}; which is wrong is not known"
-    return dict.fromkeys(ranks, text)
 
 
 def _step_parts(
@@ -440,41 +428,41 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
         subject = reading.subject
         if subject not in placements:
             placements[subject] = placement_of(subject, known)
-        placement = placements[subject]
-        cells.setdefault((reading.test.name, subject.model, placement), []).append(reading)
-    return [_group(found, placement, known) for (_, _, placement), found in cells.items()]
-
-
-def _group(readings: Sequence[Reading], placement: Placement, known: Mapping[str, Device]) -> Group:
-    """Return the group of readings of one test, model and placement; there is one at least."""
-    subjects = list({reading.subject.uuids: reading.subject for reading in readings}.values())
-    columns = {subject.uuids: column for column, subject in enumerate(subjects)}
-    numbers = sorted({reading.pass_number for reading in readings})
-    lines = {number: line for line, number in enumerate(numbers)}
-    values = np.full((len(numbers), len(subjects)), np.nan)
-    problems: dict[int, list[Problem]] = {}
-    failed_passes: dict[int, int] = {}
-    for reading in readings:
-        column = columns[reading.subject.uuids]
-        if reading.value is not None:
-            values[lines[reading.pass_number], column] = reading.value
-        if reading.problem and reading.problem not in problems.setdefault(column, []):
-            problems[column].append(reading.problem)
-        if reading.problem and reading.problem.kind == "failed":
-            failed_passes[column] = failed_passes.get(column, 0) + 1
-    # In a pass of fewer than half of the subjects the median would be that of few.
-    counts = (~np.isnan(values)).sum(axis=1)
-    first = known.get(subjects[0].uuids[0]) if subjects[0].uuids else None
-    return Group(
-        test=readings[0].test,
-        placement=placement,
-        topology=(first.topology or "") if first else "",
-        subjects=subjects,
-        values=values[2 * counts >= counts.max()] if counts.any() else values,
-        problems=problems,
-        failed_passes=failed_passes,
-        pass_count=len(numbers),
-    )
+        cells.setdefault((reading.test.name, subject.model, placements[subject]), []).append(
+            reading
+        )
+    groups = []
+    for (_, _, placement), own in cells.items():
+        subjects = list({reading.subject.uuids: reading.subject for reading in own}.values())
+        columns = {subject.uuids: column for column, subject in enumerate(subjects)}
+        numbers = sorted({reading.pass_number for reading in own})
+        lines = {number: line for line, number in enumerate(numbers)}
+        values = np.full((len(numbers), len(subjects)), np.nan)
+        problems: dict[int, list[Problem]] = {}
+        failed_passes: dict[int, int] = {}
+        for reading in own:
+            column = columns[reading.subject.uuids]
+            if reading.value is not None:
+                values[lines[reading.pass_number], column] = reading.value
+            if reading.problem and reading.problem not in problems.setdefault(column, []):
+                problems[column].append(reading.problem)
+            if reading.problem and reading.problem.kind == "failed":
+                failed_passes[column] = failed_passes.get(column, 0) + 1
+        # In a pass of fewer than half of the subjects the median would be that of few.
+        counts = (~np.isnan(values)).sum(axis=1)
+        first = known.get(subjects[0].uuids[0]) if subjects[0].uuids else None
+        group = Group(
+            test=own[0].test,
+            placement=placement,
+            topology=(first.topology or "") if first else "",
+            subjects=subjects,
+            values=values[2 * counts >= counts.max()] if counts.any() else values,
+            problems=problems,
+            failed_passes=failed_passes,
+            pass_count=len(numbers),
+        )
+        groups.append(group)
+    return groups
 
 
 def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
@@ -507,123 +495,108 @@ def facts_readings(
     as unchanged. CPUs have no facts and no readings.
     """
     earlier = {facts.device.uuid: facts for facts in before}
-    links = _expected_links(after)
-    return tuple(
-        reading
-        for now in after
-        if now.device.kind == "cuda"
-        for reading in _device_readings(
-            earlier.get(now.device.uuid, now), now, links[now.device.node_id, now.device.name]
-        )
-    )
-
-
-def _expected_links(facts: Sequence[DeviceFacts]) -> dict[tuple[str, str], frozenset[int]]:
-    """Return the NVLinks that devices of one model on one node should have, by (node id, model).
-
-    Those that are up on any of them; all where an NVSwitch connects any. Boards with bridges have
-    some, and a virtual machine of one GPU may have none.
-    """
-    expected: dict[tuple[str, str], frozenset[int]] = {}
-    for one in facts:
+    # Of devices of one model on one node: those that are up on any of them; all where an NVSwitch
+    # connects any. Boards with bridges have some, and a virtual machine of one GPU may have none.
+    expected_links: dict[tuple[str, str], set[int]] = {}
+    for one in after:
         links = one.nvlinks or ()
         is_switched = one.fabric_state is not None and any(link.is_active for link in links)
-        found = {link.link for link in links if link.is_active or is_switched}
         key = one.device.node_id, one.device.name
-        expected[key] = expected.get(key, frozenset()) | found
-    return expected
-
-
-def _device_readings(
-    before: DeviceFacts, now: DeviceFacts, expected_links: frozenset[int]
-) -> Iterator[Reading]:
-    """Yield a reading of each fact of one GPU; all have the problem if it was lost meanwhile.
-
-    expected_links: numbers of the NVLinks that should be up.
-    """
-    # What was read before and is silent now is lost; many containers have no NVML at all.
-    lost = now.unread if now.unread != before.unread else ""
-    for name, (value, problem) in _values(before, now, expected_links).items():
-        yield Reading(
-            test=HealthTest(
-                name=name, stage="facts", unit=_FACTS[name][0], floor=0.0, is_compared=False
-            ),
-            subject=device_subject(now.device),
-            pass_number=1,
-            value=None if value is None else float(value),
-            problem=Problem(text=lost or problem) if lost or problem else None,
+        expected_links.setdefault(key, set()).update(
+            link.link for link in links if link.is_active or is_switched
         )
+    found = []
+    for now in after:
+        if now.device.kind != "cuda":
+            continue
+        was = earlier.get(now.device.uuid, now)
+        # What was read before and is silent now is lost; many containers have no NVML at all.
+        lost = now.unread if now.unread != was.unread else ""
+        values = _fact_values(now)
+        problems = _fact_problems(was, now, expected_links[now.device.node_id, now.device.name])
+        for name, (unit, _) in _FACTS.items():
+            test = HealthTest(name=name, stage="facts", unit=unit, floor=0.0, is_compared=False)
+            value, problem = values[name], lost or problems.get(name, "")
+            found.append(
+                Reading(
+                    test=test,
+                    subject=device_subject(now.device),
+                    pass_number=1,
+                    value=None if value is None else float(value),
+                    problem=Problem(text=problem) if problem else None,
+                )
+            )
+    return tuple(found)
 
 
-def _values(
-    before: DeviceFacts, now: DeviceFacts, expected_links: frozenset[int]
-) -> dict[str, tuple[float | None, str]]:
-    """Return (value, problem) of each fact by its name.
-
-    The value is None where it is not known, the problem is empty where there is none.
-    """
-    minutes = (now.read_at - before.read_at).total_seconds() / _S_PER_MIN
-    lanes, most_lanes = now.pcie_lanes, now.pcie_lanes_max
-    has_few_lanes = lanes is not None and most_lanes is not None and lanes < most_lanes
-    replays = _growth(before.pcie_replays, now.pcie_replays)
-    has_many_replays = replays > _REPLAYS_PER_MIN * max(1.0, minutes)
-    down = [one.link for one in now.nvlinks or () if not one.is_active]
-    down = sorted(expected_links.intersection(down))
-    counts = [sum(one.errors.values()) for one in now.nvlinks or () if one.errors]
-    xids = [found for found in (now.kernel_xids, now.new_xids) if found is not None]
+def _fact_values(now: DeviceFacts) -> dict[str, float | None]:
+    """Return the value of each of `_FACTS`; None where it is not known."""
+    xids = [len(found) for found in (now.kernel_xids, now.new_xids) if found is not None]
+    link_errors = [sum(one.errors.values()) for one in now.nvlinks or () if one.errors]
     return {
-        FREE_MEMORY: (now.memory_free_bytes and now.memory_free_bytes / _GIB, ""),
-        MEMORY_ERRORS: (now.ecc_errors, _memory_problem(before, now)),
-        "remapped rows": (
-            now.remapped_rows,
-            "a row of memory is to be remapped at the next reset"
-            if now.is_remap_pending
-            else _went_bad(_growth(before.remapped_rows, now.remapped_rows), "row"),
-        ),
-        "failed remaps": (
-            now.is_remap_failed,
-            "no spare row is left" if now.is_remap_failed else "",
-        ),
-        "retired pages": (
-            now.retired_pages,
-            "a page of memory is to be retired at the next reset"
-            if now.is_retirement_pending
-            else _went_bad(_growth(before.retired_pages, now.retired_pages), "page"),
-        ),
-        "Xid errors": (max(map(len, xids)) if xids else None, _xid_problem(before, now)),
-        "PCIe replays": (
-            now.pcie_replays,
-            f"{replays} packets were sent again over PCIe during the check"
-            if has_many_replays
-            else "",
-        ),
-        PCIE_LANES: (
-            lanes,
-            f"{lanes} of {most_lanes} PCIe lanes are in use" if has_few_lanes else "",
-        ),
-        "NVLinks up": (
-            None if now.nvlinks is None else sum(link.is_active for link in now.nvlinks),
-            f"NVLink {_numbers(down)} is down" if down else "",
-        ),
-        "NVLink errors": (sum(counts) if counts else None, _link_errors(before, now, minutes)),
-        "NVLink fabric": (
-            None if now.fabric_state is None else len(now.fabric_faults),
-            ", ".join(now.fabric_faults),
-        ),
+        FREE_MEMORY: now.memory_free_bytes and now.memory_free_bytes / _GIB,
+        MEMORY_ERRORS: now.ecc_errors,
+        "remapped rows": now.remapped_rows,
+        "failed remaps": now.is_remap_failed,
+        "retired pages": now.retired_pages,
+        "Xid errors": max(xids, default=None),
+        "PCIe replays": now.pcie_replays,
+        PCIE_LANES: now.pcie_lanes,
+        "NVLinks up": None if now.nvlinks is None else sum(one.is_active for one in now.nvlinks),
+        "NVLink errors": sum(link_errors) if link_errors else None,
+        "NVLink fabric": None if now.fabric_state is None else len(now.fabric_faults),
     }
 
 
-def _memory_problem(before: DeviceFacts, now: DeviceFacts) -> str:
-    """Return how many uncorrected memory errors there are, in words; empty for none."""
-    if not now.ecc_errors:
-        return ""
-    grown = _growth(before.ecc_errors, now.ecc_errors)
-    when = f", {grown} of them during the check" if grown else " since the driver was loaded"
-    return f"{counted(now.ecc_errors, 'uncorrected memory error')}{when}"
+def _fact_problems(
+    before: DeviceFacts, now: DeviceFacts, expected_links: Set[int]
+) -> dict[str, str]:
+    """Return what is wrong with facts of a GPU, in words; only those with a problem, by name.
 
-
-def _went_bad(grown: int, noun: str) -> str:
-    return f"{counted(grown, noun)} of memory went bad during the check" if grown else ""
+    expected_links: numbers of the NVLinks that should be up.
+    """
+    found = {"Xid errors": _xid_problem(before, now), "NVLink fabric": ", ".join(now.fabric_faults)}
+    if now.ecc_errors:
+        grown = _growth(before.ecc_errors, now.ecc_errors)
+        when = f", {grown} of them during the check" if grown else " since the driver was loaded"
+        found[MEMORY_ERRORS] = f"{counted(now.ecc_errors, 'uncorrected memory error')}{when}"
+    for name, noun, verb, is_pending, grown in (
+        (
+            *("remapped rows", "row", "remapped", now.is_remap_pending),
+            _growth(before.remapped_rows, now.remapped_rows),
+        ),
+        (
+            *("retired pages", "page", "retired", now.is_retirement_pending),
+            _growth(before.retired_pages, now.retired_pages),
+        ),
+    ):
+        if is_pending:
+            found[name] = f"a {noun} of memory is to be {verb} at the next reset"
+        elif grown:
+            found[name] = f"{counted(grown, noun)} of memory went bad during the check"
+    if now.is_remap_failed:
+        found["failed remaps"] = "no spare row is left"
+    passed_s = (now.read_at - before.read_at).total_seconds()
+    replays = _growth(before.pcie_replays, now.pcie_replays)
+    if replays > _REPLAYS_PER_MIN * max(1.0, passed_s / 60):
+        found["PCIe replays"] = f"{replays} packets were sent again over PCIe during the check"
+    lanes, most_lanes = now.pcie_lanes, now.pcie_lanes_max
+    if lanes is not None and most_lanes is not None and lanes < most_lanes:
+        found[PCIE_LANES] = f"{lanes} of {most_lanes} PCIe lanes are in use"
+    links = now.nvlinks or ()
+    if down := sorted(expected_links & {one.link for one in links if not one.is_active}):
+        found["NVLinks up"] = f"NVLink {_numbers(down)} is down"
+    earlier = {link.link: link.errors for link in before.nvlinks or ()}
+    least = {"crc": _CRC_ERRORS_PER_S * max(1.0, passed_s)}
+    grown_errors = [
+        f"NVLink {link.link}: {counted(more, f'{kind} error')}"
+        for link in links
+        for kind, errors in link.errors.items()
+        if (more := errors - earlier.get(link.link, {}).get(kind, errors)) > least.get(kind, 0.0)
+    ]
+    if grown_errors:
+        found["NVLink errors"] = f"{', '.join(grown_errors)} during the check"
+    return found
 
 
 def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> str:
@@ -643,19 +616,6 @@ def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> str:
         return f"the driver reported Xid {_numbers(new)} during the check"
     old = [xid for xid in now.kernel_xids or () if xid in _HARDWARE_XIDS]
     return f"Xid {_numbers(old)} in the kernel's log" if old else ""
-
-
-def _link_errors(before: DeviceFacts, now: DeviceFacts, minutes: float) -> str:
-    """Return which NVLinks had more errors than good links have, in words; empty for none."""
-    earlier = {link.link: link.errors for link in before.nvlinks or ()}
-    least = {"crc": _CRC_ERRORS_PER_S * max(1.0, minutes * _S_PER_MIN)}
-    grown = [
-        f"NVLink {link.link}: {counted(more, f'{kind} error')}"
-        for link in now.nvlinks or ()
-        for kind, errors in link.errors.items()
-        if (more := errors - earlier.get(link.link, {}).get(kind, errors)) > least.get(kind, 0.0)
-    ]
-    return f"{', '.join(grown)} during the check" if grown else ""
 
 
 def _growth(before: int | None, now: int | None) -> int:

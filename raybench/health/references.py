@@ -20,7 +20,7 @@ from raybench.health.suite import HealthTest
 from raybench.records import Device
 from raybench.records.devices import Finding, Subject, Verdict, figure
 from raybench.report.formatting import some
-from raybench.report.references import Standing, count_within, standings
+from raybench.report.summary import Standing, count_within, standings
 from raybench.results import reader
 from raybench.results.columns import from_row
 

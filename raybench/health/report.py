@@ -1,4 +1,4 @@
-"""The report of a health check: verdict in a sentence, cases, tables of tests, and exports. Pure.
+"""The report of a health check: verdict in a sentence, cases, tables of tests, page and exports.
 
 A case is a subject that is not healthy, with all its findings: a device that fails in many tests is
 one case. A finding that another subject is to blame for belongs to the case of that subject.
@@ -10,10 +10,10 @@ stands before a figure that is not healthy, so that it is seen without colour.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from operator import itemgetter
+from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,8 +21,7 @@ from raybench.analysis.references import Measurement
 from raybench.health.references import grade_text
 from raybench.health.suite import BETWEEN_NODES
 from raybench.records.devices import Action, Finding, Subject, Verdict, figure, is_time
-from raybench.report import blocks, formatting, plain_text
-from raybench.report.advice import Advice, estimate_gains
+from raybench.report import blocks, formatting
 from raybench.report.blocks import (
     SETTING_CHARS,
     Block,
@@ -47,7 +46,8 @@ from raybench.report.documents import Document, format_document
 from raybench.report.export import JUnitCase, csv_text, junit_text
 from raybench.report.formatting import course, sentence, some
 from raybench.report.page import device_table, render
-from raybench.report.references import HOW_TO_MAKE, Standing
+from raybench.report.show import Advice, estimate_gains
+from raybench.report.summary import HOW_TO_MAKE, Standing
 from raybench.results.columns import to_row
 from raybench.results.reader import Run, RunStatus
 from raybench.stats.outliers import BAD_RATIO
@@ -83,7 +83,7 @@ _MOST_OUTLIERS = 20
 # A fact that is neither right nor wrong.
 _NO_VERDICT = "free memory"
 # Each cell is an element of the page.
-_MOST_DEVICES_IN_A_MAP, _MOST_MAPS, _MOST_DEVICES = 32, 6, 40
+_MOST_DEVICES_IN_A_MAP, _MOST_DEVICES = 32, 40
 # A map of fewer devices says less than a line of text.
 _LEAST_DEVICES_IN_A_MAP = 4
 # Values are written into the cells of maps of up to so many devices.
@@ -98,66 +98,30 @@ _SHAPES = {
 }
 # The axis of times reaches at least from and to these.
 _LEAST_DOMAIN = (0.9, 1.1)
-_DEVICES_NOTE = (
-    "Each mark is a test: the time that the device takes, against the median of the similar "
-    "devices, or the fastest of fewer than four. Above 1 is slower."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A subject that is not healthy. findings: about it, the worst first.
 
-    victims: names of subjects that are slow because of it.
+    further: `TEST (1.60x the time), ...` of the findings but the worst, four of them at most.
+    evidence: that of the worst finding of each stage. victims: names of subjects that are slow
+    because of it. action: the gravest of the findings; None where none has one. commands: those of
+    that action. Texts without content are empty.
     """
 
     subject: Subject
     findings: Sequence[Finding]
+    further: str
+    evidence: str
     victims: Sequence[str]
+    action: Action | None
+    commands: Sequence[str]
 
     @property
     def verdict(self) -> Verdict:
         """Return the worst verdict."""
         return self.findings[0].verdict
-
-    @property
-    def further(self) -> str:
-        """Return `TEST (1.60x the time), ...` of the findings but the worst; empty for one.
-
-        The first four of them, then how many more there are; without a ratio the reason stands in
-        brackets.
-        """
-        found = []
-        for one in self.findings[1:]:
-            is_reverse = one.subject.uuids == tuple(reversed(self.subject.uuids))
-            way = " the other way" if self.subject.kind == "pair" and is_reverse else ""
-            much = "not tested" if one.verdict is Verdict.UNTESTED else one.reason
-            found.append(f"{one.test}{way} ({f'{one.ratio:.2f}x the time' if one.ratio else much})")
-        return some(found)
-
-    @property
-    def evidence(self) -> str:
-        """Return the evidence of the worst finding of each stage; empty where none has any.
-
-        Joined by "; ", without repeats. Other findings of a stage repeat its evidence.
-        """
-        by_stage: dict[str, str] = {}
-        for one in self.findings:
-            if one.evidence:
-                by_stage.setdefault(one.stage, one.evidence)
-        return "; ".join(dict.fromkeys(by_stage.values()))
-
-    @property
-    def action(self) -> Action | None:
-        """Return the gravest action of the findings; None where no finding has one."""
-        asked = {one.action for one in self.findings}
-        return next((action for action in Action if action in asked), None)
-
-    @property
-    def commands(self) -> list[str]:
-        """Return the commands of that action, without repeats."""
-        found = [one.command for one in self.findings if one.action is self.action]
-        return list(dict.fromkeys(line for text in found for line in text.splitlines()))
 
 
 def reason_with_value(finding: Finding) -> str:
@@ -192,28 +156,47 @@ class HealthReport(Document):
     @cached_property
     def cases(self) -> list[Case]:
         """Return the subjects that are not healthy, the worst first."""
-        own: dict[object, list[Finding]] = {}
-        victims: dict[str, dict[str, None]] = {}
+        own: dict[tuple[str, object], list[Finding]] = {}
+        victims: dict[str, list[str]] = {}
         for finding in self.findings:
             subject = finding.subject
             if finding.culprit:
-                victims.setdefault(finding.culprit, {})[subject.name] = None
+                victims.setdefault(finding.culprit, []).append(subject.name)
             elif finding.verdict.is_unhealthy:
                 # Both directions of a pair are one case, and so are all devices of a model.
                 name: object = subject.model if subject.kind == "cluster" else subject.name
                 if subject.kind == "pair" and subject.uuids:
                     name = frozenset(subject.uuids)
                 own.setdefault((subject.kind, name), []).append(finding)
-        found = []
-        for findings in own.values():
+        cases = []
+        for (kind, _), found in own.items():
             # Of findings that are about as slow the last one: the largest size says most.
-            if findings[0].subject.kind != "pair":
-                findings.reverse()
-            findings.sort(key=lambda one: (_SEVERITY[one.verdict], -round(one.ratio or 0, 1)))
-            subject = findings[0].subject
-            names = list(victims.get(subject.name, ()))
-            found.append(Case(subject=subject, findings=findings, victims=names))
-        return sorted(found, key=lambda case: _SEVERITY[case.verdict])
+            if kind != "pair":
+                found.reverse()
+            found.sort(key=lambda one: (_SEVERITY[one.verdict], -round(one.ratio or 0, 1)))
+            subject, further = found[0].subject, []
+            for one in found[1:]:
+                is_reverse = kind == "pair" and one.subject.uuids == subject.uuids[::-1]
+                much = "not tested" if one.verdict is Verdict.UNTESTED else one.reason
+                much = f"{one.ratio:.2f}x the time" if one.ratio else much
+                further.append(f"{one.test}{' the other way' * is_reverse} ({much})")
+            # Other findings of a stage repeat its evidence.
+            stages = {one.stage: one.evidence for one in reversed(found) if one.evidence}
+            evidence = [stages[one.stage] for one in found if one.stage in stages]
+            asked = {one.action for one in found}
+            action = next((action for action in Action if action in asked), None)
+            commands = [one.command.splitlines() for one in found if one.action is action]
+            case = Case(
+                subject=subject,
+                findings=found,
+                further=some(further),
+                evidence="; ".join(dict.fromkeys(evidence)),
+                victims=list(dict.fromkeys(victims.get(subject.name, ()))),
+                action=action,
+                commands=list(dict.fromkeys(chain(*commands))),
+            )
+            cases.append(case)
+        return sorted(cases, key=lambda case: _SEVERITY[case.verdict])
 
     @property
     def exit_code(self) -> int:
@@ -235,18 +218,18 @@ class HealthReport(Document):
         return Verdict.HEALTHY if self.exit_code == 0 else Verdict.UNTESTED
 
     @property
-    def lamp(self) -> Literal["green", "amber", "red"]:
-        """Return green: healthy, red: something is bad, amber: suspect or not tested."""
-        if self.verdict is Verdict.HEALTHY:
-            return "green"
-        return "red" if self.verdict is Verdict.BAD else "amber"
+    def lamp(self) -> str:
+        """Return "green": healthy, "red": something is bad, "amber": suspect or not tested."""
+        return {Verdict.HEALTHY: "green", Verdict.BAD: "red"}.get(self.verdict, "amber")
 
     @cached_property
     def title(self) -> str:
         """Return the lamp and the verdict in a sentence: `Red: 1 of 4 GPUs is bad: a GPU 3`."""
-        if parts := list(self._unhealthy_words()):
+        noun, count = "GPU" if "cuda" in self.kinds else "CPU worker", len(self.kinds)
+        kinds = {one.subject.kind for one in self.findings if one.verdict is Verdict.HEALTHY}
+        if parts := list(self._unhealthy_words(noun)):
             if all(case.subject.kind in ("pair", "cluster") for case in self.cases):
-                parts.append(f"no {self._noun} is bad by itself")
+                parts.append(f"no {noun} is bad by itself")
             words = "; ".join(parts)
         elif not self.findings and self.run.status is not RunStatus.OK:
             words = "The check did not come to its end: nothing can be said."
@@ -255,37 +238,32 @@ class HealthReport(Document):
         elif self.exit_code:
             words = "Nothing could be tested."
         else:
-            words = sentence(self._healthy_words())
+            devices = f"{'both' if count == 2 else f'all {count}'} {noun}s"
+            healthy = "are healthy"
+            if count == 1:
+                devices, healthy = f"the {noun}", "is healthy"
+            words = f"{devices} {healthy} together"
+            if "device" in kinds:
+                paths = ", and the paths between them" if "pair" in kinds else ""
+                words = f"{devices} {healthy}{paths}"
+            elif "pair" in kinds:
+                words = f"the paths between {devices} are healthy"
+            words = sentence(words)
         return f"{self.lamp.capitalize()}: {words}"
 
-    @property
-    def _noun(self) -> str:
-        return "GPU" if "cuda" in self.kinds else "CPU worker"
+    def _unhealthy_words(self, device: str) -> Iterator[str]:
+        """Yield `1 of 4 GPUs is bad: a GPU 3` for each verdict and kind of subject.
 
-    def _healthy_words(self) -> str:
-        """Return `all 4 GPUs are healthy, and the paths between them`, or what of it was tested."""
-        count = len(self.kinds)
-        many = "both" if count == 2 else f"all {count}"
-        devices = f"the {self._noun}" if count == 1 else f"{many} {self._noun}s"
-        kinds = {one.subject.kind for one in self.findings if one.verdict is Verdict.HEALTHY}
-        if "device" in kinds:
-            paths = ", and the paths between them" if "pair" in kinds else ""
-            return f"{devices} {'is' if count == 1 else 'are'} healthy{paths}"
-        if "pair" in kinds:
-            return f"the paths between {devices} are healthy"
-        return f"{devices} are healthy together"
-
-    def _unhealthy_words(self) -> Iterator[str]:
-        """Yield `1 of 4 GPUs is bad: a GPU 3` for each verdict and kind of subject."""
-        count = len(self.kinds)
+        device: "GPU" or "CPU worker".
+        """
         for verdict in _MARKS:
             own = [case for case in self.cases if case.verdict is verdict]
-            for kind, noun in (("device", self._noun), ("node", "node"), ("pair", "path")):
+            for kind, noun in (("device", device), ("node", "node"), ("pair", "path")):
                 names = [case.subject.name for case in own if case.subject.kind == kind]
                 if not names:
                     continue
-                of = f" of {count}" if kind == "device" else ""
-                plural = "s" * (count > 1 if of else len(names) > 1)
+                of = f" of {len(self.kinds)}" if kind == "device" else ""
+                plural = "s" * (len(self.kinds if of else names) > 1)
                 word = "slow" if kind == "pair" else verdict.value
                 verb = f"{'is' if len(names) == 1 else 'are'} {word}"
                 if verdict is Verdict.UNTESTED:
@@ -298,14 +276,14 @@ class HealthReport(Document):
     @property
     def notes(self) -> list[str]:
         """Return a sentence for each model without any known figures."""
-        found = [
-            one.reason
+        found = (
+            sentence(one.reason)
             for one in self.findings
             if one.verdict is Verdict.UNKNOWN
             and one.subject.kind == "cluster"
             and one.value is None
-        ]
-        return [sentence(text) for text in dict.fromkeys(found)]
+        )
+        return list(dict.fromkeys(found))
 
     @property
     def advice(self) -> list[Advice]:
@@ -315,9 +293,7 @@ class HealthReport(Document):
         """
         count = len(self.kinds)
         advice = []
-        for case in self.cases:
-            if case.subject.kind != "device":
-                continue
+        for case in (case for case in self.cases if case.subject.kind == "device"):
             name = case.subject.name
             is_bad = case.verdict is Verdict.BAD
             text = f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
@@ -360,13 +336,41 @@ class HealthReport(Document):
             yield Line(text=sentence(one.text), is_apart=True)
         for note in self.notes:
             yield Line(text=note, tone="advice", is_apart=True)
-        yield from _stage_blocks(self.findings)
+        yield from self._tests()
         if any(one.verdict in _MARKS for one in self.findings):
             yield Line(text=_LEGEND, tone="aside", is_apart=True)
         for place, (name, graded) in enumerate(self.grades.items()):
             yield Line(text=f"{name}: {grade_text(graded)}.", is_apart=not place)
         if not self.grades and "cuda" in self.kinds:
             yield Line(text=HOW_TO_MAKE, tone="aside", is_apart=True)
+
+    def _tests(self) -> Iterator[Block]:
+        """Yield the names of the healthy facts, then the tables of each stage that has values."""
+        facts = [one for one in self.findings if one.stage == "facts" and one.passes]
+        wrong = {one.test for one in facts if one.verdict.is_unhealthy}
+        healthy = {one.test for one in facts if one.verdict is Verdict.HEALTHY}
+        if names := healthy - wrong - {_NO_VERDICT}:
+            text = f"Facts that are as they should be: {', '.join(sorted(names))}."
+            yield Line(text=text, is_apart=True)
+        maps = _pair_maps(self.findings)
+        has_matrices = maps and _LEAST_IN_A_MATRIX <= len(maps[0].names) <= _MOST_IN_A_MATRIX
+        for stage, title in _STAGES.items():
+            # Elsewhere a finding about the cluster says that all are slow alike, which is a case.
+            kinds = ("pair",) if stage == "pairs" else ("device", "node")
+            if stage == "together":
+                kinds = ("node", "cluster")
+            own = [
+                one
+                for one in self.findings
+                if one.stage == stage
+                and one.subject.kind in kinds
+                and one.passes
+                and one.subject.uuids
+            ]
+            if stage == "pairs" and has_matrices:
+                yield from map(_matrix, maps)
+            elif own:
+                yield _stage_table(title, own)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the findings as rows of the table `health`, by column."""
@@ -411,47 +415,19 @@ class HealthReport(Document):
         }
 
 
-def _stage_blocks(findings: Sequence[Finding]) -> Iterator[Table | Line]:
-    """Yield the names of the healthy facts, then the tables of each stage that has values."""
-    facts = [one for one in findings if one.stage == "facts" and one.passes]
-    wrong = {one.test for one in facts if one.verdict.is_unhealthy}
-    healthy = {one.test for one in facts if one.verdict is Verdict.HEALTHY}
-    if names := healthy - wrong - {_NO_VERDICT}:
-        text = f"Facts that are as they should be: {', '.join(sorted(names))}."
-        yield Line(text=text, is_apart=True)
-    maps = pair_maps(findings)
-    has_matrices = maps and _LEAST_IN_A_MATRIX <= len(maps[0].names) <= _MOST_IN_A_MATRIX
-    for stage, title in _STAGES.items():
-        # Elsewhere a finding about the cluster says that all are slow alike, which is a case.
-        kinds = ("pair",) if stage == "pairs" else ("device", "node")
-        if stage == "together":
-            kinds = ("node", "cluster")
-        own = [
-            one
-            for one in findings
-            if one.stage == stage and one.subject.kind in kinds and one.passes and one.subject.uuids
-        ]
-        if stage == "pairs" and has_matrices:
-            yield from map(_matrix, maps)
-        elif own:
-            yield _stage_table(title, own)
-
-
 def _stage_table(title: str, findings: Sequence[Finding]) -> Table:
     """Return the table of a stage: a column for each subject, or ranges where these do not fit."""
-    subjects = list(dict.fromkeys(one.subject.name for one in findings))
-    by_test: dict[tuple[str, str], list[Finding]] = {}
+    by_test: dict[tuple[str, str], dict[str, Finding]] = {}
     for one in findings:
-        by_test.setdefault((one.test, one.unit), []).append(one)
-    range_rows, subject_rows = [], []
+        by_test.setdefault((one.test, one.unit), {})[one.subject.name] = one
+    subjects = list(dict.fromkeys(one.subject.name for one in findings))
+    heads = [Column(title=name, is_text=True) for name in ("test", "unit")]
+    range_rows = []
     for test, own in by_test.items():
-        values = [one.value for one in own if one.value is not None]
+        values = [one.value for one in own.values() if one.value is not None]
         ends = [figure(of(values)) for of in (min, median, max)] if values else ["", "", ""]
-        outliers = [f"{one.subject.name} {marked(one)}" for one in own if one.verdict in _MARKS]
+        outliers = [f"{name} {_marked(one)}" for name, one in own.items() if one.verdict in _MARKS]
         range_rows.append((*test, *ends, some(outliers, _MOST_OUTLIERS)))
-        cells = {one.subject.name: marked(one) for one in own}
-        subject_rows.append((*test, *(cells.get(name, "") for name in subjects)))
-    heads = tuple(Column(title=name, is_text=True) for name in ("test", "unit"))
     ranges = Table(
         columns=(
             *heads,
@@ -463,17 +439,27 @@ def _stage_table(title: str, findings: Sequence[Finding]) -> Table:
     )
     if len(subjects) > _MOST_COLUMNS:
         return ranges
-    columns = (*heads, *(Column(title=name) for name in short_names(subjects)))
-    return Table(columns=columns, rows=tuple(subject_rows), kind=title, narrower=ranges)
+    return Table(
+        columns=(*heads, *(Column(title=name) for name in _short_names(subjects))),
+        rows=tuple(
+            (*test, *(_marked(own[name]) if name in own else "" for name in subjects))
+            for test, own in by_test.items()
+        ),
+        kind=title,
+        narrower=ranges,
+    )
 
 
-def marked(finding: Finding) -> str:
+def _marked(finding: Finding) -> str:
     """Return the value after its mark: `! 470`; an empty text where it has neither."""
-    value = "" if finding.value is None else figure(finding.value)
-    return f"{_MARKS.get(finding.verdict, '')} {value}".strip()
+    return f"{_MARKS.get(finding.verdict, '')} {_value(finding)}".strip()
 
 
-def short_names(names: Sequence[str]) -> list[str]:
+def _value(finding: Finding) -> str:
+    return "" if finding.value is None else figure(finding.value)
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
     """Return the names without their host, as "GPU 3", where several names share one host.
 
     Else the names as they are. names: one at least.
@@ -484,7 +470,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairMap:
+class _PairMap:
     """The findings of one test of pairs of devices.
 
     title: as "copy 256 MiB, GB/s". names: of the devices, in the order of hosts and indices.
@@ -496,7 +482,7 @@ class PairMap:
     findings: Mapping[tuple[str, str], Finding]
 
 
-def pair_maps(findings: Sequence[Finding]) -> list[PairMap]:
+def _pair_maps(findings: Sequence[Finding]) -> list[_PairMap]:
     """Return a map for each test of pairs; pairs on a node and between nodes are in the same."""
     by_test: dict[str, dict[tuple[str, str], Finding]] = {}
     for one in findings:
@@ -513,7 +499,7 @@ def pair_maps(findings: Sequence[Finding]) -> list[PairMap]:
         return [(int(word), "") if word.isdigit() else (-1, word) for word in name.split()]
 
     return [
-        PairMap(
+        _PairMap(
             title=title,
             names=sorted({name for pair in found for name in pair}, key=natural_order),
             findings=found,
@@ -522,23 +508,18 @@ def pair_maps(findings: Sequence[Finding]) -> list[PairMap]:
     ]
 
 
-def _matrix(pairs: PairMap) -> Table:
+def _matrix(pairs: _PairMap) -> Table:
     """Return a row for each sender, a column for each receiver, "-" where nothing was measured."""
-    rows = [
-        (
-            short,
-            *(
-                marked(pairs.findings[start, end]) if (start, end) in pairs.findings else "-"
-                for end in pairs.names
-            ),
-        )
-        for start, short in zip(pairs.names, short_names(pairs.names), strict=True)
+    names, short, found = pairs.names, _short_names(pairs.names), pairs.findings
+    cells = [
+        [_marked(found[start, end]) if (start, end) in found else "-" for end in names]
+        for start in names
     ]
-    columns = (
-        Column(title="from / to", is_text=True),
-        *(Column(title=short) for short in short_names(pairs.names)),
+    return Table(
+        columns=(Column(title="from / to", is_text=True), *(Column(title=one) for one in short)),
+        rows=tuple((start, *row) for start, row in zip(short, cells, strict=True)),
+        kind=f"Pairs: {pairs.title}",
     )
-    return Table(columns=columns, rows=tuple(rows), kind=f"Pairs: {pairs.title}")
 
 
 def export(report: HealthReport, kind: str) -> str:
@@ -617,47 +598,45 @@ def health_figures(report: HealthReport) -> list[Figure]:
 
     The chart of pairs is left out where fewer than four devices were paired.
     """
-    found = (_pair_figure(report), _device_figure(report))
-    return [one for one in found if one is not None]
+    figures = []
+    maps = [one for one in _pair_maps(report.findings) if len(one.names) >= _LEAST_DEVICES_IN_A_MAP]
+    if maps:
+        pairs = Figure(
+            anchor="pairs",
+            title="Pairs",
+            note="From the device of the row to that of the column. Colours: the time against the "
+            "median of the similar pairs, those on a node and those between nodes apart. ! bad, "
+            "? suspect.",
+            panels=[_heat_map(one) for one in maps],
+            table=Table(
+                columns=tuple(
+                    Column(title=name, is_text=name != "value")
+                    for name in ("what", "from", "to", "value")
+                ),
+                rows=tuple(
+                    (one.title, *pair, _value(found))
+                    for one in maps
+                    for pair, found in one.findings.items()
+                ),
+            ),
+        )
+        figures.append(pairs)
+    compared = [
+        one for one in report.findings if one.subject.kind == "device" and one.ratio is not None
+    ]
+    if compared:
+        unhealthy = {case.subject.name for case in report.cases}
+        figures.append(_device_figure(compared, unhealthy))
+    return figures
 
 
-def _pair_figure(report: HealthReport) -> Figure | None:
-    """Return a heat map for each `PairMap` of four devices or more; None where there is none."""
-    maps = [one for one in pair_maps(report.findings) if len(one.names) >= _LEAST_DEVICES_IN_A_MAP]
-    if not maps:
-        return None
-    note = (
-        "From the device of the row to that of the column. Colours: the time against the median "
-        "of the similar pairs, those on a node and those between nodes apart. ! bad, ? suspect."
-    )
-    if len(maps) > _MOST_MAPS:
-        note += f" {len(maps) - _MOST_MAPS} more maps are in the table."
-    return Figure(
-        anchor="pairs",
-        title="Pairs",
-        note=note,
-        panels=[_heat_map(one) for one in maps[:_MOST_MAPS]],
-        table=make_table(
-            [
-                (one.title, *pair, _value(found))
-                for one in maps
-                for pair, found in one.findings.items()
-            ],
-            [
-                (Column(title=name, is_text=name != "value"), itemgetter(place))
-                for place, name in enumerate(("what", "from", "to", "value"))
-            ],
-        ),
-    )
-
-
-def _heat_map(pairs: PairMap) -> Panel:
+def _heat_map(pairs: _PairMap) -> Panel:
     """Return the heat map of one test: a cell for each pair of the first 32 devices.
 
     Unhealthy pairs are outlined; up to 8 devices the values are written into the cells.
     """
     drawn = pairs.names[:_MOST_DEVICES_IN_A_MAP]
-    short = dict(zip(drawn, short_names(drawn), strict=True))
+    short = dict(zip(drawn, _short_names(drawn), strict=True))
     has_text = len(drawn) <= _MOST_WITH_TEXT
     similar: dict[str, list[float]] = {}
     for one in pairs.findings.values():
@@ -674,7 +653,7 @@ def _heat_map(pairs: PairMap) -> Panel:
                 "x": short[end],
                 "y": short[start],
                 "excess": round(ratio - 1, 4),
-                "text": marked(one) if has_text else marked(replace(one, value=None)),
+                "text": _marked(one) if has_text else _marked(replace(one, value=None)),
                 "is_marked": one.verdict is not Verdict.HEALTHY,
                 "tip": f"{start} to {end}\n{figure(value)} {one.unit}, {change} "
                 "than the median of similar pairs",
@@ -689,32 +668,27 @@ def _heat_map(pairs: PairMap) -> Panel:
         names_axis(labels, **shown),
         by_threshold("excess", _STEPS, "time against the median"),
         title=pairs.title,
-        height=max(150, min(550, 30 * len(labels) + 80)),
+        height=max(70, min(470, 30 * len(labels))),
         inverse=f"datum.excess < {_STEPS[0]} || datum.excess >= {_STEPS[-1]}",
     )
 
 
-def _device_figure(report: HealthReport) -> Figure | None:
+def _device_figure(compared: Sequence[Finding], unhealthy: Collection[str]) -> Figure:
     """Return the chart with a mark for each test of each device, by its time against the others.
 
-    None where no devices were compared. Of more than 40 devices it shows 40, unhealthy ones first.
+    Of more than 40 devices it shows 40, unhealthy ones first. compared: findings with a ratio, one
+    at least. unhealthy: names of devices.
     """
-    compared = [
-        one for one in report.findings if one.subject.kind == "device" and one.ratio is not None
-    ]
-    if not compared:
-        return None
     names = shown = list(dict.fromkeys(one.subject.name for one in compared))
     if len(names) > _MOST_DEVICES:
-        unhealthy = {case.subject.name for case in report.cases}
         shown = sorted(names, key=lambda name: name not in unhealthy)[:_MOST_DEVICES]
-    short = dict(zip(shown, short_names(shown), strict=True))
+    short = dict(zip(shown, _short_names(shown), strict=True))
     marks: list[Mark] = [
         {
             "y": short[one.subject.name],
             "x": round(min(one.ratio or 1.0, 100.0), 4),
             "line": one.verdict.value if one.verdict.is_slow else _LIKE_THE_OTHERS,
-            "tip": plain_text.plain(f"{one.subject.name}, {one.test}:")
+            "tip": formatting.plain(f"{one.subject.name}, {one.test}:")
             + f"\n{_value(one)} {one.unit}, {one.ratio:.2f} times the time of similar devices",
         }
         for one in compared
@@ -734,14 +708,15 @@ def _device_figure(report: HealthReport) -> Figure | None:
         ),
         names_axis(list(short.values()), grid=True),
         _SHAPES,
-        height=max(110, min(900, 22 * len(short) + 60)),
+        height=max(50, min(840, 22 * len(short))),
         level=(BAD_RATIO, "bad") if domain[1] > BAD_RATIO else None,
     )
     more = f" The first {len(shown)} of {len(names)}." if len(shown) < len(names) else ""
     return Figure(
         anchor="devices",
         title="Devices",
-        note=_DEVICES_NOTE + more,
+        note="Each mark is a test: the time that the device takes, against the median of the "
+        f"similar devices, or the fastest of fewer than four. Above 1 is slower.{more}",
         panels=[panel],
         table=make_table(
             compared,
@@ -754,7 +729,3 @@ def _device_figure(report: HealthReport) -> Figure | None:
             ],
         ),
     )
-
-
-def _value(finding: Finding) -> str:
-    return "" if finding.value is None else figure(finding.value)

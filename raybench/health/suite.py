@@ -15,12 +15,11 @@ from typing import Any, Literal, get_args
 
 from raybench.job import registry
 from raybench.job.point import RUN_SETTINGS, USUAL_PRECISIONS, Point, Precision, Scalar
-from raybench.records import Device
+from raybench.records import Device, DeviceKind
 from raybench.records.devices import Stage, Subject, SubjectKind, is_time
 from raybench.workloads.collective import groups_text
 from raybench.workloads.pairs import Pair, pairs_of_turn, pairs_text, turns
 
-DeviceKind = Literal["cuda", "cpu"]
 # What is read of the record of a point: a figure of each rank, the same and whether its product is
 # bit-identical, of each pair, of each group, or the parts of each rank's training step.
 Reads = Literal["ranks", "bits", "pairs", "groups", "parts"]
@@ -104,34 +103,31 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
-def _gemm(precision: Precision, size: int, floor: float, *, cuda_graph: bool = False) -> HealthTest:
+def _product(
+    workload: Literal["gemm", "same_bits"],
+    precision: Precision,
+    size: int,
+    floor: float,
+    *,
+    cuda_graph: bool = False,
+) -> HealthTest:
     """Return the test of the rate of square matrix products, alone on each device.
 
-    floor: noise on healthy devices, as a share. cuda_graph: replay the product from a graph.
+    same_bits: also that all devices of a model get the same bits. floor: noise on healthy devices,
+    as a share. cuda_graph: replay the product from a graph.
     """
+    is_gemm = workload == "gemm"
     return HealthTest(
-        name=f"gemm {precision} {size}",
+        name=f"{workload.replace('_', ' ')} {precision} {size}",
         stage="alone",
         unit="TFLOP/s",
         floor=floor,
-        workload="gemm",
-        params={"m": size, "n": size, "k": size},
+        workload=workload,
+        params=dict.fromkeys("mnk", size) if is_gemm else {"size": size},
         precision=precision,
         cuda_graph=cuda_graph,
+        reads="ranks" if is_gemm else "bits",
         device_bytes=16 * size**2,
-    )
-
-
-def _same_bits(
-    precision: Precision, size: int, floor: float, *, cuda_graph: bool = False
-) -> HealthTest:
-    """Return the test that all devices of a model get the same bits of a product; also its rate."""
-    return replace(
-        _gemm(precision, size, floor, cuda_graph=cuda_graph),
-        name=f"same bits {precision} {size}",
-        workload="same_bits",
-        params={"size": size},
-        reads="bits",
     )
 
 
@@ -158,8 +154,6 @@ _LAUNCH = HealthTest(
     workload="launch",
     params={"wait": False},
 )
-# From a launch until the host knows that it is done.
-_LAUNCH_AND_WAIT = replace(_LAUNCH, name="launch and wait", params={"wait": True})
 
 
 def _host_copies(direction: str) -> tuple[HealthTest, HealthTest]:
@@ -226,15 +220,14 @@ def _all_reduces(size_bytes: int, floor: float, **changes: Any) -> tuple[HealthT
         name=f"all_reduce {size_text(size_bytes)}",
         stage="together",
         subjects="node",
-        unit="GB/s",
         floor=floor,
         workload="grouped_collective",
         params={"size_bytes": size_bytes},
         run_on="groups by node",
         reads="groups",
         device_bytes=size_bytes,
+        **{"unit": "GB/s", **changes},
     )
-    in_nodes = replace(in_nodes, **changes)
     return in_nodes, replace(in_nodes, subjects="cluster", run_on="one group over nodes")
 
 
@@ -247,32 +240,16 @@ _SMOKE = HealthTest(
     bad_ratio=_HOST_BAD_RATIO,
     workload="smoke",
 )
-
-
-def _training_step(
-    hidden: int, layers: int, precision: Precision, batch_size: int, floor: float
-) -> HealthTest:
-    """Return the test of the time that a rank computes in a training step of an MLP, in ms.
-
-    batch_size: samples per rank.
-    """
-    return HealthTest(
-        name=COMPUTE_TEST,
-        stage="straggler",
-        unit="ms",
-        floor=floor,
-        workload="mlp",
-        params={"hidden": hidden, "layers": layers},
-        precision=precision,
-        batch_size=batch_size,
-        reads="parts",
-    )
+# The time that a rank computes in a training step of an MLP.
+_STEP = HealthTest(
+    name=COMPUTE_TEST, stage="straggler", unit="ms", floor=0.1, workload="mlp", reads="parts"
+)
 
 
 def _burn_in(product: HealthTest, all_reduce: HealthTest) -> tuple[HealthTest, HealthTest]:
     """Return the two tests that a burn-in alternates, made from tests of the other stages.
 
-    product: one of `_same_bits`, on each device. all_reduce: becomes one over all devices.
+    product: one of same bits, on each device. all_reduce: becomes one over all devices.
     """
     return (
         replace(product, name=product.name.replace("same bits", "burn-in product"), stage=BURN_IN),
@@ -280,30 +257,30 @@ def _burn_in(product: HealthTest, all_reduce: HealthTest) -> tuple[HealthTest, H
     )
 
 
-def _gpu_gemm_floor(precision: Precision, size: int) -> float:
-    """Return the noise of the rate of a square product on healthy GPUs, as a share.
-
-    Products on tensor cores from 2048 on draw all the power that a GPU may have: healthy H200s of
-    one host differ by 6 % then (tf32 2048: 336 and 356 TFLOP/s in health-20261122-193240-9d20).
-    """
-    return 0.025 if precision is not Precision.FP32 and size >= 2048 else 0.01
-
-
 # The floors are from the committed runs. CPU workers share cores and caches with whatever else runs
 # on their host. A training step's own part took 5.4 and 6.2 ms on one H200 in two checks six
 # minutes apart. Work that is shorter than its launch is replayed from a CUDA graph on GPUs.
+# Products on tensor cores from 2048 on draw all the power that a GPU may have: healthy H200s of
+# one host differ by 6 % then (tf32 2048: 336 and 356 TFLOP/s in health-20261122-193240-9d20).
 SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
     "cuda": (
         *(
-            _gemm(precision, size, _gpu_gemm_floor(precision, size), cuda_graph=size <= 2048)
+            _product(
+                "gemm",
+                precision,
+                size,
+                0.025 if precision is not Precision.FP32 and size >= 2048 else 0.01,
+                cuda_graph=size <= 2048,
+            )
             for precision in USUAL_PRECISIONS
             for size in (256, 512, 1024, 2048, 8192)
         ),
         *(_memory(size_bytes, 0.005) for size_bytes in (10**8, 5 * 10**8, 10**9)),
-        _LAUNCH_AND_WAIT,
+        # From a launch until the host knows that it is done.
+        replace(_LAUNCH, name="launch and wait", params={"wait": True}),
         _LAUNCH,
-        _same_bits(Precision.FP32, 2048, 0.01, cuda_graph=True),
-        _same_bits(Precision.BF16, 2048, 0.025, cuda_graph=True),
+        _product("same_bits", Precision.FP32, 2048, 0.01, cuda_graph=True),
+        _product("same_bits", Precision.BF16, 2048, 0.025, cuda_graph=True),
         *_host_copies("h2d"),
         *_host_copies("d2h"),
         *_host_copies("both"),
@@ -315,24 +292,30 @@ SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
         *_all_reduces(32 * _MIB, 0.02),
         *_all_reduces(2**30, 0.02),
         _SMOKE,
-        _training_step(4096, 8, Precision.BF16, batch_size=1024, floor=0.04),
-        *_burn_in(_same_bits(Precision.BF16, 8192, 0.01), _all_reduces(2**30, 0.02)[1]),
+        replace(
+            _STEP,
+            params={"hidden": 4096, "layers": 8},
+            precision=Precision.BF16,
+            batch_size=1024,
+            floor=0.04,
+        ),
+        *_burn_in(_product("same_bits", Precision.BF16, 8192, 0.01), _all_reduces(2**30, 0.02)[1]),
     ),
     # A CPU worker has no link to its host, and no copy from the memory of another one.
     "cpu": (
-        *(_gemm(Precision.FP32, size, 0.1) for size in (256, 512, 1024)),
+        *(_product("gemm", Precision.FP32, size, 0.1) for size in (256, 512, 1024)),
         # Above most caches and soon done.
         _memory(16 * 10**6, 0.1),
         _LAUNCH,
-        _same_bits(Precision.FP32, 256, 0.1),
+        _product("same_bits", Precision.FP32, 256, 0.1),
         *_pair_tests("send", 4 * _MIB, 0.15),
         _LATENCY,
         *_all_reduces(2**15, 0.2, unit="µs", bad_ratio=_HOST_BAD_RATIO),
         *_all_reduces(_MIB, 0.15),
         *_all_reduces(8 * _MIB, 0.15),
         _SMOKE,
-        _training_step(256, 4, Precision.FP32, batch_size=64, floor=0.1),
-        *_burn_in(_same_bits(Precision.FP32, 512, 0.1), _all_reduces(8 * _MIB, 0.15)[1]),
+        replace(_STEP, params={"hidden": 256, "layers": 4}, batch_size=64),
+        *_burn_in(_product("same_bits", Precision.FP32, 512, 0.1), _all_reduces(8 * _MIB, 0.15)[1]),
     ),
 }
 

@@ -4,24 +4,28 @@ A subject is compared with similar ones in the same passes (`raybench.stats.outl
 than four are similar there is no spread: then it is compared with the fastest of them, with its own
 past, and with what its model reaches elsewhere. No such comparison sees what makes all of them
 slow: for that all together are compared with what their model reaches elsewhere.
+
+A device is the root cause of slow pairs when it is slow with two partners or more that are fast
+with others, and with more than half of its partners; otherwise the path between the two devices is.
+Nodes come before devices: a node whose devices are all slow with other nodes is one root cause.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from raybench.analysis.references import SHIPPED, References, peak_of
 from raybench.health.readings import ACTIONS, Group, Reading, devices_by_uuid, group_readings
-from raybench.health.references import Elsewhere, ValueRange
+from raybench.health.references import Elsewhere
 from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, device_subjects
 from raybench.records import Device
-from raybench.records.devices import Action, Finding, Subject, Verdict, figure
+from raybench.records.devices import Action, Finding, Subject, SubjectKind, Verdict, figure
 from raybench.report.formatting import some
 from raybench.stats.outliers import (
     LEAST_ALIKE,
@@ -45,7 +49,6 @@ _SLOWING_NCCL = (
 )
 _SLOWING_KERNELS = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE")
 _STAGES_OF_NCCL = ("pairs", "together", "smoke", "straggler", "burn-in")
-_OFF = ("", "0")
 _LEAST_PARTNERS = 2
 # A rank is late where the others wait for it for more than this share of a step, and for more than
 # so many floors of the test, in each pass.
@@ -54,8 +57,6 @@ _PATH = "the path between the two is to blame"
 
 # Two devices or two nodes.
 _Edge = frozenset[str]
-# The slow pairs that a root cause explains, and the finding about it.
-_Cause = tuple[Sequence[Finding], Finding]
 
 
 def judge(
@@ -66,7 +67,8 @@ def judge(
 ) -> tuple[Finding, ...]:
     """Return a finding for each subject in each test, with its root cause and what to do about it.
 
-    Then findings about what several subjects share: a slow model, a node, a path, other programs.
+    Then findings about what several subjects share: a slow model, a model without references and
+    earlier checks, other programs, a node, a path.
     devices: those that were checked. past: findings of earlier checks, each with the id of its run;
     only healthy ones with a value count.
     """
@@ -74,17 +76,27 @@ def judge(
     known = devices_by_uuid(devices)
     groups = group_readings(readings, known)
     elsewhere = Elsewhere(past, references)
-    comparisons = _compare([group for group in groups if group.test.is_compared])
-    compared = iter(comparisons)
+    compared = _compare([group for group in groups if group.test.is_compared])
+    remaining = iter(compared)
     findings: list[Finding] = []
     for group in groups:
-        if group.test.is_compared:
-            findings += _compared_findings(next(compared), elsewhere)
-        else:
-            findings += _fact_findings(group)
-    findings += _unknown_models(comparisons, elsewhere)
+        findings += _findings(group, next(remaining) if group.test.is_compared else None, elsewhere)
+    by_model: dict[str, list[Group]] = {}
+    for one in compared:
+        by_model.setdefault(one.group.model, []).append(one.group)
+    for model, own in by_model.items():
+        if not any(elsewhere.of_model(group) for group in own):
+            unknown = Finding(
+                test=EXPECTED_TEST,
+                stage=own[0].test.stage,
+                subject=Subject(kind="cluster", uuids=(), name=f"all {model}", model=model),
+                passes=0,
+                verdict=Verdict.UNKNOWN,
+                reason=f"no figures of {model} are known here: that all are slow would not be seen",
+            )
+            findings.append(unknown)
     findings += _other_programs(readings, devices)
-    findings = find_root_causes(findings, groups, known)
+    findings = _explain_waiting(_explain_pairs(findings, known), groups)
     return tuple(_with_action(finding, known) for finding in findings)
 
 
@@ -128,45 +140,57 @@ def _compare(groups: Sequence[Group]) -> list[_Comparison]:
     return found
 
 
-def _healthy(group: Group) -> Iterator[Finding]:
-    """Yield a healthy finding for each subject of a group, in order, to be changed by the caller.
+def _findings(
+    group: Group, compared: _Comparison | None, elsewhere: Elsewhere
+) -> Iterator[Finding]:
+    """Yield the finding of each subject of a group, in order.
 
-    With the median of the passes; its value is None where no pass has one.
+    Last one about all of them, where all are slower than their model elsewhere. compared: None for
+    a test without comparison, where only a problem is wrong; a subject without one and without a
+    value is unknown there.
     """
+    test = group.test
+    alike = _all_slow(compared, elsewhere) if compared else None
     passes = (~np.isnan(group.values)).sum(axis=0).tolist()
-    for subject, count, value in zip(group.subjects, passes, group.typical.tolist(), strict=True):
-        yield Finding(
-            test=group.test.name,
-            stage=group.test.stage,
+    for column, subject in enumerate(group.subjects):
+        has_value = passes[column] > 0
+        finding = Finding(
+            test=test.name,
+            stage=test.stage,
             subject=subject,
-            passes=count,
-            value=value if count else None,
-            unit=group.test.unit,
+            passes=passes[column],
+            value=float(group.typical[column]) if has_value else None,
+            unit=test.unit,
+            expected=_expected_words(compared) if compared else "",
+            ratio=float(compared.ratios[column])
+            if compared and has_value and len(passes) > 1
+            else None,
             verdict=Verdict.HEALTHY,
         )
-
-
-def _compared_findings(one: _Comparison, elsewhere: Elsewhere) -> Iterator[Finding]:
-    """Yield the finding of each subject of a group whose values are compared.
-
-    Last one about all of them, where all are slower than their model elsewhere.
-    """
-    group = one.group
-    ratios = one.ratios.tolist()
-    expected = _expected_words(one)
-    alike = _all_slow(one, elsewhere)
-    for column, finding in enumerate(_healthy(group)):
-        is_compared = len(group.subjects) > 1 and finding.value is not None
-        ratio = ratios[column] if is_compared else None
-        finding = replace(finding, expected=expected, ratio=ratio)
-        if column in group.problems or finding.value is None:
-            yield replace(finding, ratio=None, **_with_problem(group, column, finding.value))
-        elif one.is_slow[column]:
-            yield replace(finding, **_slow(finding, one))
-        elif one.peers is None and alike is None:
-            yield replace(finding, **_against_elsewhere(finding, group, elsewhere))
-        else:
-            yield finding
+        changes: dict[str, Any] = {}
+        if column in group.problems or (compared and not has_value):
+            changes = {**_with_problem(group, column, finding.value), "ratio": None}
+            if not compared and ACTIONS.get(test.name) in (Action.WATCH, Action.SETTING):
+                changes["verdict"] = Verdict.SUSPECT
+        elif compared is None and not has_value:
+            changes = {"verdict": Verdict.UNKNOWN, "reason": "nothing here tells it"}
+        elif compared and compared.is_slow[column]:
+            ratio = finding.ratio or 0.0
+            evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
+            if compared.peers is not None:
+                evidence.append(f"the others spread by {compared.peers.sigma:.1%}")
+                if compared.peers.is_divided:
+                    slow = int(compared.is_slow.sum())
+                    others = len(passes) - slow
+                    evidence.append(f"one of {slow} that are slower than the other {others}")
+            changes = {
+                "verdict": Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
+                "reason": f"takes {_times(ratio)} as long as those alike",
+                "evidence": "; ".join(evidence),
+            }
+        elif compared and compared.peers is None and alike is None:
+            changes = _against_elsewhere(finding, group, elsewhere)
+        yield replace(finding, **changes)
     if alike is not None:
         yield alike
 
@@ -184,27 +208,9 @@ def _expected_words(one: _Comparison) -> str:
         best = np.nanmin(typical) if one.group.test.is_time else np.nanmax(typical)
         return f"{figure(float(best))} {unit}, the best of {count} alike"
     among = one.peers.is_reference & ~np.isnan(typical)
+    fastest = f"the {int(among.sum())} fastest of " if one.peers.is_divided else ""
     middle = figure(float(np.median(typical[among])))
-    if one.peers.is_divided:
-        return f"{middle} {unit}, the median of the {int(among.sum())} fastest of {count} alike"
-    return f"{middle} {unit}, the median of {count} alike"
-
-
-def _slow(finding: Finding, one: _Comparison) -> dict[str, Any]:
-    """Return the fields, for `replace`, that make a healthy finding one of a slow subject."""
-    ratio = finding.ratio or 0.0
-    evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
-    if one.peers is not None:
-        evidence.append(f"the others spread by {one.peers.sigma:.1%}")
-        if one.peers.is_divided:
-            count = int(one.is_slow.sum())
-            others = len(one.is_slow) - count
-            evidence.append(f"one of {count} that are slower than the other {others}")
-    return {
-        "verdict": Verdict.BAD if ratio > one.group.test.bad_ratio else Verdict.SUSPECT,
-        "reason": f"takes {_times(ratio)} as long as those alike",
-        "evidence": "; ".join(evidence),
-    }
+    return f"{middle} {unit}, the median of {fastest}{count} alike"
 
 
 def _with_problem(group: Group, column: int, value: float | None) -> dict[str, Any]:
@@ -232,23 +238,6 @@ def _with_problem(group: Group, column: int, value: float | None) -> dict[str, A
     return {"verdict": Verdict.UNTESTED, "reason": reason}
 
 
-def _fact_findings(group: Group) -> Iterator[Finding]:
-    """Yield the finding of each subject in a test without comparison: wrong is what has a problem.
-
-    Unknown where there is neither a problem nor a value.
-    """
-    for column, finding in enumerate(_healthy(group)):
-        if column in group.problems:
-            changes = _with_problem(group, column, finding.value)
-            if ACTIONS.get(group.test.name) in (Action.WATCH, Action.SETTING):
-                changes = {**changes, "verdict": Verdict.SUSPECT}
-            yield replace(finding, **changes)
-        elif finding.value is None:
-            yield replace(finding, verdict=Verdict.UNKNOWN, reason="nothing here tells it")
-        else:
-            yield finding
-
-
 def _against_elsewhere(finding: Finding, group: Group, elsewhere: Elsewhere) -> dict[str, Any]:
     """Return the fields, for `replace`, of the finding of a subject with fewer than four peers.
 
@@ -256,8 +245,9 @@ def _against_elsewhere(finding: Finding, group: Group, elsewhere: Elsewhere) -> 
     is slower, unknown where there is neither these nor a peer.
     """
     value, test = finding.value or 0.0, group.test
-    own, others = elsewhere.of_subject(finding.subject, test), elsewhere.of_model(group)
-    for found in filter(None, (own, others)):
+    ranges = [elsewhere.of_subject(finding.subject, test), elsewhere.of_model(group)]
+    known = [found for found in ranges if found]
+    for found in known:
         if ratio := found.excess(value, test):
             return {
                 "verdict": Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
@@ -265,10 +255,8 @@ def _against_elsewhere(finding: Finding, group: Group, elsewhere: Elsewhere) -> 
                 "reason": f"takes {_times(ratio)} as long as it should",
                 "ratio": ratio if finding.subject.kind == "device" else finding.ratio,
             }
-    best_known: ValueRange | None = own or others
-    words = best_known.words(test.unit) if best_known else ""
-    expected = "; ".join(filter(None, (finding.expected, words)))
-    if expected:
+    words = [finding.expected, *(found.words(test.unit) for found in known[:1])]
+    if expected := "; ".join(filter(None, words)):
         return {"expected": expected}
     peak = peak_of(group.model, {"test": test.name})
     note = f"; its datasheet says {figure(peak)} {test.unit}" if peak else ""
@@ -285,53 +273,42 @@ def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
     None where they are not, for a single subject, and where nothing is known of the model. Subjects
     that are slow beside the others do not count.
     """
-    group = one.group
+    group, test = one.group, one.group.test
     sound = group.typical[~np.isnan(group.typical) & ~one.is_slow]
     found = elsewhere.of_model(group)
     if len(group.subjects) < 2 or found is None or not len(sound):
         return None
-    best = float(sound.min() if group.test.is_time else sound.max())
+    best = float(sound.min() if test.is_time else sound.max())
     middle = float(np.median(sound))
-    ratio = found.excess(best if one.peers is None else middle, group.test)
+    ratio = found.excess(best if one.peers is None else middle, test)
     if ratio is None:
         return None
-    noun = "pairs of " if group.test.subjects == "pair" else ""
-    uuids = tuple(dict.fromkeys(uuid for subject in group.subjects for uuid in subject.uuids))
+    noun = "pairs of " if test.subjects == "pair" else ""
     return Finding(
-        test=group.test.name,
-        stage=group.test.stage,
+        test=test.name,
+        stage=test.stage,
         subject=Subject(
             kind="cluster",
-            uuids=uuids,
+            uuids=tuple(dict.fromkeys(uuid for one in group.subjects for uuid in one.uuids)),
             name=f"{_both_or_all(len(group.subjects))} {noun}{group.model}",
             model=group.model,
         ),
         passes=group.values.shape[0],
         value=middle,
-        unit=group.test.unit,
-        expected=found.words(group.test.unit),
+        unit=test.unit,
+        expected=found.words(test.unit),
         verdict=Verdict.SUSPECT,
         reason=f"all are slow alike: {_times(ratio)} as long as this model takes elsewhere",
         evidence="none stands out, so what they share is likelier than a fault of each",
     )
 
 
-def _unknown_models(compared: Iterable[_Comparison], elsewhere: Elsewhere) -> Iterator[Finding]:
-    """Yield an unknown finding for each model with neither references nor three earlier checks."""
-    groups: dict[str, list[Group]] = {}
-    for one in compared:
-        groups.setdefault(one.group.model, []).append(one.group)
-    for model, own in groups.items():
-        if any(elsewhere.of_model(group) for group in own):
-            continue
-        yield Finding(
-            test=EXPECTED_TEST,
-            stage=own[0].test.stage,
-            subject=Subject(kind="cluster", uuids=(), name=f"all {model}", model=model),
-            passes=0,
-            verdict=Verdict.UNKNOWN,
-            reason=f"no figures of {model} are known here: that all are slow would not be seen",
-        )
+def _both_or_all(count: int) -> str:
+    return "both" if count == 2 else f"all {count}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f} times" if ratio < 100 else "over 100 times"
 
 
 def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> Iterator[Finding]:
@@ -343,13 +320,11 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
     disturbed = [one for one in points.values() if one.other_programs]
     if not disturbed or len(disturbed) < _LEAST_DISTURBED * len(points):
         return
-    programs = list(dict.fromkeys(text for one in disturbed for text in one.other_programs))
-    noun = "GPU" if devices[0].kind == "cuda" else "CPU worker"
-    count = len(devices)
-    command = "ps -eo pcpu,psr,pid,user,comm --sort=-pcpu | head"
+    programs = dict.fromkeys(text for one in disturbed for text in one.other_programs)
+    noun, command = "CPU worker", "ps -eo pcpu,psr,pid,user,comm --sort=-pcpu | head"
     if devices[0].kind == "cuda":
-        command = "nvidia-smi -q -d PIDS"
-    hosts = " and on ".join(dict.fromkeys(device.host for device in devices))
+        noun, command = "GPU", "nvidia-smi -q -d PIDS"
+    count = len(devices)
     yield Finding(
         test=OTHER_PROGRAMS_TEST,
         stage=disturbed[0].test.stage,
@@ -364,249 +339,129 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
         unit="% of points",
         verdict=Verdict.SUSPECT,
         reason=f"used by other programs in {len(disturbed)} of {len(points)} points",
-        evidence="; ".join(programs[:_MOST_PROGRAMS]),
+        evidence="; ".join(list(programs)[:_MOST_PROGRAMS]),
         action=Action.SETTING,
-        command=f"{command}  # on {hosts}",
+        command=f"{command}  # on {_hosts(devices)}",
     )
 
 
-def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
-    """Return the finding with an action and commands.
-
-    Unchanged where it is healthy or unknown, has a culprit, or has an action already.
-    """
-    if finding.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN) or finding.culprit or finding.action:
-        return finding
-    action, commands = _advise(finding, known)
-    return replace(finding, action=action, command="\n".join(commands))
+def _hosts(devices: Sequence[Device]) -> str:
+    return " and on ".join(dict.fromkeys(device.host for device in devices))
 
 
-def _both_or_all(count: int) -> str:
-    return "both" if count == 2 else f"all {count}"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f} times" if ratio < 100 else "over 100 times"
-
-
-def _advise(finding: Finding, known: Mapping[str, Device]) -> tuple[Action, Sequence[str]]:
-    """Return the action for a finding that is not healthy, and commands to type, a line each.
-
-    known: devices as of `devices_by_uuid`.
-    """
-    devices = [known[uuid] for uuid in finding.subject.uuids if uuid in known]
-    kind, stage = finding.subject.kind, finding.stage
-    action = Action.WATCH
-    if stage == "facts":
-        action = ACTIONS.get(finding.test, Action.WATCH)
-    elif finding.verdict is Verdict.UNTESTED or finding.test == WAIT_TEST or not devices:
-        action = Action.WATCH
-    elif kind in ("node", "cluster") and (names := _slowing_variables(finding, devices)):
-        return Action.SETTING, [f"unset {' '.join(names)}"]
-    elif kind == "cluster":
-        # What all devices share.
-        topology = f"nvidia-smi topo -m; numactl --hardware; lscpu  # on {devices[0].host}"
-        return action, [topology if stage == "host-links" else "raybench doctor"]
-    elif kind in ("pair", "node"):
-        return action, [_look_at_path(devices)]
-    elif finding.ratio is not None or finding.value is None:
-        return _about_slow(finding, devices[0])
-    elif finding.verdict is not Verdict.SUSPECT:
-        # Wrong results; suspect is a device of which some passes failed.
-        action = Action.REPLACE
-    return action, _commands(action, devices)
-
-
-def _about_slow(finding: Finding, device: Device) -> tuple[Action, Sequence[str]]:
-    """Return action and commands for a slow device: other programs, a power limit, or itself."""
-    if device.kind == "cpu":
-        return Action.WATCH, [f"ps -eo pcpu,psr,pid,comm --sort=-pcpu | head  # on {device.host}"]
-    at = f"-i {device.index}  # on {device.host}"
-    is_bad = finding.verdict is Verdict.BAD
-    if finding.stage == "host-links":
-        return Action.RESET if is_bad else Action.WATCH, [f"nvidia-smi -q {at}, GPU Link Info"]
-    if device.other_processes:
-        return Action.SETTING, [f"nvidia-smi -q -d PIDS {at}"]
-    cap, default = device.power_cap_w, device.power_cap_default_w
-    if cap is not None and default is not None and cap < default:
-        return Action.SETTING, [f"nvidia-smi --power-limit={default:g} {at}"]
-    if not is_bad:
-        return Action.WATCH, ["raybench health --only alone --burn-in 10m"]
-    return Action.RESET, _commands(Action.RESET, [device])
-
-
-def _commands(action: Action, devices: Iterable[Device]) -> Sequence[str]:
-    """Return the commands that reset the devices, or keep jobs off their nodes (REPLACE).
-
-    For another action the command that shows the first device.
-    """
-    if action is Action.RESET:
-        return [f"nvidia-smi --gpu-reset -i {one.index}  # on {one.host}" for one in devices]
-    if action is Action.REPLACE:
-        hosts = [shlex.quote(host) for host in dict.fromkeys(device.host for device in devices)]
-        slurm = "scontrol update nodename={} state=drain reason='raybench health'"
-        return [line.format(host) for host in hosts for line in (slurm, "kubectl cordon {}")]
-    return [
-        f"nvidia-smi -q -i {device.index}  # on {device.host}"
-        if device.kind == "cuda"
-        else f"ps -o pid,stat,pcpu,wchan:20,comm -p {device.process_id}  # on {device.host}"
-        for device in devices
-    ][:1]
-
-
-def _look_at_path(devices: Sequence[Device]) -> str:
-    """Return the command that shows the links between these devices."""
-    hosts = dict.fromkeys(device.host for device in devices)
-    if len({device.node_id for device in devices}) == 1 and devices[0].kind == "cuda":
-        return f"nvidia-smi topo -m; nvidia-smi nvlink --status  # on {devices[0].host}"
-    return f"ip -s link; tc qdisc show  # on {' and on '.join(hosts)}"
-
-
-def _slowing_variables(finding: Finding, devices: Sequence[Device]) -> list[str]:
-    """Return the variables that are set on any device and are known to make such a test slow."""
-    is_of_nccl = finding.stage in _STAGES_OF_NCCL and not finding.test.startswith("copy ")
-    names = (_SLOWING_NCCL if is_of_nccl else ()) + (
-        _SLOWING_KERNELS if finding.stage != "host-links" else ()
-    )
-    return [
-        name
-        for name in names
-        if any(device.environment.get(name, "") not in _OFF for device in devices)
-    ]
-
-
-def find_root_causes(
-    findings: Sequence[Finding], groups: Sequence[Group], known: Mapping[str, Device]
-) -> list[Finding]:
+def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> list[Finding]:
     """Return the findings in order, and new ones about devices, nodes and paths that slow pairs.
 
-    The finding of a slow pair, or of a waiting rank, gets the name of its culprit. The rank that
-    all others wait for becomes suspect. groups: of all tests. known: devices as of
+    The finding of a slow pair gets the name of its culprit, which is one at most; without one its
+    reason says whether the path or one of the two is to blame. known: devices as of
     `devices_by_uuid`.
-    """
-    alone = [one for one in findings if one.stage == "alone" and len(one.subject.uuids) == 1]
-    slow_alone = {one.subject.uuids[0] for one in alone if one.verdict is not Verdict.HEALTHY}
-    found = list(findings)
-    for test in dict.fromkeys(one.test for one in findings if one.subject.kind == "pair"):
-        own = [one for one in findings if one.test == test and one.subject.kind == "pair"]
-        causes = _causes(own, known)
-        explained = {
-            one.subject: replace(one, culprit=cause.subject.name)
-            for slow, cause in causes
-            for one in slow
-        }
-        explained = _explain_rest(own, slow_alone) | explained
-        found = [explained.get(one.subject, one) if one.test == test else one for one in found]
-        found += [cause for _, cause in causes]
-    return _explain_waiting(found, groups)
-
-
-def _causes(pairs: Sequence[Finding], known: Mapping[str, Device]) -> list[_Cause]:
-    """Return the nodes, then the paths between nodes, then the devices that explain slow pairs.
-
-    Each as (the pairs that it explains, the finding about it); a pair has one root cause at most.
-    pairs: all of one test.
     """
     node_of = {uuid: device.node_id for uuid, device in known.items()}
     itself = {uuid: uuid for uuid in known}
     names = {device.node_id: device.host for device in known.values()}
     names |= {one.uuids[0]: one.name for one in device_subjects(list(known.values()))}
-    between = [one for one in pairs if len(set(_ends(one, node_of))) == 2]
-    within = [one for one in pairs if len(set(_ends(one, node_of))) == 1]
-    found: list[_Cause] = []
-    for kind, own in (
-        ("node", between),
-        ("path", between),
-        ("device", between),
-        ("device", within),
-    ):
-        explained = {one.subject for slow, _ in found for one in slow}
-        left = [one for one in own if one.subject not in explained]
-        if kind == "path":
-            found += _slow_paths(left, node_of, names)
-        elif kind == "node":
-            found += _slow_ends(left, "node", node_of, names)
-        else:
-            found += _slow_ends(left, "device", itself, names)
+    alone = [one for one in findings if one.stage == "alone" and len(one.subject.uuids) == 1]
+    slow_alone = {one.subject.uuids[0] for one in alone if one.verdict is not Verdict.HEALTHY}
+    found = list(findings)
+    for test in dict.fromkeys(one.test for one in findings if one.subject.kind == "pair"):
+        pairs = [one for one in findings if one.test == test and one.subject.kind == "pair"]
+        between = [one for one in pairs if len(_edge(one, node_of)) == 2]
+        within = [one for one in pairs if len(_edge(one, node_of)) == 1]
+        healthy = [one for one in pairs if one.verdict is Verdict.HEALTHY]
+        fast_with = _partners(_edge(one, itself) for one in healthy)
+        explained = {}
+        for pair in (one for one in pairs if one.verdict.is_slow):
+            two = _edge(pair, itself)
+            blamed, evidence = "the path or one of the two is to blame", ""
+            if all(fast_with.get(uuid, set()) - two for uuid in two):
+                blamed, evidence = _PATH, "both are fast with other partners"
+            elif two & slow_alone:
+                evidence = "one of the two is not healthy alone"
+            explained[pair.subject] = replace(
+                pair,
+                reason=f"{pair.reason}: {blamed}",
+                evidence="; ".join(filter(None, (pair.evidence, evidence))),
+            )
+        with_culprit: set[Subject] = set()
+        for own, ends in ((between, node_of), (between, itself), (within, itself)):
+            left = [one for one in own if one.subject not in with_culprit]
+            for slow, cause in _causes(left, ends, names):
+                found.append(cause)
+                with_culprit |= {one.subject for one in slow}
+                explained |= {one.subject: replace(one, culprit=cause.subject.name) for one in slow}
+        found = [explained.get(one.subject, one) if one.test == test else one for one in found]
     return found
 
 
-def _slow_ends(
-    pairs: Sequence[Finding],
-    kind: Literal["node", "device"],
-    ends: Mapping[str, str],
-    names: Mapping[str, str],
-) -> Iterator[_Cause]:
-    """Yield the nodes or devices that are slow with partners that are fast with others.
+def _edge(pair: Finding, ends: Mapping[str, str]) -> _Edge:
+    """Return what `ends` has for the two devices of a pair: their nodes, or the devices."""
+    return frozenset(ends.get(uuid, uuid) for uuid in pair.subject.uuids)
 
-    ends: by the uuid of a device the id of its node, or the uuid itself, by `kind`. names: for
-    people, of nodes and devices.
+
+def _causes(
+    pairs: Sequence[Finding], ends: Mapping[str, str], names: Mapping[str, str]
+) -> Iterator[tuple[Sequence[Finding], Finding]]:
+    """Yield the nodes, paths between nodes or devices that explain slow pairs, the worst end first.
+
+    Each as (the slow pairs that it explains, the finding about it). ends: by the uuid of a device
+    the id of its node, or the uuid itself. names: for people, of nodes and devices.
     """
-    slow_ways: dict[_Edge, list[bool]] = {}
+    is_device = all(uuid == end for uuid, end in ends.items())
+    by_edge: dict[_Edge, list[Finding]] = {}
     for one in pairs:
         if one.value is not None:
-            slow_ways.setdefault(frozenset(_ends(one, ends)), []).append(one.verdict.is_slow)
+            by_edge.setdefault(_edge(one, ends), []).append(one)
     # Two devices are slow where one direction is, two nodes where most of their pairs are.
     slow_edges = {
-        edge
-        for edge, ways in slow_ways.items()
-        if (any(ways) if kind == "device" else 2 * sum(ways) > len(ways))
+        edge: slow
+        for edge, own in by_edge.items()
+        if (slow := [one for one in own if one.verdict.is_slow])
+        and (is_device or 2 * len(slow) > len(own))
     }
-    for end, partners in _culprits(slow_edges, slow_ways.keys() - slow_edges).items():
-        slow = [one for one in pairs if end in _ends(one, ends) and one.verdict.is_slow]
-        subject = Subject(
-            kind=kind,
-            uuids=tuple(uuid for uuid, owner in ends.items() if owner == end),
-            name=names.get(end, end),
-            model=slow[0].subject.model,
+    kind: SubjectKind = "device" if is_device else "node"
+    culprits = _culprits(slow_edges, by_edge.keys() - slow_edges)
+    for end, partners in culprits.items():
+        slow = [one for one in pairs if end in _edge(one, ends) and one.verdict.is_slow]
+        uuids = tuple(uuid for uuid, owner in ends.items() if owner == end)
+        reason = (
+            f"slow with {len(partners)} partners that are fast with others: the {kind} is to blame"
         )
-        count = len(partners)
-        reason = f"slow with {count} partners that are fast with others: the {kind} is to blame"
         good = some(sorted(names.get(one, one) for one in partners))
-        yield slow, _cause(slow, subject, reason, f"slow with {good}")
-
-
-def _slow_paths(
-    pairs: Sequence[Finding], node_of: Mapping[str, str], names: Mapping[str, str]
-) -> Iterator[_Cause]:
-    """Yield the paths between two nodes on which several pairs, and most of them, are slow.
-
-    node_of: node ids by the uuid of a device. names: of nodes, for people.
-    """
-    by_path: dict[_Edge, list[Finding]] = {}
-    for one in pairs:
-        if one.value is not None:
-            by_path.setdefault(frozenset(_ends(one, node_of)), []).append(one)
-    for edge, own in by_path.items():
-        slow = [one for one in own if one.verdict.is_slow]
-        if len({frozenset(one.subject.uuids) for one in own}) < 2 or 2 * len(slow) <= len(own):
+        yield slow, _cause(slow, kind, uuids, names.get(end, end), reason, f"slow with {good}")
+    for edge, slow in slow_edges.items():
+        own = by_edge[edge]
+        # The path between two nodes, by several pairs of devices.
+        if is_device or edge & culprits.keys() or len({_edge(one, {}) for one in own}) < 2:
             continue
         name = " to ".join(sorted(names.get(node, node) for node in edge))
-        subject = Subject(kind="pair", uuids=(), name=name, model=own[0].subject.model)
-        yield slow, _cause(slow, subject, f"slow for {len(slow)} of {len(own)} pairs: {_PATH}", "")
+        reason = f"slow for {len(slow)} of {len(own)} pairs: {_PATH}"
+        yield slow, _cause(slow, "pair", (), name, reason, "")
 
 
-def _cause(slow: Sequence[Finding], subject: Subject, reason: str, evidence: str) -> Finding:
+def _cause(
+    slow: Sequence[Finding],
+    kind: SubjectKind,
+    uuids: tuple[str, ...],
+    name: str,
+    reason: str,
+    evidence: str,
+) -> Finding:
     """Return the finding about a root cause, with the worst verdict of the slow pairs.
 
-    Its value and ratio are their medians; the ratio is None where no pair has one.
+    Its value and ratio are their medians; the ratio is None where no pair has one. kind, uuids,
+    name: of its subject.
     """
     ratios = [one.ratio for one in slow if one.ratio is not None]
     is_bad = any(one.verdict is Verdict.BAD for one in slow)
     return replace(
         slow[0],
-        subject=subject,
+        subject=Subject(kind=kind, uuids=uuids, name=name, model=slow[0].subject.model),
         value=median(one.value for one in slow if one.value is not None),
         ratio=median(ratios) if ratios else None,
         verdict=Verdict.BAD if is_bad else Verdict.SUSPECT,
         reason=reason,
         evidence=evidence,
     )
-
-
-def _ends(pair: Finding, ends: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what `ends` has for the two devices of a pair: their nodes, or the devices."""
-    return tuple(ends.get(uuid, uuid) for uuid in pair.subject.uuids)
 
 
 def _culprits(slow: Iterable[_Edge], fast: Iterable[_Edge]) -> dict[str, set[str]]:
@@ -638,32 +493,6 @@ def _partners(edges: Iterable[_Edge]) -> dict[str, set[str]]:
     for first, second in (edge for edge in edges if len(edge) == 2):
         found.setdefault(first, set()).add(second)
         found.setdefault(second, set()).add(first)
-    return found
-
-
-def _explain_rest(pairs: Sequence[Finding], slow_alone: Set[str]) -> dict[Subject, Finding]:
-    """Return the findings of the slow pairs by subject; their reason now says what is to blame.
-
-    That is the path where both devices are fast with other partners; else the path or one of the
-    two. pairs: all of one test. slow_alone: uuids of devices that are not healthy alone.
-    """
-    healthy = [one for one in pairs if one.verdict is Verdict.HEALTHY]
-    fast_with = _partners(frozenset(one.subject.uuids) for one in healthy)
-    found = {}
-    for pair in pairs:
-        if not pair.verdict.is_slow:
-            continue
-        ends = set(pair.subject.uuids)
-        cause, evidence = "the path or one of the two is to blame", ""
-        if all(fast_with.get(uuid, set()) - ends for uuid in ends):
-            cause, evidence = _PATH, "both are fast with other partners"
-        elif ends & slow_alone:
-            evidence = "one of the two is not healthy alone"
-        found[pair.subject] = replace(
-            pair,
-            reason=f"{pair.reason}: {cause}",
-            evidence="; ".join(filter(None, (pair.evidence, evidence))),
-        )
     return found
 
 
@@ -708,3 +537,86 @@ def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> li
             one = replace(one, culprit=culprit.name, evidence=wait)
         found.append(one)
     return found
+
+
+def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
+    """Return the finding with an action and commands.
+
+    Unchanged where it is healthy or unknown, has a culprit, or has an action already. known:
+    devices as of `devices_by_uuid`.
+    """
+    if finding.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN) or finding.culprit or finding.action:
+        return finding
+    devices = [known[uuid] for uuid in finding.subject.uuids if uuid in known]
+    action, commands = _advise(finding, devices)
+    return replace(finding, action=action, command="\n".join(commands))
+
+
+def _advise(finding: Finding, devices: Sequence[Device]) -> tuple[Action, Sequence[str]]:
+    """Return the action for a finding that is not healthy, and commands to type, a line each.
+
+    devices: of its subject, as far as they are known.
+    """
+    kind, stage = finding.subject.kind, finding.stage
+    action = ACTIONS.get(finding.test, Action.WATCH) if stage == "facts" else Action.WATCH
+    is_watched = finding.verdict is Verdict.UNTESTED or finding.test == WAIT_TEST
+    if stage == "facts" or is_watched or not devices:
+        return action, _commands(action, devices)
+    at = f"  # on {devices[0].host}"
+    is_of_nccl = stage in _STAGES_OF_NCCL and not finding.test.startswith("copy ")
+    slowing = (*(_SLOWING_NCCL * is_of_nccl), *(_SLOWING_KERNELS * (stage != "host-links")))
+    are_set = {
+        name for one in devices for name, value in one.environment.items() if value not in ("", "0")
+    }
+    if kind in ("node", "cluster") and (names := [name for name in slowing if name in are_set]):
+        return Action.SETTING, [f"unset {' '.join(names)}"]
+    if kind == "cluster":
+        # What all devices share.
+        topology = f"nvidia-smi topo -m; numactl --hardware; lscpu{at}"
+        return action, [topology if stage == "host-links" else "raybench doctor"]
+    if kind != "device":
+        if len({device.node_id for device in devices}) == 1 and devices[0].kind == "cuda":
+            return action, [f"nvidia-smi topo -m; nvidia-smi nvlink --status{at}"]
+        return action, [f"ip -s link; tc qdisc show  # on {_hosts(devices)}"]
+    if finding.ratio is not None or finding.value is None:
+        return _about_slow(finding, devices[0])
+    # Wrong results; suspect is a device of which some passes failed.
+    action = Action.WATCH if finding.verdict is Verdict.SUSPECT else Action.REPLACE
+    return action, _commands(action, devices)
+
+
+def _about_slow(finding: Finding, device: Device) -> tuple[Action, Sequence[str]]:
+    """Return action and commands for a slow device: other programs, a power limit, or itself."""
+    if device.kind == "cpu":
+        return Action.WATCH, [f"ps -eo pcpu,psr,pid,comm --sort=-pcpu | head  # on {device.host}"]
+    at = f"-i {device.index}  # on {device.host}"
+    is_bad = finding.verdict is Verdict.BAD
+    if finding.stage == "host-links":
+        return Action.RESET if is_bad else Action.WATCH, [f"nvidia-smi -q {at}, GPU Link Info"]
+    if device.other_processes:
+        return Action.SETTING, [f"nvidia-smi -q -d PIDS {at}"]
+    cap, default = device.power_cap_w, device.power_cap_default_w
+    if cap is not None and default is not None and cap < default:
+        return Action.SETTING, [f"nvidia-smi --power-limit={default:g} {at}"]
+    if not is_bad:
+        return Action.WATCH, ["raybench health --only alone --burn-in 10m"]
+    return Action.RESET, _commands(Action.RESET, [device])
+
+
+def _commands(action: Action, devices: Sequence[Device]) -> Sequence[str]:
+    """Return the commands that reset the devices, or keep jobs off their nodes (REPLACE).
+
+    For another action the command that shows the first device.
+    """
+    if action is Action.RESET:
+        return [f"nvidia-smi --gpu-reset -i {one.index}  # on {one.host}" for one in devices]
+    if action is Action.REPLACE:
+        hosts = [shlex.quote(host) for host in dict.fromkeys(device.host for device in devices)]
+        slurm = "scontrol update nodename={} state=drain reason='raybench health'"
+        return [line.format(host) for host in hosts for line in (slurm, "kubectl cordon {}")]
+    return [
+        f"nvidia-smi -q -i {device.index}  # on {device.host}"
+        if device.kind == "cuda"
+        else f"ps -o pid,stat,pcpu,wchan:20,comm -p {device.process_id}  # on {device.host}"
+        for device in devices[:1]
+    ]

@@ -117,12 +117,11 @@ def _why_not_together(measurements: Sequence[Measurement]) -> str:
 
     Reasons: the ranks timed different numbers of steps, or the clock stood still.
     """
-    shapes = {
-        one.rank: tuple(len(repetition.timed.step_ns) for repetition in one.repetitions)
+    timed = {
+        one.rank: " + ".join(str(len(repetition.timed.step_ns)) for repetition in one.repetitions)
         for one in measurements
     }
-    if len(set(shapes.values())) > 1:
-        timed = {rank: " + ".join(map(str, shape)) for rank, shape in shapes.items()}
+    if len(set(timed.values())) > 1:
         told = ", ".join(f"rank {rank} timed {steps}" for rank, steps in timed.items())
         return f"the ranks have not run the same steps: {told}"
     step_ns = zip(*(measurement.step_ns for measurement in measurements), strict=True)

@@ -20,10 +20,10 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import metadata
-from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from raybench import __version__
@@ -54,8 +54,7 @@ def warn_of_torch(versions: Mapping[str, str]) -> str | None:
     minor = tuple(map(int, re.findall(r"\d+", versions.get("torch", ""))[:2]))
     if minor <= _TESTED_TORCH:
         return None
-    tested = ".".join(map(str, _TESTED_TORCH))
-    newest = f"{tested}, the newest that raybench was tested with"
+    newest = "{}.{}, the newest that raybench was tested with".format(*_TESTED_TORCH)
     return f"torch {versions['torch']} is newer than {newest}"
 
 
@@ -111,11 +110,8 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, cores)
 
 
-_RAYBENCH = "raybench"
-_BUILT_IN = f"{_RAYBENCH}/workloads/"
 # What shows results changes none.
 _ONLY_SHOW = ("analysis", "cli", "doctor", "report")
-_SUFFIXES = (".py", *EXTENSION_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,16 +167,15 @@ def code_here(code: Code) -> Code:
     """
     files = {}
     for name in code.workload:
-        # The files beside a script are not loaded in this process.
-        beside = Path(code.script.path).parent / name if code.script else None
-        path = beside if beside and beside.is_file() else _path_here(name)
-        if path is not None:
-            files[name] = _sha256(path)
-    return Code(
-        workload=files,
-        raybench_sha256=raybench_sha256(),
-        script=code.script,
-    )
+        top, *below = name.split("/")
+        origin, folders = _top_level(top.partition(".")[0])
+        places = [Path(folder, *below) for folder in folders] if below else origin
+        if code.script:
+            # The files beside a script are not loaded in this process.
+            places = [Path(code.script.path).parent / name, *places]
+        if found := next((place for place in places if place.is_file()), None):
+            files[name] = _sha256(_content(found))
+    return replace(code, workload=files, raybench_sha256=raybench_sha256())
 
 
 def differing(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
@@ -195,7 +190,7 @@ def raybench_sha256() -> str:
     files = {path.relative_to(folder): path for path in folder.rglob("*.py")}
     return _digest(
         {
-            name.as_posix(): _sha256(path)
+            name.as_posix(): _sha256(_content(path))
             for name, path in files.items()
             if name.parts[0] not in _ONLY_SHOW
         }
@@ -204,11 +199,11 @@ def raybench_sha256() -> str:
 
 def _digest(files: Mapping[str, str]) -> str:
     listed = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
-    return hashlib.sha256(listed.encode()).hexdigest()
+    return _sha256(listed.encode())
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(_content(path)).hexdigest()
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _content(path: Path) -> bytes:
@@ -230,10 +225,11 @@ def _workload_files(module: str) -> dict[str, str]:
     while waiting:
         for name, path in _files_of(waiting.pop(), own_package):
             # Of a built-in workload what is not beside it counts as raybench's.
-            if name in found or (own_package == _RAYBENCH and not name.startswith(_BUILT_IN)):
+            is_elsewhere = not name.startswith("raybench/workloads/")
+            if name in found or (own_package == "raybench" and is_elsewhere):
                 continue
             content = _content(path)
-            found[name] = hashlib.sha256(content).hexdigest()
+            found[name] = _sha256(content)
             imported = set(_imports(content, name)) if path.suffix == ".py" else set()
             waiting += imported - seen
             seen |= imported
@@ -243,55 +239,36 @@ def _workload_files(module: str) -> dict[str, str]:
 def _files_of(module: str, own_package: str) -> Iterator[tuple[str, Path]]:
     """Yield the file of a module of the user's and those of the packages it is in, by name.
 
-    Nothing for a module that is not the user's, and for a name that is no module.
+    The names begin with the top package, as `a/b/c.py`. Nothing for a module that is not the
+    user's, and for a name that is no module.
     """
     top, *below = module.split(".")
-    if top != own_package and (top == _RAYBENCH or top in sys.stdlib_module_names):
+    if top != own_package and (top == "raybench" or top in sys.stdlib_module_names):
         return
     origin, folders = _top_level(top)
     if top != own_package and any(map(_is_installed, [*origin, *folders])):
         return
-    yield from ((_name(top, path), path) for path in origin)
-    name = top
-    for part in below:
-        name = f"{name}/{part}"
-        files = [path for folder in folders for path in _candidates(folder / part)]
-        folders = [folder / part for folder in folders if (folder / part).is_dir()]
-        yield from ((_name(name, path), path) for path in files[:1])
-
-
-def _path_here(name: str) -> Path | None:
-    """Return the file that has this name in `Code.workload`; None where there is none."""
-    top, *below = name.split("/")
-    origin, folders = _top_level(top.partition(".")[0])
-    places = [folder.joinpath(*below) for folder in folders] if below else origin
-    return next((place for place in places if place.is_file()), None)
-
-
-def _candidates(place: Path) -> Iterator[Path]:
-    """Yield the files that there are for a module, the one that Python would load first.
-
-    place: path of the module without suffix.
-    """
-    names = [place / "__init__.py", *(place.with_name(place.name + s) for s in _SUFFIXES)]
-    yield from (path for path in names if path.is_file())
-
-
-def _name(module: str, path: Path) -> str:
-    """Return the name of a module's file from its top package on, as `a/b/c.py`.
-
-    module: with slashes for dots; of `a/b/__init__.py` it is `a/b`. path: of the file.
-    """
-    package = module if path.stem == "__init__" else module.rpartition("/")[0]
-    return f"{package}/{path.name}" if package else path.name
+    package = ""
+    for part in (top, *below):
+        if package:
+            spec = PathFinder.find_spec(part, [*map(str, folders)])
+            origin, folders = _files_and_folders(spec)
+        for path in origin:
+            inside = f"{package}{part}/" if path.stem == "__init__" else package
+            yield f"{inside}{path.name}", path
+        package += f"{part}/"
 
 
 def _top_level(name: str) -> tuple[list[Path], list[Path]]:
     """Return the file of a top-level module, none or one, and the folders of its package."""
     try:
-        spec = importlib.util.find_spec(name)
+        return _files_and_folders(importlib.util.find_spec(name))
     except (ImportError, ValueError, AttributeError):
         return [], []  # of a module that somebody made by hand, or whose finder fails
+
+
+def _files_and_folders(spec: ModuleSpec | None) -> tuple[list[Path], list[Path]]:
+    """Return the file of a module, none or one, and the folders of its package."""
     if spec is None:
         return [], []
     origin = Path(spec.origin) if spec.has_location and spec.origin else None

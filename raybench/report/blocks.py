@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raybench.records import Metric
     from raybench.report.formatting import Unit
 
+
 T = TypeVar("T")
 
 MARKS_TITLE = "!"

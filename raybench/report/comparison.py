@@ -36,7 +36,7 @@ from raybench.report.blocks import (
     make_table,
 )
 from raybench.report.documents import Document
-from raybench.report.plain_text import counted, shorten, span
+from raybench.report.formatting import counted, shorten, span
 from raybench.report.point_settings import point_names, setting_columns
 from raybench.results.reader import Run
 

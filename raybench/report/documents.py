@@ -6,18 +6,27 @@ class with the members of `Document` and give it to `format_document`. Nothing h
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from raybench.report import terminal
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
 from raybench.report.blocks import (
     Block,
+    Cell,
+    Column,
     Legend,
     Line,
     Listing,
@@ -26,20 +35,17 @@ from raybench.report.blocks import (
     legend_paragraphs,
     text_of,
 )
-from raybench.report.plain_text import plain
+from raybench.report.formatting import one_line, plain, printable
 from raybench.results.columns import SCHEMA_VERSION
-from raybench.results.tables import TABLES
 
 if TYPE_CHECKING:
     import pandas as pd
 
+WIDTH = 80
 # What Markdown or HTML could take for markup, anywhere in a line.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@$])")
 _BACKTICKS = re.compile(r"`+")
 _TONES = {"strong": "**{}**", "good": "**{}**", "alarm": "> **{}**"}
-_INTEGERS = {
-    column.name for columns in TABLES.values() for column in columns if column.kind == "int64"
-}
 
 
 class Document(ABC):
@@ -68,7 +74,7 @@ class Document(ABC):
 
 
 def format_document(
-    document: Document, kind: str, *, width: int = terminal.WIDTH, color: bool = False
+    document: Document, kind: str, *, width: int = WIDTH, color: bool = False
 ) -> str:
     """Return the document as text that ends in a line break.
 
@@ -79,7 +85,7 @@ def format_document(
     if kind == "md":
         return "\n\n".join([f"## {escape(document.title)}", *_markdown(document.blocks())]) + "\n"
     head = [Line(text=document.title, tone=document.tone)] if document.title else []
-    return terminal.render([*head, *document.blocks()], width=width, color=color)
+    return render([*head, *document.blocks()], width=width, color=color)
 
 
 def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
@@ -136,10 +142,14 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
     Integers are integers, also where pandas made floats of them because another row has none.
     """
+    from raybench.results.tables import TABLES  # loads numpy, which no table of text needs
+
+    columns = [column for columns in TABLES.values() for column in columns]
+    integers = {column.name for column in columns if column.kind == "int64"}
     known = frame.astype(object).where(frame.notna(), None)
     return [
         {
-            str(name): int(value) if name in _INTEGERS and isinstance(value, float) else value
+            str(name): int(value) if name in integers and isinstance(value, float) else value
             for name, value in row.items()
         }
         for row in known.to_dict("records")
@@ -163,3 +173,195 @@ def jsonable(value: Any) -> Any:
     if value != value or (isinstance(value, float) and math.isinf(value)):
         return None
     return value.isoformat() if isinstance(value, datetime) else value
+
+
+# Longer lines of prose are hard to read; tables may be wider.
+_PROSE_WIDTH = 100
+# Where names take more than this share of the width, their texts stand below them.
+_WIDEST_NAMES = 0.45
+_GAP = 2
+_STYLES: dict[Tone, str] = {
+    "plain": "",
+    "strong": "bold",
+    "aside": "dim",
+    "advice": "yellow",
+    "alarm": "bold red",
+    "good": "bold green",
+}
+
+
+def render(blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False) -> str:
+    """Return the blocks as text; without colour it has no escape sequence."""
+    return render_parts(_parts(blocks, width), width, color)
+
+
+def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> str:
+    """Return what rich draws of these parts, without blanks at the ends of lines."""
+    target = io.StringIO()
+    console = Console(
+        file=target,
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        legacy_windows=False,
+    )
+    for part in parts:
+        is_whole = isinstance(part, Text) and bool(part.no_wrap)
+        is_table = isinstance(part, RichTable) and part.min_width is not None
+        most = None if is_table or is_whole else min(width, _PROSE_WIDTH)
+        console.print(part, width=most, crop=False, soft_wrap=is_whole)
+    return "\n".join(text.rstrip() for text in target.getvalue().splitlines()) + "\n"
+
+
+def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
+    """Yield what rich draws of each block, and blank lines between them."""
+    shown: list[tuple[Table, list[str]]] = []
+    for place, block in enumerate(blocks):
+        if place and not isinstance(block, Legend) and getattr(block, "is_apart", True):
+            yield Text("")
+        match block:
+            case Line():
+                text = printable(block.text) if block.is_indented else one_line(block.text)
+                yield Text(text, style=_STYLES[block.tone], no_wrap=block.is_whole or None)
+            case Listing():
+                yield from _listing(block, width)
+            case Table():
+                fitted, left_out = fit(block, width)
+                shown.append((fitted, left_out))
+                yield from _titled(fitted.title)
+                yield _grid(fitted, width)
+            case Legend():
+                for paragraph in _legend(shown, width):
+                    yield from (Text(""), Text(one_line(paragraph), style="dim"))
+
+
+def _legend(shown: Sequence[tuple[Table, list[str]]], width: int) -> Iterator[str]:
+    """Yield what the columns of the tables mean, and which columns had no room."""
+    yield from legend_paragraphs(table for table, _ in shown)
+    if left_out := dict.fromkeys(title for _, titles in shown for title in titles):
+        yield (
+            f"Left out to fit {width} columns: {', '.join(left_out)}. A wider terminal or "
+            "`--format md` shows them."
+        )
+
+
+def _titled(title: str) -> list[Text]:
+    return [Text(one_line(title), style="bold")] if title else []
+
+
+def _listing(block: Listing, width: int) -> Iterator[RenderableType]:
+    """Yield the title, then texts beside their names, or below them where names are long."""
+    yield from _titled(block.title)
+    lines = [(one_line(name), one_line(text)) for name, text in block.lines]
+    longest = max((cell_len(name) for name, _ in lines), default=0)
+    if not lines:
+        yield Text(one_line(block.otherwise))
+    elif longest > _WIDEST_NAMES * min(width, _PROSE_WIDTH):
+        for name, text in lines:
+            yield Text(name)
+            yield Padding(Text(text, overflow="fold"), (0, 0, 0, 2))
+    else:
+        table = RichTable.grid(padding=(0, _GAP, 0, 0))
+        table.add_column(no_wrap=True, justify="left" if block.is_quoted else "right")
+        table.add_column(overflow="fold")
+        for name, text in lines:
+            table.add_row(Text(name), Text(text))
+        yield table
+
+
+def fit(table: Table, width: int) -> tuple[Table, list[str]]:
+    """Return the table as far as it fits `width`, and the titles of the columns left out.
+
+    Columns with a `drop` go one by one; then comes the table that `narrower` names.
+    """
+    left_out = []
+    for column in sorted(
+        (one for one in table.columns if one.drop is not None), key=lambda one: one.drop or 0
+    ):
+        if _min_width(table) <= width:
+            break
+        table = table.without(column)
+        left_out.append(column.title)
+    if table.narrower is not None and _min_width(table) > width:
+        return fit(table.narrower, width)
+    return table, left_out
+
+
+def _min_width(table: Table) -> int:
+    return sum(_min_widths(table)) + _GAP * (len(table.columns) - 1)
+
+
+def _min_widths(table: Table) -> list[int]:
+    """Return the least width of each column: its longest cell, or less where it may be folded."""
+    cells = zip(*table.texts, strict=True) if table.rows else [()] * len(table.columns)
+    widths = []
+    for column, texts in zip(table.columns, cells, strict=True):
+        head = max(map(len, _head(column, texts)))
+        longest = max((cell_len(text) for text in texts), default=0)
+        least = longest if column.min_chars is None else min(longest, column.min_chars)
+        widths.append(max(head, least))
+    return widths
+
+
+def _head(column: Column, texts: Iterable[str]) -> list[str]:
+    """Return the lines of a column's head.
+
+    The head of a setting is folded between its words, `activation_` and `checkpointing`, where it
+    is wider than all cells.
+    """
+    title = one_line(column.title)
+    if column.min_chars is None:
+        return [title]
+    most = max((column.min_chars, *map(len, texts)))
+    lines = [""]
+    for part in re.findall(r"[^_\s]*_+|[^_\s]+\s*|\s+", title):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > most:
+            lines.append("")
+        lines[-1] += part
+    return [text.rstrip() for text in lines]
+
+
+def _grid(table: Table, width: int) -> RichTable:
+    """Return rich's table; where it is too wide for `width`, with one blank between its columns.
+
+    Where that cannot fit either, the terminal wraps its lines and cuts no figure.
+    """
+    least = _min_widths(table)
+    gap = _GAP if _min_width(table) <= width else 1
+    min_width = sum(least) + gap * (len(least) - 1)
+    grid = RichTable(
+        box=None,
+        padding=(0, gap, 0, 0),
+        pad_edge=False,
+        header_style="bold",
+        min_width=min_width,
+        width=min_width if min_width > width else None,
+        show_header=any(table.titles),
+    )
+    cells = list(zip(*table.texts, strict=True)) or [()] * len(least)
+    for column, size, texts in zip(table.columns, least, cells, strict=True):
+        grid.add_column(
+            Text("\n".join(_head(column, texts))),
+            justify="left" if column.is_text else "right",
+            overflow="fold",
+            no_wrap=column.min_chars is None,
+            min_width=size,
+        )
+    # Rows that are never folded are drawn as one: it looks the same and is several times as fast.
+    for (style, is_short), rows in groupby(
+        table.rows, lambda row: (_style(row), _fits(row, least))
+    ):
+        for block in [list(rows)] if is_short else [[row] for row in rows]:
+            lines = zip(*([one_line(text_of(cell)) for cell in row] for row in block), strict=True)
+            grid.add_row(*(Text("\n".join(texts)) for texts in lines), style=style)
+    return grid
+
+
+def _style(row: Sequence[str | Cell]) -> str:
+    tones = (cell.tone for cell in row if isinstance(cell, Cell))
+    return next((_STYLES[tone] for tone in tones if tone != "plain"), "")
+
+
+def _fits(row: Sequence[str | Cell], widths: Sequence[int]) -> bool:
+    return all(cell_len(text_of(cell)) <= size for cell, size in zip(row, widths, strict=True))

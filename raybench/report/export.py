@@ -19,8 +19,8 @@ from raybench.errors import ResultsError
 from raybench.records import FAILURES, NOT_RUN
 from raybench.report import formatting
 from raybench.report.documents import format_object, jsonable, records
-from raybench.report.plain_text import plain, plain_lines, printable
-from raybench.report.references import defining_settings
+from raybench.report.formatting import plain, plain_lines, printable
+from raybench.report.summary import defining_settings
 from raybench.results.reader import Run
 from raybench.results.tables import units
 

@@ -1,4 +1,4 @@
-"""Numbers and statuses in words, the same in every report."""
+"""Numbers, statuses and settings in words, the same in every report, harmless for a terminal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,53 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from raybench.records import Metric, Status
-from raybench.report.plain_text import counted
-from raybench.results.reader import Run, RunStatus
 
 if TYPE_CHECKING:
-    from raybench.analysis.rows import HasSettings
+    from raybench.results.reader import Run
     from raybench.results.tables import PointRow
+
+
+# All that `str.splitlines` takes for the end of a line, and tabs.
+_BREAKS = re.compile("[\t\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
+
+
+def plain(value: Any) -> str:
+    """Return text from results as one line without control characters."""
+    return printable(" ".join(str(value).split()))
+
+
+def printable(text: str) -> str:
+    """Return the text with `�` for characters that control a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def one_line(text: str) -> str:
+    """Return the text on one line, without characters that control a terminal; blanks are kept."""
+    return text if text.isprintable() else printable(_BREAKS.sub(" ", text))
+
+
+def plain_lines(text: str) -> list[str]:
+    """Return the lines of a text without control characters; their indentation stays."""
+    lines = [line.expandtabs() for line in text.splitlines()]
+    return [" " * (len(line) - len(line.lstrip(" "))) + plain(line) for line in lines]
+
+
+def shorten(text: str, most: int) -> str:
+    """Return at most `most` characters of a text; the last is `…` where it was cut."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def counted(count: int, noun: str) -> str:
+    """Write `1 point`, `4 points`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def span(*texts: str) -> str:
+    """Write the least and the most as `57.2% to 87.0%`; once where they are the same."""
+    return " to ".join(dict.fromkeys(texts))
+
 
 T = TypeVar("T")
 
@@ -238,17 +279,6 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
     return text if name in _WITHOUT_NAME else f"{heading(name)}={text}"
 
 
-def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
-    """Write the values of some settings: `fp32, batch 64, 4 GPUs, hidden=8`."""
-    # Here, so that `raybench list` does not wait for numpy.
-    from raybench.analysis.rows import setting
-
-    values = ((name, setting(row, name)) for name in names)
-    # Ranks that share their work may have no batch.
-    given = (one for one in values if one[0] != "batch" or has_value(one[1]))
-    return ", ".join(setting_words(name, value, ranks) for name, value in given)
-
-
 def ranks_words(count: int, ranks: str) -> str:
     """Write `1 GPU`, `4 GPUs`."""
     return counted(count, ranks.removesuffix("s"))
@@ -295,7 +325,7 @@ def title(run: Run) -> str:
 
 def course(run: Run) -> str:
     """Write how long a run took, and whether it was interrupted or resumed."""
-    word = "interrupted after " if run.status is RunStatus.INTERRUPTED else ""
+    word = "interrupted after " if run.status == "interrupted" else ""
     pause = f", resumed after {long_time(run.paused_s)}" if run.paused_s else ""
     return word + run_time(run) + pause
 

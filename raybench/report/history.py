@@ -26,7 +26,7 @@ from raybench.report.blocks import (
 from raybench.report.charts.grammar import Figure, Mark, Panel, Spec, scatter_panel
 from raybench.report.comparison import before_and_now, percent
 from raybench.report.documents import Document
-from raybench.report.plain_text import counted, plain
+from raybench.report.formatting import counted, plain
 from raybench.report.point_settings import point_names, setting_columns
 
 Series = list[HistoryRow]

@@ -16,20 +16,21 @@ from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.records import Metric
 from raybench.report import formatting
-from raybench.report.answers import (
+from raybench.report.blocks import Listing
+from raybench.report.formatting import counted, span
+from raybench.report.messages import doubts
+from raybench.report.point_settings import settings_words
+from raybench.report.summary import (
     RATIOS,
     Candidate,
     Case,
     find_metric,
+    follows_step_time,
     groups_compared,
-    is_time,
     rows_compared,
     size_of,
     with_most_ranks,
 )
-from raybench.report.blocks import Listing
-from raybench.report.messages import doubts
-from raybench.report.plain_text import counted, span
 from raybench.results.breakdown import is_slowed_by_one_rank
 from raybench.sweep.scheduler import WORTHWHILE
 
@@ -156,7 +157,7 @@ def _speed_ups(summary: Summary) -> list[Insight]:
     for name in [name for name in varying(rows) if name not in sizes][:1]:
         groups: dict[str, list[ScaledRow]] = {}
         for row in rows:
-            words = formatting.settings_words(row, [name], summary.ranks)
+            words = settings_words(row, [name], summary.ranks)
             groups.setdefault(words, []).append(row)
         if len(groups) <= _MOST_GROUPS:
             return [_speed_up(members, what, where) for where, members in groups.items()]
@@ -387,8 +388,10 @@ def _gain(summary: Summary, case: Case) -> float:
 
 def _over_next(summary: Summary, metric: Metric, case: Case) -> str:
     best, following = case.ranked[:2]
-    share = _gain(summary, case) if is_time(metric) else best.value / (following.value or 1.0)
-    as_fast = " as fast as" if is_time(metric) else ""
+    share = (
+        _gain(summary, case) if follows_step_time(metric) else best.value / (following.value or 1.0)
+    )
+    as_fast = " as fast as" if follows_step_time(metric) else ""
     return f"{formatting.ratio(share)}x{as_fast} the next ({following.name})"
 
 

@@ -15,7 +15,7 @@ from raybench.analysis.rows import ScaledRow
 from raybench.analysis.scaling import NORMAL_LIMITS
 from raybench.report import formatting
 from raybench.report.blocks import Listing
-from raybench.report.plain_text import shorten
+from raybench.report.formatting import shorten
 from raybench.results.breakdown import is_slowed_by_one_rank
 from raybench.results.metrics import is_imprecise
 from raybench.results.tables import PointRow

@@ -31,7 +31,7 @@ from raybench.analysis.rows import (
     workload_metrics,
 )
 from raybench.records import Metric
-from raybench.report import formatting, plain_text
+from raybench.report import formatting
 from raybench.report.blocks import (
     HOW_TO_ADD_ROUNDS,
     MARKS_TITLE,
@@ -54,12 +54,11 @@ from raybench.report.charts import (
 from raybench.report.charts.grammar import Figure, Mark, Panel, axis, bar_panels, draw
 from raybench.report.charts.lines import speed_up_words
 from raybench.report.comparison import Comparison, percent
-from raybench.report.formatting import half_width, step_uncertainty
+from raybench.report.formatting import half_width, shorten, step_uncertainty
 from raybench.report.messages import MARKS, marks
-from raybench.report.plain_text import shorten
 from raybench.report.point_settings import distinguishing_settings, short_name
 from raybench.report.run_report import RunReport
-from raybench.report.sections.points import STEP_MEANING
+from raybench.report.sections import STEP_MEANING
 from raybench.report.summary import Summary
 from raybench.version import __version__
 
@@ -107,7 +106,7 @@ def format_page(data: ChartData) -> str:
         sections_with_tables=[one for one in report.tables if one[0].anchor != "points"],
         facts=[(name, text) for name, text in _facts(summary) if text],
         devices=device_table(data.devices),
-        job_lines=plain_text.plain_lines(summary.run.job_text),
+        job_lines=formatting.plain_lines(summary.run.job_text),
     )
 
 
@@ -167,7 +166,7 @@ def _capital(text: str) -> str:
 
 def _code(text: str) -> Markup:
     """Return a text as markup in which what is between backticks is code."""
-    return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(plain_text.one_line(text)))))
+    return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(formatting.one_line(text)))))
 
 
 def _draw(panel: Panel, figure: Figure) -> Markup:
@@ -177,7 +176,7 @@ def _draw(panel: Panel, figure: Figure) -> Markup:
 
 def _finish(value: Any) -> Any:
     """Return a value for the page; no text in it turns the direction of writing."""
-    return value if isinstance(value, Markup) else plain_text.one_line(str(value))
+    return value if isinstance(value, Markup) else formatting.one_line(str(value))
 
 
 def _asset(name: str) -> str:

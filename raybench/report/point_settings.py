@@ -7,7 +7,7 @@ of a health check, differ in most settings: one column holds all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -86,8 +86,19 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
         elif name in _WORDS:
             words += [] if str(value).lower() in _UNUSED else [f"{value} {_WORDS[name]}"]
         elif str(value).lower() != "false":
-            words.append(formatting.settings_words(row, [name], ranks))
+            words.append(settings_words(row, [name], ranks))
     return ", ".join(filter(None, words)) or ("plain" if names else "")
+
+
+def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
+    """Write the values of some settings: `fp32, batch 64, 4 GPUs, hidden=8`."""
+    # Here, so that `raybench list` does not wait for numpy.
+    from raybench.analysis.rows import setting
+
+    values = ((name, setting(row, name)) for name in names)
+    # Ranks that share their work may have no batch.
+    given = (one for one in values if one[0] != "batch" or formatting.has_value(one[1]))
+    return ", ".join(formatting.setting_words(name, value, ranks) for name, value in given)
 
 
 def setting_columns(

@@ -12,7 +12,6 @@ from typing import Any
 
 from raybench.analysis.references import impossible_among
 from raybench.report import formatting
-from raybench.report.answers import RATIOS, Case
 from raybench.report.blocks import (
     HOW_TO_ADD_ROUNDS,
     Block,
@@ -22,13 +21,19 @@ from raybench.report.blocks import (
     Table,
 )
 from raybench.report.documents import Document
+from raybench.report.formatting import counted
 from raybench.report.lead import Insight, insights, listings
 from raybench.report.lead import lead as lead_of
 from raybench.report.messages import list_messages
-from raybench.report.plain_text import counted
-from raybench.report.sections import Section, all_sections, references
-from raybench.report.sections.points import MOST_ROWS, answer_table
-from raybench.report.summary import Summary
+from raybench.report.sections import (
+    MOST_ROWS,
+    SECTIONS,
+    Section,
+    answer_table,
+    has_gpus,
+    reference_lines,
+)
+from raybench.report.summary import RATIOS, Case, Summary
 from raybench.sweep import command
 from raybench.sweep.scheduler import WORTHWHILE
 
@@ -90,7 +95,7 @@ class RunReport(Document):
 
     @cached_property
     def _sections(self) -> list[Section]:
-        return [section for section in all_sections() if section.applies(self.summary)]
+        return [section for section in SECTIONS if section.applies(self.summary)]
 
     @cached_property
     def sections(self) -> list[tuple[Section, list[Listing | Table]]]:
@@ -175,8 +180,8 @@ class RunReport(Document):
             yield Line(text=formatting.sentence(self.lead), tone="strong")
         yield Line(text=summary.machine, is_apart=True)
         yield Line(text=f"{summary.course}; {summary.counts}")
-        if references.SECTION.applies(summary):
-            _, text = next(references.reference_lines(summary))
+        if has_gpus(summary):
+            _, text = next(reference_lines(summary))
             yield Line(text=formatting.sentence(text.removesuffix(".")))
         if summary.rows:
             table = answer_table(summary, MOST_ROWS)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.errors import UsageError
 from raybench.report.export import exported_points, facts_of_run
-from raybench.report.plain_text import plain
+from raybench.report.formatting import plain
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary

@@ -17,8 +17,7 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
-from raybench.report import formatting, plain_text
-from raybench.report.answers import RATIOS
+from raybench.report import formatting
 from raybench.report.blocks import Table
 from raybench.report.charts.grammar import (
     MOST_BARS,
@@ -31,8 +30,8 @@ from raybench.report.charts.grammar import (
     draw_figure,
     line_panel,
 )
-from raybench.report.point_settings import distinguishing_settings, short_name
-from raybench.report.summary import Summary
+from raybench.report.point_settings import distinguishing_settings, settings_words, short_name
+from raybench.report.summary import RATIOS, Summary
 
 # Up to so many lines can be told apart in one panel.
 _FEW_LINES = 4
@@ -124,11 +123,11 @@ def draw_main_figure(data: ChartData, kind: str) -> bytes | None:
         return None
     run, found = data.summary.run, data.summary.versions
     versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "nccl") if name in found)
-    machine = (data.summary.machine, versions, plain_text.plain(run.run_id))
+    machine = (data.summary.machine, versions, formatting.plain(run.run_id))
     return draw_figure(
         figure,
         kind,
-        title=f"{figure.title} ({plain_text.plain(run.job_name)})",
+        title=f"{figure.title} ({formatting.plain(run.job_name)})",
         below="; ".join(filter(None, machine)),
     )
 
@@ -149,12 +148,12 @@ def in_order(rows: Sequence[ScaledRow], last: Collection[str] = ()) -> list[Scal
 
 def point_name(row: ScaledRow, names: Iterable[str], ranks: str) -> str:
     """Return the first lines of a tip: these settings of the point, then its id."""
-    return f"{formatting.settings_words(row, names, ranks)}\npoint {row.point_id}".strip()
+    return f"{settings_words(row, names, ranks)}\npoint {row.point_id}".strip()
 
 
 def line_name(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
     """Return these settings of a point in words; its workload where `names` is empty."""
-    return formatting.settings_words(row, names, ranks) or plain_text.plain(row.workload)
+    return settings_words(row, names, ranks) or formatting.plain(row.workload)
 
 
 def drawn_of(drawn: int, count: int) -> str:
@@ -169,7 +168,7 @@ def why_not_drawn(row: ScaledRow) -> str:
     """Return why a point has no value: its status, or why it has no speed-up."""
     if row.status != "ok":
         return formatting.STATUS_WORDS[row.status]
-    return plain_text.plain(row.why) if row.why is not None else "was not measured"
+    return formatting.plain(row.why) if row.why is not None else "was not measured"
 
 
 def bar_figure(
@@ -208,10 +207,10 @@ def _bar_names(rows: Sequence[ScaledRow], ranks: str) -> list[tuple[str, str]]:
     names = distinguishing_settings(rows)
     along = [name for name in names if name in _ALONG]
     rest = [name for name in names if name not in along]
-    titles = [formatting.settings_words(row, rest, ranks) for row in rows]
+    titles = [settings_words(row, rest, ranks) for row in rows]
     if len(rows) < 2 * len(set(titles)):
         return [("", short_name(row, names, ranks)) for row in rows]
-    bars = [formatting.settings_words(row, along, ranks) for row in rows]
+    bars = [settings_words(row, along, ranks) for row in rows]
     return list(zip(titles, bars, strict=True))
 
 
@@ -254,7 +253,7 @@ def line_figure(
         has_lines = len({line for line, _ in some}) > 1
         for line, row in some:
             if value(row) is None and not is_on_axis(row):
-                place = (line if has_lines else "", formatting.settings_words(row, over, ranks))
+                place = (line if has_lines else "", settings_words(row, over, ranks))
                 named = missing[panel].setdefault(why_not_drawn(row), [])
                 named.append(", ".join(filter(None, place)))
                 continue
@@ -290,7 +289,7 @@ def _panels_and_lines(
     of_panels = [name for name in apart if name not in of_lines]
     groups: dict[str, list[tuple[str, ScaledRow]]] = {}
     for row in rows:
-        title = formatting.settings_words(row, of_panels, ranks)
+        title = settings_words(row, of_panels, ranks)
         groups.setdefault(title, []).append((line_name(row, of_lines, ranks), row))
     by_size = sorted(rows, key=lambda row: [setting_order(setting(row, n)) for n in of_lines])
     return groups, list(dict.fromkeys(line_name(row, of_lines, ranks) for row in by_size))

@@ -28,9 +28,9 @@ from raybench.report.charts.grammar import (
     bar_panels,
 )
 from raybench.report.charts.lines import speed_up_words, time_figure
+from raybench.report.formatting import counted
 from raybench.report.lead import amount, answer_metric, metric_noun
-from raybench.report.plain_text import counted
-from raybench.report.point_settings import distinguishing_settings
+from raybench.report.point_settings import distinguishing_settings, settings_words
 from raybench.results.breakdown import is_slowed_by_one_rank
 
 _MOST_RANKED = 12
@@ -98,7 +98,7 @@ def gains_figure(data: ChartData) -> Figure | None:
     drawn, against = lines[:MOST_LINES], formatting.baseline_name(baseline)
     groups: dict[str, list[Mark]] = {}
     for row in compared:
-        line, group = line_name(row, apart, ranks), formatting.settings_words(row, names, ranks)
+        line, group = line_name(row, apart, ranks), settings_words(row, names, ranks)
         memory = formatting.percent(row.memory_ratio)
         tip = f"{point_name(row, [*names, *apart], ranks)}\n{speed_up_words(row)} times the "
         tip += f"samples/s\n{memory} of the memory\n" if memory else "samples/s\n"
@@ -114,7 +114,7 @@ def gains_figure(data: ChartData) -> Figure | None:
     if len(drawn) < len(lines):
         note += f" {len(drawn)} of {len(lines)} settings are drawn."
     lacking = [
-        f"{formatting.settings_words(row, [*names, *apart], ranks)}: {why_not_drawn(row)}"
+        f"{settings_words(row, [*names, *apart], ranks)}: {why_not_drawn(row)}"
         for row in data.rows
         if not row.is_baseline and row.speed_up is None
     ]
@@ -154,7 +154,7 @@ def operations_figure(data: ChartData) -> Figure | None:
     for precision in sorted({row.precision for row in shown}, key=setting_order):
         bars, peak = [], None
         for row in (row for row in shown if row.precision == precision):
-            name = formatting.settings_words(row, rest, data.ranks) or row.workload
+            name = settings_words(row, rest, data.ranks) or row.workload
             if is_product:
                 name = " × ".join(str(row.params[one]) for one in _SHAPE)
             marks = _operation_marks(row, point_name(row, names, data.ranks))[: 1 + has_burst]
@@ -298,7 +298,7 @@ def _parts_table(rows: list[ScaledRow], ranks: str) -> Table:
         (Column(title="point", is_text=True), lambda row: str(row.point_id)),
         (
             Column(title="settings", is_text=True),
-            lambda row: formatting.settings_words(row, names, ranks),
+            lambda row: settings_words(row, names, ranks),
         ),
         (Column(title="step ms"), lambda row: formatting.number(row.step_ms_p50)),
     ]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from raybench.analysis.rows import ScaledRow
 from raybench.records import Status
-from raybench.report import formatting, plain_text
+from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData, point_name
 from raybench.report.charts.grammar import (
     MOST_LINES,
@@ -23,7 +23,7 @@ from raybench.report.charts.grammar import (
     line_panel,
 )
 from raybench.report.messages import marks as doubt_marks
-from raybench.report.point_settings import distinguishing_settings
+from raybench.report.point_settings import distinguishing_settings, settings_words
 
 _SHOWN = {
     "sm_clock_mhz": ("SM clock", "MHz"),
@@ -55,7 +55,7 @@ def telemetry_figure(data: ChartData) -> Figure | None:
         return None
     index = "GPU " + known["index"].astype("Int64").astype(str)
     if known["node_id"].nunique() > 1:
-        index = known["node_id"].map(lambda node: plain_text.plain(node)[:8]) + " " + index
+        index = known["node_id"].map(lambda node: formatting.plain(node)[:8]) + " " + index
     start = pd.Timestamp(data.summary.run.started_at)
     at_s = (pd.to_datetime(known["time"], utc=True) - start).dt.total_seconds()
     # Sampled times, and the same without the long gaps before them; also from the start of the run.
@@ -168,7 +168,7 @@ def rank_times_figure(data: ChartData) -> Figure | None:
     if not mapped:
         return None
     names = distinguishing_settings([one.row for one in mapped])
-    titles = [formatting.settings_words(one.row, names, data.ranks) for one in mapped]
+    titles = [settings_words(one.row, names, data.ranks) for one in mapped]
     return Figure(
         anchor="ranks",
         title="Ranks and iterations",
@@ -207,7 +207,7 @@ def _map(title: str, times_ms: pd.DataFrame) -> Panel:
         {"type": "ordinal", "title": "rank", "axis": shown},
         by_threshold("excess", _STEPS, "against the median"),
         title=title,
-        height=min(420, max(100, 24 * len(drawn)) + 80),
+        height=min(340, max(100, 24 * len(drawn))),
     )
 
 

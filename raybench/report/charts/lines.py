@@ -9,10 +9,10 @@ from raybench.analysis.rows import OPTIONAL, ScaledRow, batch_column, is_numeric
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.records import Status
 from raybench.report import formatting
-from raybench.report.answers import SIZE, size_of
 from raybench.report.charts import Chart, ChartData, line_figure
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Mark, axis
 from raybench.report.lead import speed_up_half_width
+from raybench.report.summary import SIZE, size_of
 
 # Room for the numbers beside the last points.
 _ROOM = 34

@@ -17,7 +17,7 @@ from builders import (
 from raybench.analysis.rounds import MOST_RANKS, ranks_of_step, telling_ranks
 from raybench.analysis.uneven import fleets, gain_over
 from raybench.records import Breakdown, RankShare
-from raybench.report.sections.uneven import fleet_name, lead_of, verdict
+from raybench.report.sections import fleet_name, lead_of, verdict
 
 BASELINE = {"shares": "equal"}
 # Of samples about their median and mean, which it leaves where they are.

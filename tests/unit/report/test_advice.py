@@ -14,8 +14,8 @@ from builders import (
 
 from raybench.health.report import HealthReport
 from raybench.records.devices import Verdict
-from raybench.report.advice import AdviceList, advise_run
 from raybench.report.documents import format_document
+from raybench.report.show import AdviceList, advise_run
 
 EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raybench.report.plain_text import plain, plain_lines, printable, shorten
+from raybench.report.formatting import plain, plain_lines, printable, shorten
 
 BAD = "\N{REPLACEMENT CHARACTER}"
 

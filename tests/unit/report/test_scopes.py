@@ -20,7 +20,7 @@ from builders import (
 
 from raybench.records import Breakdown, WallTimes
 from raybench.report.formatting import MILLISECONDS
-from raybench.report.sections.ranks import ranks_of_point
+from raybench.report.sections import ranks_of_point
 from raybench.report.summary import Summary
 
 # Of a step on 1 and on 2 devices, in ms. The first step of all takes 50.
