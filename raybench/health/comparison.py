@@ -160,11 +160,6 @@ def _figure_table(changes: Sequence[FigureChange], *columns: ColumnOf[FigureChan
     )
 
 
-def _limit_text(limit: float) -> str:
-    """Return `+12%`, or `10x` from twice the time on."""
-    return f"{limit:.0f}x" if limit >= 2 else f"{limit - 1:+.0%}"
-
-
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
 class HealthComparison(Document):
     """The document of two health checks.
@@ -227,7 +222,10 @@ class HealthComparison(Document):
             (Column(title="base"), lambda change: figure(change.base)),
             (Column(title="new"), lambda change: figure(change.values[-1])),
             (Column(title="change"), lambda change: percent(change.relative_change)),
-            (Column(title="slower from", drop=0), lambda change: _limit_text(change.limit)),
+            (
+                Column(title="slower from", drop=0),
+                lambda one: f"{one.limit:.0f}x" if one.limit >= 2 else f"{one.limit - 1:+.0%}",
+            ),
         )
         if (hidden := len(self.figures) - changed - _MOST_SAME) > 0:
             yield hidden_line(hidden)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -431,39 +431,38 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
         cells.setdefault((reading.test.name, subject.model, placements[subject]), []).append(
             reading
         )
-    return [_group(found, placement, known) for (_, _, placement), found in cells.items()]
-
-
-def _group(readings: Sequence[Reading], placement: Placement, known: Mapping[str, Device]) -> Group:
-    """Return the group of readings of one test, model and placement; there is one at least."""
-    subjects = list({reading.subject.uuids: reading.subject for reading in readings}.values())
-    columns = {subject.uuids: column for column, subject in enumerate(subjects)}
-    numbers = sorted({reading.pass_number for reading in readings})
-    lines = {number: line for line, number in enumerate(numbers)}
-    values = np.full((len(numbers), len(subjects)), np.nan)
-    problems: dict[int, list[Problem]] = {}
-    failed_passes: dict[int, int] = {}
-    for reading in readings:
-        column = columns[reading.subject.uuids]
-        if reading.value is not None:
-            values[lines[reading.pass_number], column] = reading.value
-        if reading.problem and reading.problem not in problems.setdefault(column, []):
-            problems[column].append(reading.problem)
-        if reading.problem and reading.problem.kind == "failed":
-            failed_passes[column] = failed_passes.get(column, 0) + 1
-    # In a pass of fewer than half of the subjects the median would be that of few.
-    counts = (~np.isnan(values)).sum(axis=1)
-    first = known.get(subjects[0].uuids[0]) if subjects[0].uuids else None
-    return Group(
-        test=readings[0].test,
-        placement=placement,
-        topology=(first.topology or "") if first else "",
-        subjects=subjects,
-        values=values[2 * counts >= counts.max()] if counts.any() else values,
-        problems=problems,
-        failed_passes=failed_passes,
-        pass_count=len(numbers),
-    )
+    groups = []
+    for (_, _, placement), own in cells.items():
+        subjects = list({reading.subject.uuids: reading.subject for reading in own}.values())
+        columns = {subject.uuids: column for column, subject in enumerate(subjects)}
+        numbers = sorted({reading.pass_number for reading in own})
+        lines = {number: line for line, number in enumerate(numbers)}
+        values = np.full((len(numbers), len(subjects)), np.nan)
+        problems: dict[int, list[Problem]] = {}
+        failed_passes: dict[int, int] = {}
+        for reading in own:
+            column = columns[reading.subject.uuids]
+            if reading.value is not None:
+                values[lines[reading.pass_number], column] = reading.value
+            if reading.problem and reading.problem not in problems.setdefault(column, []):
+                problems[column].append(reading.problem)
+            if reading.problem and reading.problem.kind == "failed":
+                failed_passes[column] = failed_passes.get(column, 0) + 1
+        # In a pass of fewer than half of the subjects the median would be that of few.
+        counts = (~np.isnan(values)).sum(axis=1)
+        first = known.get(subjects[0].uuids[0]) if subjects[0].uuids else None
+        group = Group(
+            test=own[0].test,
+            placement=placement,
+            topology=(first.topology or "") if first else "",
+            subjects=subjects,
+            values=values[2 * counts >= counts.max()] if counts.any() else values,
+            problems=problems,
+            failed_passes=failed_passes,
+            pass_count=len(numbers),
+        )
+        groups.append(group)
+    return groups
 
 
 def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
@@ -496,7 +495,16 @@ def facts_readings(
     as unchanged. CPUs have no facts and no readings.
     """
     earlier = {facts.device.uuid: facts for facts in before}
-    links = _expected_links(after)
+    # Of devices of one model on one node: those that are up on any of them; all where an NVSwitch
+    # connects any. Boards with bridges have some, and a virtual machine of one GPU may have none.
+    expected_links: dict[tuple[str, str], set[int]] = {}
+    for one in after:
+        links = one.nvlinks or ()
+        is_switched = one.fabric_state is not None and any(link.is_active for link in links)
+        key = one.device.node_id, one.device.name
+        expected_links.setdefault(key, set()).update(
+            link.link for link in links if link.is_active or is_switched
+        )
     found = []
     for now in after:
         if now.device.kind != "cuda":
@@ -505,7 +513,7 @@ def facts_readings(
         # What was read before and is silent now is lost; many containers have no NVML at all.
         lost = now.unread if now.unread != was.unread else ""
         values = _fact_values(now)
-        problems = _fact_problems(was, now, links[now.device.node_id, now.device.name])
+        problems = _fact_problems(was, now, expected_links[now.device.node_id, now.device.name])
         for name, (unit, _) in _FACTS.items():
             test = HealthTest(name=name, stage="facts", unit=unit, floor=0.0, is_compared=False)
             value, problem = values[name], lost or problems.get(name, "")
@@ -519,22 +527,6 @@ def facts_readings(
                 )
             )
     return tuple(found)
-
-
-def _expected_links(facts: Sequence[DeviceFacts]) -> dict[tuple[str, str], frozenset[int]]:
-    """Return the NVLinks that devices of one model on one node should have, by (node id, model).
-
-    Those that are up on any of them; all where an NVSwitch connects any. Boards with bridges have
-    some, and a virtual machine of one GPU may have none.
-    """
-    expected: dict[tuple[str, str], frozenset[int]] = {}
-    for one in facts:
-        links = one.nvlinks or ()
-        is_switched = one.fabric_state is not None and any(link.is_active for link in links)
-        found = {link.link for link in links if link.is_active or is_switched}
-        key = one.device.node_id, one.device.name
-        expected[key] = expected.get(key, frozenset()) | found
-    return expected
 
 
 def _fact_values(now: DeviceFacts) -> dict[str, float | None]:
@@ -557,7 +549,7 @@ def _fact_values(now: DeviceFacts) -> dict[str, float | None]:
 
 
 def _fact_problems(
-    before: DeviceFacts, now: DeviceFacts, expected_links: frozenset[int]
+    before: DeviceFacts, now: DeviceFacts, expected_links: Set[int]
 ) -> dict[str, str]:
     """Return what is wrong with facts of a GPU, in words; only those with a problem, by name.
 

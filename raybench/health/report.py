@@ -124,39 +124,6 @@ class Case:
         return self.findings[0].verdict
 
 
-def _make_case(findings: Sequence[Finding], victims: Mapping[str, Sequence[str]]) -> Case:
-    """Return the case of a subject. findings: about it, in the order of the check.
-
-    victims: names of subjects that are slow because of another one, by the name of that one.
-    """
-    # Of findings that are about as slow the last one: the largest size says most.
-    is_pair = findings[0].subject.kind == "pair"
-    own = sorted(
-        findings if is_pair else reversed(findings),
-        key=lambda one: (_SEVERITY[one.verdict], -round(one.ratio or 0, 1)),
-    )
-    subject = own[0].subject
-    further = []
-    for one in own[1:]:
-        way = " the other way" if is_pair and one.subject.uuids == subject.uuids[::-1] else ""
-        much = "not tested" if one.verdict is Verdict.UNTESTED else one.reason
-        further.append(f"{one.test}{way} ({f'{one.ratio:.2f}x the time' if one.ratio else much})")
-    # Other findings of a stage repeat its evidence.
-    evidence = {one.stage: one.evidence for one in reversed(own) if one.evidence}
-    in_order = (evidence[one.stage] for one in own if one.stage in evidence)
-    action = next((action for action in Action if action in {one.action for one in own}), None)
-    commands = (one.command.splitlines() for one in own if one.action is action)
-    return Case(
-        subject=subject,
-        findings=own,
-        further=some(further),
-        evidence="; ".join(dict.fromkeys(in_order)),
-        victims=list(dict.fromkeys(victims.get(subject.name, ()))),
-        action=action,
-        commands=list(dict.fromkeys(chain(*commands))),
-    )
-
-
 def reason_with_value(finding: Finding) -> str:
     """Return `TEST: REASON (VALUE, against EXPECTED)`; the bracket only where it was compared.
 
@@ -189,7 +156,7 @@ class HealthReport(Document):
     @cached_property
     def cases(self) -> list[Case]:
         """Return the subjects that are not healthy, the worst first."""
-        own: dict[object, list[Finding]] = {}
+        own: dict[tuple[str, object], list[Finding]] = {}
         victims: dict[str, list[str]] = {}
         for finding in self.findings:
             subject = finding.subject
@@ -201,8 +168,35 @@ class HealthReport(Document):
                 if subject.kind == "pair" and subject.uuids:
                     name = frozenset(subject.uuids)
                 own.setdefault((subject.kind, name), []).append(finding)
-        found = [_make_case(found, victims) for found in own.values()]
-        return sorted(found, key=lambda case: _SEVERITY[case.verdict])
+        cases = []
+        for (kind, _), found in own.items():
+            # Of findings that are about as slow the last one: the largest size says most.
+            if kind != "pair":
+                found.reverse()
+            found.sort(key=lambda one: (_SEVERITY[one.verdict], -round(one.ratio or 0, 1)))
+            subject, further = found[0].subject, []
+            for one in found[1:]:
+                is_reverse = kind == "pair" and one.subject.uuids == subject.uuids[::-1]
+                much = "not tested" if one.verdict is Verdict.UNTESTED else one.reason
+                much = f"{one.ratio:.2f}x the time" if one.ratio else much
+                further.append(f"{one.test}{' the other way' * is_reverse} ({much})")
+            # Other findings of a stage repeat its evidence.
+            stages = {one.stage: one.evidence for one in reversed(found) if one.evidence}
+            evidence = [stages[one.stage] for one in found if one.stage in stages]
+            asked = {one.action for one in found}
+            action = next((action for action in Action if action in asked), None)
+            commands = [one.command.splitlines() for one in found if one.action is action]
+            case = Case(
+                subject=subject,
+                findings=found,
+                further=some(further),
+                evidence="; ".join(dict.fromkeys(evidence)),
+                victims=list(dict.fromkeys(victims.get(subject.name, ()))),
+                action=action,
+                commands=list(dict.fromkeys(chain(*commands))),
+            )
+            cases.append(case)
+        return sorted(cases, key=lambda case: _SEVERITY[case.verdict])
 
     @property
     def exit_code(self) -> int:
@@ -342,13 +336,41 @@ class HealthReport(Document):
             yield Line(text=sentence(one.text), is_apart=True)
         for note in self.notes:
             yield Line(text=note, tone="advice", is_apart=True)
-        yield from _stage_blocks(self.findings)
+        yield from self._tests()
         if any(one.verdict in _MARKS for one in self.findings):
             yield Line(text=_LEGEND, tone="aside", is_apart=True)
         for place, (name, graded) in enumerate(self.grades.items()):
             yield Line(text=f"{name}: {grade_text(graded)}.", is_apart=not place)
         if not self.grades and "cuda" in self.kinds:
             yield Line(text=HOW_TO_MAKE, tone="aside", is_apart=True)
+
+    def _tests(self) -> Iterator[Block]:
+        """Yield the names of the healthy facts, then the tables of each stage that has values."""
+        facts = [one for one in self.findings if one.stage == "facts" and one.passes]
+        wrong = {one.test for one in facts if one.verdict.is_unhealthy}
+        healthy = {one.test for one in facts if one.verdict is Verdict.HEALTHY}
+        if names := healthy - wrong - {_NO_VERDICT}:
+            text = f"Facts that are as they should be: {', '.join(sorted(names))}."
+            yield Line(text=text, is_apart=True)
+        maps = _pair_maps(self.findings)
+        has_matrices = maps and _LEAST_IN_A_MATRIX <= len(maps[0].names) <= _MOST_IN_A_MATRIX
+        for stage, title in _STAGES.items():
+            # Elsewhere a finding about the cluster says that all are slow alike, which is a case.
+            kinds = ("pair",) if stage == "pairs" else ("device", "node")
+            if stage == "together":
+                kinds = ("node", "cluster")
+            own = [
+                one
+                for one in self.findings
+                if one.stage == stage
+                and one.subject.kind in kinds
+                and one.passes
+                and one.subject.uuids
+            ]
+            if stage == "pairs" and has_matrices:
+                yield from map(_matrix, maps)
+            elif own:
+                yield _stage_table(title, own)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the findings as rows of the table `health`, by column."""
@@ -391,32 +413,6 @@ class HealthReport(Document):
                 for name, graded in self.grades.items()
             },
         }
-
-
-def _stage_blocks(findings: Sequence[Finding]) -> Iterator[Table | Line]:
-    """Yield the names of the healthy facts, then the tables of each stage that has values."""
-    facts = [one for one in findings if one.stage == "facts" and one.passes]
-    wrong = {one.test for one in facts if one.verdict.is_unhealthy}
-    healthy = {one.test for one in facts if one.verdict is Verdict.HEALTHY}
-    if names := healthy - wrong - {_NO_VERDICT}:
-        text = f"Facts that are as they should be: {', '.join(sorted(names))}."
-        yield Line(text=text, is_apart=True)
-    maps = _pair_maps(findings)
-    has_matrices = maps and _LEAST_IN_A_MATRIX <= len(maps[0].names) <= _MOST_IN_A_MATRIX
-    for stage, title in _STAGES.items():
-        # Elsewhere a finding about the cluster says that all are slow alike, which is a case.
-        kinds = ("pair",) if stage == "pairs" else ("device", "node")
-        if stage == "together":
-            kinds = ("node", "cluster")
-        own = [
-            one
-            for one in findings
-            if one.stage == stage and one.subject.kind in kinds and one.passes and one.subject.uuids
-        ]
-        if stage == "pairs" and has_matrices:
-            yield from map(_matrix, maps)
-        elif own:
-            yield _stage_table(title, own)
 
 
 def _stage_table(title: str, findings: Sequence[Finding]) -> Table:
@@ -672,7 +668,7 @@ def _heat_map(pairs: _PairMap) -> Panel:
         names_axis(labels, **shown),
         by_threshold("excess", _STEPS, "time against the median"),
         title=pairs.title,
-        height=max(150, min(550, 30 * len(labels) + 80)),
+        height=max(70, min(470, 30 * len(labels))),
         inverse=f"datum.excess < {_STEPS[0]} || datum.excess >= {_STEPS[-1]}",
     )
 
@@ -712,7 +708,7 @@ def _device_figure(compared: Sequence[Finding], unhealthy: Collection[str]) -> F
         ),
         names_axis(list(short.values()), grid=True),
         _SHAPES,
-        height=max(110, min(900, 22 * len(short) + 60)),
+        height=max(50, min(840, 22 * len(short))),
         level=(BAD_RATIO, "bad") if domain[1] > BAD_RATIO else None,
     )
     more = f" The first {len(shown)} of {len(names)}." if len(shown) < len(names) else ""

@@ -13,7 +13,7 @@ Nodes come before devices: a node whose devices are all slow with other nodes is
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -67,7 +67,8 @@ def judge(
 ) -> tuple[Finding, ...]:
     """Return a finding for each subject in each test, with its root cause and what to do about it.
 
-    Then findings about what several subjects share: a slow model, a node, a path, other programs.
+    Then findings about what several subjects share: a slow model, a model without references and
+    earlier checks, other programs, a node, a path.
     devices: those that were checked. past: findings of earlier checks, each with the id of its run;
     only healthy ones with a value count.
     """
@@ -80,7 +81,20 @@ def judge(
     findings: list[Finding] = []
     for group in groups:
         findings += _findings(group, next(remaining) if group.test.is_compared else None, elsewhere)
-    findings += _unknown_models([one.group for one in compared], elsewhere)
+    by_model: dict[str, list[Group]] = {}
+    for one in compared:
+        by_model.setdefault(one.group.model, []).append(one.group)
+    for model, own in by_model.items():
+        if not any(elsewhere.of_model(group) for group in own):
+            unknown = Finding(
+                test=EXPECTED_TEST,
+                stage=own[0].test.stage,
+                subject=Subject(kind="cluster", uuids=(), name=f"all {model}", model=model),
+                passes=0,
+                verdict=Verdict.UNKNOWN,
+                reason=f"no figures of {model} are known here: that all are slow would not be seen",
+            )
+            findings.append(unknown)
     findings += _other_programs(readings, devices)
     findings = _explain_waiting(_explain_pairs(findings, known), groups)
     return tuple(_with_action(finding, known) for finding in findings)
@@ -161,7 +175,19 @@ def _findings(
         elif compared is None and not has_value:
             changes = {"verdict": Verdict.UNKNOWN, "reason": "nothing here tells it"}
         elif compared and compared.is_slow[column]:
-            changes = _slow(finding, compared)
+            ratio = finding.ratio or 0.0
+            evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
+            if compared.peers is not None:
+                evidence.append(f"the others spread by {compared.peers.sigma:.1%}")
+                if compared.peers.is_divided:
+                    slow = int(compared.is_slow.sum())
+                    others = len(passes) - slow
+                    evidence.append(f"one of {slow} that are slower than the other {others}")
+            changes = {
+                "verdict": Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
+                "reason": f"takes {_times(ratio)} as long as those alike",
+                "evidence": "; ".join(evidence),
+            }
         elif compared and compared.peers is None and alike is None:
             changes = _against_elsewhere(finding, group, elsewhere)
         yield replace(finding, **changes)
@@ -185,23 +211,6 @@ def _expected_words(one: _Comparison) -> str:
     fastest = f"the {int(among.sum())} fastest of " if one.peers.is_divided else ""
     middle = figure(float(np.median(typical[among])))
     return f"{middle} {unit}, the median of {fastest}{count} alike"
-
-
-def _slow(finding: Finding, one: _Comparison) -> dict[str, Any]:
-    """Return the fields, for `replace`, that make a healthy finding one of a slow subject."""
-    ratio = finding.ratio or 0.0
-    evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
-    if one.peers is not None:
-        evidence.append(f"the others spread by {one.peers.sigma:.1%}")
-        if one.peers.is_divided:
-            count = int(one.is_slow.sum())
-            others = len(one.is_slow) - count
-            evidence.append(f"one of {count} that are slower than the other {others}")
-    return {
-        "verdict": Verdict.BAD if ratio > one.group.test.bad_ratio else Verdict.SUSPECT,
-        "reason": f"takes {_times(ratio)} as long as those alike",
-        "evidence": "; ".join(evidence),
-    }
 
 
 def _with_problem(group: Group, column: int, value: float | None) -> dict[str, Any]:
@@ -302,23 +311,6 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2f} times" if ratio < 100 else "over 100 times"
 
 
-def _unknown_models(compared: Iterable[Group], elsewhere: Elsewhere) -> Iterator[Finding]:
-    """Yield an unknown finding for each model with neither references nor three earlier checks."""
-    groups: dict[str, list[Group]] = {}
-    for group in compared:
-        groups.setdefault(group.model, []).append(group)
-    for model, own in groups.items():
-        if not any(elsewhere.of_model(group) for group in own):
-            yield Finding(
-                test=EXPECTED_TEST,
-                stage=own[0].test.stage,
-                subject=Subject(kind="cluster", uuids=(), name=f"all {model}", model=model),
-                passes=0,
-                verdict=Verdict.UNKNOWN,
-                reason=f"no figures of {model} are known here: that all are slow would not be seen",
-            )
-
-
 def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> Iterator[Finding]:
     """Yield one finding if other programs used the devices in half of the points or more.
 
@@ -375,7 +367,21 @@ def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> 
         pairs = [one for one in findings if one.test == test and one.subject.kind == "pair"]
         between = [one for one in pairs if len(_edge(one, node_of)) == 2]
         within = [one for one in pairs if len(_edge(one, node_of)) == 1]
-        explained = _explain_rest(pairs, slow_alone)
+        healthy = [one for one in pairs if one.verdict is Verdict.HEALTHY]
+        fast_with = _partners(_edge(one, itself) for one in healthy)
+        explained = {}
+        for pair in (one for one in pairs if one.verdict.is_slow):
+            two = _edge(pair, itself)
+            blamed, evidence = "the path or one of the two is to blame", ""
+            if all(fast_with.get(uuid, set()) - two for uuid in two):
+                blamed, evidence = _PATH, "both are fast with other partners"
+            elif two & slow_alone:
+                evidence = "one of the two is not healthy alone"
+            explained[pair.subject] = replace(
+                pair,
+                reason=f"{pair.reason}: {blamed}",
+                evidence="; ".join(filter(None, (pair.evidence, evidence))),
+            )
         with_culprit: set[Subject] = set()
         for own, ends in ((between, node_of), (between, itself), (within, itself)):
             left = [one for one in own if one.subject not in with_culprit]
@@ -490,32 +496,6 @@ def _partners(edges: Iterable[_Edge]) -> dict[str, set[str]]:
     return found
 
 
-def _explain_rest(pairs: Sequence[Finding], slow_alone: Set[str]) -> dict[Subject, Finding]:
-    """Return the findings of the slow pairs by subject; their reason now says what is to blame.
-
-    That is the path where both devices are fast with other partners; else the path or one of the
-    two. pairs: all of one test. slow_alone: uuids of devices that are not healthy alone.
-    """
-    healthy = [one for one in pairs if one.verdict is Verdict.HEALTHY]
-    fast_with = _partners(frozenset(one.subject.uuids) for one in healthy)
-    found = {}
-    for pair in pairs:
-        if not pair.verdict.is_slow:
-            continue
-        ends = set(pair.subject.uuids)
-        cause, evidence = "the path or one of the two is to blame", ""
-        if all(fast_with.get(uuid, set()) - ends for uuid in ends):
-            cause, evidence = _PATH, "both are fast with other partners"
-        elif ends & slow_alone:
-            evidence = "one of the two is not healthy alone"
-        found[pair.subject] = replace(
-            pair,
-            reason=f"{pair.reason}: {cause}",
-            evidence="; ".join(filter(None, (pair.evidence, evidence))),
-        )
-    return found
-
-
 def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> list[Finding]:
     """Return the findings, with the rank that the others wait for in each pass as a suspect.
 
@@ -583,7 +563,12 @@ def _advise(finding: Finding, devices: Sequence[Device]) -> tuple[Action, Sequen
     if stage == "facts" or is_watched or not devices:
         return action, _commands(action, devices)
     at = f"  # on {devices[0].host}"
-    if kind in ("node", "cluster") and (names := _slowing_variables(finding, devices)):
+    is_of_nccl = stage in _STAGES_OF_NCCL and not finding.test.startswith("copy ")
+    slowing = (*(_SLOWING_NCCL * is_of_nccl), *(_SLOWING_KERNELS * (stage != "host-links")))
+    are_set = {
+        name for one in devices for name, value in one.environment.items() if value not in ("", "0")
+    }
+    if kind in ("node", "cluster") and (names := [name for name in slowing if name in are_set]):
         return Action.SETTING, [f"unset {' '.join(names)}"]
     if kind == "cluster":
         # What all devices share.
@@ -634,17 +619,4 @@ def _commands(action: Action, devices: Sequence[Device]) -> Sequence[str]:
         if device.kind == "cuda"
         else f"ps -o pid,stat,pcpu,wchan:20,comm -p {device.process_id}  # on {device.host}"
         for device in devices[:1]
-    ]
-
-
-def _slowing_variables(finding: Finding, devices: Sequence[Device]) -> list[str]:
-    """Return the variables that are set on any device and are known to make such a test slow."""
-    is_of_nccl = finding.stage in _STAGES_OF_NCCL and not finding.test.startswith("copy ")
-    names = (_SLOWING_NCCL if is_of_nccl else ()) + (
-        _SLOWING_KERNELS if finding.stage != "host-links" else ()
-    )
-    return [
-        name
-        for name in names
-        if any(device.environment.get(name, "") not in ("", "0") for device in devices)
     ]

@@ -92,7 +92,12 @@ def _replace(library: torch.library.Library, name: str, handler: Handler) -> Non
 
     def kernel(*values: Any) -> Any:
         """Return what the operator returns, after the handler took its place."""
-        work = handler(_read_collective(name, dict(zip(names, values, strict=False))))
+        given = dict(zip(names, values, strict=False))
+        group = ProcessGroup.unbox(given["process_group"])
+        kind, message_bytes, copies = _READ[name](given, group.size(), group.rank())
+        work = handler(
+            Collective(kind=kind, ranks=group.size(), message_bytes=message_bytes, copies=copies)
+        )
         if not results:
             return None
         return (values[0], work.boxed()) if results > 1 else work.boxed()
@@ -148,8 +153,11 @@ class LocalCopies:
         with torch.no_grad():
             for output, source in collective.copies:
                 self._fill(output, self._random(output) if source is None else source)
-                if collective.kind == "reduce_scatter":
-                    self._add_others(output)
+                # Torch adds no numbers of 8 bits.
+                can_add = output.dtype.is_floating_point and output.dtype.itemsize > 1
+                is_small = 0 < output.nbytes <= _MOST_ADDED_BYTES
+                if collective.kind == "reduce_scatter" and can_add and is_small:
+                    output.data.add_(self._random(output), alpha=_ADDED_SCALE)
         return _complete_work([output for output, _ in collective.copies])
 
     def _fill(self, output: Tensor, source: Tensor) -> None:
@@ -163,13 +171,6 @@ class LocalCopies:
             return
         for part in torch.split(written.view(-1), source.numel()):
             part.copy_(source.reshape(-1)[: part.numel()])
-
-    def _add_others(self, output: Tensor) -> None:
-        """Add small random numbers to an output of floats; none above 128 MiB or of 8 bits."""
-        # Torch adds no numbers of 8 bits.
-        is_added = output.dtype.is_floating_point and output.dtype.itemsize > 1
-        if is_added and 0 < output.nbytes <= _MOST_ADDED_BYTES:
-            output.data.add_(self._random(output), alpha=_ADDED_SCALE)
 
     def _random(self, output: Tensor) -> Tensor:
         """Return random numbers like the output, the same each time; 0 for integers."""
@@ -201,14 +202,6 @@ class CountedCopies(LocalCopies):
 _Effect = tuple[str, int, Sequence[Copy]]
 # The arguments of an operator by name.
 _Arguments = Mapping[str, Any]
-
-
-def _read_collective(operator: str, given: _Arguments) -> Collective:
-    """Return the collective that a call of an operator stands for."""
-    group = ProcessGroup.unbox(given["process_group"])
-    ranks, rank = group.size(), group.rank()
-    kind, message_bytes, copies = _READ[operator](given, ranks, rank)
-    return Collective(kind=kind, ranks=ranks, message_bytes=message_bytes, copies=copies)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -14,7 +14,7 @@ which they were set up, and the default stream cannot be captured.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -30,7 +30,7 @@ import torch.distributed as dist
 from raybench.errors import UsageError
 from raybench.records import Cause, Failure, Repetition, Samples
 from raybench.workloads.base import Context, PartTimes, Workload
-from raybench.workloads.script import ScriptEndedError, ScriptFailedError, ScriptProcess
+from raybench.workloads.script import RunningScript, ScriptEndedError, ScriptFailedError
 
 Step = Callable[[], None]
 
@@ -224,19 +224,12 @@ class StepsEndedError(Exception):
     """
 
     def __init__(self, repetition: Repetition) -> None:
-        super().__init__("the script has ended")
-        self.repetition = repetition
-
-    @property
-    def warning(self) -> str:
-        """Say in a sentence how many iterations were measured."""
-        timed, warmup = (
-            len(phase.step_ns) for phase in (self.repetition.timed, self.repetition.warmup)
-        )
-        return (
+        timed, warmup = len(repetition.timed.step_ns), len(repetition.warmup.step_ns)
+        super().__init__(
             f"the script ended by itself before enough was measured: its last {timed} iterations "
             f"are timed, and the {warmup} before them warm-up; let it make more steps"
         )
+        self.repetition = repetition
 
 
 class ScriptTimer:
@@ -246,9 +239,9 @@ class ScriptTimer:
     peaks of torch's allocator in the process of the script.
     """
 
-    def __init__(self, process: ScriptProcess, device: torch.device) -> None:
-        """Begin without samples. process: of the script. device: by which the ranks agree."""
-        self._process, self._device = process, device
+    def __init__(self, script: RunningScript, device: torch.device) -> None:
+        """Begin without samples. script: its steps are timed. device: by which the ranks agree."""
+        self._script, self._device = script, device
         self._blocks: list[Samples] = []
         self._warmup_iterations = 0
         self.allocated_bytes: int | None = None
@@ -263,39 +256,34 @@ class ScriptTimer:
         ScriptFailedError where it ends before the first iteration that was timed.
         """
         try:
-            samples = self._process.run_steps(iterations, lead_in=lead_in)
+            samples = self._script.run_steps(iterations, lead_in=lead_in)
         except ScriptEndedError:
             samples = Samples()
-        allocated_bytes, reserved_bytes = self._process.peaks
+        allocated_bytes, reserved_bytes = self._script.peaks
         if allocated_bytes is not None and reserved_bytes is not None:
             self.allocated_bytes = max(allocated_bytes, self.allocated_bytes or 0)
             self.reserved_bytes = max(reserved_bytes, self.reserved_bytes or 0)
         done = min_over_ranks(len(samples.step_ns), self._device)
         self._blocks.append(_cut(samples, 0, done))
-        if done < iterations:
-            raise StepsEndedError(self._split())
-        return samples
-
-    def restart(self) -> None:
-        """Count all iterations until now as warm-up, and set the peaks of memory back."""
-        self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
-        self._process.forget_memory()
-        self.allocated_bytes = None
-
-    def _split(self) -> Repetition:
-        """Return all samples as warm-up and timed ones; at most half of them are warm-up.
-
-        Raises ScriptFailedError where no iteration was timed.
-        """
-        samples = join_blocks(self._blocks)
-        count = len(samples.step_ns)
-        if not count:
+        if done == iterations:
+            return samples
+        known = join_blocks(self._blocks)
+        if not (count := len(known.step_ns)):
             message = "the script ended after its first step: it has no iteration that was timed"
             raise ScriptFailedError(
                 Failure.of(Cause.NO_STEPS, rank=0, message=message, worker_reusable=True)
             )
+        # At most half of them are warm-up.
         warmup = min(self._warmup_iterations or count, count // 2)
-        return Repetition(warmup=_cut(samples, 0, warmup), timed=_cut(samples, warmup, count))
+        raise StepsEndedError(
+            Repetition(warmup=_cut(known, 0, warmup), timed=_cut(known, warmup, count))
+        )
+
+    def restart(self) -> None:
+        """Count all iterations until now as warm-up, and set the peaks of memory back."""
+        self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
+        self._script.forget_memory()
+        self.allocated_bytes = None
 
 
 def _cut(samples: Samples, start: int, end: int) -> Samples:
@@ -324,19 +312,14 @@ class AllocatorCalls:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Add the calls inside the `with` block to both counts."""
-        before = self._read()
+        if self.retries is None or self.device_allocs is None:
+            yield
+            return
+        before = torch.cuda.memory_stats_as_nested_dict(self._device)
         yield
-        after = self._read()
-        if self.retries is not None and self.device_allocs is not None:
-            self.retries += after["num_alloc_retries"] - before["num_alloc_retries"]
-            self.device_allocs += after["num_device_alloc"] - before["num_device_alloc"]
-
-    def _read(self) -> Mapping[str, int]:
-        """Return torch's counts of the allocator by name, since the start; empty on a CPU."""
-        if self._device.type != "cuda":
-            return {}
-        stats: Mapping[str, int] = torch.cuda.memory_stats_as_nested_dict(self._device)
-        return stats
+        after = torch.cuda.memory_stats_as_nested_dict(self._device)
+        self.retries += after["num_alloc_retries"] - before["num_alloc_retries"]
+        self.device_allocs += after["num_device_alloc"] - before["num_device_alloc"]
 
 
 class PeakMemory:
@@ -386,23 +369,20 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self._device)
 
 
-def require_cuda_for_graph(context: Context) -> None:
-    """Raise UsageError where the context asks for a CUDA graph on a device that is not CUDA."""
-    if context.cuda_graph and context.device.type != "cuda":
-        raise UsageError(
-            f"cuda_graph: needs a CUDA device, given {context.device.type}; "
-            "leave cuda_graph out on such workers"
-        )
-
-
 @contextmanager
 def workload_stream(context: Context) -> Iterator[None]:
     """Make the workload's stream the current one inside the `with` block.
 
     It is a stream of its own where the steps will be captured in a CUDA graph, and where the
     context limits the multiprocessors (`context.sms`); else the current stream stays. Raises
-    UsageError where torch or the driver cannot limit the multiprocessors.
+    UsageError for a CUDA graph on a device that is not CUDA, and where torch or the driver cannot
+    limit the multiprocessors.
     """
+    if context.cuda_graph and context.device.type != "cuda":
+        raise UsageError(
+            f"cuda_graph: needs a CUDA device, given {context.device.type}; "
+            "leave cuda_graph out on such workers"
+        )
     if context.cuda_graph:
         stream = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
     elif context.sms is not None:
@@ -450,32 +430,29 @@ def capture_graph(workload: Workload, inner: int, context: Context) -> Iterator[
     try:
         # The watchdog of NCCL must have nothing left to ask about (pytorch#104487).
         align_ranks(context.device)
-        _capture(graph, loop_step(workload.step, inner), type(workload).__name__)
+        step = loop_step(workload.step, inner)
+        try:
+            # Not "global": NCCL's watchdog thread queries events meanwhile (pytorch#104555).
+            with torch.cuda.graph(
+                graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
+            ):
+                step()
+        except Exception as error:
+            # The step raised the first error; ending the broken capture then raises a second one.
+            first = error.__context__ or error
+            if isinstance(first, torch.OutOfMemoryError):
+                raise first from None
+            raise UsageError(
+                f"cuda_graph: a step of workload {type(workload).__name__} cannot be captured "
+                f"({_first_line(first)}); its step must not wait for the device nor copy from host "
+                "memory; or leave cuda_graph out"
+            ) from error
         # The first replay uploads the graph to the device.
         graph.replay()
         torch.cuda.synchronize()
         yield graph.replay
     finally:
         graph.reset()
-
-
-def _capture(graph: torch.cuda.CUDAGraph, step: Step, name: str) -> None:
-    """Capture the step on the current stream into `graph`. Raises as `capture_graph`."""
-    try:
-        # Not "global": NCCL's watchdog thread queries events meanwhile (pytorch#104555).
-        with torch.cuda.graph(
-            graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
-        ):
-            step()
-    except Exception as error:
-        # The step raised the first error; ending the broken capture then raises a second one.
-        first = error.__context__ or error
-        if isinstance(first, torch.OutOfMemoryError):
-            raise first from None
-        raise UsageError(
-            f"cuda_graph: a step of workload {name} cannot be captured ({_first_line(first)}); its "
-            "step must not wait for the device nor copy from host memory; or leave cuda_graph out"
-        ) from error
 
 
 def _first_line(error: BaseException) -> str:

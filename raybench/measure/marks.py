@@ -42,14 +42,13 @@ def make_marker(device: torch.device) -> Callable[[], Mark]:
 
     On a GPU that is when the device is done with the work queued on the current stream so far.
     """
-    return _record_event if device.type == "cuda" else time.perf_counter_ns
 
+    def record_event() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
-def _record_event() -> torch.cuda.Event:
-    """Return an event with a time, recorded on the current stream."""
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+    return record_event if device.type == "cuda" else time.perf_counter_ns
 
 
 def elapsed_ms(start: Mark, end: Mark) -> float:
@@ -128,18 +127,21 @@ class BucketMarks(_StepMarks[_Bucket]):
 
         A step in which DDP reduced nothing has none.
         """
-        return tuple(tuple(_bucket_times(buckets)) for buckets in self._take_ended())
-
-
-def _bucket_times(buckets: Sequence[_Bucket]) -> Iterator[BucketTimes]:
-    """Yield when each bucket of a step was ready and reduced; waits for its collective."""
-    for bucket in buckets:
-        # NCCL's process group keeps the gradients of a collective that nobody has waited for.
-        bucket.work.wait()
-        # DDP itself waits for what follows the mark.
-        assert bucket.reduced is not None, "a step returned before its gradients were reduced"
-        first = buckets[0].ready
-        yield elapsed_ms(first, bucket.ready), elapsed_ms(first, bucket.reduced)
+        steps: list[tuple[BucketTimes, ...]] = []
+        for buckets in self._take_ended():
+            times: list[BucketTimes] = []
+            for bucket in buckets:
+                # NCCL's process group keeps the gradients of a collective that nobody waited for.
+                bucket.work.wait()
+                # DDP itself waits for what follows the mark.
+                assert bucket.reduced is not None, "a step returned before its bucket was reduced"
+                first = buckets[0].ready
+                ready_ms, reduced_ms = (
+                    elapsed_ms(first, m) for m in (bucket.ready, bucket.reduced)
+                )
+                times.append((ready_ms, reduced_ms))
+            steps.append(tuple(times))
+        return tuple(steps)
 
 
 def comm_ms(buckets: Sequence[BucketTimes]) -> float:
@@ -332,9 +334,14 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
     optimizers: dict[torch.optim.Optimizer, None] = {}
     with _before_optimizer_steps(lambda optimizer: optimizers.setdefault(optimizer)):
         step()
-    modules = _live_modules()
-    held = [*_parameters(optimizers, modules), *(b for m in modules for b in m.buffers())]
-    weights = [tensor for tensor in held if tensor.device == device]
+    gc.collect()
+    # By the type: to ask a proxy for its class may run code of its own.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    stepped = [parameter for group in groups for parameter in group["params"]]
+    held = [parameter for module in modules for parameter in module.parameters()]
+    buffers = [buffer for module in modules for buffer in module.buffers()]
+    weights = [t for t in (*dict.fromkeys(stepped + held), *buffers) if t.device == device]
     if not weights:
         return None
     torch.cuda.reset_peak_memory_stats(device)
@@ -415,23 +422,6 @@ def _before_optimizer_steps(call: Callable[[torch.optim.Optimizer], object]) -> 
         yield
     finally:
         handle.remove()
-
-
-def _live_modules() -> list[nn.Module]:
-    """Return all modules of this process: the workload before this one is gone."""
-    gc.collect()
-    # By the type: to ask a proxy for its class may run code of its own.
-    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-
-
-def _parameters(
-    optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[nn.Module]
-) -> list[Tensor]:
-    """Return the parameters of optimizers and modules, each once."""
-    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    stepped = (parameter for group in groups for parameter in group["params"])
-    held = (parameter for module in modules for parameter in module.parameters())
-    return list(dict.fromkeys([*stepped, *held]))
 
 
 def _storage_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:

@@ -50,7 +50,6 @@ from raybench.measure.instruments import (
     max_over_ranks,
     no_garbage_collection,
     per_step,
-    require_cuda_for_graph,
     workload_stream,
 )
 from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
@@ -129,7 +128,6 @@ def measure(
     cannot be had; on one rank a breakdown or profile that fails is a warning.
     """
     began_s = time.perf_counter() if began_s is None else began_s
-    require_cuda_for_graph(context)
     run = _PointRun(
         context=context,
         settings=settings,
@@ -159,7 +157,7 @@ def measure(
             if isinstance(workload, RunningScript):
                 # The script's own process times its steps: they are not run in this one.
                 run.warnings.extend(workload.warnings(context))
-                run.timer = run.memory = ScriptTimer(workload.process, context.device)
+                run.timer = run.memory = ScriptTimer(workload, context.device)
                 # None of both counts: the allocator of this process does nothing for the script.
                 run.allocator = AllocatorCalls(torch.device("cpu"))
             try:
@@ -167,7 +165,7 @@ def measure(
             except StepsEndedError as ended:
                 run.repetitions.append(ended.repetition)
                 run.energies_j.append(None)
-                run.warnings.append(ended.warning)
+                run.warnings.append(str(ended))
             run.fields["workload_metrics"] = _own_metrics(workload)
             if repeat == settings.repeats - 1:
                 # Before the breakdown, after which gradients are not reduced any more.

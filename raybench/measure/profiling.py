@@ -18,7 +18,7 @@ import statistics
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -42,17 +42,9 @@ from raybench.measure.breakdown import hook_setter
 from raybench.measure.instruments import Step, align_ranks
 from raybench.measure.marks import Mark, elapsed_ms, make_marker
 from raybench.records import ModuleTime, Profile
-from raybench.workloads.base import (
-    Context,
-    PartTimes,
-    Regions,
-    Workload,
-    apply_precision,
-)
+from raybench.workloads.base import Context, PartTimes, Regions, Workload, apply_precision
 
 _WARMUP_STEPS = 2
-_METHOD = "matrix products, convolutions and attention of one step, counted on meta tensors"
-_REMEDY = "set flops_per_step in the class to tell it"
 # Rows and columns of the matrices whose products are timed.
 _SIZE = 8192
 _FLOP_PER_PRODUCT = 2.0 * _SIZE**3
@@ -66,11 +58,11 @@ _FLOP_PER_TFLOP = 1e12
 
 
 def profile(workload: Workload, context: Context, steps: int) -> Profile:
-    """Run steps, and return their trace and the times of the model's modules.
+    """Run steps, and return their Chrome trace (gzip) and the times of the model's modules.
 
     All ranks must call it. Runs `steps` steps with timed modules, if the workload has a `model`,
-    and as many under the profiler. Gradients are reduced as the workload does by itself, without
-    a hook.
+    and as many under the profiler after one that is not in the trace. Gradients are reduced as the
+    workload does by itself, without a hook.
     """
     set_hook = hook_setter(workload, context) if context.world_size > 1 else ""
     if not isinstance(set_hook, str):
@@ -83,11 +75,6 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
         model = model.module  # whose modules have the same names on one rank and on many
     modules = module_times(model, workload.step, context.device, steps) if model is not None else ()
     align_ranks(context.device)
-    return Profile(trace=_trace(workload, context, steps), modules=modules)
-
-
-def _trace(workload: Workload, context: Context, steps: int) -> bytes:
-    """Return the Chrome trace of steps, compressed by gzip; one more step runs before them."""
     activities = [ProfilerActivity.CPU]
     if context.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -101,7 +88,7 @@ def _trace(workload: Workload, context: Context, steps: int) -> bytes:
             for _ in range(1 + steps):
                 workload.step()
                 profiler.step()
-        return path.read_bytes()
+        return Profile(trace=path.read_bytes(), modules=modules)
 
 
 def module_times(
@@ -123,11 +110,28 @@ def module_times(
             steps_calls.append(watch.take())
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return tuple(
-        _module_time(name, module, [calls[module] for calls in steps_calls])
-        for name, module in model.named_modules()
-        if all(module in calls for calls in steps_calls)
-    )
+    found = []
+    for name, module in model.named_modules():
+        in_steps = [calls[module] for calls in steps_calls if module in calls]
+        if len(in_steps) < steps:
+            continue
+        forward_ms = [sum(_between_ms(c.started, c.ended) for c in calls) for calls in in_steps]
+        # Over those steps in which it ran.
+        backward_ms = [
+            sum(_between_ms(c.backward_started, c.backward_ended) for c in calls)
+            for calls in in_steps
+            if any(None not in (c.backward_started, c.backward_ended) for c in calls)
+        ]
+        found.append(
+            ModuleTime(
+                name=name,
+                kind=type(module).__name__,
+                calls=len(in_steps[-1]),
+                forward_ms=statistics.median(forward_ms),
+                backward_ms=statistics.median(backward_ms) if backward_ms else None,
+            )
+        )
+    return tuple(found)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -165,7 +169,10 @@ class _ModuleWatch:
         with ExitStack() as stack:
             for module in dict.fromkeys(_outside_compiled(self._model)):
                 if _is_compiled(module):
-                    stack.enter_context(self._watching_compiled(module))
+                    # From outside: a hook of the module would be compiled with it.
+                    compiled: Any = module._compiled_call_impl
+                    stack.callback(setattr, module, "_compiled_call_impl", compiled)
+                    module._compiled_call_impl = partial(self._call, module, compiled)
                     continue
                 stack.callback(module.register_forward_pre_hook(self._begin_forward).remove)
                 stack.callback(module.register_forward_hook(self._end_forward).remove)
@@ -175,20 +182,10 @@ class _ModuleWatch:
                     stack.callback(hook.remove)
             yield
 
-    @contextmanager
-    def _watching_compiled(self, module: nn.Module) -> Iterator[None]:
-        """Watch from outside: a hook of the module would be compiled with it."""
-        compiled: Any = module._compiled_call_impl
-
-        def call(*inputs: Any, **named: Any) -> Any:
-            hooked = self._begin_forward(module, inputs)
-            return self._end_forward(module, inputs, compiled(*hooked, **named))
-
-        module._compiled_call_impl = call
-        try:
-            yield
-        finally:
-            module._compiled_call_impl = compiled
+    def _call(self, module: nn.Module, compiled: Any, *inputs: Any, **named: Any) -> Any:
+        """Return the outputs of compiled code of a module, and note begin and end of the call."""
+        hooked = self._begin_forward(module, inputs)
+        return self._end_forward(module, inputs, compiled(*hooked, **named))
 
     def take(self) -> dict[nn.Module, list[_Call]]:
         """Return the complete calls since the last call of this method, by module."""
@@ -266,23 +263,6 @@ def _with_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
     return view
 
 
-def _module_time(name: str, module: nn.Module, steps: Sequence[Sequence[_Call]]) -> ModuleTime:
-    """Return the medians over the steps; backward over those steps in which it ran."""
-    forward_ms = [sum(_between_ms(call.started, call.ended) for call in calls) for calls in steps]
-    backward_ms = [
-        sum(_between_ms(call.backward_started, call.backward_ended) for call in calls)
-        for calls in steps
-        if any(None not in (call.backward_started, call.backward_ended) for call in calls)
-    ]
-    return ModuleTime(
-        name=name,
-        kind=type(module).__name__,
-        calls=len(steps[-1]),
-        forward_ms=statistics.median(forward_ms),
-        backward_ms=statistics.median(backward_ms) if backward_ms else None,
-    )
-
-
 def _between_ms(start: Mark | None, end: Mark | None) -> float:
     """Return the ms between two marks; 0 where one of them is missing."""
     return 0.0 if start is None or end is None else elapsed_ms(start, end)
@@ -351,42 +331,37 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
         parts=PartTimes(),
         regions=Regions(),
     )
+    counter = FlopCounterMode(display=False)
     try:
-        with _restored_afterwards(context.device):
-            flops = _count(workload_class, params, on_meta)
+        # The counter does not see into compiled code, and compiling would cost more than counting.
+        with _restored_afterwards(context.device), torch.compiler.set_stance("force_eager"):
+            workload: Any = workload_class(on_meta, **params)
+            try:
+                with counter:
+                    workload.step()
+            finally:
+                workload.close()
     except Exception as error:
-        return Counted(flops=None, method=f"not counted: {_why_not(error)}; {_REMEDY}")
-    if not flops:
+        # For the author of the workload.
+        if isinstance(error, UsageError):
+            why = message_of(error)
+        elif isinstance(error, (RuntimeError, NotImplementedError)) and mentions(error, "meta"):
+            why = (
+                "the step needs values, and where it is counted (torch's meta device) tensors have "
+                "none"
+            )
+        else:
+            why = (
+                "built for one rank on torch's meta device, where it is counted, it raises "
+                f"{brief(error)}"
+            )
+        remedy = "set flops_per_step in the class to tell it"
+        return Counted(flops=None, method=f"not counted: {why}; {remedy}")
+    if not (flops := counter.get_total_flops()):
         return Counted(flops=None, method="not counted: the step has none that the counter knows")
     ranks = ranks_per_item(workload_class, {**params, "world_size": context.world_size})
-    return Counted(flops=flops / ranks, method=_METHOD)
-
-
-def _why_not(error: Exception) -> str:
-    """Return the reason in a sentence without a full stop, for the author of the workload."""
-    if isinstance(error, UsageError):
-        return message_of(error)
-    if isinstance(error, (RuntimeError, NotImplementedError)) and mentions(error, "meta"):
-        return (
-            "the step needs values, and where it is counted (torch's meta device) tensors have none"
-        )
-    return (
-        f"built for one rank on torch's meta device, where it is counted, it raises {brief(error)}"
-    )
-
-
-def _count(workload_class: type, params: Mapping[str, Scalar], context: Context) -> int:
-    """Return the operations of one step on the context's device. Raises what the class raises."""
-    counter = FlopCounterMode(display=False)
-    # The counter does not see into compiled code, and compiling would cost more than counting.
-    with torch.compiler.set_stance("force_eager"):
-        workload: Any = workload_class(context, **params)
-        try:
-            with counter:
-                workload.step()
-        finally:
-            workload.close()
-    return counter.get_total_flops()
+    method = "matrix products, convolutions and attention of one step, counted on meta tensors"
+    return Counted(flops=flops / ranks, method=method)
 
 
 @contextmanager
@@ -422,47 +397,39 @@ def tflops_sustained(
     (fp16, bf16) or 0.8 GB of device memory are used and given back, which torch's counters of peak
     memory see.
     """
-    return {precision: _tflops(device, precision) for precision in precisions}
+    found: dict[Precision, float | None] = dict.fromkeys(precisions)
+    for precision in found if device.type == "cuda" else ():
+        apply_precision(precision)
+        with suppress(torch.OutOfMemoryError):
+            product_s = statistics.median(_product_times_ms(device, precision)) / _MS_PER_S
+            found[precision] = _FLOP_PER_PRODUCT / product_s / _FLOP_PER_TFLOP
+        # Not inside: there the error still holds the frames that hold the matrices.
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+    return found
 
 
-def _tflops(device: torch.device, precision: Precision) -> float | None:
-    """Return the TFLOP/s of `tflops_sustained` in one precision, which it leaves switched on."""
-    if device.type != "cuda":
-        return None
-    apply_precision(precision)
-    try:
-        times_ms = _product_times_ms(_make_product(device, precision))
-    except torch.OutOfMemoryError:
-        times_ms = []
-    # Not in the handler: there the error still holds the frames that hold the matrices.
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    if not times_ms:
-        return None
-    return _FLOP_PER_PRODUCT / (statistics.median(times_ms) / _MS_PER_S) / _FLOP_PER_TFLOP
+def _product_times_ms(device: torch.device, precision: Precision) -> list[float]:
+    """Return the ms of the products of 0.2 s, three at least, after as many unmeasured.
 
-
-def _make_product(device: torch.device, precision: Precision) -> Callable[[], object]:
-    """Return a function that multiplies two matrices of random numbers.
-
-    Zeros would be 10 to 15 % faster: flipping no bits costs no power.
+    Of two matrices of random numbers: zeros would be 10 to 15 % faster, for flipping no bits costs
+    no power.
     """
     generator = torch.Generator(device).manual_seed(0)
     dtype: torch.dtype = getattr(torch, precision.dtype)
     left, right = (
         torch.randn(_SIZE, _SIZE, device=device, dtype=dtype, generator=generator) for _ in range(2)
     )
-    product = torch.empty(_SIZE, _SIZE, device=device, dtype=dtype)
-    if precision is not Precision.FLOAT8:
-        return lambda: torch.mm(left, right, out=product)
-    one = torch.ones((), device=device)
-    small = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
-    multiply = partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=dtype, out=product)
-    return lambda: multiply(*small, use_fast_accum=True)
-
-
-def _product_times_ms(product: Callable[[], object]) -> list[float]:
-    """Return the ms of the products of 0.2 s, three at least, after as many unmeasured."""
+    out = torch.empty(_SIZE, _SIZE, device=device, dtype=dtype)
+    product: Callable[[], object]
+    if precision is Precision.FLOAT8:
+        one = torch.ones((), device=device)
+        small = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
+        multiply = partial(torch._scaled_mm, *small, scale_a=one, scale_b=one, use_fast_accum=True)
+        product = partial(multiply, out_dtype=dtype, out=out)
+        del left, right
+    else:
+        product = partial(torch.mm, left, right, out=out)
     product_ms = _time_ms(product, _WARMUP_PRODUCTS)[-1]
     settling, measured = (
         max(_FEWEST_PRODUCTS, math.ceil(phase_ms / product_ms))

@@ -132,14 +132,24 @@ class StoppingPolicy:
         and budget say. is_limited: whether clocks were held back in the last block: then warm-up
         lasts as long as the budget, except in quick runs and where the job fixes its length.
         """
-        done = len(step_ns)
+        settings, span, done = self.settings, self.settings.warmup, len(step_ns)
         if done == 0:
             return 1
-        settings = self.settings
+        # How many the warm-up is to have in all so far: just the least where the job fixes that,
+        # as many as there are where the step is steady, else some more.
+        wanted = span.min
+        if done >= span.min and not span.is_fixed:
+            least_s = self._least_s() * self.warmup_share
+            least = 1 + min(self.max_single_steps, _count_in(least_s, step_ns[1:]))
+            if done < self.nearly * least:
+                wanted = least
+            elif self._is_warming(level_change(step_ns[1:])):
+                more = max(done + 1, round(done * self.warmup_growth))
+                wanted = min(max(span.max, least), more)
         left_s = settings.max_seconds * self.warmup_share - sum(step_ns[1:]) / _NS_PER_S
         needed = max(0, at_least - done)
-        missing = max(needed, self._warmup_wanted(step_ns) - done)
-        if is_limited and missing <= 0 and not (settings.warmup.is_fixed or settings.is_quick):
+        missing = max(needed, wanted - done)
+        if is_limited and missing <= 0 and not (span.is_fixed or settings.is_quick):
             missing = max(1, _count_in(self.unlimited_s, step_ns[1:]))
         return self._limit(missing, step_ns[1:], left_s, at_least=needed)
 
@@ -148,14 +158,19 @@ class StoppingPolicy:
 
         RESTART: the samples so far were warm-up, and timing begins anew.
         """
-        done = len(progress.sample_ns)
-        left_s = self.settings.max_seconds - progress.warm_s - progress.timed_s
-        owed = self._warmup_owed(progress)
+        settings, done = self.settings, len(progress.sample_ns)
+        left_s = settings.max_seconds - progress.warm_s - progress.timed_s
+        # Samples that the warm-up lacks, of steps too short to warm up one by one. None where the
+        # job fixes its length, and once samples have been counted as warm-up.
+        owed, owed_s = 0, self._least_s() * self.warmup_share - progress.warm_s
+        is_complete = owed_s <= (1 - self.nearly) * self._least_s()
+        if not (is_complete or settings.warmup.is_fixed or progress.drifted_ns):
+            owed = min(settings.iterations.max, _count_in(owed_s, progress.expected_ns))
         if done and (done >= self.nearly * owed if owed else self._drifts(progress, left_s)):
             return RESTART
         wanted = owed or self._samples_wanted(progress)
         # The budget never cuts what the job asks for at least.
-        at_least = max(0, self.settings.iterations.min - done)
+        at_least = max(0, settings.iterations.min - done)
         return self._limit(wanted - done, progress.expected_ns, left_s, at_least=at_least)
 
     def has_settled(self, progress: Progress) -> bool | None:
@@ -202,35 +217,6 @@ class StoppingPolicy:
         budget_ns = self.settings.max_seconds * self.breakdown_share * _NS_PER_S / 2
         fits = int(budget_ns / max(1.0, statistics.median(step_ns)))
         return max(self.breakdown_steps(step_ns), min(self.max_local_steps, fits))
-
-    def _warmup_wanted(self, step_ns: Sequence[float]) -> int:
-        """Return how many iterations the warm-up is to have in all so far, with the cold one.
-
-        At least `warmup.min` and what min_seconds needs; just that where the job fixes the count.
-        Then as many as there are where the step is steady, else some more, up to `warmup.max`.
-        """
-        span, done = self.settings.warmup, len(step_ns)
-        if done < span.min or span.is_fixed:
-            return span.min
-        least_s = self._least_s() * self.warmup_share
-        least = 1 + min(self.max_single_steps, _count_in(least_s, step_ns[1:]))
-        if done < self.nearly * least:
-            return least
-        if not self._is_warming(level_change(step_ns[1:])):
-            return done
-        return min(max(span.max, least), max(done + 1, round(done * self.warmup_growth)))
-
-    def _warmup_owed(self, progress: Progress) -> int:
-        """Return how many samples the warm-up lacks, for steps too short to warm up one by one.
-
-        0 where it is nearly complete, where the job fixes its length, and once samples have been
-        counted as warm-up.
-        """
-        owed_s = self._least_s() * self.warmup_share - progress.warm_s
-        is_adaptive = not self.settings.warmup.is_fixed and not progress.drifted_ns
-        if not is_adaptive or owed_s <= (1 - self.nearly) * self._least_s():
-            return 0
-        return min(self.settings.iterations.max, _count_in(owed_s, progress.expected_ns))
 
     def _is_warming(self, change: LevelChange | None) -> bool:
         """Return whether a level seems to change still; an unknown change does not count."""

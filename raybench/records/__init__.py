@@ -640,17 +640,14 @@ def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
 
     Control attempts are left out.
     """
+    # A status of a later version counts as a failure.
+    severity = {str(one): place for place, one in enumerate(Status) if not one.is_failure}
     found: dict[str, _Text] = {}
     for key, status in statuses.items():
         if not key.control_of:
-            found[key.point_id] = min(found.get(key.point_id, status), status, key=_worst_first)
+            both = (found.get(key.point_id, status), status)
+            found[key.point_id] = min(both, key=lambda one: severity.get(one, -1))
     return found
-
-
-def _worst_first(status: str) -> int:
-    """Return a sort key of a status, failures first; one of a later version counts as a failure."""
-    fine = [one for one in Status if not one.is_failure]
-    return fine.index(Status(status)) if status in fine else -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
