@@ -238,6 +238,11 @@ class Summary:
         """Return the points case by case, the best first."""
         return rank_cases(self.rows, self.ranked_by, self.ranks)
 
+    @cached_property
+    def compared(self) -> list[ScaledRow]:
+        """Return the points with a speed-up, where the run asks for one; without the baseline."""
+        return rows_compared(self.rows) if self.answer.metric in RATIOS else []
+
     @property
     def contested(self) -> list[Case]:
         """Return the cases in which two points or more compete."""
@@ -416,9 +421,7 @@ class Candidate:
     @property
     def half_width(self) -> float | None:
         """Return half of the interval over the value; None where it is not known."""
-        if self.low is None or self.high is None or not self.value:
-            return None
-        return (self.high - self.low) / 2 / self.value
+        return formatting.relative_half_width(self.low, self.value, self.high)
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -27,9 +27,8 @@ from raybench.analysis.rows import setting, value_of
 from raybench.analysis.scaling import LOSSES
 from raybench.job.point import Precision
 from raybench.records import Status
-from raybench.report.lead import amount, answer_metric, lead
 from raybench.report.point_settings import distinguishing_settings, short_name
-from raybench.report.run_report import RunReport
+from raybench.report.run_report import RunReport, amount, answer_metric, lead
 from raybench.report.summary import Summary, settings_of_cases
 from raybench.results.breakdown import BREAKDOWN
 from raybench.results.tables import PointRow
