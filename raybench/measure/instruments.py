@@ -22,7 +22,7 @@ from itertools import pairwise
 
 # Bound now: a workload that replaces the clock in `time` does not time itself with it.
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,110 +45,69 @@ TRIAL_REPLAYS = 10
 _GREEN_CONTEXTS: list[Any] = []
 
 
-class Timer(Protocol):
-    """Times blocks of iterations on one rank."""
+class Timer:
+    """Times blocks of iterations on one rank.
+
+    On a GPU by CUDA events between iterations on the current stream, read after the block; their
+    resolution is about 0.5 us (cuEventElapsedTime in the CUDA driver API). On a CPU by the host's
+    clock: right where a step is done when it returns.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._origin_ns = perf_counter_ns()
 
     def time_block(
         self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
     ) -> Samples:
-        """Run `step` `iterations` times, and return how long each took.
+        """Run `step` `iterations` times, and return how long each took; wait for a GPU at the end.
 
         Durations are in ns, starts in ns since the timer was made.
-        parts: where the step notes the host time of its parts; emptied at the begin.
+        parts: where the step notes the host time of its parts; emptied at the begin. A part has a
+        time for each iteration, 0 where a step lacks it.
         lead_in: untimed iterations before the first, so that the device has work queued when the
         clock starts: iterations that find the queue empty take longer than all later ones.
         """
-
-
-class HostTimer:
-    """A Timer by the host's clock: right where a step is done when it returns."""
-
-    def __init__(self) -> None:
-        self._origin_ns = perf_counter_ns()
-
-    def time_block(
-        self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
-    ) -> Samples:
-        """As Timer.time_block."""
-        marks_ns, part_ns = _run_block(step, iterations, parts, lambda: None, lead_in)
-        step_ns = _differences(marks_ns)
-        return Samples(
-            start_ns=tuple(mark - self._origin_ns for mark in marks_ns[:-1]),
-            step_ns=step_ns,
-            host_ns=step_ns,
-            part_ns=part_ns,
-        )
-
-
-class CudaEventTimer:
-    """A Timer by CUDA events between iterations on the current stream, read after the block.
-
-    The resolution of an event is about 0.5 us (cuEventElapsedTime in the CUDA driver API).
-    """
-
-    def __init__(self) -> None:
-        self._origin_ns = perf_counter_ns()
-
-    def time_block(
-        self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
-    ) -> Samples:
-        """As Timer.time_block; waits for the device at the end."""
-        events = [
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            for _ in range(iterations + 1)
-        ]
-        unrecorded = iter(events)
-        stream = torch.cuda.current_stream()
-        marks_ns, part_ns = _run_block(
-            step, iterations, parts, lambda: next(unrecorded).record(stream), lead_in
-        )
-        torch.cuda.synchronize()
-        offset_ns = marks_ns[0] - self._origin_ns
-        since_first_ns = [round(events[0].elapsed_time(event) * _NS_PER_MS) for event in events]
-        return Samples(
-            start_ns=tuple(offset_ns + since_ns for since_ns in since_first_ns[:-1]),
-            step_ns=tuple(
+        events: list[torch.cuda.Event] = []
+        mark: Callable[[], None] = lambda: None  # noqa: E731
+        if self._on_gpu:
+            events = [
+                torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                for _ in range(iterations + 1)
+            ]
+            unrecorded, stream = iter(events), torch.cuda.current_stream()
+            mark = lambda: next(unrecorded).record(stream)  # noqa: E731
+        for _ in range(lead_in):
+            step()
+        marks_ns = [0] * (iterations + 1)
+        spent_ns: list[dict[str, int]] = [{}] * iterations
+        clock, take = perf_counter_ns, parts.take
+        take()
+        # The hot loop: the host's clock is read before each iteration and after the last one.
+        for iteration in range(iterations):
+            marks_ns[iteration] = clock()
+            mark()
+            step()
+            spent_ns[iteration] = take()
+        marks_ns[iterations] = clock()
+        mark()
+        host_ns = step_ns = tuple(end - start for start, end in pairwise(marks_ns))
+        starts_ns = marks_ns[:-1]
+        if events:
+            torch.cuda.synchronize()
+            step_ns = tuple(
                 round(event.elapsed_time(following) * _NS_PER_MS)
                 for event, following in pairwise(events)
-            ),
-            host_ns=_differences(marks_ns),
-            part_ns=part_ns,
+            )
+            since_ns = [round(events[0].elapsed_time(event) * _NS_PER_MS) for event in events[:-1]]
+            starts_ns = [marks_ns[0] + ns for ns in since_ns]
+        names = sorted({name for iteration_ns in spent_ns for name in iteration_ns})
+        return Samples(
+            start_ns=tuple(ns - self._origin_ns for ns in starts_ns),
+            step_ns=step_ns,
+            host_ns=host_ns,
+            part_ns={name: tuple(one.get(name, 0) for one in spent_ns) for name in names},
         )
-
-
-def make_timer(device: torch.device) -> Timer:
-    """Return a CudaEventTimer for a CUDA device, else a HostTimer."""
-    return CudaEventTimer() if device.type == "cuda" else HostTimer()
-
-
-def _run_block(
-    step: Step, iterations: int, parts: PartTimes, mark: Callable[[], None], lead_in: int
-) -> tuple[list[int], dict[str, tuple[int, ...]]]:
-    """Return the host's clock at each mark, and the host time of each part, all in ns.
-
-    The hot loop: `mark` is called before each iteration and after the last, at the same moments.
-    Parts: a time for each iteration by name, 0 where a step lacks the part.
-    """
-    for _ in range(lead_in):
-        step()
-    marks_ns = [0] * (iterations + 1)
-    spent_ns: list[dict[str, int]] = [{}] * iterations
-    clock, take = perf_counter_ns, parts.take
-    take()
-    for iteration in range(iterations):
-        marks_ns[iteration] = clock()
-        mark()
-        step()
-        spent_ns[iteration] = take()
-    marks_ns[iterations] = clock()
-    mark()
-    names = sorted({name for iteration_ns in spent_ns for name in iteration_ns})
-    return marks_ns, {name: tuple(one.get(name, 0) for one in spent_ns) for name in names}
-
-
-def _differences(marks_ns: list[int]) -> tuple[int, ...]:
-    """Return the ns from each mark to the next, one fewer than there are marks."""
-    return tuple(end - start for start, end in pairwise(marks_ns))
 
 
 @contextmanager
@@ -235,7 +194,7 @@ class StepsEndedError(Exception):
 class ScriptTimer:
     """Has the process of the script time its steps, and keeps all samples.
 
-    It is a Timer, and takes the place of a PeakMemory: allocated_bytes and reserved_bytes are the
+    It takes the place of a Timer and of a PeakMemory: allocated_bytes and reserved_bytes are the
     peaks of torch's allocator in the process of the script.
     """
 

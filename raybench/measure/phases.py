@@ -46,7 +46,6 @@ from raybench.measure.instruments import (
     gather_durations,
     join_blocks,
     loop_step,
-    make_timer,
     max_over_ranks,
     no_garbage_collection,
     per_step,
@@ -76,7 +75,7 @@ class _PointRun:
 
     context: Context
     settings: Measure
-    timer: Timer
+    timer: Timer | ScriptTimer
     counters: Counters
     memory: PeakMemory | ScriptTimer
     allocator: AllocatorCalls
@@ -131,7 +130,7 @@ def measure(
     run = _PointRun(
         context=context,
         settings=settings,
-        timer=make_timer(context.device),
+        timer=Timer(context.device),
         counters=Counters(context.device),
         memory=PeakMemory(context.device),
         allocator=AllocatorCalls(context.device),
