@@ -30,7 +30,7 @@ import torch.distributed as dist
 from raybench.errors import UsageError
 from raybench.records import Cause, Failure, Repetition, Samples
 from raybench.workloads.base import Context, PartTimes, Workload
-from raybench.workloads.script import ScriptEndedError, ScriptFailedError, ScriptProcess
+from raybench.workloads.script import RunningScript, ScriptEndedError, ScriptFailedError
 
 Step = Callable[[], None]
 
@@ -257,10 +257,10 @@ class ScriptTimer(MemoryUse):
     script, and the allocator of this process, which does nothing for it, is not counted.
     """
 
-    def __init__(self, process: ScriptProcess, device: torch.device) -> None:
-        """Begin without samples. process: of the script. device: by which the ranks agree."""
+    def __init__(self, script: RunningScript, device: torch.device) -> None:
+        """Begin without samples. script: its steps are timed. device: by which the ranks agree."""
         super().__init__(torch.device("cpu"))
-        self._process, self._agree_on = process, device
+        self._script, self._agree_on = script, device
         self._blocks: list[Samples] = []
         self._warmup_iterations = 0
 
@@ -273,10 +273,10 @@ class ScriptTimer(MemoryUse):
         ScriptFailedError where it ends before the first iteration that was timed.
         """
         try:
-            samples = self._process.run_steps(iterations, lead_in=lead_in)
+            samples = self._script.run_steps(iterations, lead_in=lead_in)
         except ScriptEndedError:
             samples = Samples()
-        allocated_bytes, reserved_bytes = self._process.peaks
+        allocated_bytes, reserved_bytes = self._script.peaks
         if allocated_bytes is not None and reserved_bytes is not None:
             self.allocated_bytes = max(allocated_bytes, self.allocated_bytes or 0)
             self.reserved_bytes = max(reserved_bytes, self.reserved_bytes or 0)
@@ -299,7 +299,7 @@ class ScriptTimer(MemoryUse):
     def restart(self) -> None:
         """Count all iterations until now as warm-up, and set the peaks of memory back."""
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
-        self._process.forget_memory()
+        self._script.forget_memory()
         self.allocated_bytes = None
 
 

@@ -152,7 +152,7 @@ def measure(
             if isinstance(workload, RunningScript):
                 # The script's own process times its steps: they are not run in this one.
                 run.warnings.extend(workload.warnings(context))
-                run.timer = run.memory = ScriptTimer(workload.process, context.device)
+                run.timer = run.memory = ScriptTimer(workload, context.device)
             try:
                 run.repetitions.append(_warm_up_and_time(workload, run))
             except StepsEndedError as ended:
