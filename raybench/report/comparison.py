@@ -62,9 +62,9 @@ class Comparison(Document):
     base, new: the runs of each side, the newest last. words: how the user named them.
     points: as `raybench.analysis.compare.compare` gives them. changes: of the environment, from the
     newest of `base` to the newest of `new`. beside: point_id -> what else changed there, between
-    these two. left_out: id of a run that has the tag of a side, but differs from it by more than its
-    start, and so is not compared -> what differs. impossible: the figures of these two that cannot
-    be: "base" or "new" with the point, and the sentence.
+    these two. left_out: id of a run that has the tag of a side, but differs from it by more than
+    its start, so that it is not compared -> what differs. impossible: the figures of these two that
+    cannot be: "base" or "new" with the point, and the sentence.
     """
 
     base: Sequence[Run]
@@ -157,13 +157,14 @@ class Comparison(Document):
     def blocks(self) -> Iterator[Block]:
         """Yield the runs, what changed around the points, and the table of points."""
         rows = self.compared
-        if seen := [row.least_seen for row in rows if row.least_seen is not None]:
+        if known := [row for row in rows if row.least_seen is not None]:
             sides = []
             for side in ("base", "new"):
-                runs = sorted({int(getattr(row, f"{side}_runs")) for row in rows})
+                runs = sorted({int(getattr(row, f"{side}_runs")) for row in known})
                 noun = "run" if runs == [1] else "runs"
                 sides.append(f"{span(str(runs[0]), str(runs[-1]))} {noun} of {side}")
-            least = span(f"{min(seen):.1%}", f"{max(seen):.1%}")
+            seen = sorted(row.least_seen or 0.0 for row in known)
+            least = span(f"{seen[0]:.1%}", f"{seen[-1]:.1%}")
             alone = f"a point that alone is slower by {least} or more would be called."
             yield Line(text=f"By {' and '.join(sides)}, {alone}")
         if text := self._one_sided():
@@ -191,9 +192,8 @@ class Comparison(Document):
         if beside:
             title = "What changed beside, or is missing for a verdict"
             yield Listing(title=title, lines=beside, is_quoted=True)
-        failed = [
-            one for one in self.rows if one in self.broken or not (one.verdict or _lacks(one))
-        ]
+        broken = self.broken
+        failed = [row for row in self.rows if row in broken or not (row.verdict or _lacks(row))]
         if failed:
             ends = [
                 f"base: {_status_words(one.status_base)}; new: {_status_words(one.status_new)}"
