@@ -668,7 +668,7 @@ def _heat_map(pairs: _PairMap) -> Panel:
         names_axis(labels, **shown),
         by_threshold("excess", _STEPS, "time against the median"),
         title=pairs.title,
-        height=max(150, min(550, 30 * len(labels) + 80)),
+        height=max(70, min(470, 30 * len(labels))),
         inverse=f"datum.excess < {_STEPS[0]} || datum.excess >= {_STEPS[-1]}",
     )
 
@@ -708,7 +708,7 @@ def _device_figure(compared: Sequence[Finding], unhealthy: Collection[str]) -> F
         ),
         names_axis(list(short.values()), grid=True),
         _SHAPES,
-        height=max(110, min(900, 22 * len(short) + 60)),
+        height=max(50, min(840, 22 * len(short))),
         level=(BAD_RATIO, "bad") if domain[1] > BAD_RATIO else None,
     )
     more = f" The first {len(shown)} of {len(names)}." if len(shown) < len(names) else ""

@@ -10,12 +10,14 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from annotated_types import Predicate
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -33,15 +35,14 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
-    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from raybench.errors import JobError, UsageError
 from raybench.job import registry
-from raybench.job.plan import add_settings, check, plan_problems, remark_no_items, why_not_uneven
-from raybench.job.point import ANY, RUN_SETTINGS, SCRIPT, Point, Scalar, Strategy, are_devices
+from raybench.job.plan import add_settings, check, plan_and_problems
+from raybench.job.point import ANY, RUN_SETTINGS, Scalar, Strategy, are_devices
 from raybench.job.problems import KeyPath, Problem, key_text, quote, rule_of, say_unknown
 from raybench.job.source import YamlSource, parse_source, read_source
 
@@ -104,12 +105,30 @@ def _with_sizes(group: object) -> object:
     }
 
 
-def _one_value(value: object) -> object:
-    """Return the value. Raises an error of pydantic for a list or a mapping."""
-    if isinstance(value, dict | list):
-        # Before the union below is tried, which would complain once for each of its types.
-        raise PydanticCustomError("one_value", "must be one value")
-    return value
+def _must(rule: str, test: Callable[[Any], object]) -> Callable[[Any], Any]:
+    """Return a validator that lets a value through where `test` is true of it.
+
+    It raises ValueError with the rule for other values.
+    """
+
+    def check(value: Any) -> Any:
+        if not test(value):
+            raise ValueError(rule)
+        return value
+
+    return check
+
+
+def _not_under(name: str) -> AfterValidator:
+    """Return a validator that raises ValueError for a number below that of the field `name`."""
+
+    def check(value: int | None, info: ValidationInfo) -> int | None:
+        least = info.data.get(name)
+        if value is not None and least is not None and value < least:
+            raise ValueError(f"must not be below {name}, which is {least}")
+        return value
+
+    return AfterValidator(check)
 
 
 def _one_or_more(value: object) -> object:
@@ -121,7 +140,11 @@ def _one_or_more(value: object) -> object:
 
 
 _AnyScalar = StrictBool | StrictInt | StrictFloat | StrictStr
-Value = Annotated[_AnyScalar, BeforeValidator(_one_value)]
+Value = Annotated[
+    _AnyScalar,
+    # Before the union is tried, which would complain once for each of its types.
+    BeforeValidator(_must("must be one value", lambda value: not isinstance(value, dict | list))),
+]
 _NonEmptyList = Annotated[list[Value], Field(min_length=1)]
 Values = Annotated[
     tuple[Value, ...],
@@ -138,7 +161,7 @@ Seconds = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
 def _environment_text(value: object) -> object:
     """Return a number as text. Raises for true and false, which a shell has no form for."""
     if isinstance(value, bool):
-        raise PydanticCustomError("env", "must be a text or a number; put true or false in quotes")
+        raise ValueError("must be a text or a number; put true or false in quotes")
     return str(value) if isinstance(value, int | float) else value
 
 
@@ -187,31 +210,22 @@ class Span(Section):
     """A count that raybench chooses between two bounds; equal bounds fix it."""
 
     min: PositiveCount = Field(description="Minimum.")
-    max: PositiveCount = Field(description="Maximum.")
+    max: Annotated[PositiveCount, _not_under("min")] = Field(description="Maximum.")
 
     @property
     def is_fixed(self) -> bool:
         """Whether the bounds leave nothing to choose."""
         return self.min == self.max
 
-    @field_validator("max")
-    @classmethod
-    def _max_is_not_below_min(cls, value: int, info: ValidationInfo) -> int:
-        """Return the value. Raises an error of pydantic where it is below `min`."""
-        least = info.data.get("min", value)
-        if value < least:
-            raise PydanticCustomError("span", f"must not be below min, which is {least}")
-        return value
-
 
 def _span(value: object) -> object:
     """Return a count as equal bounds. Raises for what is neither a count nor a mapping."""
     if isinstance(value, bool) or not isinstance(value, int | dict | Span):
-        raise PydanticCustomError("count_or_span", "must be a count or a mapping {min: , max: }")
+        raise ValueError("must be a count or a mapping {min: , max: }")
     if not isinstance(value, int):
         return value
     if not 1 <= value <= _MAX_COUNT:
-        raise PydanticCustomError("count", f"must be from 1 to {_MAX_COUNT:,}")
+        raise ValueError(f"must be from 1 to {_MAX_COUNT:,}")
     return {"min": value, "max": value}
 
 
@@ -221,21 +235,14 @@ class BatchSearch(Section):
     start: PositiveCount = Field(default=64, description="The first batch size.")
     # Not by SkipJsonSchema: pydantic complains once for each member of such a union.
     max: Annotated[
-        PositiveCount | None, WithJsonSchema(TypeAdapter(PositiveCount).json_schema())
+        PositiveCount | None,
+        WithJsonSchema(TypeAdapter(PositiveCount).json_schema()),
+        _not_under("start"),
     ] = Field(
         default=None,
         description="The largest batch size to try. Required on CPU workers, which share the "
         "memory of the host.",
     )
-
-    @field_validator("max")
-    @classmethod
-    def _max_is_not_below_start(cls, value: int | None, info: ValidationInfo) -> int | None:
-        """Return the value, also None. Raises an error of pydantic where it is below `start`."""
-        first = info.data.get("start")
-        if value is not None and first is not None and value < first:
-            raise PydanticCustomError("span", f"must not be below start, which is {first}")
-        return value
 
 
 _VALUES: TypeAdapter[tuple[_AnyScalar, ...]] = TypeAdapter(Values)
@@ -273,12 +280,12 @@ QUICK = "quick"
 def _measure(value: object) -> object:
     """Return the settings of a short look for `quick`, another value as it is.
 
-    Raises an error of pydantic for what is neither a mapping nor quick.
+    Raises ValueError for what is neither a mapping nor quick.
     """
     if value == QUICK:
         return {"min_seconds": 0.0, "iterations": {"min": 5, "max": 1000}}
     if not isinstance(value, dict | Measure):
-        raise PydanticCustomError("measure", "must be a mapping or quick")
+        raise ValueError("must be a mapping or quick")
     return value
 
 
@@ -362,15 +369,6 @@ MeasureOrQuick = Annotated[
 Isolation = Literal["cluster", "node", "device"]
 
 
-def _devices(value: str) -> str:
-    """Return the value, which `placement.devices` can have. Raises with the rule for another."""
-    try:
-        are_devices(value)
-    except ValueError as error:
-        raise PydanticCustomError("devices", "{rule}", {"rule": str(error)}) from None
-    return value
-
-
 class Placement(Section):
     """Which devices work on a point."""
 
@@ -380,7 +378,7 @@ class Placement(Section):
         "few racks as possible. spread: as many as possible. rail: devices of the same index on "
         "the nodes of a rack.",
     )
-    devices: Annotated[str, Field(strict=True), AfterValidator(_devices)] = Field(
+    devices: Annotated[str, Field(strict=True), Predicate(are_devices)] = Field(
         default=ANY,
         description="Devices that points may use where devices is no axis: any, those of a model, "
         "as in H200 (a part of its name), or those with these numbers by node and index, as in "
@@ -401,14 +399,13 @@ class Placement(Section):
 Question = Annotated[str, Field(strict=True, min_length=1, max_length=300)]
 
 
-def _items(value: str) -> str:
-    """Return the value if it is a word, or words, of up to 24 letters. Raises for another."""
-    if not re.fullmatch("[A-Za-z][A-Za-z ]{0,23}", value):
-        raise PydanticCustomError("items", "must be a word in the plural, as in tokens")
-    return value
-
-
-Items = Annotated[str, Field(strict=True), AfterValidator(_items)]
+# One or more words of up to 24 letters.
+_is_items = re.compile("[A-Za-z][A-Za-z ]{0,23}").fullmatch
+Items = Annotated[
+    str,
+    Field(strict=True),
+    AfterValidator(_must("must be a word in the plural, as in tokens", _is_items)),
+]
 _SettingName = Annotated[str, Field(strict=True)]
 
 
@@ -439,13 +436,6 @@ class AnswerSection(Section):
     )
 
 
-def _one(value: object) -> object:
-    """Return the value. Raises an error of pydantic for what equals 1 and is none: true, 1.0."""
-    if type(value) is not int:
-        raise PydanticCustomError("one", "must be 1")
-    return value
-
-
 # Keys that change nothing of what is measured: a run can be resumed with others.
 NOT_MEASURED = ("name", "question", "answer", "items", "baseline", "on_error")
 
@@ -453,9 +443,10 @@ NOT_MEASURED = ("name", "question", "answer", "items", "baseline", "on_error")
 class Job(Section):
     """A job file of raybench: a workload, the axes of the sweep, how to measure."""
 
-    version: Annotated[Literal[1], BeforeValidator(_one)] = Field(
-        description="Version of the job file format."
-    )
+    version: Annotated[
+        # Not by the type alone: true and 1.0 equal 1.
+        Literal[1], BeforeValidator(_must("must be 1", lambda value: type(value) is int))
+    ] = Field(description="Version of the job file format.")
     name: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = Field(
         description="Name of the job, part of every run_id."
     )
@@ -518,7 +509,6 @@ class Job(Section):
     _source: YamlSource = PrivateAttr()
     _settings: dict[str, registry.Setting] = PrivateAttr()
     _workload_class: type = PrivateAttr(default=object)
-    _remarks: list[Problem] = PrivateAttr(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -541,17 +531,9 @@ class Job(Section):
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics that `answer.metric` can name."""
-        return metric_names(self._workload_class)
-
-    @property
-    def shares_work(self) -> bool:
-        """Whether the ranks of a point finish the same items together."""
-        return registry.shares_work(self._workload_class)
-
-    def ranks_per_item(self, settings: Mapping[str, Scalar]) -> int:
-        """How many ranks finish the same items together, at a point with these settings."""
-        return registry.ranks_per_item(self._workload_class, settings)
+        """The metrics that `answer.metric` can name, those of the workload first."""
+        own = getattr(self._workload_class, "metrics", ())
+        return [*(one.name for one in own), *ANSWER_METRICS]
 
     @property
     def folder(self) -> Path:
@@ -563,18 +545,10 @@ class Job(Section):
         """The settings that a point of this job can have, by name."""
         return self._settings
 
-    def why_not(self, point: Point) -> str | None:
-        """Return why the workload refuses the point; None where it runs it. Raises UsageError."""
-        return (
-            point.why_too_few_devices
-            or why_not_uneven(point)
-            or registry.why_not(self._workload_class, point.settings)
-        )
-
     @property
-    def remarks(self) -> Sequence[Problem]:
-        """Return remarks on the workload that are no errors."""
-        return self._remarks
+    def workload_class(self) -> type:
+        """The class of the workload; `object` where there is no such workload."""
+        return self._workload_class
 
     @property
     def meaning_sha256(self) -> str:
@@ -637,15 +611,26 @@ def _load(source: YamlSource) -> Job:
     job, found = _validate(source.data)
     problems += _not_below(problems, found)
     if job is None:
-        # Go on with what is sound, so that the user reads all problems at once.
-        job, _ = _validate(_sound_part(source.data, found))
+        # Go on with what is sound, so that the user reads all problems at once. A list or a span
+        # that has a problem goes as a whole.
+        sound = {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in source.data.items()
+        }
+        for problem in found:
+            keys = itertools.takewhile(lambda key: isinstance(key, str), problem.path)
+            *above, last = itertools.islice(keys, 2)
+            section = sound.get(above[0]) if above else sound
+            if isinstance(section, dict):
+                section.pop(last, None)
+        job, _ = _validate({"version": 1, "name": "unnamed", **sound})
     if job is not None:
         job._source = source
         problems += _not_below(problems, _check_meaning(job, problems))
         shaping = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
         # Without any problem, making the plan reports those of the points.
         if problems and all(p.path and p.path[0] not in shaping for p in problems):
-            problems += plan_problems(job)
+            problems += plan_and_problems(job)[1]
     if job is None or problems:
         raise JobError(source.explain_all(problems))
     return job
@@ -694,29 +679,10 @@ def _not_below(known: Sequence[Problem], found: Sequence[Problem]) -> list[Probl
     ]
 
 
-def _sound_part(data: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
-    """Return a copy of `data` without the values that have problems, with a version and a name.
-
-    A list or a span goes as a whole.
-    """
-    sound: dict[str, Any] = {
-        name: dict(value) if isinstance(value, dict) else value for name, value in data.items()
-    }
-    for problem in problems:
-        keys = itertools.takewhile(lambda key: isinstance(key, str), problem.path)
-        *parents, last = itertools.islice(keys, 2)
-        section: Any = sound
-        for key in parents:
-            section = section.get(key) if isinstance(section, dict) else None
-        if isinstance(section, dict):
-            section.pop(last, None)
-    return {"version": 1, "name": "unnamed", **sound}
-
-
 def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
     """Return what is wrong with the job by its workload, whose module is imported for that.
 
-    Gives the job its settings and remarks. Where there is no such workload, the one with the
+    Gives the job its settings and its class. Where there is no such workload, the one with the
     nearest name is taken. problems: those known already, whose values count as given.
     """
     unsound = [problem.path for problem in problems]
@@ -734,8 +700,6 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
         workload_class = registry.load(nearest)
         settings, unknown = add_settings(job, workload_class)
     job._settings, job._workload_class = settings, workload_class
-    if job.workload.kind == SCRIPT:
-        job._remarks += remark_no_items(job)
     return [*found, *unknown, *check(job, settings, unsound)]
 
 
@@ -743,37 +707,18 @@ Best = Literal["max", "min"]
 
 # The columns of a point's row that an answer can be, and which value is the best.
 ANSWER_METRICS: Mapping[str, Best] = {
-    "speed_up": "max",
-    "efficiency": "max",
-    "throughput": "max",
-    "step_ms_p50": "min",
-    "step_ms_p99": "min",
-    "first_step_ms": "min",
-    "compiled_step_ms": "min",
-    "compute_ms": "min",
-    "comm_exposed_ms": "min",
-    "straggler_ms": "min",
-    "wall_unsynced_share": "min",
-    "data_ms": "min",
-    "optimizer_ms": "min",
-    "host_gap_ms": "min",
-    "peak_mem_allocated_bytes": "min",
-    "batch_size": "max",
-    "achieved_tflops_per_device": "max",
-    "mfu_pct": "max",
-    "mfu_6n_pct": "max",
-    "gemm_share_pct": "max",
-    "algbw_gb_s": "max",
-    "busbw_gb_s": "max",
-    "memory_gb_s": "max",
-    "energy_j": "min",
+    **dict.fromkeys(("speed_up", "efficiency", "throughput", "batch_size"), "max"),
+    **dict.fromkeys(("step_ms_p50", "step_ms_p99", "first_step_ms", "compiled_step_ms"), "min"),
+    **dict.fromkeys(("compute_ms", "comm_exposed_ms", "straggler_ms", "data_ms"), "min"),
+    **dict.fromkeys(("wall_unsynced_share", "optimizer_ms", "host_gap_ms"), "min"),
+    **dict.fromkeys(("peak_mem_allocated_bytes", "energy_j"), "min"),
+    **dict.fromkeys(("achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct"), "max"),
+    **dict.fromkeys(("gemm_share_pct", "algbw_gb_s", "busbw_gb_s", "memory_gb_s"), "max"),
     "samples_per_joule": "max",
 }
 # Less is better of a workload's own metric in one of these units.
 _UNITS_OF_COSTS = ("s", "ms", "us", "ns", "bytes", "J")
 SAMPLES = "samples"
-# What of a job file says what it asks.
-_ASKS = ("question", "answer", "items")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -801,27 +746,31 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
     varying: the settings that differ between the points of the run; `over` has only these, in
     their order. A text or a workload that cannot be read any more counts as one that says nothing.
     """
-    try:
+    data: dict[str, Any] = {}
+    with suppress(JobError):
         data = parse_source("job", job_text, overrides).data
-    except JobError:
-        data = {}
-    kind = _kind(data)
-    built_in = _built_in_job(str(data.get("name")))
-    if kind == _kind(built_in):
+    kind, name = _kind(data), str(data.get("name"))
+    file = files("raybench").joinpath("jobs", f"{name}.yaml")
+    if re.fullmatch(r"[a-z0-9_]+", name) and file.is_file():
         # A run of an older file of a job that comes with raybench asks what that asks today.
-        asked_today = {name: built_in[name] for name in _ASKS if name in built_in}
-        data = asked_today | data
-    try:
+        today = parse_source(name, file.read_text(encoding="utf-8")).data
+        if kind == _kind(today):
+            asked_today = today.keys() & {"question", "answer", "items"}
+            data = {key: today[key] for key in asked_today} | data
+    workload_class: type = object
+    with suppress(KeyError, UsageError):
         workload_class = registry.load(kind)
-    except (KeyError, UsageError):
-        workload_class = object
     asked = _valid(AnswerSection, data.get("answer"))
     if asked is None:
-        answer = _declared(workload_class, varying) or Answer(
-            metric="speed_up", over=("world_size",)
+        # The first that the class declares over any of the settings that vary.
+        declared = (
+            one
+            for one in getattr(workload_class, "answers", ())
+            if not one.over or not set(one.over).isdisjoint(varying)
         )
+        answer = next(declared, Answer(metric="speed_up", over=("world_size",)))
     else:
-        best = asked.best or best_of(asked.metric, workload_class)
+        best = asked.best or _best_of(asked.metric, workload_class)
         answer = Answer(metric=asked.metric, over=asked.over, best=best)
     return replace(
         answer,
@@ -836,15 +785,7 @@ def _kind(data: Mapping[str, Any]) -> str:
     return str(workload.get("kind", "")) if isinstance(workload, dict) else ""
 
 
-def _built_in_job(name: str) -> Mapping[str, Any]:
-    """Return the content of the job that comes with raybench under this name; empty for none."""
-    if not re.fullmatch(r"[a-z0-9_]+", name):
-        return {}
-    file = files("raybench").joinpath("jobs", f"{name}.yaml")
-    return parse_source(name, file.read_text(encoding="utf-8")).data if file.is_file() else {}
-
-
-def best_of(metric: str, workload_class: type) -> Best:
+def _best_of(metric: str, workload_class: type) -> Best:
     """Return whether the largest or the smallest value of a metric is the best.
 
     Of a workload's own metric by its unit; "max" for one that is not known.
@@ -855,22 +796,9 @@ def best_of(metric: str, workload_class: type) -> Best:
     return ANSWER_METRICS.get(metric, "max")
 
 
-def metric_names(workload_class: type) -> list[str]:
-    """Return the metrics that a job of this workload can ask for, its own first."""
-    return [*(one.name for one in getattr(workload_class, "metrics", ())), *ANSWER_METRICS]
-
-
 def _valid(kind: Any, value: object) -> Any:
     """Return a value of the job file; None where it is not given or not valid."""
     try:
         return None if value is None else TypeAdapter(kind).validate_python(value)
     except ValidationError:
         return None
-
-
-def _declared(workload_class: type, varying: Collection[str]) -> Answer | None:
-    """Return the first answer that the class declares over any of the settings that vary."""
-    declared: Sequence[Answer] = getattr(workload_class, "answers", ())
-    return next(
-        (one for one in declared if not one.over or not set(one.over).isdisjoint(varying)), None
-    )

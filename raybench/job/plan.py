@@ -32,6 +32,7 @@ from raybench.job.point import (
     Point,
     Precision,
     Scalar,
+    device_numbers,
     setting_text,
 )
 from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
@@ -40,9 +41,21 @@ from raybench.job.registry import Setting, free_setting
 if TYPE_CHECKING:
     from raybench.job.model import BatchSearch, Job
 
-
+MAX_POINTS = 100_000
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
 _FILTER_EXAMPLE = "world_size > 1 and precision == 'bf16'"
+_SIZE_RULE = (
+    "must be bytes, as in 4096 or 4KiB; an axis also takes a range FIRST:LAST:xFACTOR, as in "
+    "8:1GiB:x2"
+)
+_BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces themselves"
+# Variables that raybench itself sets for each rank, or by which it finds its processes again.
+_OURS = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+)
+_OUR_PREFIXES = ("RAY_", "RAYBENCH_", "TORCHELASTIC_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,47 +90,46 @@ def varying_settings(points: Sequence[Point]) -> list[str]:
     ]
 
 
-# A setting's value, and where the job file gives it.
-_Given = tuple[Scalar, KeyPath]
-# One value of an axis: what it sets.
-_Choice = Mapping[str, _Given]
-
-
 def make_plan(job: Job) -> Plan:
     """Return the points of `job` in their order: the product of its axes, then the included ones.
 
     Raises JobError when a global batch size does not divide, the workload refuses a point, no point
     is left, or none has the baseline that the job gives.
     """
-    plan, problems = _make_plan(job)
+    plan, problems = plan_and_problems(job)
     if problems:
         raise job.error(problems)
     return plan
 
 
-def plan_problems(job: Job) -> list[Problem]:
-    """Return the problems for which `make_plan` would raise JobError."""
-    return _make_plan(job)[1]
-
-
-def _make_plan(job: Job) -> tuple[Plan, list[Problem]]:
+def plan_and_problems(job: Job) -> tuple[Plan, list[Problem]]:
     """Return the plan, and the problems for which it must not be run; none where it may."""
+    # What is no axis: defaults, placement, variables with one value, the workload section.
+    shared = {
+        **{
+            n: one.accept(one.default) for n, one in job.settings.items() if one.default is not None
+        },
+        "devices": job.placement.devices,
+        "strategy": job.placement.strategy,
+        **{name: values[0] for name, values in job.env.items() if len(values) == 1},
+        **_accept(job, job.workload.parameters),
+    }
     excluded = [_accept_all(job, entry) for entry in job.exclude]
-    is_used = [False] * len(excluded)
+    unused = set(range(len(excluded)))
     problems: dict[KeyPath, Problem] = {}
     points: dict[str, Point] = {}
     duplicates: Counter[KeyPath] = Counter()
     are_any_left = False
-    shared = _common_settings(job)
-    for origin, choice in (*_product(job), *_included(job)):
+    for origin, choice in _choices(job):
         values = shared | {name: value for name, (value, _) in choice.items()}
         if origin == ("matrix",):
-            matches = [
-                all(values.get(name) in wanted for name, wanted in entry.items())
-                for entry in excluded
-            ]
-            is_used = [used or match for used, match in zip(is_used, matches, strict=True)]
-            if any(matches):
+            matching = {
+                number
+                for number, entry in enumerate(excluded)
+                if all(values.get(name) in wanted for name, wanted in entry.items())
+            }
+            unused -= matching
+            if matching:
                 continue
         are_any_left = True
         size_path = next((choice[name][1] for name in BATCH_SIZES if name in choice), origin)
@@ -130,19 +142,15 @@ def _make_plan(job: Job) -> tuple[Plan, list[Problem]]:
             points[point.point_id] = point
     if not are_any_left:
         problems[()] = Problem(path=("exclude",), message="leaves no point to run")
-    baseline = {name: job.settings[name].accept(value) for name, value in job.baseline.items()}
     remarks = [
-        *job.remarks,
-        *(
-            Problem(path=("exclude", number), message="matches no point")
-            for number, used in enumerate(is_used)
-            if not used
-        ),
+        *_remarks(job),
+        *(Problem(path=("exclude", n), message="matches no point") for n in sorted(unused)),
         *(
             Problem(path=path, message=f"{count} duplicate point{'s' * (count > 1)} dropped")
             for path, count in duplicates.items()
         ),
     ]
+    baseline = _accept(job, job.baseline)
     if points and (missing := _find_no_baseline(baseline, points.values())):
         if "baseline" in job.model_fields_set:
             problems[missing.path] = missing
@@ -150,11 +158,16 @@ def _make_plan(job: Job) -> tuple[Plan, list[Problem]]:
             remarks.append(missing)
     plan = Plan(
         points=tuple(points.values()),
-        warnings=tuple(map(job.explain, [*remarks, *_budget_remarks(job)])),
+        warnings=tuple(map(job.explain, remarks)),
         batch_search=job.batch_search,
         baseline=baseline,
     )
     return plan, list(problems.values())
+
+
+def _accept(job: Job, entry: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return values, converted as the type of each setting says."""
+    return {name: job.settings[name].accept(value) for name, value in entry.items()}
 
 
 def _accept_all(job: Job, entry: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:
@@ -162,8 +175,12 @@ def _accept_all(job: Job, entry: Mapping[str, Sequence[Scalar]]) -> dict[str, li
     return {name: [job.settings[name].accept(v) for v in values] for name, values in entry.items()}
 
 
-def _product(job: Job) -> Iterator[tuple[KeyPath, _Choice]]:
-    """Yield the product of all axes as values of settings, each with the path of the matrix."""
+# What one value of an axis sets: values by setting, and where the job file gives them.
+_Choice = Mapping[str, tuple[Scalar, KeyPath]]
+
+
+def _choices(job: Job) -> Iterator[tuple[KeyPath, _Choice]]:
+    """Yield the product of all axes, then the included points, each with its path."""
     axes: list[list[_Choice]] = []
     # Each change of the environment costs new processes, so it varies slowest.
     variables = {name: values for name, values in job.env.items() if len(values) > 1}
@@ -171,40 +188,19 @@ def _product(job: Job) -> Iterator[tuple[KeyPath, _Choice]]:
         for name, values in settings.items():
             axes.append([{name: (value, (section, name, i))} for i, value in enumerate(values)])
     for number, entry in enumerate(job.zip):
-        columns = _accept_all(job, entry)
+        rows = zip(*_accept_all(job, entry).values(), strict=True)
         axes.append(
             [
-                {name: (values[i], ("zip", number, name, i)) for name, values in columns.items()}
-                for i in range(len(next(iter(columns.values()))))
+                {n: (v, ("zip", number, n, i)) for n, v in zip(entry, row, strict=True)}
+                for i, row in enumerate(rows)
             ]
         )
     if axes or not job.include:
         for choices in itertools.product(*axes):
             yield ("matrix",), {name: given for choice in choices for name, given in choice.items()}
-
-
-def _included(job: Job) -> Iterator[tuple[KeyPath, _Choice]]:
-    """Yield the included points as values of settings, each with its path."""
-    for number, entry in enumerate(job.include):
+    for number, point in enumerate(job.include):
         path = ("include", number)
-        yield (
-            path,
-            {n: (job.settings[n].accept(value), (*path, n)) for n, value in entry.items()},
-        )
-
-
-def _common_settings(job: Job) -> dict[str, Scalar]:
-    """Return the settings that are no axes: defaults, then the workload section."""
-    defaults = {
-        name: setting.accept(setting.default)
-        for name, setting in job.settings.items()
-        if setting.default is not None
-    }
-    defaults["devices"] = job.placement.devices
-    defaults["strategy"] = job.placement.strategy
-    fixed = job.workload.parameters.items()
-    variables = {name: values[0] for name, values in job.env.items() if len(values) == 1}
-    return defaults | variables | {n: job.settings[n].accept(value) for n, value in fixed}
+        yield path, {n: (value, (*path, n)) for n, value in _accept(job, point).items()}
 
 
 def _make_point(
@@ -218,7 +214,7 @@ def _make_point(
     if isinstance(sizes, str):
         return Problem(path=size_path, message=sizes)
     batch_size, global_batch_size = sizes
-    is_strong = "global_batch_size" in values or job.shares_work
+    is_strong = "global_batch_size" in values or registry.shares_work(job.workload_class)
     not_params = {*RUN_SETTINGS, *job.env}
     point = Point(
         workload=job.workload.kind,
@@ -232,7 +228,7 @@ def _make_point(
     variables = {name: str(values[name]) for name in sorted(job.env) if name in values}
     settings = {**point.settings, **variables}
     env = {name: render(text, settings) for name, text in variables.items()}
-    if reason := job.why_not(point):
+    if reason := _why_not(point) or registry.why_not(job.workload_class, point.settings):
         return Problem(path=origin, message=reason)
     point = replace(point, env=env)
     if point.workload == SCRIPT:
@@ -248,13 +244,14 @@ def _make_point(
 def _batch_sizes(job: Job, values: Mapping[str, Scalar]) -> tuple[int | None, int | None] | str:
     """Return batch_size and global_batch_size, or what is wrong with the one that is given.
 
-    Both None where none is given.
+    Both None where none is given. Raises UsageError where the workload cannot say how many ranks
+    share their items.
     """
     if not any(name in values for name in BATCH_SIZES):
         return None, None
     world_size, accumulation = int(values["world_size"]), int(values.get("grad_accumulation", 1))
     # Each has a batch of its own.
-    groups = max(1, world_size // job.ranks_per_item(values))
+    groups = max(1, world_size // registry.ranks_per_item(job.workload_class, values))
     share = groups * accumulation
     if "global_batch_size" in values:
         global_batch_size = int(values["global_batch_size"])
@@ -271,6 +268,53 @@ def _batch_sizes(job: Job, values: Mapping[str, Scalar]) -> tuple[int | None, in
     return global_batch_size // share, global_batch_size
 
 
+def _why_not(point: Point) -> str | None:
+    """Return why the point cannot have its devices, shares or slow devices; None where it can."""
+    named = len(device_numbers(point.devices))
+    if named and named < point.world_size:
+        return f"devices: {point.devices} are {named}, world_size is {point.world_size}"
+    if not point.is_uneven:
+        return None
+    if point.cuda_graph:
+        return "cuda_graph: true does not go with shares and slow_ratio; leave it out"
+    if point.shares == FAST and point.slow_ratio < 1 and point.slow_count >= point.world_size:
+        return f"shares: fast leaves no device when slow_count {point.slow_count} are all"
+    if point.shares == BY_ACCUMULATION and "grad_accumulation" not in point.params:
+        return f"shares: {BY_ACCUMULATION} needs a workload with the parameter grad_accumulation"
+    if "/" not in point.shares:
+        return None
+    shares = [int(items) for items in point.shares.split("/")]
+    if len(shares) != point.world_size:
+        return f"shares: {point.shares} are {len(shares)}, world_size is {point.world_size}"
+    if sum(shares) != point.global_batch_size:
+        return (
+            f"shares: {point.shares} are {sum(shares)} samples together, a step has "
+            f"{point.global_batch_size}"
+        )
+    if any(items % point.grad_accumulation for items in shares):
+        return f"shares: {point.shares} cannot be divided by grad_accumulation"
+    return None
+
+
+def _remarks(job: Job) -> Iterator[Problem]:
+    """Yield remarks on a script without items_per_step, and on limits that end a point early."""
+    given = {*job.workload.parameters, *_axes_and_included(job)}
+    if job.workload.kind == SCRIPT and "items_per_step" not in given:
+        message = (
+            "gives no items_per_step, without which there is no throughput and no speed-up; set "
+            'it to the samples of a step on one rank, as in items_per_step: "{batch_size}"'
+        )
+        yield Problem(path=("workload",), at_key=True, message=message)
+    measure = job.measure
+    budget_s = measure.repeats * measure.max_seconds
+    if "min_seconds" in measure.model_fields_set and measure.min_seconds > measure.max_seconds:
+        message = f"max_seconds, {measure.max_seconds:g}, ends a repeat before; raise it"
+        yield Problem(path=("measure", "min_seconds"), message=message)
+    elif measure.timeout_s <= budget_s:
+        message = f"a slow point is stopped before its budget of {budget_s:g} s is used"
+        yield Problem(path=("measure", "timeout_s"), message=message)
+
+
 def _find_no_baseline(baseline: Mapping[str, Scalar], points: Collection[Point]) -> Problem | None:
     """Return a problem that names the nearest point where no point has all these; else None."""
     nearest = max(points, key=lambda point: len(baseline.items() & point.settings.items()))
@@ -283,19 +327,6 @@ def _find_no_baseline(baseline: Mapping[str, Scalar], points: Collection[Point])
         "baseline: {} compares nothing"
     )
     return Problem(path=("baseline",), message=message)
-
-
-def _budget_remarks(job: Job) -> list[Problem]:
-    """Return a remark where `max_seconds` or `timeout_s` ends a point early; else none."""
-    measure = job.measure
-    budget_s = measure.repeats * measure.max_seconds
-    if "min_seconds" in measure.model_fields_set and measure.min_seconds > measure.max_seconds:
-        message = f"max_seconds, {measure.max_seconds:g}, ends a repeat before; raise it"
-        return [Problem(path=("measure", "min_seconds"), message=message)]
-    if measure.timeout_s > budget_s:
-        return []
-    message = f"a slow point is stopped before its budget of {budget_s:g} s is used"
-    return [Problem(path=("measure", "timeout_s"), message=message)]
 
 
 def select_points(
@@ -328,7 +359,17 @@ def select_points(
         try:
             answer = evaluator.eval(expression, previously_parsed=tree)
         except NameNotDefined as error:
-            raise UsageError(f"{label}: {_explain_name(error.name, points)}") from error
+            # Most often a text lacks its quotes.
+            name = error.name
+            of = [key for one in points for key, value in one.settings.items() if value == name]
+            message = (
+                f"{say_unknown('setting', name, point.settings)}; a text needs quotes: {name!r}"
+            )
+            if of:
+                message = (
+                    f"{name} is a value of {of[0]}, and a text needs quotes: {of[0]} == {name!r}"
+                )
+            raise UsageError(f"{label}: {message}") from error
         except Exception as error:
             # The expression is the user's, and so is whatever Python says to it.
             reason = " ".join(str(error).split())
@@ -342,33 +383,94 @@ def select_points(
     return tuple(kept)
 
 
-def _explain_name(name: str, points: Sequence[Point]) -> str:
-    """Return what is wrong with a name that is no setting: most often a text lacks its quotes."""
-    for point in points:
-        for setting, value in point.settings.items():
-            if value == name:
-                quoted = f"{setting} == {name!r}"
-                return f"{name} is a value of {setting}, and a text needs quotes: {quoted}"
-    return say_unknown("setting", name, points[0].settings) + f"; a text needs quotes: {name!r}"
-
-
-MAX_POINTS = 100_000
-_SIZE_RULE = (
-    "must be bytes, as in 4096 or 4KiB; an axis also takes a range FIRST:LAST:xFACTOR, as in "
-    "8:1GiB:x2"
-)
 _Settings = Mapping[str, Setting]
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces themselves"
-_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-# Variables that raybench itself sets for each rank, or by which it finds its processes again.
-_OURS = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-    *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
-)
-_OUR_PREFIXES = ("RAY_", "RAYBENCH_", "TORCHELASTIC_")
+
+def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], list[Problem]]:
+    """Return the settings of the job's points by name, and problems of texts that name settings.
+
+    They are those of the workload, the variables of `env`, and the axes that a script names itself.
+    Raises UsageError for parameters that no job file could give.
+    """
+    settings = registry.settings(workload_class)
+    given = {*_axes_and_included(job), *job.env}
+    if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
+        settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}
+    problems = list(_check_env_and_script(job, settings))
+    variables = {name: free_setting(name, str) for name in job.env if name not in settings}
+    # The texts that may name settings.
+    texts: list[tuple[KeyPath, object]] = []
+    for name in getattr(workload_class, "templates", ()):
+        texts.append((("workload", name), job.workload.parameters.get(name)))
+        axes = [
+            (("matrix", name), job.axes),
+            *((("zip", n, name), e) for n, e in enumerate(job.zip)),
+        ]
+        for path, axis in axes:
+            texts += [((*path, i), value) for i, value in enumerate(axis.get(name, ()))]
+        texts += [(("include", n, name), point.get(name)) for n, point in enumerate(job.include)]
+    for name, values in job.env.items():
+        texts += [(("env", name, index), value) for index, value in enumerate(values)]
+    own: dict[str, Setting] = {}
+    known = {*settings, *variables}
+    for path, text in texts:
+        if not isinstance(text, str):
+            continue
+        try:
+            names = names_in(text)
+            split_arguments(text)
+        except ValueError as error:
+            problems.append(Problem(path=path, message=f"{error}, given {quote(text)}"))
+            continue
+        own |= {name: free_setting(name, Scalar) for name in names if name in given - known}
+        for name in names:
+            if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
+                message = f"names {{{name}}}, but the job gives no batch size; "
+                problems.append(Problem(path=path, message=f"{message}put {name} into matrix"))
+            elif name not in known and name not in own:
+                message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
+                problems.append(Problem(path=path, message=message))
+    return settings | variables | own, problems
+
+
+def _axes_and_included(job: Job) -> set[str]:
+    """Return the names of all settings in matrix, zip and include."""
+    return set(job.matrix).union(*job.zip, *job.include)
+
+
+def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[Problem]:
+    """Yield a problem for each variable that no job may set, and for a script that is not there."""
+    for name in job.env:
+        message = ""
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            message = "must be the name of a variable, as in NCCL_ALGO"
+        elif name in _OURS or name.startswith(_OUR_PREFIXES):
+            message = "is set by raybench itself; leave it out"
+        elif name in settings or name in RUN_SETTINGS:
+            message = "is the name of a setting; a variable cannot have it"
+        if message:
+            yield Problem(path=("env", name), at_key=True, message=message)
+    if job.workload.kind != SCRIPT:
+        return
+    if "path" in _axes_and_included(job):
+        message = "a script cannot be an axis; give one path in workload"
+        yield Problem(path=("workload",), at_key=True, message=message)
+    path = job.workload.parameters.get("path")
+    if isinstance(path, str) and path and script_path(job) is None:
+        here, there = Path.cwd(), job.folder.absolute()
+        places = f"{here}" if here == there else f"{here} nor in {there}"
+        message = f"no such file, given {quote(path)}; it is not in {places}"
+        yield Problem(path=("workload", "path"), message=message)
+
+
+def script_path(job: Job) -> Path | None:
+    """Return the file of the job's script, from here or from the folder of the job file.
+
+    None where there is no such file, or no parameter `path`.
+    """
+    name = str(job.workload.parameters.get("path", ""))
+    places = (Path(name), job.folder / name)
+    return next((place for place in places if name and place.is_file()), None)
 
 
 def check(
@@ -381,50 +483,45 @@ def check(
     is_workload_known: False where `settings` are only those of every workload; other names are not
     judged then, and nothing is said to be missing.
     """
-    problems = [
-        *_check_names_and_values(job, settings, is_workload_known=is_workload_known),
-        *_check_repeated_axes(job),
-        *_check_zip_lengths(job),
-        *_check_search(job),
-    ]
+    problems = list(_check_values(job, settings, is_workload_known=is_workload_known))
+    problems += _check_axes(job)
     if not is_workload_known:
         return problems
-    problems += _check_answer(job, settings)
+    if job.answer is not None:
+        known = job.metrics
+        if job.answer.metric not in known:
+            message = say_unknown("metric", job.answer.metric, known)
+            problems.append(Problem(path=("answer", "metric"), message=message))
+        for index, name in enumerate(job.answer.over):
+            if name not in settings:
+                message = say_unknown("setting", name, [*_axis_names(job), *settings])
+                problems.append(Problem(path=("answer", "over", index), message=message))
     damaged = {path[0] for path in unsound if path}
     # A merge key may have given any axis.
     if damaged.isdisjoint({"zip", "include"}) and ("matrix", "<<") not in unsound:
         if ("matrix",) not in unsound:
             problems += _check_what_is_missing(job, settings, unsound)
-        if "matrix" not in damaged:
-            problems += _check_count(job)
+        lengths = [len(values) for values in (*job.axes.values(), *job.env.values())]
+        lengths += [len(next(iter(entry.values()))) for entry in job.zip if entry]
+        # Counted without building them.
+        count = (math.prod(lengths) if lengths else 0) + len(job.include)
+        if "matrix" not in damaged and count > MAX_POINTS:
+            message = f"a job has at most {MAX_POINTS:,} points, given {count:,}"
+            problems.append(Problem(path=("matrix",), message=message))
     return problems
 
 
-def axis_names(job: Job) -> list[str]:
+def _axis_names(job: Job) -> list[str]:
     """Return the names of all axes, in their order."""
     variables = [name for name, values in job.env.items() if len(values) > 1]
     return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
 
 
-def _values_of(job: Job, name: str) -> Iterator[tuple[KeyPath, object]]:
-    """Yield each value of a setting in matrix, zip and include, in this order, with its path."""
-    for index, value in enumerate(job.axes.get(name, ())):
-        yield ("matrix", name, index), value
-    for number, entry in enumerate(job.zip):
-        for index, value in enumerate(entry.get(name, ())):
-            yield ("zip", number, name, index), value
-    for number, point in enumerate(job.include):
-        if name in point:
-            yield ("include", number, name), point[name]
-
-
-def _check_names_and_values(
-    job: Job, settings: _Settings, *, is_workload_known: bool
-) -> Iterator[Problem]:
+def _check_values(job: Job, settings: _Settings, *, is_workload_known: bool) -> Iterator[Problem]:
     """Yield a problem for each wrong key or value of a setting, wherever the job gives some."""
     # The path of a part of the job, what it gives, and what a name in it is called.
     groups: list[tuple[KeyPath, Mapping[str, object], str]] = [
-        (("workload",), job.workload.parameters, "parameter"),
+        (("workload",), job.workload.parameters if is_workload_known else {}, "parameter"),
         (("matrix",), job.axes, "axis"),
         *((("zip", number), entry, "axis") for number, entry in enumerate(job.zip)),
         *((("exclude", number), entry, "setting") for number, entry in enumerate(job.exclude)),
@@ -434,108 +531,70 @@ def _check_names_and_values(
     for path, group, what in groups:
         if not group and path[0] in ("zip", "exclude"):
             yield Problem(path=path, message="must not be empty")
+        known = [n for n in settings if what != "parameter" or n not in RUN_SETTINGS]
         for name, given in group.items():
             place = (*path, name)
-            if what == "parameter" and not is_workload_known:
-                continue
-            if what == "parameter" and name in RUN_SETTINGS and name in settings:
-                yield Problem(
-                    path=place, at_key=True, message="not a parameter; put it into matrix"
-                )
-            elif name not in settings:
+            if name not in known:
                 if is_workload_known:
-                    known = [n for n in settings if what != "parameter" or n not in RUN_SETTINGS]
-                    yield _unknown_setting(job, known, place, what)
-            elif isinstance(given, tuple):
-                for index, value in enumerate(given):
-                    yield from _check_value(settings[name], (*place, index), value)
-            else:
-                yield from _check_value(settings[name], place, given)
+                    message = _explain_unknown(job, name, known, what)
+                    if what == "parameter" and name in settings:
+                        message = "not a parameter; put it into matrix"
+                    yield Problem(path=place, at_key=True, message=message)
+                continue
+            several = isinstance(given, tuple)
+            for index, value in enumerate(given if isinstance(given, tuple) else (given,)):
+                complaint = settings[name].complaint(value)
+                if complaint is None:
+                    continue
+                if name.endswith("_bytes") and isinstance(value, str):
+                    complaint = f"{_SIZE_RULE}, given {quote(value)}"
+                elif name in BATCH_SIZES and value == "auto":
+                    complaint = "auto is for matrix alone, as its whole value: batch_size: auto"
+                elif place == ("matrix", "batch_size") and isinstance(value, str):
+                    complaint += did_you_mean(value.lower(), ["auto"])
+                yield Problem(path=(*place, index) if several else place, message=complaint)
 
 
-def _check_answer(job: Job, settings: _Settings) -> Iterator[Problem]:
-    """Yield a problem where `answer` names an unknown metric or setting."""
-    if job.answer is None:
-        return
-    known = job.metrics
-    if job.answer.metric not in known:
-        message = say_unknown("metric", job.answer.metric, known)
-        yield Problem(path=("answer", "metric"), message=message)
-    for index, name in enumerate(job.answer.over):
-        if name not in settings:
-            message = say_unknown("setting", name, [*axis_names(job), *settings])
-            yield Problem(path=("answer", "over", index), message=message)
-
-
-def _unknown_setting(job: Job, known: Collection[str], path: KeyPath, what: str) -> Problem:
-    """Return the problem of a name that is not known as a `what`, with the nearest known one."""
-    name = path[-1]
+def _explain_unknown(job: Job, name: str, known: Collection[str], what: str) -> str:
+    """Return why a name is not known as a `what`, with the nearest known one."""
+    kind = job.workload.kind
     if name in BATCH_SIZES:
-        message = f"workload {job.workload.kind} takes no batch size; leave {name} out"
-    elif name in UNEVEN:
-        message = (
-            f"workload {job.workload.kind} does not say that it multiplies its loss by "
-            f"context.loss_weight (weighs_loss = True); leave {name} out"
+        return f"workload {kind} takes no batch size; leave {name} out"
+    if name in UNEVEN:
+        return (
+            f"workload {kind} does not say that it multiplies its loss by context.loss_weight "
+            f"(weighs_loss = True); leave {name} out"
         )
-    else:
-        message = say_unknown(what, name, known)
-        if job.workload.kind == SCRIPT and path[0] != "workload":
-            message += f"; or name {{{name}}} in args or env"
-    return Problem(path=path, at_key=True, message=message)
+    may_name = kind == SCRIPT and what != "parameter"
+    return say_unknown(what, name, known) + f"; or name {{{name}}} in args or env" * may_name
 
 
-def _check_value(setting: Setting, path: KeyPath, value: object) -> Iterator[Problem]:
-    """Yield a problem where the setting cannot have this value."""
-    complaint = setting.complaint(value)
-    if complaint is not None and setting.name.endswith("_bytes") and isinstance(value, str):
-        complaint = f"{_SIZE_RULE}, given {quote(value)}"
-    elif complaint is not None and setting.name in BATCH_SIZES and value == "auto":
-        complaint = "auto is for matrix alone, as its whole value: batch_size: auto"
-    elif complaint is not None and path[:2] == ("matrix", "batch_size") and isinstance(value, str):
-        complaint += did_you_mean(value.lower(), ["auto"])
-    if complaint is not None:
-        yield Problem(path=path, message=complaint)
-
-
-def _check_search(job: Job) -> Iterator[Problem]:
-    """Yield a problem for each batch size or point that is fixed beside a batch-size search."""
-    if job.batch_search is None:
-        return
-    places: list[KeyPath] = [("include",)] if job.include else []
-    places += [
-        ("exclude", number, name)
-        for number, entry in enumerate(job.exclude)
-        for name in BATCH_SIZES
-        if name in entry
-    ]
-    places += [("baseline", "batch_size")] if "batch_size" in job.baseline else []
-    message = "does not go with matrix.batch_size: auto, which finds the batch sizes; leave it out"
-    yield from (Problem(path=path, at_key=True, message=message) for path in places)
-
-
-def _check_repeated_axes(job: Job) -> Iterator[Problem]:
-    """Yield a problem for each axis that the job gives a second time, or fixes elsewhere."""
+def _check_axes(job: Job) -> Iterator[Problem]:
+    """Yield a problem for each axis given twice, of unequal lists, or against a search."""
     fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
     first: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
     first |= {name: ("env", name) for name in job.env}
     paths: list[KeyPath] = [("matrix", name) for name in job.matrix]
     paths += [("zip", number, name) for number, entry in enumerate(job.zip) for name in entry]
-    for number, entry in enumerate(job.include):
-        paths += [("include", number, name) for name in entry if name in fixed]
+    for number, point in enumerate(job.include):
+        paths += [("include", number, name) for name in point if name in fixed]
     for path in paths:
         known = first.setdefault(str(path[-1]), path)
         if known != path:
             message = f"also given by {key_text(known)}; keep one of them"
             yield Problem(path=path, at_key=True, message=message)
-
-
-def _check_zip_lengths(job: Job) -> Iterator[Problem]:
-    """Yield a problem for each entry of `zip` whose lists are of different lengths."""
     for number, entry in enumerate(job.zip):
         if len({len(values) for values in entry.values()}) > 1:
             lengths = ", ".join(f"{name} {len(values)}" for name, values in entry.items())
             message = f"the lists of one entry must be of equal length, given {lengths}"
             yield Problem(path=("zip", number), message=message)
+    if job.batch_search is not None:
+        places: list[KeyPath] = [("include",)] if job.include else []
+        for number, entry in enumerate(job.exclude):
+            places += [("exclude", number, name) for name in BATCH_SIZES if name in entry]
+        places += [("baseline", "batch_size")] if "batch_size" in job.baseline else []
+        rule = "does not go with matrix.batch_size: auto, which finds the batch sizes; leave it out"
+        yield from (Problem(path=path, at_key=True, message=rule) for path in places)
 
 
 def _check_what_is_missing(
@@ -546,7 +605,7 @@ def _check_what_is_missing(
         section: [str(p[1]) for p in unsound if p[0:1] == (section,) and len(p) > 1]
         for section in ("matrix", "workload")
     }
-    axes = list(dict.fromkeys([*axis_names(job), *below["matrix"]]))
+    axes = list(dict.fromkeys([*_axis_names(job), *below["matrix"]]))
     fixed = {*job.workload.parameters, *below["workload"]}
     groups: list[tuple[KeyPath, Collection[str]]]
     groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
@@ -561,12 +620,9 @@ def _check_what_is_missing(
         if setting.is_required and setting.name not in fixed and not in_all:
             path = ("workload", setting.name)
             yield Problem(path=path, at_key=True, message="required, but not given")
-    if any(name in settings for name in BATCH_SIZES):
-        yield from _check_batch_sizes(groups)
-
-
-def _check_batch_sizes(groups: Sequence[tuple[KeyPath, Collection[str]]]) -> Iterator[Problem]:
-    """Yield a problem unless all groups of points give batch_size, or all global_batch_size."""
+    if not any(name in settings for name in BATCH_SIZES):
+        return
+    # All groups of points give batch_size, or all global_batch_size.
     kinds = [[size for size in BATCH_SIZES if size in names] for _, names in groups]
     for (path, _), given in zip(groups, kinds, strict=True):
         message = ""
@@ -580,42 +636,6 @@ def _check_batch_sizes(groups: Sequence[tuple[KeyPath, Collection[str]]]) -> Ite
             yield Problem(path=path, message=message)
 
 
-def _check_count(job: Job) -> Iterator[Problem]:
-    """Yield a problem for more than MAX_POINTS points, counted without building them."""
-    lengths = [len(values) for values in job.axes.values()]
-    lengths += [len(next(iter(entry.values()))) for entry in job.zip if entry]
-    lengths += [len(values) for values in job.env.values()]
-    count = (math.prod(lengths) if lengths else 0) + len(job.include)
-    if count > MAX_POINTS:
-        message = f"a job has at most {MAX_POINTS:,} points, given {count:,}"
-        yield Problem(path=("matrix",), message=message)
-
-
-def why_not_uneven(point: Point) -> str | None:
-    """Return why the point cannot have its shares or slow devices; None where it can."""
-    if not point.is_uneven:
-        return None
-    if point.cuda_graph:
-        return "cuda_graph: true does not go with shares and slow_ratio; leave it out"
-    if point.shares == FAST and point.slow_ratio < 1 and point.slow_count >= point.world_size:
-        return f"shares: fast leaves no device when slow_count {point.slow_count} are all"
-    if point.shares == BY_ACCUMULATION and "grad_accumulation" not in point.params:
-        return f"shares: {BY_ACCUMULATION} needs a workload with the parameter grad_accumulation"
-    if "/" not in point.shares:
-        return None
-    shares = [int(items) for items in point.shares.split("/")]
-    if len(shares) != point.world_size:
-        return f"shares: {point.shares} are {len(shares)}, world_size is {point.world_size}"
-    if sum(shares) != point.global_batch_size:
-        return (
-            f"shares: {point.shares} are {sum(shares)} samples together, a step has "
-            f"{point.global_batch_size}"
-        )
-    if any(items % point.grad_accumulation for items in shares):
-        return f"shares: {point.shares} cannot be divided by grad_accumulation"
-    return None
-
-
 def names_in(text: str) -> list[str]:
     """Return the settings that a text names in braces, each once, in their order.
 
@@ -626,7 +646,7 @@ def names_in(text: str) -> list[str]:
     except ValueError:
         raise ValueError(_BRACES) from None
     for name, format_spec, conversion in fields:
-        if not _NAME.fullmatch(name or "") or format_spec or conversion:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name or "") or format_spec or conversion:
             raise ValueError(_BRACES)
     return list(dict.fromkeys(str(name) for name, *_ in fields))
 
@@ -661,101 +681,3 @@ def product_of(text: str) -> int | None:
     if not all(factor.isdecimal() for factor in factors):
         raise ValueError("must be a whole number, or a product of them, as in 64 * 8")
     return math.prod(map(int, factors))
-
-
-def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], list[Problem]]:
-    """Return the settings of the job's points by name, and problems of texts that name settings.
-
-    They are those of the workload, the variables of `env`, and the axes that a script names itself.
-    Raises UsageError for parameters that no job file could give.
-    """
-    settings = registry.settings(workload_class)
-    given = {*_axes_and_included(job), *job.env}
-    if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
-        settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}
-    problems = [*_check_variables(job, settings), *_check_file(job)]
-    variables = {name: free_setting(name, str) for name in job.env if name not in settings}
-    own: dict[str, Setting] = {}
-    known = {*settings, *variables}
-    for path, text in _templates(job, workload_class):
-        try:
-            names = names_in(text)
-            split_arguments(text)
-        except ValueError as error:
-            problems.append(Problem(path=path, message=f"{error}, given {quote(text)}"))
-            continue
-        own |= {name: free_setting(name, Scalar) for name in names if name in given - known}
-        for name in names:
-            if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
-                message = f"names {{{name}}}, but the job gives no batch size; "
-                problems.append(Problem(path=path, message=f"{message}put {name} into matrix"))
-            elif name not in known and name not in own:
-                message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
-                problems.append(Problem(path=path, message=message))
-    return settings | variables | own, problems
-
-
-def script_path(job: Job) -> Path | None:
-    """Return the file of the job's script, from here or from the folder of the job file.
-
-    None where there is no such file, or no parameter `path`.
-    """
-    name = str(job.workload.parameters.get("path", ""))
-    places = (Path(name), job.folder / name)
-    return next((place for place in places if name and place.is_file()), None)
-
-
-def remark_no_items(job: Job) -> Iterator[Problem]:
-    """Yield a remark where a script has no items_per_step, so that there is no throughput."""
-    if "items_per_step" not in {*job.workload.parameters, *_axes_and_included(job)}:
-        message = (
-            "gives no items_per_step, without which there is no throughput and no speed-up; set "
-            'it to the samples of a step on one rank, as in items_per_step: "{batch_size}"'
-        )
-        yield Problem(path=("workload",), at_key=True, message=message)
-
-
-def _axes_and_included(job: Job) -> set[str]:
-    """Return the names of all settings in matrix, zip and include."""
-    return set(job.matrix).union(*job.zip, *job.include)
-
-
-def _templates(job: Job, workload_class: type) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the texts of the job that may name settings, with their paths."""
-    found: list[tuple[KeyPath, object]] = []
-    for name in getattr(workload_class, "templates", ()):
-        found.append((("workload", name), job.workload.parameters.get(name)))
-        found += _values_of(job, name)
-    for name, values in job.env.items():
-        found += [(("env", name, index), value) for index, value in enumerate(values)]
-    yield from ((path, text) for path, text in found if isinstance(text, str))
-
-
-def _check_variables(job: Job, settings: Mapping[str, Setting]) -> Iterator[Problem]:
-    """Yield a problem for each name in `env` that no job may set."""
-    for name in job.env:
-        path = ("env", name)
-        if not _VARIABLE.fullmatch(name):
-            message = "must be the name of a variable, as in NCCL_ALGO"
-            yield Problem(path=path, at_key=True, message=message)
-        elif name in _OURS or name.startswith(_OUR_PREFIXES):
-            message = "is set by raybench itself; leave it out"
-            yield Problem(path=path, at_key=True, message=message)
-        elif name in settings or name in RUN_SETTINGS:
-            message = "is the name of a setting; a variable cannot have it"
-            yield Problem(path=path, at_key=True, message=message)
-
-
-def _check_file(job: Job) -> Iterator[Problem]:
-    """Yield a problem where the script is an axis, or its file does not exist."""
-    if job.workload.kind != SCRIPT:
-        return
-    if "path" in {*_axes_and_included(job)}:
-        message = "a script cannot be an axis; give one path in workload"
-        yield Problem(path=("workload",), at_key=True, message=message)
-    path = job.workload.parameters.get("path")
-    if isinstance(path, str) and path and script_path(job) is None:
-        here, there = Path.cwd(), job.folder.absolute()
-        places = f"{here}" if here == there else f"{here} nor in {there}"
-        message = f"no such file, given {quote(path)}; it is not in {places}"
-        yield Problem(path=("workload", "path"), message=message)

@@ -74,13 +74,13 @@ _NUMBERS = re.compile(r"\d+(/\d+)*")
 
 def are_devices(value: str) -> bool:
     """Return True for a valid setting `devices`. Raises ValueError with the rule for another."""
-    numbers = _device_numbers(value)
+    numbers = device_numbers(value)
     if value.strip() and len(set(numbers)) == len(numbers):
         return True
     raise ValueError(f"must be {ANY}, a model as in H200, or different numbers as in 0/2")
 
 
-def _device_numbers(devices: str) -> tuple[int, ...]:
+def device_numbers(devices: str) -> tuple[int, ...]:
     """Return the numbers that a setting names: (0, 2) for 0/2; none for a model or any."""
     return tuple(map(int, devices.split("/"))) if _NUMBERS.fullmatch(devices) else ()
 
@@ -91,7 +91,7 @@ def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
     In ascending order, or as the setting lists them; numbers beyond the cluster are left out.
     models: of all devices, by number; a setting names a part of one, in capitals or not.
     """
-    if numbers := _device_numbers(devices):
+    if numbers := device_numbers(devices):
         return [number for number in numbers if number < len(models)]
     return [
         number
@@ -298,15 +298,7 @@ class Point(Execution):
     @property
     def devices_needed(self) -> int:
         """Return the fewest devices that a cluster must have for the point."""
-        return max(self.world_size, *(number + 1 for number in _device_numbers(self.devices)), 0)
-
-    @property
-    def why_too_few_devices(self) -> str | None:
-        """Return why it names too few devices for its ranks; None where it names enough."""
-        named = len(_device_numbers(self.devices))
-        if named and named < self.world_size:
-            return f"devices: {self.devices} are {named}, world_size is {self.world_size}"
-        return None
+        return max(self.world_size, *(number + 1 for number in device_numbers(self.devices)), 0)
 
     @property
     def grad_accumulation(self) -> int:

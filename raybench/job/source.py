@@ -16,7 +16,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import ComposerError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from raybench.errors import JobError
@@ -46,116 +46,24 @@ _SYNTAX = {
 
 
 @dataclass(slots=True, kw_only=True)
-class Tree:
-    """What a YAML text says, as dicts, lists and scalars, and where each of them stands.
-
-    is_complete: False where a problem ended the reading.
-    """
-
-    data: Any = None
-    key_positions: dict[KeyPath, Position] = field(default_factory=dict)
-    value_positions: dict[KeyPath, Position] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-    is_complete: bool = True
-
-    def read(self, node: Any, path: KeyPath, yaml: YAML) -> Any:
-        """Return the value of a node of ruamel, and note the places of all that is in it.
-
-        What is wrong goes into `problems`, with None, 0 or a text in its place.
-        """
-        self.value_positions[path] = _position(node)
-        if node.anchor is not None:
-            # A node that aliases stand for is read once: it may contain itself.
-            rule = "anchors (&) and aliases (*) are not supported; write the value out each time"
-            self._note(path, rule, _position(node))
-            node.anchor, node = None, ScalarNode(f"{_CORE}str", "", node.start_mark)
-        if not str(node.tag).startswith(_CORE):
-            self._note(
-                path, f"tags are not supported, given {quote(str(node.tag))}", _position(node)
-            )
-        if isinstance(node, MappingNode):
-            return self._read_mapping(node, path, yaml)
-        if isinstance(node, SequenceNode):
-            entries = [((*path, index), entry) for index, entry in enumerate(node.value)]
-            self.key_positions |= {place: _position(entry) for place, entry in entries}
-            return [self.read(entry, place, yaml) for place, entry in entries]
-        return self._read_scalar(node, path, yaml)
-
-    def _read_mapping(self, node: Any, above: KeyPath, yaml: YAML) -> dict[str, Any]:
-        """Return a mapping as a dict; of a key that is given twice, the last value."""
-        found: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            position = _position(key_node)
-            if not isinstance(key_node, ScalarNode) or key_node.anchor is not None:
-                self._note(above, "a key must be a plain word", position)
-                continue
-            key = _encodable(key_node.value)
-            path = (*above, key)
-            if key in found:
-                line, _ = self.key_positions[path]
-                message = f"duplicate key, first given on line {line}; keep one of them"
-                self._note(path, message, position)
-            if key == "<<":
-                self._note(path, "merge keys are not supported; write the values out", position)
-            self.key_positions[path] = position
-            found[key] = self.read(value_node, path, yaml)
-        return found
-
-    def _read_scalar(self, node: Any, path: KeyPath, yaml: YAML) -> Any:
-        """Return a scalar as None, bool, int, float or str; 0 for a number that cannot be kept."""
-        kind, given, position = str(node.tag).removeprefix(_CORE), node.value, _position(node)
-        if kind == "null":
-            # It has no place of its own: the parser is already at the next line.
-            at = self.key_positions.get(path, position)
-            self._note(path, "no value given; give one or remove the key", at)
-            return None
-        if kind not in ("bool", "int", "float"):
-            if (text := _encodable(given)) != given:
-                self._note(path, f"not a Unicode text: {text}", position)
-            return text
-        try:
-            value = getattr(yaml.constructor, f"construct_yaml_{kind}")(node)
-        except (KeyError, ValueError):
-            # Python refuses to read thousands of digits; "0x_" is no number either.
-            self._note(path, f"not a number that can be read: {quote(given)}", position)
-            return 0
-        if kind == "int" and abs(value) > _INT64_MAX:
-            # Python refuses to write a number of thousands of digits into a message.
-            self._note(path, f"an integer must fit into 64 bits, given {quote(given)}", position)
-            return 0
-        if kind == "float" and not math.isfinite(value):
-            self._note(path, f"must be finite, given {quote(given)}", position)
-        return value
-
-    def _note(self, path: KeyPath, message: str, position: Position) -> None:
-        self.problems.append(Problem(path=path, position=position, message=message))
-
-
-def _position(node: Any) -> Position:
-    return node.start_mark.line + 1, node.start_mark.column + 1
-
-
-def _encodable(text: str) -> str:
-    """Return the text, in ASCII where it has lone surrogates, which no file can hold."""
-    is_damaged = any("\ud800" <= character <= "\udfff" for character in text)
-    return ascii(text) if is_damaged else str(text)
-
-
-@dataclass(slots=True, kw_only=True)
 class YamlSource:
-    """A file and its overrides as one mapping, which turns problems into located lines.
+    """A YAML text as dicts, lists and scalars, which turns problems into located lines.
 
-    problems: what is wrong with the YAML itself. overrides: the `--set` text for each path.
-    options: where the text was made from options of a command, the one behind each path.
+    data: the value of the text, with the overrides in it; None for an empty text. problems: what
+    is wrong with the YAML itself. is_complete: False where a problem ended the reading.
+    overrides: the `--set` text for each path. options: where the text was made from options of a
+    command, the one behind each path.
     """
 
     name: str
     text: str
-    data: dict[str, Any]
-    tree: Tree
-    problems: list[Problem]
+    data: Any = None
+    problems: list[Problem] = field(default_factory=list)
+    is_complete: bool = True
     overrides: dict[KeyPath, str] = field(default_factory=dict)
     options: Mapping[KeyPath, str] = field(default_factory=dict)
+    # Of each path the place of its key and that of its value; an entry of a list is its own key.
+    _places: dict[KeyPath, tuple[Position, Position]] = field(default_factory=dict)
 
     def explain(self, problem: Problem) -> str:
         """Return `file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override.
@@ -192,7 +100,7 @@ class YamlSource:
             if path[:length] in self.overrides:
                 return self.overrides[path[:length]]
         # A section that the file does not have: an override of a key in it made it up.
-        while path and path not in self.tree.key_positions:
+        while path and path not in self._places:
             for known, text in self.overrides.items():
                 if known[: len(path)] == path:
                     return text
@@ -203,19 +111,113 @@ class YamlSource:
         """Return line and column of a problem; where the file lacks its path, of the key above."""
         if problem.position is not None:
             return problem.position
-        tree, path = self.tree, problem.path
-        positions = tree.key_positions if problem.at_key else tree.value_positions
-        while path and path not in positions:
+        path = problem.path
+        while path and path not in self._places:
             path = path[:-1]
-        return positions.get(path) or tree.value_positions.get(path, (1, 1))
+        key, value = self._places.get(path, ((1, 1), (1, 1)))
+        return key if problem.at_key else value
+
+    def _read(self, node: Any, path: KeyPath, yaml: YAML, key_node: Any = None) -> Any:
+        """Return the value of a node, and keep the places of all that is in it.
+
+        What is wrong goes into `problems`, with None, 0 or a text in its place. Of a key that is
+        given twice, the last value counts.
+        """
+        at = _position(node)
+        self._places[path] = _position(key_node or node), at
+        if node.anchor is not None:
+            # A node that aliases stand for is read once: it may contain itself.
+            rule = "anchors (&) and aliases (*) are not supported; write the value out each time"
+            self._note(path, rule, at)
+            node.anchor, node = None, ScalarNode(f"{_CORE}str", "", node.start_mark)
+        if not str(node.tag).startswith(_CORE):
+            self._note(path, f"tags are not supported, given {quote(str(node.tag))}", at)
+        if isinstance(node, SequenceNode):
+            return [self._read(one, (*path, i), yaml) for i, one in enumerate(node.value)]
+        if not isinstance(node, MappingNode):
+            return self._read_scalar(node, path, yaml)
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, ScalarNode) or key_node.anchor is not None:
+                self._note(path, "a key must be a plain word", _position(key_node))
+                continue
+            key = _encodable(key_node.value)
+            below = (*path, key)
+            if key in found:
+                (line, _), _ = self._places[below]
+                message = f"duplicate key, first given on line {line}; keep one of them"
+                self._note(below, message, _position(key_node))
+            if key == "<<":
+                message = "merge keys are not supported; write the values out"
+                self._note(below, message, _position(key_node))
+            found[key] = self._read(value_node, below, yaml, key_node)
+        return found
+
+    def _read_scalar(self, node: Any, path: KeyPath, yaml: YAML) -> Any:
+        """Return a scalar as None, bool, int, float or str; 0 for a number that cannot be kept."""
+        kind, given = str(node.tag).removeprefix(_CORE), node.value
+        key_at, at = self._places[path]
+        if kind == "null":
+            # It has no place of its own: the parser is already at the next line.
+            self._note(path, "no value given; give one or remove the key", key_at)
+            return None
+        if kind not in ("bool", "int", "float"):
+            if (text := _encodable(given)) != given:
+                self._note(path, f"not a Unicode text: {text}", at)
+            return text
+        try:
+            value = getattr(yaml.constructor, f"construct_yaml_{kind}")(node)
+        except (KeyError, ValueError):
+            # Python refuses to read thousands of digits; "0x_" is no number either.
+            self._note(path, f"not a number that can be read: {quote(given)}", at)
+            return 0
+        if kind == "int" and abs(value) > _INT64_MAX:
+            # Python refuses to write a number of thousands of digits into a message.
+            self._note(path, f"an integer must fit into 64 bits, given {quote(given)}", at)
+            return 0
+        if kind == "float" and not math.isfinite(value):
+            self._note(path, f"must be finite, given {quote(given)}", at)
+        return value
+
+    def _note(self, path: KeyPath, message: str, at: Position) -> None:
+        self.problems.append(Problem(path=path, position=at, message=message))
+
+
+def _position(node: Node) -> Position:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _encodable(text: str) -> str:
+    """Return the text, in ASCII where it has lone surrogates, which no file can hold."""
+    is_damaged = any("\ud800" <= character <= "\udfff" for character in text)
+    return ascii(text) if is_damaged else str(text)
 
 
 def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
     """Return the file at `path` as `parse_source` does.
 
-    Raises JobError also where the file cannot be read.
+    Raises JobError also where it cannot be read, is too long, no regular file, or not UTF-8.
     """
-    return parse_source(str(path), _read_text(path), overrides)
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            # To read it could wait without end, and a resumed run reads the file again.
+            raise JobError(f"{path}:1:1: a job is a regular file; save it to one first")
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        # ValueError: a name with a null character in it.
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise JobError(f"{path}:1:1: the job file cannot be read: {reason}") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise JobError(f"{path}:1:1: a job file has at most {MAX_FILE_BYTES:,} bytes")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line, column = position_after(content[: error.start].decode("utf-8", errors="replace"))
+        byte = f"the byte 0x{content[error.start]:02x}"
+        message = f"a job file is UTF-8, given {byte}; save it as UTF-8"
+        raise JobError(f"{path}:{line}:{column}: {message}") from error
+    return parse_source(str(path), text, overrides)
 
 
 def parse_source(
@@ -229,19 +231,18 @@ def parse_source(
     options: as those of a YamlSource. Raises JobError where the text is no mapping or an override
     cannot be applied. Other mistakes in the YAML are in `problems`, and `data` has the rest.
     """
-    tree = parse_tree(text)
-    source = YamlSource(name=name, text=text, data={}, tree=tree, problems=tree.problems)
+    source = parse_yaml(text, name)
     source.options = options or {}
-    if tree.is_complete and isinstance(tree.data, dict):
-        source.data = tree.data
-    elif tree.is_complete:
-        given = {type(None): "an empty file", list: "a list"}.get(type(tree.data), "one value")
-        rule = f"a job file is a mapping of keys to values, given {given}"
-        tree.problems.insert(
-            0, Problem(message=f"{rule}; `raybench init` writes one to start from")
-        )
+    is_mapping = source.is_complete and isinstance(source.data, dict)
+    if not is_mapping:
+        if source.is_complete:
+            kind = {type(None): "an empty file", list: "a list"}.get(type(source.data), "one value")
+            rule = f"a job file is a mapping of keys to values, given {kind}"
+            message = f"{rule}; `raybench init` writes one to start from"
+            source.problems.insert(0, Problem(message=message))
+        source.data = {}
     failures = [line for text in overrides if (line := _override(source, text)) is not None]
-    if not isinstance(tree.data, dict) or not tree.is_complete or failures:
+    if not is_mapping or failures:
         lines = [source.explain_all(source.problems), *failures]
         raise JobError("\n".join(line for line in lines if line))
     return source
@@ -260,32 +261,6 @@ def overrides_in(argv: Sequence[str]) -> list[str]:
     return overrides
 
 
-def _read_text(path: Path) -> str:
-    """Return the text of a job file.
-
-    Raises JobError where it cannot be read, is too long, no regular file, or not UTF-8.
-    """
-    try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            # To read it could wait without end, and a resumed run reads the file again.
-            raise JobError(f"{path}:1:1: a job is a regular file; save it to one first")
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        # ValueError: a name with a null character in it.
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise JobError(f"{path}:1:1: the job file cannot be read: {reason}") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise JobError(f"{path}:1:1: a job file has at most {MAX_FILE_BYTES:,} bytes")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line, column = position_after(content[: error.start].decode("utf-8", errors="replace"))
-        byte = f"the byte 0x{content[error.start]:02x}"
-        message = f"a job file is UTF-8, given {byte}; save it as UTF-8"
-        raise JobError(f"{path}:{line}:{column}: {message}") from error
-
-
 def _override(source: YamlSource, text: str) -> str | None:
     """Put an override into the source's data; return what is wrong with it, None where nothing."""
     key, equals, value = text.partition("=")
@@ -294,7 +269,7 @@ def _override(source: YamlSource, text: str) -> str | None:
         return f"{_label(text)}: must be KEY=VALUE, as in matrix.world_size=1,2"
     # `1,2` is the list `[1, 2]`.
     is_list = "," in value and value.strip()[0] not in "[{\"'"
-    tree = parse_tree(f"[{value}]" if is_list else value)
+    tree = parse_yaml(f"[{value}]" if is_list else value)
     if tree.problems or tree.data is None:
         problem = tree.problems[0] if tree.problems else Problem(message="no value given")
         is_told = not value.strip() or ", given " in problem.message
@@ -322,20 +297,20 @@ def position_after(text: str) -> Position:
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
-def parse_tree(text: str) -> Tree:
+def parse_yaml(text: str, name: str = "") -> YamlSource:
     """Return one YAML document of any shape; what is wrong with it is in `problems`.
 
-    Raises nothing, whatever `text` says. An empty text has the data None.
+    name: of the file, for messages. Raises nothing, whatever `text` says.
     """
-    yaml, tree = YAML(typ="safe", pure=True), Tree()
+    yaml, source = YAML(typ="safe", pure=True), YamlSource(name=name, text=text)
     try:
         root = yaml.compose(text)
-        tree.data = None if root is None else tree.read(root, (), yaml)
+        source.data = None if root is None else source._read(root, (), yaml)
     except (YAMLError, ValueError, OverflowError, RecursionError) as error:
         # ValueError and OverflowError: an escape such as "\\Uffffffff" that is no character.
-        tree.problems.append(_syntax_problem(error, text))
-        tree.is_complete = False
-    return tree
+        source.problems.append(_syntax_problem(error, text))
+        source.is_complete = False
+    return source
 
 
 def _syntax_problem(error: Exception, text: str) -> Problem:

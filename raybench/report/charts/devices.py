@@ -207,7 +207,7 @@ def _map(title: str, times_ms: pd.DataFrame) -> Panel:
         {"type": "ordinal", "title": "rank", "axis": shown},
         by_threshold("excess", _STEPS, "against the median"),
         title=title,
-        height=min(420, max(100, 24 * len(drawn)) + 80),
+        height=min(340, max(100, 24 * len(drawn))),
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -24,8 +23,9 @@ from raybench.report.formatting import printable
 Spec = dict[str, Any]
 Mark = dict[str, Any]
 
-# A chart is as wide as the text of a phone, so that labels of 12 px are never made smaller.
-_WIDTH, _HEIGHT = 350, 250
+# A chart is as wide as the text of a phone, so that labels of 12 px are never made smaller. The
+# height is that of the plot without axes and legend.
+_WIDTH, _HEIGHT = 350, 195
 # Lines are told apart by colour and shape; page.css gives the colours.
 MOST_LINES, MOST_PANELS, MOST_BARS = 7, 8, 72
 _SHAPES = (
@@ -33,15 +33,13 @@ _SHAPES = (
 )
 _VEGA_LITE = "5.21"
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
-_BARS_OF_A_PANEL, _BAR_PX, _AXIS_PX, _LEGEND_PX, _LINE_PX = 12, 19, 52, 17, 13
-# Room for an entry of a legend beside its text, and for a letter.
-_ENTRY_PX, _LETTER_PX = 30, 6.2
+_BARS_OF_A_PANEL, _BAR_PX, _LINE_PX = 12, 19, 13
+# Room for the labels of an axis of y, for an entry of a legend beside its text, and for a letter.
+_AXIS_PX, _ENTRY_PX, _LETTER_PX = 52, 30, 6.2
 # Room for the name of a bar.
-_NAME_PX = 225
+_NAME_PX = 170
 # A number stands inside of a bar that is longer than this share of the longest, else beside it.
 _LONG = 0.5
-# Two numbers at the ends of lines nearer than this share of the axis would lie on each other.
-_APART = 0.08
 _POINT = {"type": "point", "filled": True, "size": 50, "opacity": 1}
 _CROSS = {"shape": "M-1,-1L1,1M1,-1L-1,1", "filled": False, "strokeWidth": 2}
 _DASHED = {"color": "var(--axis)", "strokeDash": [5, 4], "strokeWidth": 1.5}
@@ -90,8 +88,8 @@ CONFIG: Spec = {
 class Panel:
     """One chart of a figure.
 
-    title: plain text, empty where there is only one. layers: of Vega-Lite. height: in px.
-    missing: a sentence that names the points that are not drawn, and why; or empty.
+    title: plain text, empty where there is only one. layers: of Vega-Lite. height: of the plot, in
+    px. missing: a sentence that names the points that are not drawn, and why; or empty.
     """
 
     title: str = ""
@@ -168,11 +166,12 @@ def by_series(
     usual = [f"var(--s{place % MOST_LINES + 1})" for place in range(len(names))]
     if channel == "shape":
         usual = [_SHAPES[place % MOST_LINES] for place in range(len(names))]
-    legend: Spec = {"columns": _legend_columns(names, room), "offset": offset}
+    longest = max(map(len, names), default=0)
+    columns = max(1, min(len(names), int(room / (_ENTRY_PX + _LETTER_PX * longest))))
+    # At the left of the legend is the axis.
+    folded = {name: _folded(name, max(186, room - _ENTRY_PX - _AXIS_PX)) for name in names}
+    legend: Spec = {"columns": columns, "offset": offset} | _labels(folded)
     legend |= {"symbolType": symbol} if symbol else {}
-    folded = {name: _folded(name, room) for name in names}
-    if any(len(lines) > 1 for lines in folded.values()):
-        legend["labelExpr"] = f"{json.dumps(folded)}[datum.label]"
     return {
         "field": "line",
         "type": "nominal",
@@ -182,23 +181,14 @@ def by_series(
     }
 
 
-def _legend_columns(names: Sequence[str], room: float) -> int:
-    longest = max(map(len, names), default=0)
-    return max(1, min(len(names), int(room / (_ENTRY_PX + _LETTER_PX * longest))))
+def _folded(text: str, width_px: float) -> list[str]:
+    """Return the lines of a text in this width; one at least."""
+    return textwrap.wrap(text, int(width_px / _LETTER_PX)) or [""]
 
 
-def _folded(name: str, room: float) -> list[str]:
-    """Return the lines of an entry in a legend of this width; at its left is the axis."""
-    return textwrap.wrap(name, max(30, int((room - _ENTRY_PX - _AXIS_PX) / _LETTER_PX))) or [""]
-
-
-def _legend_height(names: Sequence[str], room: float = _WIDTH) -> int:
-    """Return the height of a legend of this width, in px; 0 for a single series: it has none."""
-    if len(names) < 2:
-        return 0
-    columns = _legend_columns(names, room)
-    lines = [len(_folded(name, room)) for name in names]
-    return _LEGEND_PX * (sum(lines) if columns == 1 else -(-len(names) // columns))
+def _labels(lines: Mapping[str, Sequence[str]]) -> Spec:
+    """Return the setting by which an axis or a legend writes these lines for each of its values."""
+    return {"labelExpr": f"{json.dumps(lines)}[datum.label]"}
 
 
 def line_panel(
@@ -243,11 +233,24 @@ def line_panel(
         _layer(ranges, {"type": "rule", "strokeWidth": 1.5}, ends, color=color),
         _layer(drawn, {"type": "line", "strokeWidth": 2 if has_points else 1.5}, at, color=color),
         _layer(drawn if has_points else (), _POINT, at, color=color, shape=shape),
-        _text(_ends(drawn, ideal, y), at, align="left", dx=8, fontWeight=600, field="number"),
+        *(
+            _text([mark], at, align="left", dx=8, dy=dy, fontWeight=600, field="number")
+            for mark, dy in _ends(drawn)
+        ),
         _layer(crosses, {**_POINT, **_CROSS}, on_axis, color=color),
     )
-    height = _HEIGHT + _legend_height(lines)
-    return Panel(title=title, layers=layers, height=height, missing=missing)
+    return Panel(title=title, layers=layers, height=_HEIGHT, missing=missing)
+
+
+def _ends(marks: Sequence[Mark]) -> list[tuple[Mark, int]]:
+    """Return the last marks with a number of the highest line and of the lowest, and their dy.
+
+    Each is moved by half a line of text, so that they are apart. [] where no mark has a number.
+    """
+    known = [mark for mark in marks if mark.get("number")]
+    end = max((mark["x"] for mark in known), default=None)
+    last = sorted((mark for mark in known if mark["x"] == end), key=lambda mark: -mark["y"])
+    return [(last[0], -8), (last[-1], 8)] if len(last) > 1 else [(mark, 0) for mark in last]
 
 
 def bar_panels(
@@ -273,53 +276,44 @@ def bar_panels(
         groups.setdefault(title, []).append((name, marks))
     panels = []
     for title, members in groups.items():
+        marks = [mark for _, own in members for mark in own]
+        has_ranges = any(mark.get("low") is not None for mark in marks)
+        room = _beside([name for name, _ in members])
+        low = min(0.0, *(min(one["x"], one.get("low") or 0.0) for one in marks))
+        high = max(level[0] if level else 0.0, *(_end(one) for one in marks))
+        if has_ranges:
+            # Texts are written beyond intervals.
+            text_px = _LETTER_PX * max(len(one.get("text", "")) for one in marks) + 8
+            high = low + (high - low) * room / (room - min(text_px, room / 2))
+        along = {**x, "scale": {"domain": [low, high], **x["scale"]}}
         count = -(-len(members) // _BARS_OF_A_PANEL)
-        along = {**x, "scale": {"domain": _with_room(members, level), **x["scale"]}}
         for place in range(count):
             some = members[place * len(members) // count : (place + 1) * len(members) // count]
-            # Two bars of one name would lie on each other.
-            given = [name for name, _ in some]
-            names = [
-                f"{name} ({earlier + 1})" if (earlier := given[:n].count(name)) else name
-                for n, name in enumerate(given)
-            ]
-            marks = [
-                {**mark, "bar": name}
-                for name, (_, own) in zip(names, some, strict=True)
-                for mark in own
-            ]
-            layers = _bars(marks, names, along, series, colors, is_stacked, level)
-            beside = 1 if is_stacked else len(series)
-            lines = _lines_of_names(names)
-            bar_px = max(_BAR_PX, 0.75 * _BAR_PX * beside, _LINE_PX * lines + 6)
-            height = round(bar_px * len(some)) + _AXIS_PX + (16 if level else 0)
-            height += _legend_height(series, _beside(names))
-            panels.append(Panel(title=title, layers=layers, height=height))
+            panels.append(_bars(title, some, along, series, colors, is_stacked, level, has_ranges))
     return panels
 
 
 def _bars(
-    bars: Sequence[Mark],
-    names: Sequence[str],
+    title: str,
+    bars: Sequence[tuple[str, Sequence[Mark]]],
     x: Spec,
     series: Sequence[str],
     colors: Sequence[str],
     is_stacked: bool,
     level: tuple[float, str] | None,
-) -> list[Spec]:
-    """Return the layers of one panel of bars; `bar` of each mark is one of `names`."""
-    split: Spec = {}
-    if (most := _lines_of_names(names)) > 1:
-        # The first line of a label is at the middle of its bar, unless it is moved.
-        parts = {name: name.split(", ") for name in names}
-        lines = {name: [""] * ((most - len(own)) // 2) + own for name, own in parts.items()}
-        split = {
-            "labelExpr": f"{json.dumps(lines)}[datum.label]",
-            "labelOffset": -_LINE_PX * (most - 1) / 2,
-        }
-    y = {"field": "bar", **names_axis(names, labelLimit=_NAME_PX, **split)}
-    at: Spec = {"x": {"field": "x", **x}, "y": y}
+    has_ranges: bool,
+) -> Panel:
+    """Return one panel of bars, with their texts beyond the bars where any has an interval."""
+    # Bars may have one name, so that they are told apart by their place.
+    marks = [{**mark, "bar": str(n)} for n, (_, own) in enumerate(bars) for mark in own]
+    folded = [_folded(name, _NAME_PX) for name, _ in bars]
+    most = max(map(len, folded))
+    # The first line of a label is at the middle of its bar, unless it is moved.
+    lines = {str(n): [""] * ((most - len(own)) // 2) + own for n, own in enumerate(folded)}
+    labels = _labels(lines) | {"labelLimit": _NAME_PX, "labelOffset": _LINE_PX * (1 - most) / 2}
+    y = {"field": "bar", **names_axis(list(lines), **labels)}
     y["scale"] = {"paddingInner": 0.25, "paddingOuter": 0.12}
+    at: Spec = {"x": {"field": "x", **x}, "y": y}
     if is_stacked:
         at["x2"] = {"field": "x2"}
     elif len(series) > 1:
@@ -327,18 +321,15 @@ def _bars(
     color: Spec = {"value": "var(--s1)"}
     if series:
         # The legend stands above the label of a level.
-        above, room = 22 if level else 6, _beside(names)
+        above, room = 22 if level else 6, _beside([name for name, _ in bars])
         color = by_series(series, "color", colors, symbol="square", room=room, offset=above)
-    ranges = [bar for bar in bars if bar.get("low") is not None]
+    ranges = [mark for mark in marks if mark.get("low") is not None]
     ends = {**at, "x": {"field": "low", **x}, "x2": {"field": "high"}}
-    longest = max([*(bar["x"] for bar in bars), level[0] if level else 0.0])
-    # Beyond an interval, which it would lie on, and inside of a bar that is long.
-    texts = [
-        {**bar, "x": max(0.0, bar["x"], bar.get("high") or 0.0)} for bar in bars if "text" in bar
-    ]
-    inside = "false" if ranges else f"datum.x > {_LONG * longest}"
-    return _with_data(
-        _layer(bars, {"type": "bar"}, at, color=color),
+    longest = max([*(mark["x"] for mark in marks), level[0] if level else 0.0])
+    texts = [{**mark, "x": _end(mark)} for mark in marks if "text" in mark]
+    inside = "false" if has_ranges else f"datum.x > {_LONG * longest}"
+    layers = _with_data(
+        _layer(marks, {"type": "bar"}, at, color=color),
         _layer(ranges, {"type": "rule", "strokeWidth": 1.5, "color": "var(--text)"}, ends),
         _text(
             texts,
@@ -349,31 +340,19 @@ def _bars(
         ),
         *_level_line(level, "x", at["x"]),
     )
+    beside = 1 if is_stacked else len(series)
+    bar_px = max(_BAR_PX, 0.9 * _BAR_PX * beside, _LINE_PX * most + 6)
+    return Panel(title=title, layers=layers, height=round(bar_px * len(bars)))
 
 
-def _with_room(
-    bars: Sequence[tuple[str, Sequence[Mark]]], level: tuple[float, str] | None
-) -> list[float]:
-    """Return (low, high) of an axis with room for the level, and for texts beyond intervals.
-
-    low is 0 at most, high 0 at least.
-    """
-    marks = [mark for _, own in bars for mark in own]
-    has_ranges = any(mark.get("low") is not None for mark in marks)
-    room = _beside([name for name, _ in bars])
-    low = min(0.0, *(min(one["x"], one.get("low") or 0.0) for one in marks))
-    high = max(0.0, level[0] if level else 0.0)
-    for one in marks:
-        text_px = _LETTER_PX * len(one.get("text", "")) + 8 if has_ranges else 0
-        end = max(one["x"], one.get("high") or 0.0, 0.0)
-        high = max(high, low + (end - low) * room / (room - min(text_px, room / 2)))
-    return [low, high]
+def _end(mark: Mark) -> float:
+    """Return the end of a bar or of its interval, whichever is farther; 0 at least."""
+    return max(0.0, float(mark["x"]), float(mark.get("high") or 0.0))
 
 
-def _lines_of_names(names: Sequence[str]) -> int:
-    """Return on how many lines the names of bars are written: long ones are split at commas."""
-    is_long = max(map(len, names), default=0) > _NAME_PX / _LETTER_PX
-    return max(name.count(", ") for name in names) + 1 if is_long else 1
+def _beside(names: Sequence[str]) -> float:
+    """Return the width in px that is left for bars beside their names."""
+    return _WIDTH - 20 - min(_NAME_PX, _LETTER_PX * max(map(len, names), default=0))
 
 
 def heat_panel(
@@ -389,8 +368,8 @@ def heat_panel(
     """Return a panel of coloured cells, with the legend of `color`.
 
     cells: at least one; `x`, `y`, the field of `color` and `tip` each; `x2` where x is a range;
-    `text` where something is written into the cell; `is_marked` where it is outlined. height: in
-    px, with axes, without legend. inverse: a Vega expression that is true for the cells on whose
+    `text` where something is written into the cell; `is_marked` where it is outlined. height: of
+    the plot, in px. inverse: a Vega expression that is true for the cells on whose
     colour the text is inverted.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
@@ -406,8 +385,6 @@ def heat_panel(
         _layer(marked, outline, at),
         _text(texts, at, color=ink),
     )
-    if color["type"] == "nominal":
-        height += _legend_height(color["scale"]["domain"])
     return Panel(title=title, layers=layers, height=height)
 
 
@@ -426,7 +403,7 @@ def scatter_panel(
 
     marks: at least one; `x`, `y`, `line` and `tip` each. kinds: value of `line` -> its shape and
     colour, in the order of the legend; without a legend where only one of them occurs. height: in
-    px, with axes, without legend. level: the x of a dashed line across the chart, and its label.
+    px, without axes and legend. level: the x of a dashed line across the chart, and its label.
     below: layers that are drawn first.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
@@ -439,7 +416,7 @@ def scatter_panel(
     layers = _with_data(
         *below, *_level_line(level, "x", at["x"]), _layer(marks, _POINT, at, **legend)
     )
-    return Panel(title=title, layers=layers, height=height + _legend_height(used))
+    return Panel(title=title, layers=layers, height=height)
 
 
 def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
@@ -467,7 +444,7 @@ def draw(panel: Panel, name: str) -> str:
     svg = _svg(
         width=_WIDTH,
         height=panel.height,
-        autosize={"type": "fit", "contains": "padding"},
+        autosize={"type": "fit-x", "contains": "padding"},
         layer=list(panel.layers),
     )
     label = html.escape(printable(name))
@@ -568,30 +545,3 @@ def _level_line(level: tuple[float, str] | None, channel: str, axis: Spec) -> li
     side: Spec = {"align": "left", "dy": 9} if channel == "y" else {"align": "right", "dx": 4}
     line = _layer(values, {"type": "rule", **_DASHED}, at)
     return [line, _text(values, at | corner, color="var(--quiet)", **side)]
-
-
-def _ends(marks: Sequence[Mark], ideal: Sequence[tuple[float, float]], y: Spec) -> list[Mark]:
-    """Return the last points with a number of the highest line and, if it is apart, the lowest.
-
-    [] where no mark has a number.
-    """
-    is_log = y["scale"].get("type") == "log"
-
-    def place(value: float) -> float:
-        return math.log(value) if is_log else value
-
-    known = [mark for mark in marks if mark.get("number")]
-    end = max((mark["x"] for mark in known), default=None)
-    last = sorted((mark for mark in known if mark["x"] == end), key=lambda mark: mark["y"])
-    if not last:
-        return []
-    found = [mark.get(name) or 0.0 for mark in marks for name in ("y", "low", "high")]
-    places = [place(one) for one in (*found, *(value for _, value in ideal)) if one > 0]
-    low = min(places) if is_log else 0.0
-    is_apart = place(last[-1]["y"]) - place(last[0]["y"]) >= _APART * (max(places) - low)
-    return [last[0], last[-1]] if is_apart else last[-1:]
-
-
-def _beside(names: Sequence[str]) -> float:
-    """Return the width in px that is left for bars beside their names."""
-    return _WIDTH - 20 - min(_NAME_PX, _LETTER_PX * max(map(len, names), default=0))

@@ -95,6 +95,6 @@ def _map(fleets: Sequence[Fleet], groups: list[str], shares: list[str], ranks: s
         names_axis(speeds) | {"title": "speed"},
         by_series(shares, "color", symbol="square"),
         title="The best way",
-        height=max(140, 34 * len(speeds) + 60),
+        height=max(80, 34 * len(speeds)),
         inverse="true",
     )

@@ -193,10 +193,9 @@ def test_any_axis_that_a_text_names_is_one_of_the_job(load_script):
 
 def test_a_script_needs_no_batch_size(load_script):
     job = load_script("workload: {kind: script, path: train.py}\nmatrix: {world_size: [1, 2]}\n")
-    points = make_plan(job).points
-    assert [point.batch_size for point in points] == [None, None]
-    (remark,) = job.remarks
-    assert "gives no items_per_step" in remark.message
+    plan = make_plan(job)
+    assert [point.batch_size for point in plan.points] == [None, None]
+    assert "gives no items_per_step" in plan.warnings[0]
 
 
 def test_each_mistake_is_a_line_with_its_place_and_what_to_do(load_script):
