@@ -488,14 +488,13 @@ def break_down_script(
     which say why.
     """
     has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"
-    process = script.process
 
     def time_steps() -> tuple[tuple[float, ...], Mapping[str, Sequence[float]]]:
         samples = timer.time_block(script.step, extent.steps, PartTimes(), lead_in=_SCRIPT_LEAD_IN)
-        return tuple(ns / _NS_PER_MS for ns in samples.step_ns), process.parts
+        return tuple(ns / _NS_PER_MS for ns in samples.step_ns), script.parts
 
     try:
-        reason = process.mark_parts(ScriptMarks.__module__, has_peers=has_peers)
+        reason = script.mark_parts(ScriptMarks.__module__, has_peers=has_peers)
     except ScriptEndedError:
         reason = _SCRIPT_ENDED
     if reasons := list(filter(None, gather_objects(reason))):
@@ -504,11 +503,11 @@ def break_down_script(
     hooked: Mapping[str, Sequence[float]] = {}
     try:
         if has_peers:
-            process.time_gradients()
+            script.time_gradients()
             hooked_ms, hooked = time_steps()
             if len(hooked["comm_ms"]) < len(hooked_ms):
                 return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, _NO_BUCKETS))
-            process.keep_gradients()
+            script.keep_gradients()
         first_ms, _ = time_steps()
         second_ms, local = time_steps()
     except StepsEndedError:

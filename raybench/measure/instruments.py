@@ -30,7 +30,7 @@ import torch.distributed as dist
 from raybench.errors import UsageError
 from raybench.records import Cause, Failure, Repetition, Samples
 from raybench.workloads.base import Context, PartTimes, Workload
-from raybench.workloads.script import ScriptEndedError, ScriptFailedError, ScriptProcess
+from raybench.workloads.script import RunningScript, ScriptEndedError, ScriptFailedError
 
 Step = Callable[[], None]
 
@@ -239,9 +239,9 @@ class ScriptTimer:
     peaks of torch's allocator in the process of the script.
     """
 
-    def __init__(self, process: ScriptProcess, device: torch.device) -> None:
-        """Begin without samples. process: of the script. device: by which the ranks agree."""
-        self._process, self._device = process, device
+    def __init__(self, script: RunningScript, device: torch.device) -> None:
+        """Begin without samples. script: its steps are timed. device: by which the ranks agree."""
+        self._script, self._device = script, device
         self._blocks: list[Samples] = []
         self._warmup_iterations = 0
         self.allocated_bytes: int | None = None
@@ -256,10 +256,10 @@ class ScriptTimer:
         ScriptFailedError where it ends before the first iteration that was timed.
         """
         try:
-            samples = self._process.run_steps(iterations, lead_in=lead_in)
+            samples = self._script.run_steps(iterations, lead_in=lead_in)
         except ScriptEndedError:
             samples = Samples()
-        allocated_bytes, reserved_bytes = self._process.peaks
+        allocated_bytes, reserved_bytes = self._script.peaks
         if allocated_bytes is not None and reserved_bytes is not None:
             self.allocated_bytes = max(allocated_bytes, self.allocated_bytes or 0)
             self.reserved_bytes = max(reserved_bytes, self.reserved_bytes or 0)
@@ -282,7 +282,7 @@ class ScriptTimer:
     def restart(self) -> None:
         """Count all iterations until now as warm-up, and set the peaks of memory back."""
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
-        self._process.forget_memory()
+        self._script.forget_memory()
         self.allocated_bytes = None
 
 

@@ -157,7 +157,7 @@ def measure(
             if isinstance(workload, RunningScript):
                 # The script's own process times its steps: they are not run in this one.
                 run.warnings.extend(workload.warnings(context))
-                run.timer = run.memory = ScriptTimer(workload.process, context.device)
+                run.timer = run.memory = ScriptTimer(workload, context.device)
                 # None of both counts: the allocator of this process does nothing for the script.
                 run.allocator = AllocatorCalls(torch.device("cpu"))
             try:

@@ -87,17 +87,17 @@ class _Workers:
 
     def __init__(self) -> None:
         self._cluster: RayCluster | None = None
+        self._patch = pytest.MonkeyPatch()
 
     def on(self, address: str) -> RayCluster:
         from raybench.cluster.ray_cluster.cluster import RayCluster
         from raybench.cluster.ray_cluster.start import connect
-        from raybench.cluster.timeouts import ClusterTimeouts
 
         if self._cluster is None:
             # A rank that comes out of its collective may first have to read from the disk what it
             # has not needed before.
-            patient = ClusterTimeouts(abort_s=10.0)
-            self._cluster = RayCluster(connect(address, "cpu", wanted=3), timeouts=patient)
+            self._patch.setattr("raybench.cluster.timeouts.ABORT_S", 10.0)
+            self._cluster = RayCluster(connect(address, "cpu", wanted=3))
             self._cluster.start(3, "pack")
         return self._cluster
 
@@ -105,6 +105,7 @@ class _Workers:
         if self._cluster is not None:
             self._cluster.close()
         self._cluster = None
+        self._patch.undo()
 
 
 @pytest.fixture(scope="session")
