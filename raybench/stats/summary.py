@@ -45,7 +45,6 @@ class Summary:
     std is the sample standard deviation (n - 1), and 0 for one sample.
     """
 
-    mean: float
     p50: float
     p90: float
     p95: float
@@ -62,7 +61,6 @@ def summarize(samples: ArrayLike) -> Summary:
         raise ValueError("a summary needs at least one sample")
     p50, p90, p95, p99 = np.percentile(values, [50, 90, 95, 99])
     return Summary(
-        mean=float(values.mean()),
         p50=float(p50),
         p90=float(p90),
         p95=float(p95),
