@@ -15,7 +15,6 @@ import click
 from click.core import ParameterSource
 
 from raybench.cli.shared import (
-    Size,
     address_option,
     complete_run,
     device_option,
@@ -117,13 +116,15 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     help="With --script: samples of an iteration on one rank, for the throughput.",
 )
 @address_option(
-    "The Ray cluster. auto: the one of RAY_ADDRESS or of this host, else a private one. "
+    help="The Ray cluster. auto: the one of RAY_ADDRESS or of this host, else a private one. "
     "local: always a private one."
 )
-@device_option("The devices to measure. auto: GPUs where the cluster has any, else CPU workers.")
+@device_option(
+    help="The devices to measure. auto: GPUs where the cluster has any, else CPU workers."
+)
 @wait_option
 @shared_option
-@devices_option(" A resumed run keeps to those that it had.")
+@devices_option
 @output_option
 @overrides_option
 @click.option(
@@ -401,6 +402,19 @@ def select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> 
     return frozenset(point.point_id for point in select(plan, expression, option).points)
 
 
+def _read_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """Return a size in bytes; None for None. Raises BadParameter for a text that is no size."""
+    from raybench.job.model import read_bytes
+
+    if text is None:
+        return None
+    count = None if text.replace(".", "").isdecimal() else read_bytes(text)
+    if count is None:
+        rule = "must be a size with its unit, as in 141GB or 80GiB"
+        raise click.BadParameter(f"{rule}, given {text!r}")
+    return round(count)
+
+
 @click.command("plan")
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
 @overrides_option
@@ -410,7 +424,8 @@ def select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> 
 @click.option(
     "--device-memory",
     "device_bytes",
-    type=Size(),
+    callback=_read_size,
+    metavar="SIZE",
     help="Tell which points are estimated not to fit into so much memory of a device.",
 )
 @json_option
