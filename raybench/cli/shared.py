@@ -184,7 +184,7 @@ devices_option = click.option(
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="Use only the devices that FILE names, one a line: the UUID of a GPU, or HOST:NUMBER "
-    "of a CPU worker. A resumed run keeps to those that it had.",
+    "of a CPU worker.",
 )
 
 
