@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from raybench.job.point import Precision
-from raybench.workloads import language_training
+from raybench.workloads import language_models, parallelism
 from raybench.workloads.base import Context
 from raybench.workloads.shapes import Layout
 from raybench.workloads.transformer import Transformer
@@ -70,13 +70,13 @@ def make(rank: int, world_size: int, device: str = "cpu", **options: Any) -> Tra
 def _losses() -> Iterator[list[Tensor]]:
     """Note the losses of the logits that are here."""
     noted: list[Tensor] = []
-    real = language_training.next_token_loss
+    real = language_models.next_token_loss
 
     def note(logits: Tensor, targets: Tensor) -> Tensor:
         noted.append(real(logits, targets))
         return noted[-1]
 
-    with mock.patch.object(language_training, "next_token_loss", note):
+    with mock.patch.object(language_models, "next_token_loss", note):
         yield noted
 
 
@@ -120,7 +120,7 @@ def _faults() -> dict[str, tuple[dict[str, Any], AbstractContextManager[object]]
     return {
         "targets of another part": (
             {"tp": 2},
-            mock.patch.object(language_training, "sequence_part", first_part),
+            mock.patch.object(parallelism, "sequence_part", first_part),
         ),
         "each rank of a group with a batch of its own": (
             {"tp": 2},
@@ -129,7 +129,7 @@ def _faults() -> dict[str, tuple[dict[str, Any], AbstractContextManager[object]]
         "keys of this rank alone": (
             {"cp": 2},
             mock.patch.object(
-                language_training.collectives,
+                parallelism.collectives,
                 "all_gather_tensor_autograd",
                 lambda own, gather_dim, group: own.repeat(1, 1, 2, 1),
             ),

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -125,85 +126,73 @@ def compare(
     base, new: for each run of the side its rows of `points`, of which POINT_COLUMNS are enough.
     threshold: relative; a smaller change is none.
     """
-    sides = [[_by_id(points) for points in side] for side in (base, new)]
-    ids = dict.fromkeys(point_id for run in (*sides[1], *sides[0]) for point_id in run)
+    sides = []
+    for side in (base, new):
+        rows: dict[str, list[PointRow]] = {}
+        statuses: dict[str, list[Status]] = {}
+        for points in side:
+            for row in without_controls(latest_trials(points)):
+                statuses.setdefault(row.point_id, []).append(row.status)
+            for row in mean_of_rounds(points):
+                rows.setdefault(row.point_id, []).append(row)
+        sides.append((rows, statuses))
     pairs = [
-        _Pair(*([run[point_id] for run in side if point_id in run] for side in sides))
-        for point_id in ids
+        _Pair(
+            rows=[rows.get(point_id, []) for rows, _ in sides],
+            statuses=[statuses.get(point_id, []) for _, statuses in sides],
+        )
+        for point_id in dict.fromkeys((*sides[1][0], *sides[0][0]))
     ]
-    verdicts = _verdicts([one for one in pairs if one.is_timed and not one.obstacle], threshold)
-    return [one.compared(**verdicts.get(one.point_id, {})) for one in pairs]
+    verdicts = _verdicts([one for one in pairs if all(one.ok) and not one.obstacle], threshold)
+    return [one.compared(**verdicts.get(one.newest.point_id, {})) for one in pairs]
 
 
-@dataclass(frozen=True, slots=True)
-class _OfRun:
-    """A point of a run: its rounds as one row, and how each round ended."""
-
-    row: PointRow
-    statuses: Sequence[Status]
-
-
-def _by_id(points: Sequence[PointRow]) -> dict[str, _OfRun]:
-    """Return point_id -> point of one run, its rounds as one row; controls are left out."""
-    statuses: dict[str, list[Status]] = {}
-    for row in without_controls(latest_trials(points)):
-        statuses.setdefault(row.point_id, []).append(row.status)
-    return {
-        row.point_id: _OfRun(row=row, statuses=statuses[row.point_id])
-        for row in mean_of_rounds(points)
-    }
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """A point of two sides: of each run of a side that has it."""
+    """A point of two sides, the base first.
 
-    base: Sequence[_OfRun]
-    new: Sequence[_OfRun]
+    rows: one a run that has it, its rounds as one. statuses: of the rounds of all runs.
+    """
+
+    rows: Sequence[Sequence[PointRow]]
+    statuses: Sequence[Sequence[Status]]
 
     @property
     def newest(self) -> PointRow:
-        return (self.new or self.base)[-1].row
-
-    @property
-    def point_id(self) -> str:
-        return self.newest.point_id
+        return (self.rows[1] or self.rows[0])[-1]
 
     @cached_property
     def ok(self) -> list[list[PointRow]]:
         """Return the ok rows that have a step time: a list of the base, one of the new side."""
         return [
-            [one.row for one in side if one.row.status is Status.OK and one.row.step_ms_p50]
-            for side in (self.base, self.new)
+            [row for row in side if row.status is Status.OK and row.step_ms_p50]
+            for side in self.rows
         ]
-
-    @property
-    def is_timed(self) -> bool:
-        """Return whether both sides have a step time."""
-        return all(self.ok)
 
     @cached_property
     def logs(self) -> dict[str, list[list[float]]]:
         """Return figure -> logarithms of the base, then of the new side, in the order of `ok`.
 
-        ratio: of the median step in ms. rate_ratio: of the time for a sample; NaN where not known.
+        ratio: of the median step in ms. rate_ratio: of the time for a sample, or of the mean step
+        where it finishes none; NaN where not known.
         """
+
+        def rate(row: PointRow) -> float:
+            return 1 / row.throughput if row.throughput else row.step_ms_mean or math.nan
+
         return {
             "ratio": [[math.log(row.step_ms_p50 or math.nan) for row in side] for side in self.ok],
-            "rate_ratio": [[_log_of_rate(row) for row in side] for side in self.ok],
+            "rate_ratio": [[math.log(rate(row)) for row in side] for side in self.ok],
         }
 
     @cached_property
     def obstacle(self) -> str | None:
         """Return why the runs of a point cannot be compared or are too few; None if neither."""
         for column, what in _WORLD.items():
-            values = dict.fromkeys(
-                "none" if (value := getattr(row, column)) is None else str(value)
-                for side in self.ok
-                for row in side
-            )
-            if len(values) > 1:
-                return f"other {what}: {', then '.join(values)}"
+            values = [getattr(row, column) for side in self.ok for row in side]
+            if len(set(values)) > 1:
+                names = dict.fromkeys("none" if value is None else str(value) for value in values)
+                return f"other {what}: {', then '.join(names)}"
         runs, side = min((len(self.ok[0]), "base"), (len(self.ok[1]), "new"), key=lambda x: x[0])
         if runs >= LEAST_RUNS:
             return None
@@ -215,18 +204,21 @@ class _Pair:
         found: fields of ComparedPoint; without any, a timed point is unclear, for its `obstacle`. A
         point that one side has not timed has no verdict.
         """
+        order = list(Status)  # the worst first
+        worst = [min(found, key=order.index, default=None) for found in self.statuses]
+        failed = [sum(s.is_failure for s in found) / max(1, len(found)) for found in self.statuses]
         result = ComparedPoint(
-            point_id=self.point_id,
+            point_id=self.newest.point_id,
             **{name: getattr(self.newest, name) for name in _SETTINGS},
-            status_base=_worst(self.base),
-            status_new=_worst(self.new),
-            base_failed=_failed(self.base),
-            new_failed=_failed(self.new),
+            status_base=worst[0],
+            status_new=worst[1],
+            base_failed=failed[0],
+            new_failed=failed[1],
             base_runs=len(self.ok[0]),
             new_runs=len(self.ok[1]),
             rate_unit="samples/s" if self.newest.throughput else "steps/s",
         )
-        if not self.is_timed:
+        if not all(self.ok):
             return result
         base_ms, new_ms = (math.exp(np.mean(side)) for side in self.logs["ratio"])
         rate_ratio = math.exp(-_change(self.logs["rate_ratio"]))
@@ -238,28 +230,6 @@ class _Pair:
             rate_ratio=None if math.isnan(rate_ratio) else rate_ratio,
             **{"verdict": UNCLEAR, "why": self.obstacle} | found,
         )
-
-
-def _worst(runs: Sequence[_OfRun]) -> Status | None:
-    """Return the worst status over all rounds: a failure, else ok where one of them is ok.
-
-    None without a round.
-    """
-    order = list(Status)  # the worst first
-    return min((s for one in runs for s in one.statuses), key=order.index, default=None)
-
-
-def _failed(runs: Sequence[_OfRun]) -> float:
-    """Return the share of the rounds that failed; 0 without a round."""
-    found = [status.is_failure for one in runs for status in one.statuses]
-    return sum(found) / len(found) if found else 0.0
-
-
-def _log_of_rate(row: PointRow) -> float:
-    """Return the logarithm of the time for a sample, or of the mean step; NaN where unknown."""
-    if row.throughput:
-        return -math.log(row.throughput)
-    return math.log(row.step_ms_mean) if row.step_ms_mean else math.nan
 
 
 def _change(logs: Sequence[Sequence[float]]) -> float:
@@ -275,7 +245,7 @@ class _Test:
     apart.
     """
 
-    pair: _Pair
+    point_id: str
     figure: str
     size: float
     share: float
@@ -291,18 +261,6 @@ class _Test:
         half_width = self.found.half_width(self.share, _INTERVAL)
         return math.expm1(self.size - half_width), math.expm1(self.size + half_width)
 
-    @property
-    def interval(self) -> dict[str, float]:
-        """Return the fields of a ComparedPoint that hold the interval."""
-        low, high = (1 + end for end in self.ends)
-        if self.figure == "rate_ratio":
-            low, high = 1 / high, 1 / low
-        return {f"{self.figure}_low": low, f"{self.figure}_high": high}
-
-    def p_value(self, verdict: str) -> float:
-        size = self.size if verdict == SLOWER else -self.size
-        return self.found.p_value(size, self.share)
-
 
 def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, Any]]:
     """Return point_id -> fields of a ComparedPoint, from all points with enough runs together.
@@ -314,26 +272,27 @@ def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, A
     tests = [test for figure in ("ratio", "rate_ratio") for test in _tests(pairs, figure)]
     if not tests:
         return {}
-    rates = {
-        verdict: false_discovery_control([test.p_value(verdict) for test in tests])
-        for verdict in (SLOWER, FASTER)
-    }
-    of_point: dict[str, list[tuple[_Test, Mapping[str, float]]]] = {}
-    for place, test in enumerate(tests):
-        found = {verdict: float(rates[verdict][place]) for verdict in rates}
-        of_point.setdefault(test.pair.point_id, []).append((test, found))
+    rates = [
+        false_discovery_control(
+            [test.found.p_value(sign * test.size, test.share) for test in tests]
+        )
+        for sign in (1, -1)
+    ]
+    of_point: dict[str, list[tuple[_Test, Sequence[float]]]] = {}
+    for test, *both in zip(tests, *rates, strict=True):
+        of_point.setdefault(test.point_id, []).append((test, [float(rate) for rate in both]))
     alone = 1 - 2 * FALSE_VERDICTS / len(tests)
-    return {
-        point_id: {
-            **{name: end for test, _ in members for name, end in test.interval.items()},
-            "least_seen": max(
-                threshold,
-                math.expm1(max(test.found.half_width(test.share, alone) for test, _ in members)),
-            ),
-            **_verdict(members, threshold),
-        }
-        for point_id, members in of_point.items()
-    }
+    verdicts = {}
+    for point_id, members in of_point.items():
+        found = verdicts[point_id] = _verdict(members, threshold)
+        reach = max(test.found.half_width(test.share, alone) for test, _ in members)
+        found["least_seen"] = max(threshold, math.expm1(reach))
+        for test, _ in members:
+            low, high = (1 + end for end in test.ends)
+            if test.figure == "rate_ratio":
+                low, high = 1 / high, 1 / low
+            found |= {f"{test.figure}_low": low, f"{test.figure}_high": high}
+    return verdicts
 
 
 def _tests(pairs: Sequence[_Pair], figure: str) -> Iterator[_Test]:
@@ -346,7 +305,7 @@ def _tests(pairs: Sequence[_Pair], figure: str) -> Iterator[_Test]:
         [(number, row.run_id) for number, side in enumerate(one.ok) for row in side]
         for one in known
     ]
-    starts = list(dict.fromkeys(run for of_point in runs for run in of_point))
+    starts = list(dict.fromkeys(chain(*runs)))
     values = np.full((len(known), len(starts)), math.nan)
     for place, (one, of_point) in enumerate(zip(known, runs, strict=True)):
         columns = [starts.index(run) for run in of_point]
@@ -354,7 +313,7 @@ def _tests(pairs: Sequence[_Pair], figure: str) -> Iterator[_Test]:
     for one, found in zip(known, scatter(values, [number for number, _ in starts]), strict=True):
         if found is not None:
             yield _Test(
-                pair=one,
+                point_id=one.newest.point_id,
                 figure=figure,
                 size=_change(one.logs[figure]),
                 share=sum(1 / len(side) for side in one.ok),
@@ -362,15 +321,13 @@ def _tests(pairs: Sequence[_Pair], figure: str) -> Iterator[_Test]:
             )
 
 
-def _verdict(
-    tests: Sequence[tuple[_Test, Mapping[str, float]]], threshold: float
-) -> dict[str, Any]:
+def _verdict(tests: Sequence[tuple[_Test, Sequence[float]]], threshold: float) -> dict[str, Any]:
     """Return the fields verdict, q_value and why of a point.
 
-    tests: of the point, each with its rate of false discoveries by verdict.
+    tests: of the point, each with its rates of false discoveries as slower and as faster.
     """
-    for verdict, sign in ((SLOWER, 1), (FASTER, -1)):
-        rates = [rates[verdict] for test, rates in tests if sign * test.change > threshold]
+    for place, (verdict, sign) in enumerate(((SLOWER, 1), (FASTER, -1))):
+        rates = [rates[place] for test, rates in tests if sign * test.change > threshold]
         if rates and min(rates) <= FALSE_VERDICTS:
             return {"verdict": verdict, "q_value": min(rates), "why": None}
     low = min(test.ends[0] for test, _ in tests)
@@ -385,18 +342,10 @@ def _verdict(
 
 
 NONE = "none"
-_CODE = "code of raybench"  # told by every run since version 4 of the schema
-# What tells devices of one model apart, and what follows from which of them a run was given.
+_CODE = "code of raybench"
 _UUIDS, _HOSTS = "device UUIDs", "hosts"
-_OF_ALLOCATION = frozenset(
-    {
-        _UUIDS,
-        _HOSTS,
-        "variable CUDA_VISIBLE_DEVICES",
-        "variable NCCL_HOSTID",
-    }
-)
-_COMMIT_CHARS = 12
+# What tells devices of one model apart, and what follows from which of them a run was given.
+_OF_ALLOCATION = (_UUIDS, _HOSTS, "variable CUDA_VISIBLE_DEVICES", "variable NCCL_HOSTID")
 
 # Column of `devices` -> what it is called. Not what changes from start to start by itself.
 _DEVICE_FACTS = {
@@ -430,13 +379,15 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
     What is not known is left out. Where devices differ, their values stand beside each other, with
     commas. devices: the rows of the run in that table.
     """
+    commit, plus, changed = (run.git_commit or NONE).partition("+")
+    models = sorted(Counter(devices["name"]).items())
     found = {
         "job file": run.job_sha256[:12],
-        "git commit": _commit(run.git_commit),
+        "git commit": commit[:12] + plus + changed,
         # A file that only one of two runs has is not loaded by the other.
         **{f"code {name}": digest[:12] for name, digest in run.workload_files.items()},
         _CODE: (run.raybench_sha256 or NONE)[:12],
-        "devices": _count(devices["name"]) if len(devices) else NONE,
+        "devices": ", ".join(f"{count} x {name}" for name, count in models) or NONE,
         # A point may use fewer of them.
         "nodes of the run": str(devices["node_id"].nunique()),
         _HOSTS: _join(devices["host"]),
@@ -444,10 +395,9 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
         _UUIDS: _join(devices.loc[devices["kind"] != "cpu", "uuid"]),
     }
     found |= {name: _join(devices[column]) for column, name in _DEVICE_FACTS.items()}
-    for name, version in _merge(run.versions, devices["versions"]).items():
-        found[name] = version
-    for name, value in _merge(run.environment, devices["environment"]).items():
-        found[f"variable {name}"] = value
+    found |= _merge(run.versions, devices["versions"])
+    variables = _merge(run.environment, devices["environment"])
+    found |= {f"variable {name}": value for name, value in variables.items()}
     return {name: value for name, value in found.items() if value != NONE}
 
 
@@ -456,16 +406,11 @@ def lasting_changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Ch
     return tuple(one for one in changes(base, new) if one.name not in _OF_ALLOCATION)
 
 
-def _commit(text: str | None) -> str:
-    """Return 12 digits of the commit, and `+changes` where files were changed."""
-    commit, plus, changes = (text or NONE).partition("+")
-    return commit[:_COMMIT_CHARS] + plus + changes
-
-
 def changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
-    """Return the facts that differ; of code only where both runs tell of theirs.
+    """Return each fact that differs, also one that only one of the two runs has.
 
-    In the order of `base`, then those that only `new` has. What a run lacks is told as `NONE`.
+    Facts of code, of raybench and of single files, only where both runs tell of raybench's. In the
+    order of `base`; facts that only `new` has come last. Where a run lacks a fact, it is `NONE`.
     """
     both_tell_of_code = _CODE in base and _CODE in new
     return tuple(
@@ -489,17 +434,9 @@ def _merge(of_driver: Any, of_workers: pd.Series) -> dict[str, str]:
 
 def _join(values: Iterable[Any]) -> str:
     """Return the known values once each, sorted, with commas; `none` where none is known."""
-    known = {_text(value) for value in values if not pd.isna(value)}
-    return ", ".join(sorted(known)) or NONE
-
-
-def _text(value: Any) -> str:
     # An integer column with nulls holds floats.
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _count(names: pd.Series) -> str:
-    return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(names).items()))
+    texts = (f"{v:g}" if isinstance(v, float) else str(v) for v in values if not pd.isna(v))
+    return ", ".join(sorted(set(texts))) or NONE
 
 
 _PARTS = {

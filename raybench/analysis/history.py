@@ -88,7 +88,13 @@ def _with_levels(rows: Sequence[PointRow], machine: int, threshold: float) -> It
     rows: one a run, ok, in order of time. threshold: relative; smaller changes are no step.
     """
     values = np.log([row.step_ms_p50 or math.nan for row in rows])
-    firsts = [0, *find_steps(values, _within(rows), threshold), len(values)]
+    spans = [
+        row.step_ms_ci_high / row.step_ms_ci_low
+        for row in rows
+        if row.step_ms_ci_high and row.step_ms_ci_low
+    ]
+    within = math.log(float(np.median(spans))) / 2 / _TWO_SIDED_95 if spans else 0.0
+    firsts = [0, *find_steps(values, within, threshold), len(values)]
     before: float | None = None
     for first, end in pairwise(firsts):
         level = float(values[first:end].mean())
@@ -145,16 +151,3 @@ def _largest_step(values: Values, sd: float, degrees: float, threshold: float) -
     chance = 2 * float(stdtr(degrees, -statistics[place])) * (count - 1)
     is_large = abs(math.expm1(change[place])) > threshold
     return place + 1 if is_large and chance <= FALSE_STEPS else None
-
-
-def _within(rows: Sequence[PointRow]) -> float:
-    """Return the standard deviation of a step time's logarithm by its samples, in the median run.
-
-    0 where no run has an interval of its samples.
-    """
-    spans = [
-        row.step_ms_ci_high / row.step_ms_ci_low
-        for row in rows
-        if row.step_ms_ci_high and row.step_ms_ci_low
-    ]
-    return math.log(float(np.median(spans))) / 2 / _TWO_SIDED_95 if spans else 0.0

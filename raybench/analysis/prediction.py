@@ -13,7 +13,7 @@ doubling of the devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import stdev
 from typing import Any
@@ -103,20 +103,70 @@ def predict(
     with the first reason, where no series can be predicted.
     """
     trials = Trials(points)
-    largest = max(world_sizes)
+    series: dict[tuple[Any, ...], list[PointRow]] = {}
+    for row in mean_of_rounds(points):
+        names = (*_SETTINGS, *filter(None, [batch_column(row)]))
+        settings = (str(getattr(row, name)) for name in names)
+        series.setdefault((*settings, *sorted(row.params.items())), []).append(row)
     found: list[Prediction] = []
     left_out: list[str] = []
-    for rows in _series(mean_of_rounds(points)):
+    for unordered in series.values():
+        rows = sorted(unordered, key=lambda row: row.world_size)
         usable = [row for row in rows if _is_timed(row) and not is_imprecise(row)]
-        why = _why_not(rows, usable) or _why_not_beyond(usable[-1], largest, devices_per_node)
+        why = _why_not(rows, usable) or _why_not_beyond(
+            usable[-1], max(world_sizes), devices_per_node
+        )
         if why:
             left_out.append(why)
-            continue
-        own_error = _own_error(usable[-1], trials)
-        found += [_predict_series(usable, world, own_error) for world in world_sizes]
+        else:
+            found += [_predict_series(usable, world, trials) for world in world_sizes]
     if not found:
         raise ResultsError(left_out[0] if left_out else "it has no points")
     return found, left_out
+
+
+def _is_timed(row: PointRow) -> bool:
+    return row.status is Status.OK and bool(row.step_ms_p50)
+
+
+def _step_ms(row: PointRow) -> float:
+    """Return the step of a point that a prediction stands on, in ms."""
+    assert row.step_ms_p50 is not None
+    return row.step_ms_p50
+
+
+def _why_not(rows: Sequence[PointRow], usable: Sequence[PointRow]) -> str | None:
+    """Return why a series cannot be predicted; None where it can.
+
+    rows: all its points; usable: those that are ok and known to 10 %.
+    """
+    # DDP reduces the gradients of built-in models, and where that was timed.
+    if not any(
+        parameter_count(row.workload, row.params) is not None
+        or "noop_hook" in (row.methods or {}).get("local_step_ms", "")
+        for row in rows
+    ):
+        return (
+            f"no step of DistributedDataParallel: {rows[0].workload} has no gradients that are "
+            "known to be reduced"
+        )
+    if len({row.world_size for row in usable}) < 2:
+        if wide := [row for row in rows if _is_timed(row) and is_imprecise(row)]:
+            known = ", ".join(f"{row.world_size} ±{half_interval(row):.1%}" for row in wide)
+            return (
+                f"needs two world sizes with steps known to ±{WIDEST_INTERVAL:.0%}, but has "
+                f"{known}; measure for longer, on devices that nothing else uses"
+            )
+        worlds = ", ".join(str(row.world_size) for row in usable) or "none"
+        return f"needs ok points of two world sizes, has {worlds}; sweep world_size: [1, 2]"
+    if rows[0].scaling == "strong":
+        return (
+            "scales strongly: with global_batch_size fixed a device has another batch at every "
+            "world size, and none of the run's steps is that one; sweep batch_size instead"
+        )
+    if any(row.crowded is True for row in usable):
+        return "its workers shared cores, which more devices would not"
+    return None
 
 
 def _why_not_beyond(last: PointRow, world_size: int, devices_per_node: int) -> str | None:
@@ -142,80 +192,31 @@ def _why_not_beyond(last: PointRow, world_size: int, devices_per_node: int) -> s
     )
 
 
-def _series(points: Sequence[PointRow]) -> Iterator[list[PointRow]]:
-    """Yield points that differ in the number of devices alone, the fewest devices first."""
-    found: dict[tuple[Any, ...], list[PointRow]] = {}
-    for row in points:
-        column = batch_column(row)
-        settings = tuple(str(getattr(row, name)) for name in _SETTINGS)
-        batch = None if column is None else str(getattr(row, column))
-        key = (*settings, batch, tuple(sorted(row.params.items())))
-        found.setdefault(key, []).append(row)
-    for rows in found.values():
-        yield sorted(rows, key=lambda row: row.world_size)
-
-
-def _is_timed(row: PointRow) -> bool:
-    return row.status is Status.OK and bool(row.step_ms_p50)
-
-
-def _step_ms(row: PointRow) -> float:
-    """Return the step of a point that a prediction stands on, in ms."""
-    assert row.step_ms_p50 is not None
-    return row.step_ms_p50
-
-
-def _why_not(rows: Sequence[PointRow], usable: Sequence[PointRow]) -> str | None:
-    """Return why a series cannot be predicted; None where it can.
-
-    rows: all its points; usable: those that are ok and known to 10 %.
-    """
-    if not any(map(_is_data_parallel, rows)):
-        return (
-            f"no step of DistributedDataParallel: {rows[0].workload} has no gradients that are "
-            "known to be reduced"
-        )
-    if len({row.world_size for row in usable}) < 2:
-        if wide := [row for row in rows if _is_timed(row) and is_imprecise(row)]:
-            known = ", ".join(f"{row.world_size} ±{half_interval(row):.1%}" for row in wide)
-            return (
-                f"needs two world sizes with steps known to ±{WIDEST_INTERVAL:.0%}, but has "
-                f"{known}; measure for longer, on devices that nothing else uses"
-            )
-        worlds = ", ".join(str(row.world_size) for row in usable) or "none"
-        return f"needs ok points of two world sizes, has {worlds}; sweep world_size: [1, 2]"
-    if rows[0].scaling == "strong":
-        return (
-            "scales strongly: with global_batch_size fixed a device has another batch at every "
-            "world size, and none of the run's steps is that one; sweep batch_size instead"
-        )
-    if any(row.crowded is True for row in usable):
-        return "its workers shared cores, which more devices would not"
-    return None
-
-
-def _is_data_parallel(row: PointRow) -> bool:
-    """Return whether DDP reduces the gradients: of a built-in model, or where that was timed."""
-    methods = row.methods or {}
-    is_built_in = parameter_count(row.workload, row.params) is not None
-    return is_built_in or "noop_hook" in methods.get("local_step_ms", "")
-
-
-def _predict_series(rows: Sequence[PointRow], world_size: int, own_error: float) -> Prediction:
+def _predict_series(rows: Sequence[PointRow], world_size: int, trials: Trials) -> Prediction:
     """Return the step of a series at a world size that was not measured.
 
-    rows: its usable points, the fewest devices first. own_error: half of the 95 % interval of the
-    step of the last one, as a logarithm.
+    rows: its usable points, the fewest devices first. trials: the rounds of the run.
     """
+    from scipy.optimize import nnls
+
     first, last = rows[0], rows[-1]
     # Between nodes communication takes longer: the smaller worlds within a node do not tell of it.
     is_one_node = (last.node_count or 1) == 1
     several = [
         row for row in rows if row.world_size > 1 and ((row.node_count or 1) == 1) is is_one_node
     ]
-    exposed_ms = [_exposed_ms(row, first) for row in several]
+    # Without a breakdown all by which a step is longer than that of the first.
+    exposed_ms = [
+        _step_ms(row) - _step_ms(first)
+        if row.comm_exposed_ms is None or why_no_breakdown(row)
+        else row.comm_exposed_ms
+        for row in several
+    ]
+    # exposed = constant + slope x factor, neither below 0; with one point the constant is 0.
     factors = [_bytes_sent(row.world_size) for row in several]
-    constant_ms, slope_ms = _fit_line(factors, exposed_ms)
+    constants = np.full(len(factors), 0.0 if len(factors) == 1 else 1.0)
+    known_ms = np.maximum(0.0, np.array(exposed_ms, np.float64))
+    (constant_ms, slope_ms), _ = nnls(np.column_stack([constants, factors]), known_ms)
     more_bytes = _bytes_sent(world_size) - factors[-1]
     added_ms = slope_ms * more_bytes
     # At least nothing is added, at most all communication grows and none of the growth is hidden.
@@ -226,7 +227,7 @@ def _predict_series(rows: Sequence[PointRow], world_size: int, own_error: float)
     step_ms = measured_ms + added_ms
     most_ms = measured_ms + max(added_ms, whole_ms * more_bytes / factors[-1])
     doublings = max(0.0, math.log2(world_size / last.world_size))
-    noise = math.hypot(own_error, ERROR_OF_A_DOUBLING * math.sqrt(doublings))
+    noise = math.hypot(_own_error(last, trials), ERROR_OF_A_DOUBLING * math.sqrt(doublings))
     return Prediction(
         measured=last,
         world_size=world_size,
@@ -244,29 +245,6 @@ def _bytes_sent(world_size: int) -> float:
     return 2 * (world_size - 1) / world_size
 
 
-def _exposed_ms(row: PointRow, first: PointRow) -> float:
-    """Return by how many ms communication makes the step of a point longer.
-
-    Without a breakdown all by which it is longer than the step of `first`.
-    """
-    known = None if why_no_breakdown(row) else row.comm_exposed_ms
-    return _step_ms(row) - _step_ms(first) if known is None else known
-
-
-def _fit_line(factors: Sequence[float], exposed_ms: Sequence[float]) -> tuple[float, float]:
-    """Return (constant, slope) in ms of exposed = constant + slope x factor, neither below 0.
-
-    With one point the constant is 0.
-    """
-    known = np.maximum(0.0, np.asarray(exposed_ms, dtype=np.float64))
-    if len(factors) == 1:
-        return 0.0, float(known[0] / factors[0])
-    from scipy.optimize import nnls
-
-    (constant, slope), _ = nnls(np.column_stack([np.ones(len(factors)), factors]), known)
-    return float(constant), float(slope)
-
-
 def _own_error(row: PointRow, trials: Trials) -> float:
     """Return half of the 95 % interval of a measured step, as a logarithm; 0 where it is not known.
 
@@ -275,7 +253,7 @@ def _own_error(row: PointRow, trials: Trials) -> float:
     """
     steps_ms = [one.step_ms_p50 for one in trials.rounds(row).values() if one.step_ms_p50]
     if len(steps_ms) > 1:
-        scatter = stdev(map(math.log, steps_ms))
-        return student_t(len(steps_ms) - 1) * scatter / math.sqrt(len(steps_ms))
+        error = stdev(map(math.log, steps_ms)) / math.sqrt(len(steps_ms))
+        return student_t(len(steps_ms) - 1) * error
     ends = (row.step_ms_ci_low, row.step_ms_ci_high)
     return max((abs(math.log(end / _step_ms(row))) for end in ends if end), default=0.0)

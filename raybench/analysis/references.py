@@ -424,31 +424,43 @@ def impossible_figures(
     """
     if row.status is not Status.OK:
         return []
-    known = references.entries(row.device_name or "")
+    texts = list(_rates(row, references.entries(row.device_name or "")))
+    if row.efficiency is not None and row.speed_up is not None and not row.is_baseline:
+        least = row.efficiency_low or row.efficiency / _ONE_START
+        is_strong = row.scaling == "strong"
+        # A device with a smaller share may clock higher.
+        allowed = (_STRONG if is_strong else _TOLERANCE) * max(row.clock_ratio or 1.0, 1)
+        may_be_in_cache = is_strong and (row.peak_mem_allocated_bytes or 0) < _STRONG_SHARE_IN_CACHE
+        if least > allowed and not may_be_in_cache:
+            texts.insert(
+                0,
+                f"speed-up {row.speed_up:.2f} on {row.world_size} devices, efficiency "
+                f"{row.efficiency:.0%}; likeliest the baseline was slowed, or steps are counted "
+                "that did not run",
+            )
+    step_ms = min(row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0)
+    per_rank = row.batch_size * row.world_size if row.batch_size else 0
+    batch = max(row.global_batch_size or 0, per_rank) * (row.grad_accumulation or 1)
+    items = (row.throughput or 0.0) * step_ms / _MS_PER_S
+    if batch and row.workload in registry.BUILTIN and items > _TOLERANCE * batch:
+        texts.append(
+            f"{items:,.0f} samples a step, of a batch of {batch:,.0f}; likeliest samples are "
+            "counted that no iteration finished"
+        )
+    count = (row.iterations or 0) * (row.inner_iterations or 1)
+    took_s = count * step_ms / _MS_PER_S
     total_s = sum(filter(None, attempts_s)) if None not in attempts_s else 0.0
-    texts = (*_speed_ups(row), *_rates(row, known), *_items(row, total_s))
+    if total_s and took_s > _ONE_START * total_s:
+        texts.append(
+            f"{count:,.0f} iterations of {step_ms:.3g} ms take {took_s:,.0f} s, and all of it took "
+            f"{total_s:,.0f} s; likeliest iterations are counted that did not run"
+        )
     return [_MARK + text for text in texts]
 
 
 def impossible_among(warnings: Iterable[str]) -> list[str]:
     """Return those warnings of a point that `impossible_figures` has added."""
     return [text for text in warnings if text.startswith(_MARK)]
-
-
-def _speed_ups(row: ScaledRow) -> Iterator[str]:
-    """Yield a sentence where the efficiency is above what more devices can reach."""
-    if row.efficiency is None or row.is_baseline or row.speed_up is None:
-        return
-    least = row.efficiency_low or row.efficiency / _ONE_START
-    # A device with a smaller share may clock higher.
-    allowed = (_STRONG if row.scaling == "strong" else _TOLERANCE) * max(row.clock_ratio or 1.0, 1)
-    is_in_cache = (row.peak_mem_allocated_bytes or 0) < _STRONG_SHARE_IN_CACHE
-    if least > allowed and not (row.scaling == "strong" and is_in_cache):
-        yield (
-            f"speed-up {row.speed_up:.2f} on {row.world_size} devices, efficiency "
-            f"{row.efficiency:.0%}; likeliest the baseline was slowed, or steps are counted that "
-            "did not run"
-        )
 
 
 def _rates(row: ScaledRow, known: Sequence[Entry]) -> Iterator[str]:
@@ -507,26 +519,3 @@ def _rates(row: ScaledRow, known: Sequence[Entry]) -> Iterator[str]:
     for words, rate, ceiling, tolerance, reason in ceilings:
         if rate and ceiling and rate > tolerance * ceiling:
             yield f"{rate:,.0f} {words} on {model} ({ceiling:,.0f}); likeliest {reason}"
-
-
-def _items(row: ScaledRow, attempts_s: float) -> Iterator[str]:
-    """Yield a sentence where more samples or iterations are counted than batch and time allow.
-
-    attempts_s: seconds of all attempts together; 0 where that is not known.
-    """
-    step_ms = min(row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0)
-    per_rank = row.batch_size * row.world_size if row.batch_size else 0
-    batch = max(row.global_batch_size or 0, per_rank) * (row.grad_accumulation or 1)
-    items = (row.throughput or 0.0) * step_ms / _MS_PER_S
-    if batch and row.workload in registry.BUILTIN and items > _TOLERANCE * batch:
-        yield (
-            f"{items:,.0f} samples a step, of a batch of {batch:,.0f}; likeliest samples are "
-            "counted that no iteration finished"
-        )
-    count = (row.iterations or 0) * (row.inner_iterations or 1)
-    took_s = count * step_ms / _MS_PER_S
-    if attempts_s and took_s > _ONE_START * attempts_s:
-        yield (
-            f"{count:,.0f} iterations of {step_ms:.3g} ms take {took_s:,.0f} s, and all of it took "
-            f"{attempts_s:,.0f} s; likeliest iterations are counted that did not run"
-        )

@@ -592,5 +592,5 @@ def advise_command(run: str, results: Path, as_json: bool) -> None:
         found = AdviceList(run_id=check.run.run_id, advice=check.advice)
     else:
         summary = load_summary(results, run)
-        found = AdviceList(run_id=summary.run.run_id, advice=advise_run(summary))
+        found = AdviceList(run_id=summary.run.run_id, advice=list(advise_run(summary)))
     write_document(found, "json" if as_json else "terminal")

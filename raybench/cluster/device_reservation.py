@@ -33,8 +33,7 @@ from typing import NamedTuple, Protocol
 
 import psutil
 
-from raybench.cluster import reaper
-from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
+from raybench.cluster import reaper, timeouts
 from raybench.errors import DevicesInUseError
 from raybench.records import Device
 
@@ -269,7 +268,6 @@ def lock_name(device: Device) -> str:
 def reserve_this_hosts_cpus(
     terms: ReservationTerms,
     log: Callable[[str], None],
-    timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS,
 ) -> Iterator[None]:
     """Return a context in which this process has locked the CPUs of this host.
 
@@ -287,7 +285,7 @@ def reserve_this_hosts_cpus(
         if terms.shared:
             others()  # a `DeviceReservation` will name them, when all devices are known
         else:
-            _wait_for_others(others, terms, log, timeouts)
+            _wait_for_others(others, terms, log)
         yield
     finally:
         locks.close()
@@ -317,12 +315,10 @@ class DeviceReservation:
         nodes: NodeLocks,
         terms: ReservationTerms | None,
         log: Callable[[str], None],
-        timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._nodes = nodes
         self._terms = terms
         self._log = log
-        self._timeouts = timeouts
         self._logged: set[str] = set()
         self.other_sweeps: tuple[str, ...] = ()
 
@@ -332,9 +328,7 @@ class DeviceReservation:
         Raises DevicesInUseError where another sweep has one of them for longer.
         """
         if (terms := self._terms) is not None:
-            others = _wait_for_others(
-                lambda: self._lock(devices, terms), terms, self._log, self._timeouts
-            )
+            others = _wait_for_others(lambda: self._lock(devices, terms), terms, self._log)
             holders = (str(one) for held_by in others.values() for one in held_by)
             self.other_sweeps = tuple(dict.fromkeys(holders))
 
@@ -378,7 +372,6 @@ def _wait_for_others(
     find_others: Callable[[], Mapping[str, tuple[Holder, ...]]],
     terms: ReservationTerms,
     log: Callable[[str], None],
-    timeouts: ClusterTimeouts,
 ) -> Mapping[str, tuple[Holder, ...]]:
     """Wait until no other sweep has the devices, and return {}.
 
@@ -388,7 +381,7 @@ def _wait_for_others(
     begun_s, logged = time.monotonic(), ""
     while (others := find_others()) and not terms.shared:
         is_ending = all(one.has_ended for held_by in others.values() for one in held_by)
-        patience_s = max(terms.wait_s, timeouts.ended_sweep_s if is_ending else 0.0)
+        patience_s = max(terms.wait_s, timeouts.ENDED_SWEEP_S if is_ending else 0.0)
         if time.monotonic() >= begun_s + patience_s:
             is_cpu = "processors" in _in_use(others)
             gpus = "" if is_cpu else ", CUDA_VISIBLE_DEVICES to use other GPUs"
@@ -399,7 +392,7 @@ def _wait_for_others(
         if logged != _in_use(others):
             logged = _in_use(others)
             log(f"waiting: {logged}" + (", and ends" if is_ending else ""))
-        time.sleep(timeouts.ask_other_sweeps_every_s)
+        time.sleep(timeouts.ASK_OTHER_SWEEPS_EVERY_S)
     if others:
         log(f"not alone: {_in_use(others)}")
     return others

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Literal
 
-from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
+from raybench.cluster import timeouts
 from raybench.records import Answer, Cause, Device, Failure, Status, Task
 
 # How NCCL's and gloo's collectives report the loss of a peer.
@@ -39,6 +39,7 @@ _SIGNALS = {
 _LIKELY_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
 # From this number on, consecutive ranks are named by the first and the last of them.
 _MANY_RANKS = 4
+_DEATHS = tuple(cause for cause in Cause if cause.is_death)
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
@@ -92,9 +93,7 @@ class Outcome:
     group_is_gone: bool
 
 
-def finish_point(
-    ranks: RunningRanks, task: Task, timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS
-) -> Outcome:
+def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
     """Collect the answers; after a failure, or when the time is up, end the point on all ranks.
 
     Ranks that can go on keep their processes; the others are killed, and the memory of their
@@ -110,19 +109,19 @@ def finish_point(
         return Outcome(answers=answers, unfit=frozenset(), group_is_gone=False)
     is_timeout = bool(point.missing) and not point.failures
     if not is_timeout:
-        point.collect(timeouts.abort_s, enough=lambda: _own_failure(point.failures))
+        point.collect(timeouts.ABORT_S, enough=lambda: _own_failure(point.failures))
     finished = frozenset(point.answers)
     ranks.abort()
     # NCCL's abort wakes all ranks that wait for each other. A gloo collective wakes only when the
     # process that it waits for ends; so does one of a script, which nobody else can abort. Before
     # that, a rank whose time is up writes its stack.
     by_killing = is_timeout and (task.is_script or ranks.devices[0].kind == "cpu")
-    point.collect(timeouts.stack_dump_s if by_killing else timeouts.abort_s)
+    point.collect(timeouts.STACK_DUMP_S if by_killing else timeouts.ABORT_S)
     if by_killing:
         to_kill = _hanging(point.observe(finished))
         point.missing.difference_update(to_kill)
         ranks.kill(to_kill)
-        point.collect(timeouts.abort_s)
+        point.collect(timeouts.ABORT_S)
     observed = point.observe(finished)
     answers = after_timeout(observed, limit_s) if is_timeout else after_failure(observed)
     unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
@@ -135,7 +134,7 @@ def finish_point(
     ]
     if there:
         ranks.kill(there)
-        kept = "\n".join(ranks.wait_until_free(there, timeouts.memory_free_s))
+        kept = "\n".join(ranks.wait_until_free(there, timeouts.MEMORY_FREE_S))
         answers = tuple(
             replace(answer, detail=f"{answer.detail}\n{kept}".strip())
             if kept and isinstance(answer, Failure) and answer.rank in unfit
@@ -174,18 +173,25 @@ class _Point:
     def observe(self, finished: frozenset[int]) -> PointObservation:
         """Return all that is known of the ranks now, also by the logs of stuck and dead ones.
 
+        The answer of a dead process has the end of its log, and the signal that is named there.
         finished: as of a `PointObservation`.
         """
-        died = [rank for rank, answer in self.answers.items() if _is_death(answer)]
-        self._log_tails |= self._ranks.log_tails([*self.missing, *died])
+        died = [one for one in self.failures if one.error_type in _DEATHS]
+        tails = self._log_tails
+        tails |= self._ranks.log_tails([*self.missing, *(failure.rank for failure in died)])
+        answers = dict(self.answers)
+        for failure in died:
+            tail, message = tails.get(failure.rank, ""), failure.message
+            if failure.error_type == Cause.WORKER_DIED and (fatal := _FATAL.search(tail)):
+                python, signal = fatal.groups()
+                by = signal or _SIGNALS.get(python, python)
+                # Its parent may have seen by which, as of a script.
+                message = message if by in message else f"the worker process died by {by}"
+            explained = replace(failure, message=message, detail=tail or failure.detail)
+            answers[failure.rank] = explained
+        world_size = len(self._ranks.devices)
         return PointObservation(
-            world_size=len(self._ranks.devices),
-            answers={
-                rank: _explain_death(answer, self._log_tails.get(rank, ""))
-                for rank, answer in self.answers.items()
-            },
-            finished=finished,
-            log_tails=self._log_tails,
+            world_size=world_size, answers=answers, finished=finished, log_tails=tails
         )
 
 
@@ -255,27 +261,6 @@ def _own_failure(answers: Collection[Answer]) -> Failure | None:
     return next((failure for failure in failures if not _is_loss_of_peer(failure)), None)
 
 
-def _is_death(answer: Answer) -> bool:
-    deaths = [cause for cause in Cause if cause.is_death]
-    return isinstance(answer, Failure) and answer.error_type in deaths
-
-
-def _explain_death(answer: Answer, log_tail: str) -> Answer:
-    """Return the answer of a dead process with the end of its log, and the signal named there.
-
-    Other answers are returned as they are.
-    """
-    if not (isinstance(answer, Failure) and _is_death(answer)):
-        return answer
-    explained = replace(answer, detail=log_tail or answer.detail)
-    if answer.error_type == Cause.WORKER_DIED and (fatal := _FATAL.search(log_tail)):
-        python, signal = fatal.groups()
-        by = signal or _SIGNALS.get(python, python)
-        if by not in answer.message:  # its parent has seen by which, as of a script
-            return replace(explained, message=f"the worker process died by {by}")
-    return explained
-
-
 def cause_of(answers: Collection[Answer]) -> Failure | None:
     """Return the failure of the rank that most likely made its point fail; None without one.
 
@@ -307,15 +292,23 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
     stuck without any failure elsewhere NoAnswer.
     """
     cause = _own_failure(point.answers.values())
-    if cause is None and not point.stuck:
-        return tuple(_name_loss(point.answers[rank]) for rank in range(point.world_size))
-    blamed = f"rank {cause.rank}" if cause else _ranks(point.stuck)
-    unheard = "no answer, and the others lost the connection to it"
+    if cause is not None:
+        return _judge(point, {}, Cause.NO_ANSWER, f"rank {cause.rank} failed", Status.LOST)
+    if point.stuck:
+        unheard = "no answer, and the others lost the connection to it"
+        guilty = {rank: unheard + point.place(rank) for rank in point.stuck}
+        return _judge(point, guilty, Cause.NO_ANSWER, f"{_ranks(point.stuck)} failed", Status.LOST)
+    # All ranks lost a peer, and none says why.
+    words = (*_LOSS_WORDS, *_NCCL_LOSSES)
     return tuple(
-        _make_failed(rank, Cause.NO_ANSWER, unheard + point.place(rank), point)
-        if cause is None and rank in point.stuck
-        else _beside(rank, f"{blamed} failed", Status.LOST, point)
-        for rank in range(point.world_size)
+        replace(answer, status=Status.LOST)
+        if isinstance(answer, Failure)
+        and (
+            answer.error_type in _LOST_TYPES
+            or any(word in answer.message + answer.detail for word in words)
+        )
+        else answer
+        for _, answer in sorted(point.answers.items())
     )
 
 
@@ -327,12 +320,11 @@ def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ..
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
     blamed = _hanging(point) or late
-    to_blame = frozenset(blamed)
     # One that stopped when it was told to had waited in a collective.
     waited = {
         rank: "collective" if rank in point.answers else point.waits_for(rank)
         for rank in late
-        if rank not in to_blame
+        if rank not in blamed
     }
     facts = [f"{_ranks(blamed)} gave none"] if len(blamed) > 1 else []
     for what, where in (("collective", "in a collective"), ("device", "for the device")):
@@ -341,12 +333,46 @@ def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ..
     if point.finished:
         facts.append(f"{_ranks(sorted(point.finished))} had finished")
     message = f"no answer within measure.timeout_s = {timeout_s:g} s"
-    return tuple(
-        _make_failed(rank, Cause.TIMEOUT, "; ".join([message + point.place(rank), *facts]), point)
-        if rank in to_blame
-        else _beside(rank, f"waited for {_ranks(blamed)}", Status.TIMEOUT, point)
-        for rank in range(point.world_size)
-    )
+    guilty = {rank: "; ".join([message + point.place(rank), *facts]) for rank in blamed}
+    return _judge(point, guilty, Cause.TIMEOUT, f"waited for {_ranks(blamed)}", Status.TIMEOUT)
+
+
+def _judge(
+    point: PointObservation, guilty: Mapping[int, str], cause: Cause, reason: str, status: Status
+) -> tuple[Answer, ...]:
+    """Return the final answer of each rank, in rank order.
+
+    guilty: message of each rank that is to blame, which fails for `cause`. The others get
+    PeerFailed with this reason and status, but what one of them finished or failed at by itself
+    stays.
+    """
+    answers: list[Answer] = []
+    for rank in range(point.world_size):
+        answer = point.answers.get(rank)
+        if rank not in guilty and answer is not None:
+            is_own = rank in point.finished
+            if isinstance(answer, Failure):
+                # The death of a process that was told to stop is no failure of its own.
+                is_own = is_own or answer.error_type != Cause.WORKER_DIED
+                is_own = is_own and not _is_loss_of_peer(answer)
+            if is_own:
+                answers.append(answer)
+                continue
+        message = guilty.get(rank, reason)
+        if rank not in guilty and answer is None:
+            message += f", and this rank did not stop{point.place(rank)}"
+        detail = answer.detail if isinstance(answer, Failure) else point.log_tails.get(rank, "")
+        answers.append(
+            Failure(
+                rank=rank,
+                status=cause.status if rank in guilty else status,
+                error_type=cause if rank in guilty else Cause.PEER_FAILED,
+                message=message,
+                detail=detail,
+                worker_reusable=answer is not None and answer.worker_reusable,
+            )
+        )
+    return tuple(answers)
 
 
 def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answer, ...]:
@@ -357,63 +383,12 @@ def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answ
     """
     told = []
     for answer, reason in zip(answers, reasons, strict=True):
-        if (
-            reason
-            and isinstance(answer, Failure)
-            and answer.status in (Status.LOST, Status.TIMEOUT)
-        ):
+        is_loss = isinstance(answer, Failure) and answer.status in (Status.LOST, Status.TIMEOUT)
+        if reason and isinstance(answer, Failure) and is_loss:
             cause = Cause.NODE_LOST if reason.startswith("node ") else Cause.WORKER_LOST
             answer = replace(answer, status=Status.LOST, error_type=cause, message=reason)
         told.append(answer)
     return tuple(told)
-
-
-def _name_loss(answer: Answer) -> Answer:
-    """Give a failure that is the loss of a peer the status `lost`; return other answers unchanged.
-
-    For points in which all ranks lost a peer, and none says why.
-    """
-    if not isinstance(answer, Failure):
-        return answer
-    words = (*_LOSS_WORDS, *_NCCL_LOSSES)
-    is_lost = answer.error_type in _LOST_TYPES or any(
-        word in answer.message + answer.detail for word in words
-    )
-    return replace(answer, status=Status.LOST) if is_lost else answer
-
-
-def _beside(rank: int, reason: str, status: Status, point: PointObservation) -> Answer:
-    """Return the answer of a rank that is not to blame.
-
-    Its own failure stays, and so does a measurement that it had finished.
-    """
-    answer = point.answers.get(rank)
-    if answer is None:
-        text = f"{reason}, and this rank did not stop{point.place(rank)}"
-        return _make_failed(rank, Cause.PEER_FAILED, text, point, status)
-    if isinstance(answer, Failure):
-        # The death of a process that was told to stop is no failure of its own.
-        is_own = answer.error_type != Cause.WORKER_DIED or rank in point.finished
-        if is_own and not _is_loss_of_peer(answer):
-            return answer
-    elif rank in point.finished:
-        return answer
-    return _make_failed(rank, Cause.PEER_FAILED, reason, point, status)
-
-
-def _make_failed(
-    rank: int, cause: Cause, message: str, point: PointObservation, status: Status | None = None
-) -> Failure:
-    """Return the failure of a rank. status: None is that of the cause."""
-    answer = point.answers.get(rank)
-    return Failure(
-        rank=rank,
-        status=status or cause.status,
-        error_type=cause,
-        message=message,
-        detail=answer.detail if isinstance(answer, Failure) else point.log_tails.get(rank, ""),
-        worker_reusable=answer is not None and answer.worker_reusable,
-    )
 
 
 def _is_loss_of_peer(failure: Failure) -> bool:

@@ -30,7 +30,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
 from raybench.errors import brief
-from raybench.measure.collectives import CountedCopies, LocalCopies, add_up, replace_collectives
+from raybench.measure.collectives import Collective, LocalCopies, add_up, replace_collectives
 from raybench.measure.instruments import (
     ScriptTimer,
     Step,
@@ -145,7 +145,7 @@ class _Instrumented:
     """A workload whose instrumented steps are run, and how many of them."""
 
     workload: Workload
-    timer: Timer
+    timer: Timer | ScriptTimer
     context: Context
     extent: Extent
 
@@ -177,7 +177,9 @@ class _Instrumented:
         return self.time_block(loop_step(step, self.extent.inner), self.extent.steps)
 
 
-def break_down(workload: Workload, timer: Timer, context: Context, extent: Extent) -> Breakdown:
+def break_down(
+    workload: Workload, timer: Timer | ScriptTimer, context: Context, extent: Extent
+) -> Breakdown:
     """Run instrumented steps on all ranks, and return where their time and memory goes.
 
     What could not be measured has the reason in `methods`; for a CUDA graph nothing is. The
@@ -289,13 +291,13 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
             except Exception as error:
                 errors.append(brief(error))
 
-    copies = CountedCopies()
+    seen: list[Collective] = []
     align_ranks(context.device)
-    with replace_collectives(copies):
+    with replace_collectives(LocalCopies(seen)):
         step_alone()
-        copies.collectives.clear()
+        seen.clear()
         step_alone()
-    traffic = () if errors else add_up(copies.collectives)
+    traffic = () if errors else add_up(seen)
     if not any_rank(bool(traffic or errors), context.device):
         return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, f"unknown: {NO_COLLECTIVES}"))
     if not isinstance(set_hook, str):
@@ -488,14 +490,13 @@ def break_down_script(
     which say why.
     """
     has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"
-    process = script.process
 
     def time_steps() -> tuple[tuple[float, ...], Mapping[str, Sequence[float]]]:
         samples = timer.time_block(script.step, extent.steps, PartTimes(), lead_in=_SCRIPT_LEAD_IN)
-        return tuple(ns / _NS_PER_MS for ns in samples.step_ns), process.parts
+        return tuple(ns / _NS_PER_MS for ns in samples.step_ns), script.parts
 
     try:
-        reason = process.mark_parts(ScriptMarks.__module__, has_peers=has_peers)
+        reason = script.mark_parts(ScriptMarks.__module__, has_peers=has_peers)
     except ScriptEndedError:
         reason = _SCRIPT_ENDED
     if reasons := list(filter(None, gather_objects(reason))):
@@ -504,11 +505,11 @@ def break_down_script(
     hooked: Mapping[str, Sequence[float]] = {}
     try:
         if has_peers:
-            process.time_gradients()
+            script.time_gradients()
             hooked_ms, hooked = time_steps()
             if len(hooked["comm_ms"]) < len(hooked_ms):
                 return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, _NO_BUCKETS))
-            process.keep_gradients()
+            script.keep_gradients()
         first_ms, _ = time_steps()
         second_ms, local = time_steps()
     except StepsEndedError:

@@ -12,7 +12,7 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-from raybench.records import NO_COLLECTIVES, Breakdown, Column, Measurement, Traffic
+from raybench.records import Breakdown, Column, Measurement, Traffic
 from raybench.results.metrics import NS_PER_MS, data_wait_ms
 from raybench.stats import summary as stats
 from raybench.stats.outliers import (
@@ -158,13 +158,24 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
         methods["wait_ms"] = (
             f"unknown: the instrumented step took {hooked_ms:.3g} ms, the timed {step_ms:.3g} ms"
         )
+    # The longest wait of a rank in the last collective, at most what its step leaves beside its own
+    # work and that collective.
+    wait_ms, tails = None, [b.tail_ms for b in broken_down]
+    if is_same and len(tails) > 1 and all(tails) and local_ms:
+        beside_ms = step_ms - (stats.median_of_smallest(tails) or 0.0)
+        waits_ms = zip(stats.median_above_smallest(tails), local_ms, strict=True)
+        wait_ms = max(max(0.0, min(wait, beside_ms - own)) for wait, own in waits_ms)
+    # Where nothing but gradients is reduced, `comm_ms` is the time of that alone.
+    sent, bus_gb_s = broken_down[0].traffic if broken_down else (), None
+    if comm_ms and [one.kind for one in sent] == ["all_reduce"]:
+        bus_gb_s = {"all_reduce": sent[0].bus_bytes / (comm_ms / _MS_PER_S) / _BYTES_PER_GB}
     return PartColumns(
         host_bound=is_bound,
         local_step_ms=longest_ms,
         compute_ms=None if busy_ms is None else max(0.0, busy_ms - (own.optimizer_ms or 0.0)),
         comm_ms=comm_ms,
         comm_exposed_ms=None if longest_ms is None or len(local_ms) < 2 else step_ms - longest_ms,
-        wait_ms=_wait_ms(broken_down, local_ms, step_ms) if is_same else None,
+        wait_ms=wait_ms,
         optimizer_ms=own.optimizer_ms,
         host_gap_ms=gap_ms,
         local_step_ms_by_rank=tuple(local_ms) or None,
@@ -175,7 +186,7 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
         wall_synced_ms_by_rank=_of_all([b.wall.synced_ms if b.wall else None for b in broken_down]),
         comm_calls=_largest(broken_down, lambda one: one.calls),
         comm_bytes=_largest(broken_down, lambda one: one.message_bytes),
-        comm_busbw_gb_s=_busbw_of_gradients(broken_down, comm_ms),
+        comm_busbw_gb_s=bus_gb_s,
         methods=methods or None,
         **_slowest_rank(measurements, broken_down, local_ms, step_ms),
     )
@@ -235,35 +246,6 @@ def _largest(
     return found or None
 
 
-def _busbw_of_gradients(
-    broken_down: Sequence[Breakdown], comm_ms: float | None
-) -> dict[str, float] | None:
-    """Return {"all_reduce": GB/s of the bus}; None where rank 0 sends anything else, or nothing.
-
-    None also without `comm_ms`, which is the time of all collectives of a step.
-    """
-    sent = broken_down[0].traffic if broken_down else ()
-    if not comm_ms or [one.kind for one in sent] != ["all_reduce"]:
-        return None
-    return {"all_reduce": sent[0].bus_bytes / (comm_ms / _MS_PER_S) / _BYTES_PER_GB}
-
-
-def _wait_ms(
-    broken_down: Sequence[Breakdown], local_ms: Sequence[float], step_ms: float
-) -> float | None:
-    """Return the longest wait of a rank in the last collective, in ms; 0 at least.
-
-    At most what its step leaves beside its own work and that collective. None for one rank, and
-    where a rank lacks timed collectives or local steps.
-    """
-    tails = [b.tail_ms for b in broken_down]
-    if len(tails) < 2 or not all(tails) or not local_ms:
-        return None
-    shortest_ms = stats.median_of_smallest(tails) or 0.0
-    waits_ms = zip(stats.median_above_smallest(tails), local_ms, strict=True)
-    return max(max(0.0, min(wait, step_ms - own - shortest_ms)) for wait, own in waits_ms)
-
-
 def _rank_that_stands_out(
     found: Straggler, error_ms: float, exposed_ms: float, step_ms: float
 ) -> int | None:
@@ -312,31 +294,39 @@ def is_slowed_by_one_rank(row: PointRow) -> bool:
     return stands_out(excess_ms, row.straggler_error_ms or 0.0, step_ms)
 
 
-def straggler_cost_ms(row: PointRow) -> tuple[float, float]:
-    """Return the least and the most that the slowest rank adds to the step, in ms.
-
-    Its excess at most. Less where communication that would be exposed without it is hidden behind
-    its excess: no more than `comm_ms` could be, and `comm_exposed_ms` of it still is. The row must
-    have a `straggler_ms`.
-    """
-    comm_ms, exposed_ms = row.comm_ms, row.comm_exposed_ms
-    excess_ms = borne_out_ms(row.straggler_ms or 0.0, exposed_ms)
-    if comm_ms is None or exposed_ms is None:
-        return excess_ms, excess_ms
-    return max(0.0, excess_ms - max(0.0, comm_ms - exposed_ms)), excess_ms
-
-
 def part_warnings(row: PointRow) -> Iterator[str]:
     """Yield what made the step slower than the devices can be, or why the parts do not tell."""
-    step_ms = row.step_ms_p50 or 0.0
+    step_ms, exposed_ms = row.step_ms_p50 or 0.0, row.comm_exposed_ms
     if reason := why_no_breakdown(row):
         yield reason
         return
     if row.host_bound and row.host_gap_ms is not None:
         yield f"host-bound: the device idles for {row.host_gap_ms:.3g} ms of {step_ms:.3g} ms"
     if is_slowed_by_one_rank(row):
-        yield _slow_rank(row)
-    late_ms, exposed_ms = row.late_in_turn_ms, row.comm_exposed_ms
+        # It costs its excess at most. Less where communication that would be exposed without it is
+        # hidden behind its excess: at most `comm_ms`, of which `exposed_ms` is still exposed.
+        excess_ms, device_ms = row.straggler_ms or 0.0, row.straggler_device_ms
+        most_ms = borne_out_ms(excess_ms, exposed_ms)
+        is_known = row.comm_ms is not None and exposed_ms is not None
+        hidden_ms = max(0.0, (row.comm_ms or 0.0) - (exposed_ms or 0.0)) if is_known else 0.0
+        least_ms = max(0.0, most_ms - hidden_ms)
+        cost = ("" if least_ms > 0.995 * most_ms else f"{least_ms:.3g} to ") + f"{most_ms:.3g}"
+        if row.device_type == "cpu":
+            where = "host"
+        elif device_ms is None:
+            where = "device or host"
+        elif device_ms >= NEARLY_ALL * excess_ms:
+            where = "device"
+        elif excess_ms - device_ms >= NEARLY_ALL * excess_ms:
+            where = "host"
+        else:
+            where = f"device {device_ms:.3g} ms, host {excess_ms - device_ms:.3g} ms"
+        whose = "the other's" if row.world_size == 2 else "the others'"
+        yield (
+            f"rank {row.slowest_rank} is slower: its own step takes {excess_ms:.3g} ms longer than "
+            f"{whose} ({where}), which costs {cost} ms of {step_ms:.3g} ms"
+        )
+    late_ms = row.late_in_turn_ms
     if late_ms is not None and late_ms > _LEAST_SHARE * step_ms:
         yield f"the ranks are late in turn, which costs up to {late_ms:.3g} ms of {step_ms:.3g} ms"
     if exposed_ms is not None and exposed_ms < -_LEAST_SHARE * step_ms:
@@ -344,41 +334,3 @@ def part_warnings(row: PointRow) -> Iterator[str]:
             f"exposed communication is negative, {exposed_ms:.3g} ms: without communication the "
             f"step takes {row.local_step_ms:.3g} ms, with it {step_ms:.3g} ms"
         )
-
-
-def collective_warnings(row: PartColumns) -> Iterator[str]:
-    """Yield that the ranks exchanged nothing that could be seen."""
-    if NO_COLLECTIVES in (row.methods or {}).get("comm_exposed_ms", ""):
-        yield f"no breakdown on several ranks: {NO_COLLECTIVES}"
-
-
-def _slow_rank(row: PointRow) -> str:
-    """Return a sentence: which rank is slow, by how much, where, and what that costs the step.
-
-    The row must have a `slowest_rank` and a `straggler_ms`.
-    """
-    least_ms, most_ms = straggler_cost_ms(row)
-    cost = f"{most_ms:.3g}" if least_ms > 0.995 * most_ms else f"{least_ms:.3g} to {most_ms:.3g}"
-    whose = "the other's" if row.world_size == 2 else "the others'"
-    return (
-        f"rank {row.slowest_rank} is slower: its own step takes {row.straggler_ms:.3g} ms "
-        f"longer than {whose} ({_slow_part(row)}), "
-        f"which costs {cost} ms of {row.step_ms_p50:.3g} ms"
-    )
-
-
-def _slow_part(row: PointRow) -> str:
-    """Return `device`, `host` or the ms of both: where the slow rank loses its time.
-
-    `device or host` where that is not known.
-    """
-    if row.device_type == "cpu":
-        return "host"
-    device_ms, excess_ms = row.straggler_device_ms, row.straggler_ms or 0.0
-    if device_ms is None:
-        return "device or host"
-    if device_ms >= NEARLY_ALL * excess_ms:
-        return "device"
-    if excess_ms - device_ms >= NEARLY_ALL * excess_ms:
-        return "host"
-    return f"device {device_ms:.3g} ms, host {excess_ms - device_ms:.3g} ms"

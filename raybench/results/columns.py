@@ -85,22 +85,14 @@ def columns_of(kind: type[Any]) -> tuple[TableColumn, ...]:
     """
     return tuple(
         column
-        for name, own in _own_columns(kind)
+        for name, own in _own_columns(cast("Hashable", kind))
         for column in ([own] if own else columns_of(type_hints(kind)[name]))
     )
 
 
-_OwnColumns = tuple[tuple[str, TableColumn | None], ...]
-
-
-def _own_columns(kind: type[Any]) -> _OwnColumns:
-    """Return the name and the column of each field; None for one that is a dataclass itself."""
-    return _read_columns(cast("Hashable", kind))
-
-
 @cache
-def _read_columns(kind: Any) -> _OwnColumns:
-    """Return what `_own_columns` does: `cache` wants an argument that mypy knows as hashable."""
+def _own_columns(kind: Any) -> tuple[tuple[str, TableColumn | None], ...]:
+    """Return the name and the column of each field; None for one that is a dataclass itself."""
     hints = type_hints(kind, include_extras=True)
     found: list[tuple[str, TableColumn | None]] = []
     for field in fields(kind):
@@ -110,21 +102,18 @@ def _read_columns(kind: Any) -> _OwnColumns:
         if is_dataclass(hint):
             found.append((field.name, None))
         elif about is not None:
-            found.append((field.name, _column(field, hint, about)))
+            arrow_kind, read = _convert(hint)
+            if field.default is not MISSING:
+                null = field.default
+            elif field.default_factory is not MISSING:
+                null = field.default_factory()
+            else:
+                is_optional = NoneType in get_args(get_args(hint)[0])
+                null = None if is_optional else _EMPTY.get(_plain_type(hint), MISSING)
+            name = about.name or field.name
+            column = TableColumn(name=name, kind=arrow_kind, about=about, read=read, null=null)
+            found.append((field.name, column))
     return tuple(found)
-
-
-def _column(field: Any, hint: Any, about: Column) -> TableColumn:
-    """Return the column of a field of a dataclass, by its annotated type and its default."""
-    kind, read = _convert(hint)
-    if field.default is not MISSING:
-        null = field.default
-    elif field.default_factory is not MISSING:
-        null = field.default_factory()
-    else:
-        is_optional = NoneType in get_args(get_args(hint)[0])
-        null = None if is_optional else _EMPTY.get(_plain_type(hint), MISSING)
-    return TableColumn(name=about.name or field.name, kind=kind, about=about, read=read, null=null)
 
 
 def _plain_type(hint: Any) -> Any:
@@ -148,16 +137,12 @@ def _convert(hint: Any) -> tuple[str, Callable[[Any], Any]]:
         return "string", plain
     if plain in (bool, int, float):
         return _KINDS[plain], plain
-    return _KINDS.get(plain, "string"), _same
+    return _KINDS.get(plain, "string"), lambda value: value
 
 
 def _tuple(values: Any) -> tuple[Any, ...]:
     found = values.tolist() if hasattr(values, "tolist") else values
     return tuple(None if value != value else value for value in found)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def to_row(record: Any) -> dict[str, Any]:
@@ -167,7 +152,7 @@ def to_row(record: Any) -> dict[str, Any]:
     column are left out.
     """
     row: dict[str, Any] = {}
-    for name, column in _own_columns(type(record)):
+    for name, column in _own_columns(cast("Hashable", type(record))):
         value = getattr(record, name)
         if column is None:
             row |= to_row(value)
@@ -187,7 +172,7 @@ def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
     that an enum does not know.
     """
     values: dict[str, Any] = {}
-    for name, column in _own_columns(kind):
+    for name, column in _own_columns(cast("Hashable", kind)):
         if column is None:
             values[name] = from_row(type_hints(kind)[name], row)
             continue
@@ -332,35 +317,24 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, lis
         told = error.strerror if isinstance(error, OSError) else None
         why = f"cannot be read: {told}" if told else "not a Parquet file, or a damaged one"
         raise ResultsError(f"{path}: {why}; remove or restore it") from error
+    if not part.schema.equals(wanted, check_metadata=False):
+        columns = []
+        for field in wanted:
+            if field.name not in part.column_names:
+                column = pa.nulls(part.num_rows, field.type)
+            else:
+                try:
+                    column = part[field.name].cast(field.type)
+                except pa.ArrowException as error:
+                    why = " ".join(str(error).split())
+                    message = f"{path}: its column {field.name} does not fit: {why}"
+                    raise ResultsError(message) from error
+            if not field.nullable and column.null_count:
+                raise ResultsError(f"{path}: a row without {field.name}; remove or restore it")
+            columns.append(column)
+        part = pa.Table.from_arrays(columns, schema=wanted)
     names = metadata.get(MERGED, b"").decode("utf-8", "replace").split("/")
-    return _with_columns(path, part, wanted), [path.with_name(name) for name in names if name]
-
-
-def _with_columns(path: Path, part: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """Return a part with these columns, null where it lacks one.
-
-    Raises ResultsError where a column has another type, or lacks a value that it must have.
-    """
-    import pyarrow as pa
-
-    if part.schema.equals(wanted, check_metadata=False):
-        return part
-    columns = []
-    for field in wanted:
-        if field.name not in part.column_names:
-            column = pa.nulls(part.num_rows, field.type)
-        else:
-            try:
-                column = part[field.name].cast(field.type)
-            except pa.ArrowException as error:
-                reason = " ".join(str(error).split())
-                raise ResultsError(
-                    f"{path}: its column {field.name} does not fit: {reason}"
-                ) from error
-        if not field.nullable and column.null_count:
-            raise ResultsError(f"{path}: a row without {field.name}; remove or restore it")
-        columns.append(column)
-    return pa.Table.from_arrays(columns, schema=wanted)
+    return part, [path.with_name(name) for name in names if name]
 
 
 def _no_rows(wanted: pa.Schema) -> pa.Table:

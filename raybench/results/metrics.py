@@ -1,7 +1,7 @@
 """The metrics of a point, by subject: step times, rates, conditions, memory.
 
-Of each subject: its columns, the function that computes them from a record, and what of them makes
-a number doubtful. Where the step goes is in `breakdown.py`.
+Of each subject: its columns, and the function that computes them from a record. Where the step goes
+is in `breakdown.py`, what makes a number doubtful in `tables.py`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from raybench.hardware.peaks import dense_peak_tflops
 from raybench.job.point import SCRIPT
-from raybench.records import Column, Device, Measurement, RankMetrics, Record, combine_ranks
+from raybench.records import Column, Device, Measurement, Record, combine_ranks
 from raybench.stats import summary as stats
 
 if TYPE_CHECKING:
-    from raybench.job.model import Measure
+    pass
 
 NS_PER_MS = 1e6
 # A step time that is known worse than this, to either side, is no measure for others.
 WIDEST_INTERVAL = 0.10
 _ENOUGH_SAMPLES = 10
-# The mean step may be so much longer than the median one without a warning.
-_RARE_STALLS = 0.01
-# A time budget is taken for reached from this share of it on.
-_NEARLY = 0.95
 NO_ITEMS = "no throughput: the workload does not set items_per_step"
 _MS_PER_S = 1e3
 _BYTES_PER_GB = 1e9
@@ -186,41 +182,6 @@ def is_imprecise(row: StepColumns) -> bool:
     return is_enough and half_width is not None and half_width > WIDEST_INTERVAL
 
 
-def shortfall_warnings(row: StepColumns, measure: Measure) -> Iterator[str]:
-    """Yield what the job asked for and the measurement did not reach."""
-    samples, wanted = row.iterations or 0, measure.iterations.min * measure.repeats
-    if samples < wanted:
-        yield f"time budget: {samples} of {wanted} iterations"
-    steps = samples * (row.inner_iterations or 1)
-    # Of a repeat.
-    timed_s = (row.step_ms_mean or 0.0) * steps / (row.repeats or 1) / 1000
-    if measure.is_quick:
-        yield f"quick: {timed_s:.2g} s timed"
-    elif not measure.iterations.is_fixed and timed_s < _NEARLY * measure.min_seconds:
-        yield f"time budget: {timed_s:.2g} s of {measure.min_seconds:g} s timed"
-    half_width = half_interval(row)
-    if half_width is not None and half_width > measure.target_ci:
-        yield (
-            f"step time is known to ±{half_width:.1%} only; "
-            f"the job asks for ±{measure.target_ci:.1%}"
-        )
-
-
-def unsteady_warnings(row: StepColumns, record: Record, measure: Measure) -> Iterator[str]:
-    """Yield that some steps are much longer than most, or that the step time changes its level."""
-    mean_ms, median_ms = row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0
-    if mean_ms > (1 + _RARE_STALLS) * median_ms:
-        yield (
-            f"some steps are much longer: the mean of {mean_ms:.4g} ms, which the rates follow, "
-            f"is {mean_ms / median_ms - 1:.1%} above the median"
-        )
-    if row.stable is False:
-        warmups = [len(r.warmup.step_ns) for m in record.measurements for r in m.repetitions]
-        yield f"step time changes its level still after {max(warmups)} iterations of warm-up"
-    elif row.stable is None and not measure.iterations.is_fixed:
-        yield "too few steps to tell whether their time is steady"
-
-
 @dataclass(frozen=True, kw_only=True)
 class RateColumns:
     """What a step finishes, moves and computes, over its mean time."""
@@ -306,7 +267,10 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
     achieved = _rate(flops, step_s, _FLOP_PER_TFLOP)
     product = combine_ranks("min", [m.gemm_tflops for m in measurements])
     burst_ms = _burst_ms(measurements) if record.point.batch_size is None else None
-    peak = _peak_tflops(record)
+    # Of the slowest model; not on CPUs, and only where the peaks of all models are known.
+    models = [device.name for device in record.devices if device.kind == "cuda"]
+    peaks = [dense_peak_tflops(model, record.point.precision) for model in models]
+    peak = min(filter(None, peaks), default=None) if all(peaks) else None
     return RateColumns(
         throughput=_rate(items or None, step_s),
         achieved_tflops_per_device=achieved,
@@ -336,26 +300,6 @@ def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
             return None
         medians.append(statistics.median(first_ms))
     return max(medians)
-
-
-def _peak_tflops(record: Record) -> float | None:
-    """Return the datasheet's TFLOP/s of the slowest model, in the point's precision.
-
-    None on CPUs, and where the peak of one of the models is not known.
-    """
-    precision = record.point.precision
-    models = [device for device in record.devices if device.kind == "cuda"]
-    peaks = [dense_peak_tflops(device.name, precision) for device in models]
-    return min((p for p in peaks if p is not None), default=None) if all(peaks) else None
-
-
-def rate_warnings(row: RateColumns) -> Iterator[str]:
-    """Yield that more was computed than the device can."""
-    if row.mfu_pct is not None and row.mfu_pct > 100:
-        yield (
-            f"{row.mfu_pct:.0f}% of the device's peak is impossible: the operations or the "
-            "peak are counted wrong, or the precision is not what was asked for"
-        )
 
 
 def _rate(amount: float | None, step_s: float, unit: float = 1.0) -> float | None:
@@ -409,15 +353,6 @@ def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
         attention_kernels=tuple(sorted({k for m in measurements for k in m.attention_kernels}))
         or None,
     )
-
-
-def throttling_warnings(row: ConditionColumns, record: Record) -> Iterator[str]:
-    """Yield in how many of the samples the clocks were limited, and why."""
-    if row.throttled:
-        timed = [r.timed.throttled for m in record.measurements for r in m.repetitions]
-        marks = [mark for marks in timed for mark in marks]
-        reasons = ", ".join(row.throttle_reasons or ()) or "reason unknown"
-        yield f"clocks were limited in {sum(marks) / len(marks):.0%} of the samples: {reasons}"
 
 
 def crowding(devices: Sequence[Device]) -> Iterator[str]:
@@ -481,17 +416,3 @@ def memory_columns(record: Record) -> MemoryColumns:
     parts = asdict(max(peaks, key=lambda one: one.total_bytes))
     named = {f"mem_{name}": value for name, value in parts.items()}
     return MemoryColumns(mem_estimate_bytes=record.mem_estimate_bytes, **named)
-
-
-def allocation_warnings(row: RankMetrics) -> Iterator[str]:
-    """Yield what the allocator did in timed steps that a steady step does without."""
-    if row.alloc_retries:
-        yield (
-            f"the timed steps include {row.alloc_retries} retries of the allocator, which had to "
-            "give back what it kept: memory is short, take a smaller batch"
-        )
-    elif row.device_allocs:
-        yield (
-            f"the timed steps include {row.device_allocs} calls of cudaMalloc: memory had not "
-            "settled, warm up for longer"
-        )

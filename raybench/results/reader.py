@@ -125,8 +125,8 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
             return folder, next(
                 (i for i in reversed(of_job) if _read_origin(folder, i)), of_job[-1]
             )
-        if name and name in run_folders(folder / "points"):
-            raise ResultsError(f"{folder}: {no_row_of(folder, name)}")
+        if name and name in _run_folders(folder / "points"):
+            raise ResultsError(f"{folder}: {_no_row_of(folder, name)}")
     way_out = "; give more of the id, or the name of a job for its newest run"
     jobs = {origin.job for origin in origins.values() if origin.job}
     return folder, pick(name, ids, kind="run", where=str(folder), way_out=way_out, names=jobs)
@@ -172,8 +172,8 @@ def _origins(root: Path) -> dict[str, _Origin]:
     """Return the origin of each run of a results folder by run_id, oldest first."""
     check_folder(root)
     found: dict[str, _Origin] = {}
-    for run_id in run_folders(root / "runs"):
-        if has_parts(root / "runs" / run_id):
+    for run_id in _run_folders(root / "runs"):
+        if _has_parts(root / "runs" / run_id):
             stamp = _STAMPED.fullmatch(run_id)
             origin = _Origin(**stamp.groupdict()) if stamp else _read_origin(root, run_id)
             found[run_id] = origin or _Origin()
@@ -238,7 +238,7 @@ def check_folder(root: Path) -> None:
         raise ResultsError(f"{root}: {what} of results; `raybench sweep JOB` makes one")
 
 
-def run_folders(folder: Path) -> list[str]:
+def _run_folders(folder: Path) -> list[str]:
     """Return the names of the folders in the folder of a table, but for hidden ones, sorted."""
     if not folder.is_dir():
         return []
@@ -246,26 +246,21 @@ def run_folders(folder: Path) -> list[str]:
         return sorted(e.name for e in entries if not e.name.startswith(HIDDEN) and e.is_dir())
 
 
-def has_parts(folder: Path) -> bool:
+def _has_parts(folder: Path) -> bool:
     """Return whether a folder holds a file that is ours to read."""
     with os.scandir(folder) as entries:
         return any(not entry.name.startswith(HIDDEN) for entry in entries)
 
 
-def results_folders(root: Path) -> list[str]:
-    """Return the names of the results folders inside a results folder, such as `examples`."""
-    inside = [name for name in run_folders(root) if name not in TABLE_NAMES]
-    return [name for name in inside if (root / name / "runs").is_dir()]
-
-
-def no_row_of(root: Path, run_id: str) -> str:
+def _no_row_of(root: Path, run_id: str) -> str:
     """Return a message: the run has points and no row in `runs`."""
     return f"run {run_id} has points, but no row; put {root}/runs/{run_id}/run.parquet back"
 
 
 def no_runs(root: Path) -> str:
     """Return a message: the folder has no runs, what to type, and which folders in it have some."""
-    counts = {name: len(run_folders(root / name / "runs")) for name in results_folders(root)}
+    inside = [name for name in _run_folders(root) if name not in TABLE_NAMES]
+    counts = {name: len(_run_folders(root / name / "runs")) for name in inside}
     elsewhere = "".join(
         f"; {root / name} has {count}: `raybench list --results {root / name}`, "
         f"`raybench report {name}/RUN`"
@@ -275,7 +270,7 @@ def no_runs(root: Path) -> str:
     return f"{root}: no runs yet; `raybench sweep JOB` makes one{elsewhere}"
 
 
-def has_driver(root: Path, run_id: str) -> bool | None:
+def _has_driver(root: Path, run_id: str) -> bool | None:
     """Return whether a driver holds the run; None where that cannot be told.
 
     As on file systems without locks, and where the run has no lock file.
@@ -464,17 +459,13 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
             found.append(_run_from_row(row))
         except ResultsError as error:
             _warn(f"{root}: {error}; it is left out")
-    for run_id in _without_row(root):
-        _warn(f"{root}: {no_row_of(root, run_id)}")
+    for run_id in _run_folders(root / "points"):
+        folder = root / "runs" / run_id
+        has_row = folder.is_dir() and _has_parts(folder)
+        if _has_parts(root / "points" / run_id) and not has_row:
+            _warn(f"{root}: {_no_row_of(root, run_id)}")
     found.sort(key=lambda run: (run.started_at, run.run_id))
     return [_as_it_stands(root, run) for run in found]
-
-
-def _without_row(root: Path) -> list[str]:
-    """Return the ids of the runs that have points and no part of `runs`."""
-    with_row = {name for name in run_folders(root / "runs") if has_parts(root / "runs" / name)}
-    names = [name for name in run_folders(root / "points") if name not in with_row]
-    return [name for name in names if has_parts(root / "points" / name)]
 
 
 def read_run(root: str | Path, run_id: str) -> Run:
@@ -510,7 +501,7 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     """Return the run; one that is running by its row, but without a driver here, as interrupted."""
     # Not every network file system tells of locks that another host holds.
     is_here = run.status is RunStatus.RUNNING and run.host == socket.gethostname()
-    if not is_here or has_driver(root, run.run_id) is not False:
+    if not is_here or _has_driver(root, run.run_id) is not False:
         return run
     # Its driver may have come to the end after the row was read.
     run = _read_stored_run(root, run.run_id)

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from raybench.job.point import RUN_SETTINGS, setting_text
 from raybench.records import (
+    NO_COLLECTIVES,
     Column,
     Device,
     DeviceSample,
-    Measurement,
     RankMetrics,
-    RankShare,
     Record,
     Samples,
     Status,
@@ -28,7 +27,6 @@ from raybench.records import (
 from raybench.records.devices import Finding
 from raybench.results.breakdown import (
     PartColumns,
-    collective_warnings,
     part_columns,
     part_warnings,
 )
@@ -39,16 +37,12 @@ from raybench.results.metrics import (
     MemoryColumns,
     RateColumns,
     StepColumns,
-    allocation_warnings,
     condition_columns,
     crowding,
+    half_interval,
     memory_columns,
     rate_columns,
-    rate_warnings,
-    shortfall_warnings,
     step_columns,
-    throttling_warnings,
-    unsteady_warnings,
 )
 from raybench.results.reader import Run
 
@@ -58,6 +52,10 @@ if TYPE_CHECKING:
     from raybench.job.model import Measure
     from raybench.records.environment import Code
 
+# The mean step may be so much longer than the median one without a warning.
+_RARE_STALLS = 0.01
+# A time budget is taken for reached from this share of it on.
+_NEARLY = 0.95
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
@@ -184,13 +182,45 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
     code: what the workers had loaded; None where nobody looked.
     Raises ValueError where ranks differ in their sample counts: our bug, never the user's.
     """
-    known = _identity(run_id, record) | {
-        "workload_sha256": code.workload_sha256 if code else None,
-        "raybench_sha256": code.raybench_sha256 if code else None,
+    point, devices, rank = record.point, record.devices, record.error_rank
+    settings: dict[str, Any] = {
+        name: point.settings.get(name) for name in (*RUN_SETTINGS, "scaling")
     }
+    kind = devices[0].kind if devices else None
+    failed = devices[rank] if rank is not None and devices else None
+    row = PointRow(
+        **keys_of(run_id, record),
+        round=record.round,
+        control_of=record.control_of or None,
+        status=record.status,
+        error_type=record.error_type,
+        error_message=record.error_message,
+        error_rank=rank,
+        error_host=failed.host if failed else None,
+        error_device=f"{failed.kind}:{failed.index}" if failed else None,
+        error_detail=record.error_detail,
+        started_at=record.started_at,
+        duration_s=record.duration_s,
+        workload=point.workload,
+        params={name: setting_text(v) for name, v in {**point.params, **point.env}.items()},
+        env=dict(point.env),
+        workload_sha256=code.workload_sha256 if code else None,
+        raybench_sha256=code.raybench_sha256 if code else None,
+        backend=_BACKENDS[kind] if kind and point.world_size > 1 else None,
+        device_type=kind,
+        device_name=", ".join(dict.fromkeys(device.name for device in devices)) or None,
+        models_by_rank=tuple(device.name for device in devices) or None,
+        node_count=len({device.node_id for device in devices}) or None,
+        **settings,
+        grad_accumulation=point.grad_accumulation,
+        warnings=record.warnings,
+        neighbours=record.neighbours,
+        mem_estimate_bytes=record.mem_estimate_bytes,
+        crowded=any(crowding(devices)) if kind == "cpu" else None,
+    )
     if not record.measurements:
-        return PointRow(**known)
-    row = PointRow(**{**known, **point_metrics(record)}, quick=measure.is_quick)
+        return row
+    row = replace(row, **point_metrics(record), quick=measure.is_quick)
     return replace(row, warnings=(*record.warnings, *_doubts(row, record, measure)))
 
 
@@ -199,12 +229,11 @@ def point_metrics(record: Record) -> dict[str, Any]:
 
     None: not known, or does not apply. Raises ValueError where ranks differ in their sample counts.
     """
-    working = tuple(m for m in record.measurements if m.share is None or m.share.items)
     shares = [m.share for m in record.measurements if m.share is not None]
-    uneven = uneven_columns(shares if len(shares) == len(record.measurements) else [])
     # Ranks without a share of an uneven step take no time.
-    record = replace(record, measurements=working)
-    steps = step_columns(record)
+    working = tuple(m for m in record.measurements if m.share is None or m.share.items)
+    at_work = replace(record, measurements=working)
+    steps = step_columns(at_work)
     typical_ms, mean_ms = steps.step_ms_p50 or 0.0, steps.step_ms_mean or 0.0
     parts = part_columns(working, typical_ms)
     own = {metric: None for one in working for metric in one.workload_metrics}
@@ -225,90 +254,32 @@ def point_metrics(record: Record) -> dict[str, Any]:
     }
     subjects = (
         steps,
-        rate_columns(record, mean_ms),
+        rate_columns(at_work, mean_ms),
         condition_columns(working),
         parts,
-        memory_columns(record),
-        uneven,
+        memory_columns(at_work),
     )
+    found = {name: value for subject in subjects for name, value in vars(subject).items()}
+    for column in columns_of(RankMetrics):
+        of_ranks = [getattr(one, column.name) for one in working]
+        found[column.name] = combine_ranks(column.about.over_ranks or "max", of_ranks)
+    if shares:  # the check of an uneven step is made with its probes
+        found["gradient_error"] = shares[0].gradient_error
+    if shares and len(shares) == len(record.measurements):
+        found |= {
+            "share_by_rank": tuple(share.items for share in shares),
+            "fixed_ms_by_rank": tuple(share.fixed_ms for share in shares),
+            "speed_by_rank": tuple(share.items_per_s for share in shares),
+            "slow_ratio_by_rank": tuple(share.slow_ratio for share in shares),
+            "exchange_ms": shares[0].exchange_ms,
+            "predicted_step_ms": shares[0].predicted_step_ms,
+            "crossover_batch": shares[0].crossover_batch,
+        }
     return {
-        **{name: value for subject in subjects for name, value in vars(subject).items()},
-        **_combine_ranks(working, shares),
+        **found,
         "methods": methods or None,
         "workload_metrics": {n: v for n, v in values.items() if v is not None} or None,
         "workload_headings": {metric.name: metric.title for metric in own} or None,
-    }
-
-
-def uneven_columns(shares: Sequence[RankShare]) -> UnevenColumns:
-    """Return the columns on ranks with these shares, in rank order, idle ranks included.
-
-    All None without any share.
-    """
-    if not shares:
-        return UnevenColumns()
-    return UnevenColumns(
-        share_by_rank=tuple(share.items for share in shares),
-        fixed_ms_by_rank=tuple(share.fixed_ms for share in shares),
-        speed_by_rank=tuple(share.items_per_s for share in shares),
-        slow_ratio_by_rank=tuple(share.slow_ratio for share in shares),
-        exchange_ms=shares[0].exchange_ms,
-        predicted_step_ms=shares[0].predicted_step_ms,
-        crossover_batch=shares[0].crossover_batch,
-    )
-
-
-def _combine_ranks(
-    measurements: Sequence[Measurement], shares: Sequence[RankShare]
-) -> dict[str, Any]:
-    """Return column -> value of a point for each of RankMetrics, as the column's `over_ranks` says.
-
-    shares: of an uneven step, from which `gradient_error` is taken; empty for other points.
-    """
-    found = {
-        column.name: combine_ranks(
-            column.about.over_ranks or "max", [getattr(one, column.name) for one in measurements]
-        )
-        for column in columns_of(RankMetrics)
-    }
-    # The check of an uneven step is made with its probes.
-    return found | ({"gradient_error": shares[0].gradient_error} if shares else {})
-
-
-def _identity(run_id: str, record: Record) -> dict[str, Any]:
-    """Return the columns that do not depend on a measurement, by name."""
-    point, devices = record.point, record.devices
-    settings = point.settings
-    kind = devices[0].kind if devices else None
-    rank = record.error_rank
-    failed = devices[rank] if rank is not None and devices else None
-    return {
-        **keys_of(run_id, record),
-        "round": record.round,
-        "control_of": record.control_of or None,
-        "status": record.status,
-        "error_type": record.error_type,
-        "error_message": record.error_message,
-        "error_rank": rank,
-        "error_host": failed.host if failed else None,
-        "error_device": f"{failed.kind}:{failed.index}" if failed else None,
-        "error_detail": record.error_detail,
-        "started_at": record.started_at,
-        "duration_s": record.duration_s,
-        "workload": point.workload,
-        "params": {name: setting_text(v) for name, v in {**point.params, **point.env}.items()},
-        "env": dict(point.env),
-        "backend": _BACKENDS[kind] if kind and point.world_size > 1 else None,
-        "device_type": kind,
-        "device_name": ", ".join(dict.fromkeys(device.name for device in devices)) or None,
-        "models_by_rank": tuple(device.name for device in devices) or None,
-        "node_count": len({device.node_id for device in devices}) or None,
-        **{name: settings.get(name) for name in (*RUN_SETTINGS, "scaling")},
-        "grad_accumulation": point.grad_accumulation,
-        "warnings": record.warnings,
-        "neighbours": record.neighbours,
-        "mem_estimate_bytes": record.mem_estimate_bytes,
-        "crowded": any(crowding(devices)) if kind == "cpu" else None,
     }
 
 
@@ -319,15 +290,59 @@ def keys_of(run_id: str, record: Record) -> dict[str, Any]:
 
 def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
     """Yield what the reader of an ok point's row must know, one sentence each."""
-    if row.batch_size is not None and record.measurements[0].items_per_step is None:
+    measurements = record.measurements
+    if row.batch_size is not None and measurements[0].items_per_step is None:
         yield NO_ITEMS
-    yield from collective_warnings(row)
-    yield from shortfall_warnings(row, measure)
-    yield from unsteady_warnings(row, record, measure)
+    if NO_COLLECTIVES in (row.methods or {}).get("comm_exposed_ms", ""):
+        yield f"no breakdown on several ranks: {NO_COLLECTIVES}"
+    samples, wanted = row.iterations or 0, measure.iterations.min * measure.repeats
+    if samples < wanted:
+        yield f"time budget: {samples} of {wanted} iterations"
+    steps = samples * (row.inner_iterations or 1)
+    # Of a repeat.
+    timed_s = (row.step_ms_mean or 0.0) * steps / (row.repeats or 1) / 1000
+    if measure.is_quick:
+        yield f"quick: {timed_s:.2g} s timed"
+    elif not measure.iterations.is_fixed and timed_s < _NEARLY * measure.min_seconds:
+        yield f"time budget: {timed_s:.2g} s of {measure.min_seconds:g} s timed"
+    half_width = half_interval(row)
+    if half_width is not None and half_width > measure.target_ci:
+        yield (
+            f"step time is known to ±{half_width:.1%} only; "
+            f"the job asks for ±{measure.target_ci:.1%}"
+        )
+    mean_ms, median_ms = row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0
+    if mean_ms > (1 + _RARE_STALLS) * median_ms:
+        yield (
+            f"some steps are much longer: the mean of {mean_ms:.4g} ms, which the rates follow, "
+            f"is {mean_ms / median_ms - 1:.1%} above the median"
+        )
+    if row.stable is False:
+        warmups = [len(r.warmup.step_ns) for m in measurements for r in m.repetitions]
+        yield f"step time changes its level still after {max(warmups)} iterations of warm-up"
+    elif row.stable is None and not measure.iterations.is_fixed:
+        yield "too few steps to tell whether their time is steady"
     yield from part_warnings(row)
-    yield from allocation_warnings(row)
-    yield from throttling_warnings(row, record)
-    yield from rate_warnings(row)
+    if row.alloc_retries:
+        yield (
+            f"the timed steps include {row.alloc_retries} retries of the allocator, which had to "
+            "give back what it kept: memory is short, take a smaller batch"
+        )
+    elif row.device_allocs:
+        yield (
+            f"the timed steps include {row.device_allocs} calls of cudaMalloc: memory had not "
+            "settled, warm up for longer"
+        )
+    if row.throttled:
+        timed = [r.timed.throttled for m in measurements for r in m.repetitions]
+        marks = [mark for marks in timed for mark in marks]
+        reasons = ", ".join(row.throttle_reasons or ()) or "reason unknown"
+        yield f"clocks were limited in {sum(marks) / len(marks):.0%} of the samples: {reasons}"
+    if row.mfu_pct is not None and row.mfu_pct > 100:
+        yield (
+            f"{row.mfu_pct:.0f}% of the device's peak is impossible: the operations or the "
+            "peak are counted wrong, or the precision is not what was asked for"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -298,30 +298,24 @@ def clear_leftovers(root: Path, run_id: str) -> None:
     for table in TABLES:
         for path in (root / table / run_id).glob(".*.parquet.*"):
             path.unlink(missing_ok=True)
-    if doubtful := dict(_files_without_row(root, run_id)):
+    # Parts without one of the same name in `points`, whose rows may be in another part, as after
+    # `compact`; and all traces and logs.
+    twins = {path.name for path in parts_of(root, "points", run_id)}
+    doubtful = {
+        path: attempts_in([path], table)
+        for table in ("samples", "modules", "regions")
+        for path in parts_of(root, table, run_id)
+        if path.name not in twins
+    }
+    for folder in ("traces", LOGS):
+        for path in (root / folder / run_id).glob("*-*-*-rank*"):
+            _, point_id, attempt, _ = path.name.split("-", 3)
+            doubtful[path] = frozenset({(point_id, int(attempt))})
+    if doubtful:
         known = attempts_in(parts_of(root, "points", run_id), "points")
         for path, attempts in doubtful.items():
             if not attempts & known:
                 path.unlink(missing_ok=True)
-
-
-def _files_without_row(
-    root: Path, run_id: str
-) -> Iterator[tuple[Path, frozenset[tuple[str, int]]]]:
-    """Yield files that may have no row in `points`, each with its attempts (point_id, attempt).
-
-    They are the parts without one of the same name in `points`, whose rows may be in another part,
-    as after `compact`; and all traces and logs.
-    """
-    twins = {path.name for path in parts_of(root, "points", run_id)}
-    for table in ("samples", "modules", "regions"):
-        for path in parts_of(root, table, run_id):
-            if path.name not in twins:
-                yield path, attempts_in([path], table)
-    for folder in ("traces", LOGS):
-        for path in (root / folder / run_id).glob("*-*-*-rank*"):
-            _, point_id, attempt, _ = path.name.split("-", 3)
-            yield path, frozenset({(point_id, int(attempt))})
 
 
 # Tables whose parts are named after attempts at points; parts of one batch have one name in all.

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from raybench.cluster import Cluster
 from raybench.cluster.allocator import Isolation, Strategy
@@ -26,7 +25,6 @@ from raybench.records import (
     Answer,
     Cause,
     Device,
-    Failure,
     Measurement,
     Record,
     Status,
@@ -327,33 +325,32 @@ class _Loop:
             self._running.submit(attempt, task, decision.worker_ids, devices)
 
     def _end(self, ended: Sequence[tuple[Attempt, Record]]) -> Iterator[Event]:
-        """Free the workers of these attempts and write their records, then go on from each."""
+        """Free the workers of these attempts and write their records.
+
+        Then try the trial of each again, or note how it ended and add the points that follow.
+        """
         for attempt, _ in ended:
             self._schedule.free(attempt)
         if ended:
             self.write([(attempt.index, record) for attempt, record in ended])
-        for attempt, record in ended:
-            yield from self._after_record(attempt, record)
-
-    def _after_record(self, attempt: Attempt, record: Record) -> Iterator[Event]:
-        """Try the trial again, or note how it ended and add the points that follow from it."""
         stopping = self.callbacks.stopping
-        # A trial that was lost on devices: they are to blame more often than the point.
-        is_lost = record.status is Status.LOST and record.devices
-        if is_lost and attempt.tries == 1 and not stopping():
-            self._schedule.add(replace(attempt, tries=attempt.tries + 1))
-            yield PointRetried(index=attempt.index, record=record)
-            return
-        self._statuses[attempt.key] = record.status
-        if record.status is Status.OOM:
-            self._schedule.note_oom(attempt.point)
-        # A batch that does not fit is what a search looks for.
-        is_searched = self.rounds.plan.batch_search and record.status is Status.OOM
-        if self.settings.stop_on_error and record.status.is_failure and not is_searched:
-            self._schedule.stop(attempt.point.point_id)
-        yield PointFinished(index=attempt.index, record=record)
-        if not stopping() and attempt.round == 1 and not attempt.control_of:
-            yield from self._add(self.callbacks.follow_ups(record), attempt.round)
+        for attempt, record in ended:
+            # A trial that was lost on devices: they are to blame more often than the point.
+            is_lost = record.status is Status.LOST and record.devices
+            if is_lost and attempt.tries == 1 and not stopping():
+                self._schedule.add(replace(attempt, tries=attempt.tries + 1))
+                yield PointRetried(index=attempt.index, record=record)
+                continue
+            self._statuses[attempt.key] = record.status
+            if record.status is Status.OOM:
+                self._schedule.note_oom(attempt.point)
+            # A batch that does not fit is what a search looks for.
+            is_searched = self.rounds.plan.batch_search and record.status is Status.OOM
+            if self.settings.stop_on_error and record.status.is_failure and not is_searched:
+                self._schedule.stop(attempt.point.point_id)
+            yield PointFinished(index=attempt.index, record=record)
+            if not stopping() and attempt.round == 1 and not attempt.control_of:
+                yield from self._add(self.callbacks.follow_ups(record), attempt.round)
 
     def _add(self, points: Sequence[Point], number: int) -> Iterator[Event]:
         """Add points that were not in the plan to the round of this number."""
@@ -415,13 +412,21 @@ class InFlight:
                 running.neighbours[other.attempt.point.point_id] = None
             self._by_node[node_id][attempt.index] = None
         self._running[attempt.index] = running
+
+        def run() -> None:
+            started_s = time.perf_counter()
+            try:
+                seen = self._cluster.watch_other_users(worker_ids)
+                running.outcome = self._cluster.run(task, worker_ids)
+                running.duration_s = time.perf_counter() - started_s
+                running.others = seen()
+            except BaseException as error:
+                running.outcome = error  # it is raised again on the thread that waits
+            self._finished.put(running)
+
         # A daemon: a cluster that is stuck must not keep the process from ending.
-        threading.Thread(
-            target=self._run,
-            args=(running, task, worker_ids),
-            name=f"point {attempt.point.point_id}",
-            daemon=True,
-        ).start()
+        name = f"point {attempt.point.point_id}"
+        threading.Thread(target=run, name=name, daemon=True).start()
 
     def next_finished(self, timeout_s: float | None) -> list[tuple[Attempt, Record]]:
         """Wait for the next attempt that ends; return it with those that have ended by then.
@@ -444,18 +449,6 @@ class InFlight:
                 ended.append((running.attempt, make_record_of(running)))
         return ended
 
-    def _run(self, running: RunningAttempt, task: Task, worker_ids: Sequence[int]) -> None:
-        """Run the attempt to its end, note its outcome, and queue it for `next_finished`."""
-        started_s = time.perf_counter()
-        try:
-            seen = self._cluster.watch_other_users(worker_ids)
-            running.outcome = self._cluster.run(task, worker_ids)
-            running.duration_s = time.perf_counter() - started_s
-            running.others = seen()
-        except BaseException as error:
-            running.outcome = error  # it is raised again on the thread that waits
-        self._finished.put(running)
-
 
 def make_unmeasured(
     attempt: Attempt,
@@ -470,7 +463,10 @@ def make_unmeasured(
     neighbours: ids of points that ran beside it.
     """
     return Record(
-        **_identity(attempt),
+        point=attempt.point,
+        attempt=attempt.number,
+        round=attempt.round,
+        control_of=attempt.control_of,
         status=cause.status,
         started_at=started_at,
         duration_s=(datetime.now(UTC) - started_at).total_seconds(),
@@ -480,21 +476,12 @@ def make_unmeasured(
     )
 
 
-def _identity(attempt: Attempt) -> dict[str, Any]:
-    """Return the fields of a `Record` that say of which attempt it is."""
-    return {
-        "point": attempt.point,
-        "attempt": attempt.number,
-        "round": attempt.round,
-        "control_of": attempt.control_of,
-    }
-
-
 def make_record_of(running: RunningAttempt) -> Record:
     """Return the record of an attempt whose ranks have answered.
 
     It has the measurements of all ranks, or none: a rank whose peer failed may have measured
-    garbage.
+    garbage. The message of a failure names its device, what went wrong, and what would fit into
+    memory; the detail has the last lines that its rank wrote.
     """
     assert not isinstance(running.outcome, BaseException)
     attempt, devices = running.attempt, running.devices
@@ -504,7 +491,10 @@ def make_record_of(running: RunningAttempt) -> Record:
     is_cuda = all(device.kind == "cuda" for device in devices)
     estimate_bytes = estimate(attempt.point) if is_cuda else None
     record = Record(
-        **_identity(attempt),
+        point=attempt.point,
+        attempt=attempt.number,
+        round=attempt.round,
+        control_of=attempt.control_of,
         status=Status.OK,
         started_at=running.started_at,
         duration_s=running.duration_s,
@@ -513,50 +503,30 @@ def make_record_of(running: RunningAttempt) -> Record:
         neighbours=(*running.neighbours, *running.others),
         mem_estimate_bytes=estimate_bytes,
     )
-    if failure := cause_of(answers):
-        output = outputs[failure.rank]
-        return replace(
-            record,
-            status=failure.status,
-            error_type=failure.error_type,
-            error_message=_explain(failure, output, devices, attempt.point, estimate_bytes),
-            error_rank=failure.rank,
-            error_detail=_detail(failure, output),
-        )
-    measurements = tuple(answer for answer in answers if isinstance(answer, Measurement))
-    warnings = [warning for measurement in measurements for warning in measurement.warnings]
-    warnings += [f"not alone: {other}" for other in running.others]
-    warnings += crowding(devices)
-    return replace(record, measurements=measurements, warnings=tuple(dict.fromkeys(warnings)))
-
-
-def _explain(
-    failure: Failure,
-    output: str,
-    devices: Sequence[Device],
-    point: Point,
-    estimate_bytes: int | None,
-) -> str:
-    """Return the message of a failure: its device, what went wrong, and what would fit into memory.
-
-    For a script that ended itself the last line of its output is added, which says why.
-    """
-    device = devices[failure.rank]
-    text = f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
-    if failure.error_type == Cause.SCRIPT_EXIT and output:
-        return f"{text}; its last line: {shorten(output.splitlines()[-1], _LINE_CHARACTERS)}"
-    if failure.status is Status.OOM and estimate_bytes and device.memory_bytes:
-        return f"{text}; {explain_oom(point, estimate_bytes, device.memory_bytes)}"
-    return text
-
-
-def _detail(failure: Failure, output: str) -> str | None:
-    """Return the detail of a failure with the last ten lines that its rank wrote; None if empty.
-
-    output: of the rank. Its lines are not repeated where the detail has the last one already.
-    """
-    whole, last = failure.detail, output.splitlines()[-_LAST_LINES:]
-    if last and last[-1] not in whole:
-        told = "\n".join([f"the last lines that rank {failure.rank} wrote:", *last])
-        whole = f"{whole.rstrip()}\n\n{told}" if whole else told
-    return shorten_start(whole, DETAIL_CHARACTERS) or None
+    failure = cause_of(answers)
+    if failure is None:
+        measurements = tuple(answer for answer in answers if isinstance(answer, Measurement))
+        warnings = [warning for measurement in measurements for warning in measurement.warnings]
+        warnings += [f"not alone: {other}" for other in running.others]
+        warnings += crowding(devices)
+        return replace(record, measurements=measurements, warnings=tuple(dict.fromkeys(warnings)))
+    rank, device, output = failure.rank, devices[failure.rank], outputs[failure.rank]
+    message = f"rank {rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
+    last = output.splitlines()[-_LAST_LINES:]
+    if failure.error_type == Cause.SCRIPT_EXIT and last:
+        # A script that ended itself says why in the last line of its output.
+        message += f"; its last line: {shorten(last[-1], _LINE_CHARACTERS)}"
+    elif failure.status is Status.OOM and estimate_bytes and device.memory_bytes:
+        message += f"; {explain_oom(attempt.point, estimate_bytes, device.memory_bytes)}"
+    detail = failure.detail
+    if last and last[-1] not in detail:
+        told = "\n".join([f"the last lines that rank {rank} wrote:", *last])
+        detail = f"{detail.rstrip()}\n\n{told}" if detail else told
+    return replace(
+        record,
+        status=failure.status,
+        error_type=failure.error_type,
+        error_message=message,
+        error_rank=rank,
+        error_detail=shorten_start(detail, DETAIL_CHARACTERS) or None,
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 import socket
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from raybench.cluster import Cluster
 from raybench.errors import ClusterError, JobError, UsageError
-from raybench.job.model import NOT_MEASURED, Job, Measure, load_job
+from raybench.job.model import NOT_MEASURED, Job, Measure, job_from_text
 from raybench.job.plan import Plan, script_path
 from raybench.job.point import SCRIPT
 from raybench.job.registry import module_and_class
@@ -56,12 +56,6 @@ class RunTarget:
     wait_s: float = 0.0
     shared: bool = False
     only: DeviceList | None = None
-
-    @property
-    def is_on_cpus(self) -> bool:
-        """Whether a private Ray here would have CPU workers: asked for, or no GPU on this host."""
-        has_gpus = any(Path("/dev").glob("nvidia[0-9]*"))
-        return self.device == "cpu" or (self.device == "auto" and not has_gpus)
 
 
 DeviceKey = tuple[str, str, int]
@@ -234,13 +228,13 @@ class RunRows:
         text = f"{what} before any point finished"
         # As `raybench list` counts them: a point that was cut short is not finished.
         run = reader.count_points(self._run, by_point(self._ended))
-        if count := run.points_ok + run.points_failed + run.points_skipped:
+        told = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
+        if count := sum(told.values()):
             points = "point is" if count == 1 else "points are"
-            told = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
             each = ", ".join(f"{count} {word}" for word, count in told.items() if count)
             ended = f" ({each})" if run.points_ok < count else ""
-            text = f"{what}: {count} finished {points} kept{ended}; see: "
-            text += command("report", self.store.run_id, "--results", str(self.store.root))
+            see = command("report", self.store.run_id, "--results", str(self.store.root))
+            text = f"{what}: {count} finished {points} kept{ended}; see: {see}"
         if self.left:
             self.listener.tell(f"go on with: {self.start.resume_command}")
         self.listener.tell(text)
@@ -370,12 +364,8 @@ def resume_run(
     added to those of the run. Writes nothing. The run must be held (`hold_run`), because its rows
     are read.
     """
-
-    def is_kept(status: Status) -> bool:
-        # Skipped, cancelled and lost trials are run again; other failures where it is asked for.
-        return status is Status.OK if retry_failed else not status.is_retried
-
     latest = reader.latest(root, run.run_id)
+    ended = {key: one.status for key, one in latest.items()}
     attempts: Counter[str] = Counter()
     for key, one in latest.items():
         attempts[key.point_id] = max(one.attempt, attempts[key.point_id])
@@ -399,9 +389,14 @@ def resume_run(
             tags={**run.tags, **tags},
         ),
         rounds=replace(rounds, seed=run.seed or 0),
-        ended={key: one.status for key, one in latest.items()},
+        ended=ended,
         earlier=EarlierSweeps(
-            kept={key: one.status for key, one in latest.items() if is_kept(one.status)},
+            # Skipped, cancelled and lost trials are run again; other failures where it is asked.
+            kept={
+                key: status
+                for key, status in ended.items()
+                if status is Status.OK or not (retry_failed or status.is_retried)
+            },
             attempts=attempts,
             chosen=chosen,
         ),
@@ -447,16 +442,18 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
 
 def _difference(run: Run, job: Job) -> str:
     """Return in words which settings of the job differ from those of the run, five at most."""
-    before = job_of_run(run)
-    if before is None:
-        return "its --set overrides, or what this version of raybench takes as defaults, differ"
-    old, new = (dict(_leaves(one.model_dump(mode="json"))) for one in (before, job))
-    differences = [
-        f"{key} was {old.get(key, 'not set')}, is {new.get(key, 'not set')}"
-        for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key) and key.split(".")[0] not in NOT_MEASURED
-    ]
-    return _few(differences)
+    with suppress(JobError):
+        before = job_from_text("job.yaml", run.job_text, overrides_in(run.argv))
+        if before.meaning_sha256 == run.job_sha256:
+            old, new = (dict(_leaves(one.model_dump(mode="json"))) for one in (before, job))
+            return _few(
+                [
+                    f"{key} was {old.get(key, 'not set')}, is {new.get(key, 'not set')}"
+                    for key in dict.fromkeys([*old, *new])
+                    if old.get(key) != new.get(key) and key.split(".")[0] not in NOT_MEASURED
+                ]
+            )
+    return "its --set overrides, or what this version of raybench takes as defaults, differ"
 
 
 def _few(differences: Sequence[str]) -> str:
@@ -464,18 +461,6 @@ def _few(differences: Sequence[str]) -> str:
     more = len(differences) - _MOST_DIFFERENCES
     told = ", ".join(differences[:_MOST_DIFFERENCES])
     return f"{told} and {more} more" if more > 0 else told
-
-
-def job_of_run(run: Run) -> Job | None:
-    """Return the job of a run from its text and command; None where it is another now."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "job.yaml"
-        path.write_text(run.job_text, encoding="utf-8")
-        try:
-            job = load_job(path, overrides_in(run.argv))
-        except JobError:
-            return None
-    return job if job.meaning_sha256 == run.job_sha256 else None
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Protocol, Self
 
@@ -84,6 +85,14 @@ def run_sweep(
     written, and UsageError for an address that cannot be joined, or a search for batch sizes
     without a maximum on CPU workers.
     """
+
+    def close() -> None:
+        try:
+            cluster.close()
+        except KeyboardInterrupt:  # the user is told what is kept
+            interrupts.say_farewell()
+            raise
+
     wanted = _devices_wanted(job, start, where, source)
     with ExitStack() as at_the_end:
         interrupts = at_the_end.enter_context(Interrupts(listener))
@@ -92,7 +101,9 @@ def run_sweep(
             shared=where.shared,
             wait_s=where.wait_s,
         )
-        if where.is_on_cpus and starts_private(where.address):
+        has_gpus = any(Path("/dev").glob("nvidia[0-9]*"))
+        is_on_cpus = where.device == "cpu" or (where.device == "auto" and not has_gpus)
+        if is_on_cpus and starts_private(where.address):
             at_the_end.enter_context(reserve_this_hosts_cpus(terms, listener.tell))
         # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
         with listener.waiting("connecting to Ray"), interrupts.held_back(math.inf):
@@ -107,7 +118,7 @@ def run_sweep(
                 terms=terms,
                 only=where.only,
             )
-            at_the_end.callback(_close, cluster, interrupts)
+            at_the_end.callback(close)
             interrupts.take_signals()
         check_bounded(start.plan, cluster.kind)
         listener.tell(f"{cluster.description}; run {start.run.run_id} in {where.output}")
@@ -125,7 +136,18 @@ def run_sweep(
                 root=where.output, run_id=run.run_id, measure=job.measure, code=start.code
             )
             store.write_run(run)
-        settings = _settings(job, start, where, source)
+        # A fresh worker runs in one precision only.
+        of_plan = () if job.measure.fresh_workers else start.plan.precisions
+        settings = SweepSettings(
+            measure=job.measure,
+            strategy=job.placement.strategy,
+            isolation=job.placement.isolation,
+            stop_on_error=job.on_error == "stop",
+            profiled=where.profiled,
+            code=start.code,
+            precisions=None if source else of_plan,
+            measure_of=source.measure_of if source else None,
+        )
         rows = RunRows(start, store, listener)
         return record_run(settings, cluster, workers, rows, interrupts, source)
 
@@ -141,33 +163,6 @@ def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSo
     # share cores.
     is_alone = job.placement.isolation != "device" or job.placement.oversubscribe
     return max(sizes) if is_alone or where.wait_s else sum(sizes)
-
-
-def _settings(
-    job: Job, start: RunState, where: RunTarget, source: PointSource | None
-) -> SweepSettings:
-    """Return how the points of the run are placed and measured, as the job and `source` say."""
-    # A fresh worker runs in one precision only.
-    of_plan = () if job.measure.fresh_workers else start.plan.precisions
-    return SweepSettings(
-        measure=job.measure,
-        strategy=job.placement.strategy,
-        isolation=job.placement.isolation,
-        stop_on_error=job.on_error == "stop",
-        profiled=where.profiled,
-        code=start.code,
-        precisions=None if source else of_plan,
-        measure_of=source.measure_of if source else None,
-    )
-
-
-def _close(cluster: Cluster, interrupts: Interrupts) -> None:
-    """Close the cluster; a user who interrupts that is told what is kept."""
-    try:
-        cluster.close()
-    except KeyboardInterrupt:
-        interrupts.say_farewell()
-        raise
 
 
 def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:

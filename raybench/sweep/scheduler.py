@@ -106,17 +106,14 @@ def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") 
     of them points will use, all are needed.
     """
     fitting = [point.world_size for point in plan.points if point.world_size <= capacity]
-    if fitting and any(point.devices != ANY for point in plan.points):
-        return capacity  # the models of the devices are known when their workers are there
+    if not fitting:
+        return 0
     strategies = {point.strategy for point in plan.points}
-    if fitting and (len(strategies) > 1 or "rail" in strategies):
-        return capacity  # and so are the nodes that have them
-    if isolation == "cluster":
-        return max(fitting, default=0)
-    if isolation == "device":
-        return min(capacity, sum(fitting))
-    # The number of devices of a node is known when its workers are there.
-    return capacity if fitting else 0
+    # The models of the devices, and which of them a node has, are known when workers are there.
+    names_devices = any(point.devices != ANY for point in plan.points)
+    if isolation == "node" or names_devices or len(strategies) > 1 or "rail" in strategies:
+        return capacity
+    return max(fitting) if isolation == "cluster" else min(capacity, sum(fitting))
 
 
 class Schedule:
@@ -170,9 +167,14 @@ class Schedule:
 
     def add(self, attempt: Attempt) -> None:
         """Add an attempt, behind those of its round and block."""
+        trial = attempt.round, attempt.index
+        if trial not in self._ranks:  # another try keeps the place of the first
+            most = 0 if self._isolation == "cluster" else -attempt.point.world_size
+            block = self._blocks.setdefault((attempt.round, attempt.block), len(self._blocks))
+            self._ranks[trial] = (attempt.round, most, block, len(self._ranks))
         asked = attempt.point.world_size, attempt.point.strategy
         waiting = self._waiting.setdefault(asked, [])
-        heapq.heappush(waiting, (self._rank(attempt), attempt))
+        heapq.heappush(waiting, (self._ranks[trial], attempt))
 
     def next(self) -> Decision | None:
         """Take the next attempt, and return what to do with it.
@@ -183,10 +185,17 @@ class Schedule:
         if self._isolation == "cluster" and self._running:
             return None
         for waiting in sorted(filter(None, self._waiting.values())):
-            decision = self._decide(waiting[0][1])
-            if decision is not None:
-                heapq.heappop(waiting)
-                return decision
+            attempt = waiting[0][1]
+            decision: Decision | None = self._why_not(attempt)
+            if decision is None:
+                taken = set(chain.from_iterable(self._running.values()))
+                chosen = self._allocator(attempt.point).choose(attempt.point.world_size, taken)
+                if chosen is None:
+                    continue
+                self._running[attempt.index] = chosen
+                decision = Assign(attempt=attempt, worker_ids=chosen)
+            heapq.heappop(waiting)
+            return decision
         return None
 
     def free(self, attempt: Attempt) -> None:
@@ -203,26 +212,6 @@ class Schedule:
     def stop(self, point_id: str) -> None:
         """Skip everything else: the point failed in a run that has `on_error: stop`."""
         self._stopped_by = self._stopped_by or point_id
-
-    def _rank(self, attempt: Attempt) -> _Rank:
-        """Return the place of an attempt among all; another try keeps the place of the first."""
-        trial = attempt.round, attempt.index
-        if trial not in self._ranks:
-            most = 0 if self._isolation == "cluster" else -attempt.point.world_size
-            block = self._blocks.setdefault((attempt.round, attempt.block), len(self._blocks))
-            self._ranks[trial] = (attempt.round, most, block, len(self._ranks))
-        return self._ranks[trial]
-
-    def _decide(self, attempt: Attempt) -> Decision | None:
-        """Return what to do with an attempt now; None where it has to wait for busy workers."""
-        if why_not := self._why_not(attempt):
-            return why_not
-        taken = set(chain.from_iterable(self._running.values()))
-        worker_ids = self._allocator(attempt.point).choose(attempt.point.world_size, taken)
-        if worker_ids is None:
-            return None
-        self._running[attempt.index] = worker_ids
-        return Assign(attempt=attempt, worker_ids=worker_ids)
 
     def _allocator(self, point: Point) -> DeviceAllocator:
         """Return the allocator of the devices that the point may use."""
@@ -359,72 +348,45 @@ class Rounds:
         ]
         if self.count == 1:
             return tuple(smaller_batches_first(attempts))
-        control = self._control(points, number)
-        ordered = []
-        for place, block in enumerate(self._in_order(number, attempts), first + len(indices)):
-            ordered += block
-            if control is not None:
-                of = block[0].point.world_size
-                ordered.append(
-                    Attempt(index=place, point=control, number=1, round=number, control_of=of)
-                )
-        return tuple(ordered)
-
-    def _in_order(self, number: int, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
-        """Return the blocks of a round, the trials inside each shuffled.
-
-        In rounds of even number the blocks themselves run from last to first. Without a seed all
-        keep the order of the plan.
-        """
         blocks: dict[int, list[Attempt]] = {size: [] for size in _blocks(self.plan.points)}
         for attempt in attempts:
             blocks.setdefault(attempt.point.world_size, []).append(attempt)
-        if self.seed is None:
-            return [block for block in blocks.values() if block]
-        draw = random.Random(f"{self.seed}/{number}")
-        for block in blocks.values():
-            draw.shuffle(block)
-        ordered = [block for block in blocks.values() if block]
-        return ordered if number % 2 else ordered[::-1]
-
-    def _control(self, points: Sequence[Point], number: int) -> Point | None:
-        """Return the baseline point to be measured again as a control; None without controls.
-
-        The largest batch in a precision other than fp16: its step waits least for the host, so it
-        scatters least.
-        """
+        in_order = [block for block in blocks.values() if block]
+        if self.seed is not None:
+            draw = random.Random(f"{self.seed}/{number}")
+            for block in blocks.values():
+                draw.shuffle(block)
+            in_order = in_order if number % 2 else in_order[::-1]
+        # The largest batch in a precision other than fp16: its step waits least for the host, so it
+        # scatters least.
         baseline = self.plan.baseline.items()
         there = [point for point in points if baseline and baseline <= point.settings.items()]
         is_search = self.plan.batch_search is not None and number == 1
-        if not (self.has_controls and there) or is_search:
-            return None
-        return max(there, key=lambda p: (p.precision is not Precision.FP16, p.batch_size or 0))
+        if not there or is_search or not self.has_controls:
+            return tuple(chain.from_iterable(in_order))
+        control = max(there, key=lambda p: (p.precision is not Precision.FP16, p.batch_size or 0))
+        ordered = []
+        for place, block in enumerate(in_order, first + len(indices)):
+            of = block[0].point.world_size
+            ordered += [
+                *block,
+                Attempt(index=place, point=control, number=1, round=number, control_of=of),
+            ]
+        return tuple(ordered)
 
 
 def _blocks(points: Sequence[Point]) -> list[int]:
     return list(dict.fromkeys(point.world_size for point in points))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The end of a search: the largest batch size that fits, and the smallest that does not."""
-
-    largest: int
-    ran_out: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """The end of a search that did not find its batch, and why."""
-
-    reason: str
-
-
-Step = int | Found | Ended
+# The batch size to try next; why a search ended without a batch; None where it has found it.
+Step = int | str | None
 
 
 def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
-    """Return the batch size to try next (an int), or how the search ended (Found or Ended).
+    """Return the batch size to try next, None where the largest that fits is known.
+
+    A text says why the search ended without it.
 
     start: the batch size to begin with. most: no batch above it is tried. outcomes: batch size ->
     how its point ended, of this series alone.
@@ -433,17 +395,15 @@ def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
     below = {b: status for b, status in outcomes.items() if ran_out is None or b < ran_out}
     for batch, status in sorted(below.items()):
         if status is not Status.OK:
-            return Ended(reason=f"batch_size {batch:,} ended {status.value}")
+            return f"batch_size {batch:,} ended {status.value}"
     fits = max(below, default=0)
     if ran_out is None:
         if fits >= most:
-            return Ended(reason=f"batch_size {fits:,} fits, and no larger one may be tried")
+            return f"batch_size {fits:,} fits, and no larger one may be tried"
         return min(2 * fits, most) if fits else start
     if not is_found(fits, ran_out):
         return (fits + ran_out) // 2
-    if fits:
-        return Found(largest=fits, ran_out=ran_out)
-    return Ended(reason="not even batch_size 1 fits")
+    return None if fits else "not even batch_size 1 fits"
 
 
 def is_found(fits: int, ran_out: int) -> bool:
@@ -526,9 +486,9 @@ class BatchSearches:
         varying = [name for name in varying_settings(self._plan.points) if name != "batch_size"]
         for first in _first_points(search, self._plan.points):
             _, step = _follow(search, first, self._statuses)
-            if isinstance(step, Ended):
+            if isinstance(step, str):
                 told = "".join(f" {name}={first.settings.get(name)}" for name in varying)
-                yield f"batch_size: auto{told}: {step.reason}"
+                yield f"batch_size: auto{told}: {step}"
 
 
 def _first_points(search: BatchSearch, points: Sequence[Point]) -> list[Point]:

@@ -74,7 +74,7 @@ class ProcessGroup:
         self._ended: Group | None = None
         self._broken: Group | None = None
         self._lock = threading.Lock()
-        self._nccl_file = NcclFile()
+        self.nccl_file = NcclFile()
 
     def join(self, task: Task, rank_info: RankInfo, group: Group | None) -> None:
         """Form `group` if it is not the current one, and set the variables of torchrun.
@@ -90,29 +90,21 @@ class ProcessGroup:
         if self._group is not None:
             self._take_down(self._group)  # the driver has given it up
         if group is not None:
-            with self._nccl_file.record() if self._is_nccl else nullcontext():
+            with self.nccl_file.record() if self._is_nccl else nullcontext():
                 self._form(group, task, rank_info)
 
-    def free_buffers(self, is_held: Callable[[], bool]) -> None:
+    def free_buffers(self, held_bytes: Callable[[], int]) -> None:
         """Wait until NCCL has freed the buffers of finished collectives; all ranks must call it.
 
-        is_held: returns whether this rank still has some. Buffers of collectives for which the host
+        held_bytes: returns how much this rank still has. Buffers of collectives for which the host
         never waited, such as DDP's, are kept until NCCL's watchdog, which looks ten times a second,
         has seen their end, and then until the next collective.
         """
         if self._is_nccl and self._group is not None:
             for _ in range(_FREE_TRIES):  # counted, not timed: no rank may stop before another
-                if not any_rank(is_held(), self._device):
+                if not any_rank(held_bytes() > 0, self._device):
                     return
                 time.sleep(_FREE_WAIT_S)
-
-    def transports(self) -> tuple[str, ...]:
-        """Return the transports that the group uses, as `P2P/CUMEM`; () where NCCL does not say."""
-        return self._nccl_file.routes() if self._group is not None else ()
-
-    def nccl_choices(self, step: Callable[[], object]) -> tuple[str, ...]:
-        """Run a step, and return what NCCL ran in it, as `NcclFile.choices`."""
-        return self._nccl_file.choices(step)
 
     def is_broken(self, group: Group | None) -> bool:
         """Return whether another rank, or the driver, has ended the group."""
@@ -123,8 +115,17 @@ class ProcessGroup:
         timeout = timedelta(seconds=task.settings.timeout_s + _TIMEOUT_MARGIN_S)
         store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
         self._group, self._store = group, store
-        _call_when_broken(group, lambda: self._end_broken(group))
-        self._meet(store, group, rank_info)
+        self._watch_for_end(group)
+        # A rank that waits for the others inside of torch could not be stopped. Nor in `wait`: when
+        # its time is up torch writes warnings to the log of the worker, and looks up host names for
+        # them, which takes seconds where there is no DNS.
+        all_here = f"{group.name}/all-here"
+        if store.add(f"{group.name}/here", 1) == rank_info.world_size:
+            store.set(all_here, "")
+        while not store.check([all_here]):
+            if self.is_broken(group):
+                raise GroupGoneError("a rank has failed on its way to it")
+            time.sleep(_LOOK_S)
         # No device_id: torch then splits communicators, which crashes after a second init
         # (pytorch#192109).
         dist.init_process_group(
@@ -140,21 +141,6 @@ class ProcessGroup:
                 raise GroupGoneError("it was ended while it was formed")
             self._ours = dist.group.WORLD
         align_ranks(self._device)
-
-    def _meet(self, store: TCPStore, group: Group, rank_info: RankInfo) -> None:
-        """Wait until all ranks are there: one that waits inside of torch could not be stopped.
-
-        Raises GroupGoneError when the group is ended before, because a rank has failed.
-        """
-        all_here = f"{group.name}/all-here"
-        if store.add(f"{group.name}/here", 1) == rank_info.world_size:
-            store.set(all_here, "")
-        # Not `wait`: when its time is up torch writes warnings to the log of the worker, and looks
-        # up host names for them, which takes seconds where there is no DNS.
-        while not store.check([all_here]):
-            if self.is_broken(group):
-                raise GroupGoneError("a rank has failed on its way to it")
-            time.sleep(_LOOK_S)
 
     def leave(self) -> None:
         """Leave the process group. All its members must be alive and idle, and leave it too."""
@@ -213,14 +199,28 @@ class ProcessGroup:
             if group in _world.pg_map:
                 dist.destroy_process_group(group)
 
-    def _end_broken(self, group: Group) -> None:
-        """Note that another rank or the driver has ended the group; end NCCL's at once."""
-        with self._lock:
-            if group != self._group:
-                return  # an earlier group: the thread that waited for its end woke late
-            self._broken = group
-        if self._is_nccl:  # gloo's collectives raise when a peer has closed its connections
-            self._take_down(group)
+    def _watch_for_end(self, group: Group) -> None:
+        """Start a thread that waits until the group is left, or broken by another or the driver.
+
+        Broken, it is noted as such, and NCCL's is ended at once.
+        """
+        # A client of its own, because one that waits can do nothing else.
+        store = TCPStore(group.store_address, group.store_port, is_master=False)
+
+        def wait() -> None:
+            try:
+                store.wait([_abort_key(group)], _LONG)
+                is_broken = store.get(_abort_key(group)) == _BROKEN.encode()
+            except dist.DistError:
+                return  # the store is gone, and with it all signals
+            with self._lock:
+                if not is_broken or group != self._group:
+                    return  # an earlier group: this thread woke late
+                self._broken = group
+            if self._is_nccl:  # gloo's collectives raise when a peer has closed its connections
+                self._take_down(group)
+
+        threading.Thread(target=wait, name="raybench-abort", daemon=True).start()
 
     def _take_down(self, group: Group) -> None:
         """End the group on this rank, from any thread, and have the others end it."""
@@ -245,23 +245,6 @@ class ProcessGroup:
         if self._store is not None and self._group is not None:
             with suppress(dist.DistError):  # the store is gone, and the waits have ended with it
                 self._store.set(_abort_key(self._group), end)
-
-
-def _call_when_broken(group: Group, then: Callable[[], None]) -> None:
-    """Start a thread that waits until the group is left or broken; broken, it calls `then`."""
-    # A client of its own, because one that waits can do nothing else.
-    store = TCPStore(group.store_address, group.store_port, is_master=False)
-
-    def wait() -> None:
-        try:
-            store.wait([_abort_key(group)], _LONG)
-            is_broken = store.get(_abort_key(group)) == _BROKEN.encode()
-        except dist.DistError:
-            return  # the store is gone, and with it all signals
-        if is_broken:
-            then()
-
-    threading.Thread(target=wait, name="raybench-abort", daemon=True).start()
 
 
 def break_group(store: TCPStore, group: Group) -> None:

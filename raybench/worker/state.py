@@ -15,7 +15,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
@@ -33,7 +33,17 @@ _POLL_S = 0.01
 _SHOWN = 3
 # torch's allocator takes memory for small blocks from the device in segments of 2 MiB.
 _SMALL_SEGMENT_BYTES = 2 * 2**20
-_MIB = 2**20
+_ATTRIBUTES = {
+    "cuDNN": (backends.cudnn, ("enabled", "benchmark", "deterministic")),
+    "cuBLAS": (
+        backends.cuda.matmul,
+        (
+            "allow_fp16_reduced_precision_reduction",
+            "allow_bf16_reduced_precision_reduction",
+            "allow_fp16_accumulation",
+        ),
+    ),
+}
 # torch._dynamo has loaded them all.
 _COMPILER_CONFIGS = (
     "torch._dynamo.config",
@@ -61,7 +71,12 @@ def settings() -> Iterator[Setting]:
     yield from (
         Setting("environment", lambda: dict(os.environ), _set_environment),
         Setting("working directory", _working_directory, os.chdir),
-        Setting("default device", torch.get_default_device, _set_default_device),
+        # None, since a default of "cpu" costs time in each call of torch.
+        Setting(
+            "default device",
+            torch.get_default_device,
+            lambda one: torch.set_default_device(None if one.type == "cpu" else one),
+        ),
         Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
         Setting("number of threads", torch.get_num_threads, torch.set_num_threads),
         Setting("deterministic algorithms", deterministic, torch.set_deterministic_debug_mode),
@@ -83,21 +98,13 @@ def settings() -> Iterator[Setting]:
             ("autocast dtype", torch.get_autocast_dtype, torch.set_autocast_dtype),
         ):
             yield Setting(f"{name} on {kind}", partial(get, kind), partial(put, kind))
-    for name in ("enabled", "benchmark", "deterministic"):
-        yield _attribute(f"cuDNN {name}", backends.cudnn, name)
-    for name in (
-        "allow_fp16_reduced_precision_reduction",
-        "allow_bf16_reduced_precision_reduction",
-        "allow_fp16_accumulation",
-    ):
-        yield _attribute(f"cuBLAS {name}", backends.cuda.matmul, name)
+    for library, (owner, names) in _ATTRIBUTES.items():
+        for name in names:
+            read, write = partial(getattr, owner, name), partial(setattr, owner, name)
+            yield Setting(f"{library} {name}", read, write)
     for name in _COMPILER_CONFIGS:
         config: Any = sys.modules[name]
         yield Setting(name, config.get_config_copy, partial(_set_config, config))
-
-
-def _attribute(name: str, owner: object, attribute: str) -> Setting:
-    return Setting(name, partial(getattr, owner, attribute), partial(setattr, owner, attribute))
 
 
 def _set_environment(before: dict[str, str]) -> None:
@@ -113,11 +120,6 @@ def _working_directory() -> str | None:
         return str(Path.cwd())
     except FileNotFoundError:
         return None
-
-
-def _set_default_device(before: torch.device) -> None:
-    # None, since a default of "cpu" costs time in each call of torch.
-    torch.set_default_device(None if before.type == "cpu" else before)
 
 
 def _autocast_nesting() -> int:
@@ -159,50 +161,52 @@ class ProcessState:
 
     def begin(self) -> None:
         """Note which threads and child processes there are before a workload starts."""
-        self._threads = set(_threads())
-        self._children = _children()
+        self._threads, self._children = _threads(), _children()
 
     def restore(self) -> tuple[str, ...]:
         """Put the settings back and forget compiled code; return what is left behind.
 
-        A noun phrase for each: a setting that cannot be put back, threads, child processes,
-        memory of the device. A few milliseconds where nothing was changed.
+        A noun phrase for each: a setting that cannot be put back, threads and child processes that
+        were started since `begin`, memory of the device. Waits half a second at most for threads
+        that end, and as long for child processes.
         """
         _forget_compiled_code()
         # First: a context manager that the collector ends puts its own settings back.
         gc.collect()
-        return tuple(
-            [
-                f"a changed {setting.name}"
-                for setting, to in self._before
-                if not _put_back(setting, to)
-            ]
-            + self._leaked()
-            + self._held_memory()
-        )
+        left = []
+        for setting, before in self._before:
+            if setting.read() != before:  # writing some of them costs time, or warns
+                with suppress(OSError, RuntimeError, TypeError, ValueError):
+                    setting.write(before)
+                if setting.read() != before:
+                    left.append(f"a changed {setting.name}")
+        # The thread that the first bar of tqdm starts, also one of torch.compile's.
+        bars: Any = sys.modules.get("tqdm.std")
+        if bars is not None and (monitor := bars.tqdm.monitor) is not None:
+            monitor.exit()
+            bars.tqdm.monitor = None  # the next bar starts another
+        kinds: dict[tuple[str, str], Callable[[], set[Any]]] = {
+            ("running thread", "running threads"): lambda: _threads() - self._threads,
+            ("child process", "child processes"): lambda: _children() - self._children,
+        }
+        for (one, many), remaining in kinds.items():
+            deadline_s = time.monotonic() + _GRACE_S
+            while (found := remaining()) and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S)
+            if names := sorted(map(_name, found)):
+                shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+                left.append(f"{len(names)} {one if len(names) == 1 else many} ({shown})")
+        if held_bytes := self.held_bytes():
+            left.append(f"{held_bytes / 2**20:,.0f} MiB of device memory")
+        return tuple(left)
 
-    def holds_device_memory(self) -> bool:
-        """Return whether memory of the device is still in use after what is free was given back."""
-        return bool(self._held_memory())
+    def held_bytes(self) -> int:
+        """Give free memory back to the device; return how many bytes more are reserved than before.
 
-    def _leaked(self) -> list[str]:
-        """Return in words the threads and children that were started since `begin` and stay.
-
-        Waits half a second at most for the threads, then for the children. Ends tqdm's monitor.
+        Before is when this was made. 0 below 2 MiB more, and on a CPU.
         """
-        _end_progress_monitor()
-        threads = _wait_for_end(lambda: set(_threads()) - self._threads)
-        children = _wait_for_end(lambda: _children() - self._children)
-        return [
-            *_count(sorted(thread.name for thread in threads), "running thread", "running threads"),
-            *_count(sorted(map(_command, children)), "child process", "child processes"),
-        ]
-
-    def _held_memory(self) -> list[str]:
-        """Return how much more device memory is in use than before, in words; [] below 2 MiB."""
         held_bytes = self._release_memory() - self._reserved_bytes
-        is_held = held_bytes > _SMALL_SEGMENT_BYTES
-        return [f"{held_bytes / _MIB:,.0f} MiB of device memory"] if is_held else []
+        return held_bytes if held_bytes > _SMALL_SEGMENT_BYTES else 0
 
     def _release_memory(self) -> int:
         """Give free memory back to the device; return the bytes that torch still reserves.
@@ -216,17 +220,6 @@ class ProcessState:
         torch.cuda.empty_cache()
         # Reserved, not allocated: the pool of a living CUDA graph is no room for others either.
         return torch.cuda.memory_reserved(self._device)
-
-
-def _put_back(setting: Setting, before: object) -> bool:
-    """Put one setting back if it has changed; return False where that fails."""
-    if setting.read() == before:  # writing some of them costs time, or warns
-        return True
-    try:
-        setting.write(before)
-    except (OSError, RuntimeError, TypeError, ValueError):
-        return False
-    return bool(setting.read() == before)
 
 
 def _forget_compiled_code() -> None:
@@ -250,48 +243,19 @@ def _forget_compiled_code() -> None:
         threads.cache_clear()
 
 
-def _end_progress_monitor() -> None:
-    """End the thread that the first bar of tqdm starts, also one of torch.compile's.
-
-    Does nothing where there is none; the next bar starts another.
-    """
-    bars: Any = sys.modules.get("tqdm.std")
-    if bars is not None and (monitor := bars.tqdm.monitor) is not None:
-        monitor.exit()
-        bars.tqdm.monitor = None  # the next bar starts another
-
-
-def _count(names: Sequence[str], one: str, many: str) -> list[str]:
-    """Return `2 running threads (a, b)` with the first few names; nothing where there are none."""
-    if not names:
-        return []
-    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return [f"{len(names)} {one if len(names) == 1 else many} ({shown})"]
-
-
-def _wait_for_end(remaining: Callable[[], set[Any]]) -> set[Any]:
-    """Wait until nothing remains, 0.5 s at most; return what still does."""
-    deadline_s = time.monotonic() + _GRACE_S
-    while (left := remaining()) and time.monotonic() < deadline_s:
-        time.sleep(_POLL_S)
-    return left
-
-
-def _threads() -> list[threading.Thread]:
+def _threads() -> set[threading.Thread]:
     """Return Python's threads that a workload may have started."""
-    return [thread for thread in threading.enumerate() if not _is_harmless(thread)]
-
-
-def _is_harmless(thread: threading.Thread) -> bool:
-    """Return whether a thread is not the workload's.
-
-    A dummy stands for a thread of C++, such as autograd's, that has once run Python. A timer of
-    torch's compiler notices only half a minute later that its processes have gone, and sleeps
-    until then. raybench's own waits for the driver's word on the process group.
-    """
-    target = getattr(thread, "_target", None) or type(thread)
-    of_others = str(getattr(target, "__module__", "")).startswith(("torch._inductor.", "raybench."))
-    return of_others or isinstance(thread, threading._DummyThread)
+    found = set()
+    for thread in threading.enumerate():
+        # A timer of torch's compiler notices only half a minute later that its processes have gone,
+        # and sleeps until then. raybench's own waits for the driver's word on the process group.
+        target = getattr(thread, "_target", None) or type(thread)
+        module = str(getattr(target, "__module__", ""))
+        is_of_others = module.startswith(("torch._inductor.", "raybench."))
+        # A dummy stands for a thread of C++, such as autograd's, that has once run Python.
+        if not (is_of_others or isinstance(thread, threading._DummyThread)):
+            found.add(thread)
+    return found
 
 
 def _children() -> set[int]:
@@ -316,10 +280,12 @@ def _children() -> set[int]:
     return found
 
 
-def _command(pid: int) -> str:
-    """Return the name of a process, in readable characters; "ended" where it has."""
+def _name(left: threading.Thread | int) -> str:
+    """Return the name of a thread, or of a process by its id; "ended" where that has."""
+    if isinstance(left, threading.Thread):
+        return left.name
     try:
         # A process may give itself any bytes for a name.
-        return os.fsencode(psutil.Process(pid).name()).decode(errors="replace")
+        return os.fsencode(psutil.Process(left).name()).decode(errors="replace")
     except psutil.Error:
         return "ended"

@@ -11,7 +11,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -82,7 +82,15 @@ class Worker:
         self._code: dict[str, Code | None] = {}
         self._address = "127.0.0.1"
         self._is_new = True
-        self._prepare()
+        load()
+        self._enter_device()
+        torch.zeros(1, device=self._device)
+        if kind == "cuda":
+            # torch chooses the order of its attention kernels once in a process, and the order is
+            # part of the key of compiled code (`attention.use_kernel`).
+            tokens = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=self._device)
+            choose_kernel("auto", tokens)
+        _freeze()
         self._counters = Counters(self._device)
         self._state = ProcessState(self._device)
 
@@ -120,9 +128,15 @@ class Worker:
         try:
             self._enter_device()
             self._load_workload(task, rank_info)
-            self._check_process(task)
             self._state.begin()
-            self._find_sustained_tflops(task)
+            if task.precisions is not None:
+                # For all precisions of the plan at once: between two points the products would
+                # leave the device hot, and its clocks limited in the second.
+                asked = dict.fromkeys((*task.precisions, task.point.precision))
+                new = [one for one in asked if one not in self._gemm_tflops]
+                self._gemm_tflops |= tflops_sustained(self._device, new)
+                if new:
+                    self._note_rest()
             answer = self._measure(task, rank_info, group)
         except GroupGoneError:
             answer = _peer_failed(rank_info, worker_reusable=True)
@@ -137,7 +151,8 @@ class Worker:
         ):
             return replace(answer, worker_reusable=False)  # cleaning up may wait for lost peers
         try:
-            left = self._clean_up()
+            self._group.drop_others()
+            left = self._state.restore()
         except Exception as error:
             return replace(_failure(error, rank_info), worker_reusable=False)
         if not left:
@@ -150,21 +165,6 @@ class Worker:
             answer = replace(answer, warnings=(*answer.warnings, warning))
         return replace(answer, worker_reusable=False)
 
-    def _prepare(self) -> None:
-        """Load and set up what the first point needs, while all workers start.
-
-        The first tensor on a GPU makes its context.
-        """
-        load()
-        self._enter_device()
-        torch.zeros(1, device=self._device)
-        if self._device.type == "cuda":
-            # torch chooses the order of its attention kernels once in a process, and the order is
-            # part of the key of compiled code (`attention.use_kernel`).
-            tokens = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=self._device)
-            choose_kernel("auto", tokens)
-        _freeze()
-
     def _enter_device(self) -> None:
         """Make this worker's GPU the current one of this thread."""
         # In every method: an actor may run them on another thread than __init__, and the
@@ -175,26 +175,23 @@ class Worker:
     def _load_workload(self, task: Task, rank_info: RankInfo) -> None:
         """Load the workload's module, and keep the settings that it makes in this process.
 
-        A module is executed once in a process: if its settings were undone after its first point,
-        they would be missing in all later ones.
+        Raises UsageError where this process lacks variables of the point, or has other code.
         """
         workload = task.point.workload
-        if workload in self._code:
-            return
-        set_torchrun_variables(rank_info, None)
-        registry.load(workload)
-        self._state = ProcessState(self._device)
-        self._state.begin()
-        _freeze()
-        # Read now: a file that changes later is not the one that this process runs.
-        self._code[workload] = code_here(task.code) if task.code else None
-
-    def _check_process(self, task: Task) -> None:
-        """Raise UsageError where this process lacks variables of the point, or has other code."""
+        # A module is executed once in a process: if its settings were undone after its first point,
+        # they would be missing in all later ones.
+        if workload not in self._code:
+            set_torchrun_variables(rank_info, None)
+            registry.load(workload)
+            self._state = ProcessState(self._device)
+            self._state.begin()
+            _freeze()
+            # Read now: a file that changes later is not the one that this process runs.
+            self._code[workload] = code_here(task.code) if task.code else None
         for name, value in task.worker_environment.items():
             if os.environ.get(name) != value:
                 raise UsageError(f"env: this process was not started with {name}={value}")
-        loaded = self._code[task.point.workload]
+        loaded = self._code[workload]
         if task.code and task.code.script:
             loaded = code_here(task.code)  # each of its processes reads it anew
         if task.code is None or loaded is None or loaded == task.code:
@@ -212,7 +209,16 @@ class Worker:
         """
         began_s = time.perf_counter()
         self._group.join(task, rank_info, group)
-        point, context = task.point, self._context(task, rank_info)
+        point = task.point
+        context = Context(
+            device=self._device,
+            rank=rank_info.rank,
+            world_size=rank_info.world_size,
+            local_rank=rank_info.local_rank,
+            batch_size=point.batch_size or 1,
+            **point.execution,
+            seed=task.seed,
+        )
         workload_class: Any = as_workload(registry.load(point.workload))
 
         def make(context: Context, params: Mapping[str, Scalar]) -> Workload:
@@ -220,7 +226,15 @@ class Worker:
             apply_precision(point.precision)
             state.seed_all(task.seed)
             if point.workload == SCRIPT:
-                return self._start_script(task, context, group)
+                # Its process writes its stack when the time is up; this one only waits for it.
+                faulthandler.cancel_dump_traceback_later()
+                return RunningScript(
+                    context,
+                    task,
+                    serve_store(self._address) if context.rank == 0 else None,
+                    is_aborted=lambda: self._group.is_broken(group),
+                    deadline_s=self._began_s + task.settings.timeout_s,
+                )
             workload: Workload = workload_class(context, **params)
             return workload
 
@@ -235,55 +249,37 @@ class Worker:
             began_s=began_s,
             profile=task.profile,
             rested=self._rested,
-            nccl_choices=self._group.nccl_choices,
+            nccl_choices=self._group.nccl_file.choices,
         )
         self._note_rest()
-        warnings = (*done.warnings, *self._precision_warnings(point.precision))
-        if part is not None:
-            done = replace(done, share=part.share)
-            warnings = (*part.warnings, *warnings)
+        warnings = [*(part.warnings if part else ()), *done.warnings]
+        if reason := precision_warning(point.precision, self._device):
+            warnings.append(reason)
+        # The settings of the process, which the workload may have changed.
+        got, is_tf32 = effective_precision(), point.precision is Precision.TF32
+        if got != (Precision.TF32 if is_tf32 else Precision.FP32):
+            told = f"precision {point.precision} asked, but fp32 arithmetic was {got}"
+            warnings.append(f"{told} after the last step")
         self._group.check(point.workload)
         # raybench's own work follows, without the settings of the workload.
-        self._clean_up()
+        self._group.drop_others()
+        self._state.restore()
         self._group.join(task, rank_info, group)
-        self._group.free_buffers(self._state.holds_device_memory)
+        self._group.free_buffers(self._state.held_bytes)
         apply_precision(point.precision)
         return replace(
             done,
             # In the group of the ranks that have a share of the step the rank is another one.
             rank=rank_info.rank,
+            share=part.share if part else done.share,
             # A script has its own, and its first step is part of its set-up.
             is_of_new_process=None if point.workload == SCRIPT else self._is_new,
             **self._flops_fields(done, point, part, context, group),
-            warnings=warnings,
-            transports=self._group.transports(),
+            warnings=tuple(warnings),
+            transports=self._group.nccl_file.routes() if group else (),
             gemm_tflops=self._gemm_tflops.get(point.precision),
             # Launches stay slower after a profiler was in use (pytorch#144455).
             worker_reusable=done.profile is None,
-        )
-
-    def _start_script(self, task: Task, context: Context, group: Group | None) -> Workload:
-        """Start the process of a training script, and return it as the workload of this rank."""
-        # Its process writes its stack when the time is up; this one only waits for it.
-        faulthandler.cancel_dump_traceback_later()
-        return RunningScript(
-            context,
-            task,
-            serve_store(self._address) if context.rank == 0 else None,
-            is_aborted=lambda: self._group.is_broken(group),
-            deadline_s=self._began_s + task.settings.timeout_s,
-        )
-
-    def _context(self, task: Task, rank_info: RankInfo) -> Context:
-        """Return what a workload is told of its point and its rank."""
-        return Context(
-            device=self._device,
-            rank=rank_info.rank,
-            world_size=rank_info.world_size,
-            local_rank=rank_info.local_rank,
-            batch_size=task.point.batch_size or 1,
-            **task.point.execution,
-            seed=task.seed,
         )
 
     def _flops_fields(
@@ -307,61 +303,25 @@ class Worker:
         elif point.workload == SCRIPT:
             counted = Counted(flops=None, method=_NOT_COUNTED)
         else:
-            counted = self._count_flops(point, part, context, group)
+            # Once for each kind of point. With the group: a workload may communicate while it is
+            # counted, so its ranks must either all count or all remember.
+            params, shares = (part.params, part.shares) if part else (point.params, None)
+            key = (group, point.workload, tuple(params.items()), point.batch_size, shares)
+            if key not in self._flops:
+                workload_class: Any = as_workload(registry.load(point.workload))
+                self._flops[key] = step_flops(workload_class, params, context)
+            counted = self._flops[key]
         breakdown = done.breakdown
         if breakdown is not None:
             methods = {**breakdown.methods, "flops_per_step": counted.method}
             breakdown = replace(breakdown, methods=methods)
         return {"flops_per_step": counted.flops, "breakdown": breakdown}
 
-    def _count_flops(
-        self, point: Point, part: UnevenStep | None, context: Context, group: Group | None
-    ) -> Counted:
-        """Return the operations of a step on this rank, counted once for each kind of point."""
-        # With the group: a workload may communicate while it is counted, so its ranks must either
-        # all count or all remember.
-        params, shares = (part.params, part.shares) if part else (point.params, None)
-        key = (group, point.workload, tuple(params.items()), point.batch_size, shares)
-        if key not in self._flops:
-            workload_class: Any = as_workload(registry.load(point.workload))
-            self._flops[key] = step_flops(workload_class, params, context)
-        return self._flops[key]
-
-    def _find_sustained_tflops(self, task: Task) -> None:
-        """Measure what this device sustains in matrix products, before its first point.
-
-        For all precisions of the plan at once: between two points the products would leave the
-        device hot, and its clocks limited in the second.
-        """
-        if task.precisions is None:
-            return
-        asked = dict.fromkeys((*task.precisions, task.point.precision))
-        new = [one for one in asked if one not in self._gemm_tflops]
-        self._gemm_tflops |= tflops_sustained(self._device, new)
-        if new:
-            self._note_rest()
-
     def _note_rest(self) -> None:
         """Note the last reading of the counters before which the clocks may have been limited."""
         now, last = self._counters.read(), self._rested
         if now is None or last is None or now.limited_s != last.limited_s:
             self._rested = now
-
-    def _precision_warnings(self, asked: Precision) -> Iterator[str]:
-        """Yield a warning for each way in which the precision was not the one asked for.
-
-        Reads the settings of the process, which the workload may have changed.
-        """
-        if reason := precision_warning(asked, self._device):
-            yield reason
-        switched = Precision.TF32 if asked is Precision.TF32 else Precision.FP32
-        if (got := effective_precision()) != switched:
-            yield f"precision {asked} asked, but fp32 arithmetic was {got} after the last step"
-
-    def _clean_up(self) -> tuple[str, ...]:
-        """Undo what a workload changed; return what it left behind, a phrase for each thing."""
-        self._group.drop_others()
-        return self._state.restore()
 
 
 def load() -> None:
@@ -387,11 +347,16 @@ def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
 
     Not the exception: it may not survive pickling, and its frames hold memory.
     """
+    # The CPU allocator, cuBLAS and NCCL have no exception class of their own for it.
+    phrases = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    is_out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and mentions(error, *phrases)
+    )
     # A module that cannot be imported has a reason of its own.
     cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
     return Failure(
         rank=rank_info.rank,
-        status=Status.OOM if _is_out_of_memory(error) else Status.ERROR,
+        status=Status.OOM if is_out_of_memory else Status.ERROR,
         error_type=type(cause).__name__,
         message=message_of(error),
         detail=traceback_of(error),
@@ -426,12 +391,3 @@ def _peer_failed(rank_info: RankInfo, *, worker_reusable: bool) -> Failure:
         message="another rank failed",
         worker_reusable=worker_reusable,
     )
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Return whether the device or the host had no memory left."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    # The CPU allocator, cuBLAS and NCCL have no exception class of their own for it.
-    phrases = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and mentions(error, *phrases)

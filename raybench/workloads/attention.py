@@ -1,7 +1,15 @@
-"""Kernels of attention, with the log-sum-exp of each query over its keys, to merge parts by.
+"""Kernels of attention, with the log-sum-exp to merge parts by, and attention divided over ranks.
 
-They are torch's own. Shapes: query (1, heads, queries, head), key and value (1, heads, keys,
-head); output as query; log-sum-exp (1, heads, queries), natural, in fp32 (fp64 for fp64).
+The kernels are torch's own. Shapes: query (1, heads, queries, head), key and value (1, heads, keys,
+head); output as query; log-sum-exp of each query over its keys (1, heads, queries), natural, in
+fp32 (fp64 for fp64).
+
+A sequence is divided over a grid of ranks, ring x ulysses, in which those of one ulysses group
+follow each other: rank = ring place * ulysses + ulysses place. Attention does not depend on the
+order of the tokens, so that no rank has to know whose tokens it sees. Ulysses: all_to_all of query,
+key and value gives each rank of a group all the group's tokens of some heads, and one of the output
+gives them back. Ring: keys and values go round the ring, or are gathered; parts are merged by their
+log-sum-exp.
 """
 
 from __future__ import annotations
@@ -79,17 +87,6 @@ def _check_device(asked: Kernel, device: torch.device) -> None:
         raise UsageError(f"attention {asked} is for CUDA devices; on a CPU take flash or math")
 
 
-def attend(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the output of attention by this kernel, not causal; on the meta device by math.
-
-    Shapes as this module has them.
-    """
-    if kernel == "math" or query.device.type == "meta":
-        with sdpa_kernel(SDPBackend.MATH):
-            return functional.scaled_dot_product_attention(query, key, value)
-    return attention_part(kernel)(query, key, value)[0]
-
-
 def attention_part(kernel: Kernel) -> Attention:
     """Return a function of query, key and value that returns the output and the log-sum-exp.
 
@@ -143,39 +140,25 @@ RingKind = Literal["p2p", "allgather"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Peers:
-    """The ranks of a group, in its order. place: index of this rank. group: None for all ranks."""
-
-    ranks: tuple[int, ...]
-    place: int
-    group: ProcessGroup | None = None
-
-    def __len__(self) -> int:
-        return len(self.ranks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceParallel:
     """How the sequence is divided, and the groups that its ranks communicate in.
 
-    rank: of this process. ulysses, ring: the groups that it is in. ring_kind: whether keys and
+    rank: of this process. ulysses, ring: the numbers of ranks of its two groups. The groups are
+    None for all ranks, and where there is nobody to communicate with. ring_kind: whether keys and
     values go round the ring (p2p) or are gathered.
     """
 
     rank: int
-    ulysses: _Peers
-    ring: _Peers
+    ulysses: int
+    ring: int
+    ulysses_group: ProcessGroup | None
+    ring_group: ProcessGroup | None
     ring_kind: RingKind
 
     @property
     def degree(self) -> int:
         """Number of ranks that the sequence is divided over."""
-        return len(self.ulysses) * len(self.ring)
-
-    @property
-    def heads_divided_by(self) -> int:
-        """Number of ranks that the heads are divided over inside of attention."""
-        return len(self.ulysses)
+        return self.ulysses * self.ring
 
     def shard(self, tokens: Tensor) -> Tensor:
         """Return this rank's part of the tokens of all ranks, which are dimension 0."""
@@ -191,42 +174,34 @@ class SequenceParallel:
         All three and the output are (own tokens, heads, head). All ranks must call it together.
         """
         query, key, value = map(self._to_heads, (query, key, value))
-        return self._to_tokens(self._attend_ring(kernel, query, key, value))
+        if self.ring > 1 and self.ring_kind == "p2p":
+            attention = attention_part(kernel)
+            parts = (
+                attention(*map(_as_batch, (query, one_key, one_value)))
+                for one_key, one_value in self._round(key, value)
+            )
+            out = _from_batch(merge(parts))
+        else:
+            if self.ring > 1:
+                key, value = (_all_gather(one, self.ring, self.ring_group) for one in (key, value))
+            out = attend_whole(kernel, query, key, value)
+        if self.ulysses == 1:
+            return out
+        # Back to own tokens, and all heads.
+        sent = torch.unflatten(out, 0, (self.ulysses, -1))
+        # By the rank that sent it: its heads of this rank's tokens.
+        received = _all_to_all(sent, self.ulysses_group).transpose(0, 1)
+        return received.reshape(received.shape[0], -1, out.shape[-1])
 
     def _to_heads(self, own: Tensor) -> Tensor:
         """Return (tokens of the ulysses group, this rank's heads, head); own: as of `attend`."""
-        degree = len(self.ulysses)
+        degree = self.ulysses
         if degree == 1:
             return own
         _, heads, size = own.shape
         # By the rank that gets it: a share of the heads.
         sent = torch.unflatten(own, 1, (degree, heads // degree)).transpose(0, 1)
-        return _all_to_all(sent, self.ulysses.group).view(-1, heads // degree, size)
-
-    def _to_tokens(self, out: Tensor) -> Tensor:
-        """Return (own tokens, heads, head): the inverse of `_to_heads`."""
-        degree = len(self.ulysses)
-        if degree == 1:
-            return out
-        sent = torch.unflatten(out, 0, (degree, -1))
-        # By the rank that sent it: its heads of this rank's tokens.
-        received = _all_to_all(sent, self.ulysses.group).transpose(0, 1)
-        return received.reshape(received.shape[0], -1, out.shape[-1])
-
-    def _attend_ring(self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the attention of these queries over the tokens of all ranks of the ring."""
-        if len(self.ring) == 1:
-            return attend_whole(kernel, query, key, value)
-        if self.ring_kind == "allgather":
-            ranks, group = len(self.ring), self.ring.group
-            key, value = (_all_gather(one, ranks, group) for one in (key, value))
-            return attend_whole(kernel, query, key, value)
-        attention = attention_part(kernel)
-        parts = (
-            attention(*map(_as_batch, (query, one_key, one_value)))
-            for one_key, one_value in self._round(key, value)
-        )
-        return _from_batch(merge(parts))
+        return _all_to_all(sent, self.ulysses_group).view(-1, heads // degree, size)
 
     def _round(self, key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the keys and values of each rank of the ring, this rank's first.
@@ -234,10 +209,11 @@ class SequenceParallel:
         The next ones are on their way while those given are worked on. All ranks must go through it
         together.
         """
-        ranks, group = self.ring.ranks, self.ring.group
-        following, preceding = (ranks[(self.ring.place + step) % len(ranks)] for step in (1, -1))
+        group = self.ring_group
+        # Ranks of a ring are `ulysses` apart.
+        following, preceding = ((self.rank + step * self.ulysses) % self.degree for step in (1, -1))
         current = key.contiguous(), value.contiguous()
-        for _ in range(len(ranks) - 1):
+        for _ in range(self.ring - 1):
             coming = torch.empty_like(current[0]), torch.empty_like(current[1])
             works = dist.batch_isend_irecv(
                 [
@@ -264,20 +240,25 @@ def form_groups(
     columns = [tuple(range(first, world_size, ulysses)) for first in range(ulysses)]
     return SequenceParallel(
         rank=rank,
-        ulysses=_join(rank, rows),
-        ring=_join(rank, columns),
+        ulysses=ulysses,
+        ring=ring,
+        ulysses_group=_join(rank, rows),
+        ring_group=_join(rank, columns),
         ring_kind=ring_kind,
     )
 
 
-def _join(rank: int, groups: list[tuple[int, ...]]) -> _Peers:
-    """Return the one of `groups` that this rank is in; all ranks must call it, as all are made."""
-    own = next(ranks for ranks in groups if rank in ranks)
-    if len(groups) == 1 or len(own) == 1:
-        # All ranks, whose group is there already, or nobody to communicate with.
-        return _Peers(ranks=own, place=own.index(rank))
-    made = {ranks: dist.new_group(list(ranks)) for ranks in groups}
-    return _Peers(ranks=own, place=own.index(rank), group=made[own])
+def _join(rank: int, groups: list[tuple[int, ...]]) -> ProcessGroup | None:
+    """Return the group of torch that this rank is in; None for all ranks, and for itself alone.
+
+    groups: of one size. All ranks must call it together, as all groups are made.
+    """
+    if len(groups) == 1 or len(groups[0]) == 1:
+        return None
+    made: dict[tuple[int, ...], ProcessGroup] = {
+        ranks: dist.new_group(list(ranks)) for ranks in groups
+    }
+    return next(group for ranks, group in made.items() if rank in ranks)
 
 
 def _all_to_all(sent: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -298,8 +279,15 @@ def _all_gather(own: Tensor, ranks: int, group: ProcessGroup | None) -> Tensor:
 
 
 def attend_whole(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the attention of queries over these keys; all are (tokens, heads, head)."""
-    return _from_batch(attend(kernel, *map(_as_batch, (query, key, value))))
+    """Return the attention of queries over these keys, not causal; all are (tokens, heads, head).
+
+    By this kernel; on the meta device by math.
+    """
+    query, key, value = map(_as_batch, (query, key, value))
+    if kernel == "math" or query.device.type == "meta":
+        with sdpa_kernel(SDPBackend.MATH):
+            return _from_batch(functional.scaled_dot_product_attention(query, key, value))
+    return _from_batch(attention_part(kernel)(query, key, value)[0])
 
 
 def _as_batch(tokens: Tensor) -> Tensor:

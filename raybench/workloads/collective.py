@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -162,34 +161,6 @@ class Payload:
         return self._values[first : first + length]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """The ranks that communicate, seen from this rank.
-
-    rank: of this process within the group. group: None stands for all ranks. is_idle: this rank is
-    in no group and does nothing.
-    """
-
-    rank: int
-    size: int
-    group: dist.ProcessGroup | None = None
-    is_idle: bool = False
-
-
-class _Prepared(NamedTuple):
-    """An operation on this rank.
-
-    source, target: its input and output, 1-d; the same tensor where it works in place. issue: does
-    it once. expected: (ranks, start, length) of each part of the output, in order: a part of
-    `length` elements is the sum of the messages of `ranks` from their element `start` on.
-    """
-
-    source: Tensor
-    target: Tensor
-    issue: Callable[[], object]
-    expected: list[tuple[tuple[int, ...], int, int]]
-
-
 class Collective(Workload):
     """Does one collective operation: latency of small messages, bandwidth of large ones.
 
@@ -203,6 +174,8 @@ class Collective(Workload):
     # This rank's buffers, 1-d.
     input: Tensor
     output: Tensor
+    # As `parse_groups` reads them; empty for one group of all ranks.
+    _groups = ""
 
     def __init__(
         self,
@@ -212,28 +185,23 @@ class Collective(Workload):
         size_bytes: MessageBytes = 2**26,
         dtype: ElementType = "float32",
     ) -> None:
-        self._prepare(context, operation, size_bytes, dtype)
-
-    def _prepare(
-        self,
-        context: Context,
-        operation: Operation,
-        size_bytes: int,
-        dtype: str,
-        groups: str = "",
-    ) -> None:
-        """Check the parameters, form the groups, and fill the buffers.
-
-        All ranks must call it together. groups: as `parse_groups` reads them; empty for one group
-        of all ranks. Raises UsageError as `check_ranks` and `parse_groups`, and where ranks cannot
-        share the message evenly.
-        """
         import torch
+        import torch.distributed as dist
 
         check_ranks(context, "collective")
-        group = _form_groups(context, groups)
+        # This rank's place in its group, and its size. Group None stands for all ranks.
+        self._place, size, group, is_idle = context.rank, context.world_size, None, False
+        if self._groups:
+            self._place, size, is_idle = 0, 2, True
+            for members in parse_groups(self._groups, context.world_size):
+                # Every rank makes every group, whether it is in it or not. That of all is there.
+                is_whole = len(members) == context.world_size
+                made = None if is_whole else dist.new_group(list(members))
+                if context.rank in members:
+                    self._place, size = members.index(context.rank), len(members)
+                    group, is_idle = made, False
         element: torch.dtype = getattr(torch, dtype)
-        shares = group.size if operation in _IN_SHARES else 1
+        shares = size if operation in _IN_SHARES else 1
         unit = element.itemsize * shares
         if size_bytes % unit:
             each = f"{element.itemsize} bytes an element"
@@ -243,14 +211,15 @@ class Collective(Workload):
                 f"{each}; give a multiple of {unit}"
             )
         self.message_bytes = size_bytes
-        self.busbw_factor = busbw_factor(operation, group.size)
-        self._operation, self._rank, self._group = operation, context.rank, group
+        self.busbw_factor = busbw_factor(operation, size)
+        self._operation, self._rank, self._size = operation, context.rank, size
         whole = torch.empty(size_bytes // element.itemsize, dtype=element, device=context.device)
-        prepared = _prepare_operation(operation, whole, group)
-        self.input, self.output = prepared.source, prepared.target
-        self._issue = (lambda: None) if group.is_idle else prepared.issue
-        self._expected = [] if group.is_idle else prepared.expected
-        self._payload = Payload(element, context.device, group.size, context.seed)
+        self.input, self.output, self._issue, self._expected = _prepare(
+            operation, whole, self._place, size, group
+        )
+        if is_idle:
+            self._issue, self._expected = (lambda: None), []
+        self._payload = Payload(element, context.device, size, context.seed)
         self._fill()
 
     def step(self) -> None:
@@ -283,9 +252,9 @@ class Collective(Workload):
 
     def _fill(self) -> None:
         """Fill the input with this rank's message, and the output with one that no rank sends."""
-        self._payload.fill(self.output, self._group.size)
-        if self._operation != "broadcast" or self._group.rank == 0:
-            self._payload.fill(self.input, self._group.rank)
+        self._payload.fill(self.output, self._size)
+        if self._operation != "broadcast" or self._place == 0:
+            self._payload.fill(self.input, self._place)
 
 
 class GroupedCollective(Collective):
@@ -309,7 +278,8 @@ class GroupedCollective(Collective):
             ),
         ] = "",
     ) -> None:
-        self._prepare(context, operation, size_bytes, dtype, groups)
+        self._groups = groups
+        super().__init__(context, operation=operation, size_bytes=size_bytes, dtype=dtype)
 
 
 def check_ranks(context: Context, workload: str) -> None:
@@ -329,30 +299,21 @@ def check_ranks(context: Context, workload: str) -> None:
         )
 
 
-def _form_groups(context: Context, groups: str) -> _Group:
-    """Make all groups of torch, and return the one of this rank. All ranks must call it together.
+def _prepare(
+    operation: Operation,
+    whole: Tensor,
+    place: int,
+    size: int,
+    process_group: dist.ProcessGroup | None,
+) -> tuple[Tensor, Tensor, Callable[[], object], list[tuple[tuple[int, ...], int, int]]]:
+    """Return an operation on this rank: its input, its output, how to issue it, what is expected.
 
-    groups: as `parse_groups` reads them, which raises UsageError; empty: all ranks are one.
-    """
-    if not groups:
-        return _Group(rank=context.rank, size=context.world_size)
-    import torch.distributed as dist
+    The input and output are 1-d, and the same tensor where it works in place; `whole` becomes that
+    one which holds the whole message. Issued, the current stream waits for it, the host does not.
+    Expected: (ranks, start, length) of each part of the output, in order: a part of `length`
+    elements is the sum of the messages of `ranks` from their element `start` on.
 
-    own = _Group(rank=0, size=2, is_idle=True)
-    for members in parse_groups(groups, context.world_size):
-        # Every rank makes every group, whether it is in it or not. That of all is there already.
-        is_whole = len(members) == context.world_size
-        group = None if is_whole else dist.new_group(list(members))
-        if context.rank in members:
-            own = _Group(rank=members.index(context.rank), size=len(members), group=group)
-    return own
-
-
-def _prepare_operation(operation: Operation, whole: Tensor, group: _Group) -> _Prepared:
-    """Return buffers, function and expected output of an operation on this rank.
-
-    whole: becomes that of its buffers which holds the whole message. The current stream waits for
-    what is issued, the host does not.
+    place, size: of this rank in its group. process_group: None for all ranks.
     """
     import torch
     import torch.distributed as dist
@@ -360,36 +321,36 @@ def _prepare_operation(operation: Operation, whole: Tensor, group: _Group) -> _P
     # Torch 2.13 gave two of them another name and warns of the older one.
     all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    ranks, elements = tuple(range(group.size)), len(whole)
-    among: dict[str, Any] = {"group": group.group}
-    length = elements // group.size
-    start = group.rank * length
+    ranks, elements = tuple(range(size)), len(whole)
+    group: dict[str, Any] = {"group": process_group}
+    length = elements // size
+    start = place * length
     match operation:
         case "all_reduce":
-            issue = partial(dist.all_reduce, whole, **among)
-            return _Prepared(whole, whole, issue, [(ranks, 0, elements)])
+            issue = partial(dist.all_reduce, whole, **group)
+            return whole, whole, issue, [(ranks, 0, elements)]
         case "broadcast":
-            issue = partial(dist.broadcast, whole, group_src=0, **among)
-            return _Prepared(whole, whole, issue, [((0,), 0, elements)])
+            issue = partial(dist.broadcast, whole, group_src=0, **group)
+            return whole, whole, issue, [((0,), 0, elements)]
         case "all_gather":
             share = whole.new_empty(length)
-            issue = partial(all_gather, whole, share, **among)
-            return _Prepared(share, whole, issue, [((peer,), 0, length) for peer in ranks])
+            issue = partial(all_gather, whole, share, **group)
+            return share, whole, issue, [((peer,), 0, length) for peer in ranks]
         case "reduce_scatter":
             share = whole.new_empty(length)
-            issue = partial(reduce_scatter, share, whole, **among)
-            return _Prepared(whole, share, issue, [(ranks, start, length)])
+            issue = partial(reduce_scatter, share, whole, **group)
+            return whole, share, issue, [(ranks, start, length)]
         case "all_to_all":
             target = torch.empty_like(whole)
-            issue = partial(dist.all_to_all_single, target, whole, **among)
-            return _Prepared(whole, target, issue, [((peer,), start, length) for peer in ranks])
+            issue = partial(dist.all_to_all_single, target, whole, **group)
+            return whole, target, issue, [((peer,), start, length) for peer in ranks]
         case "sendrecv":
             target = torch.empty_like(whole)
-            following, preceding = ((group.rank + step) % group.size for step in (1, -1))
-            send = dist.P2POp(dist.isend, whole, group_peer=following, **among)
-            receive = dist.P2POp(dist.irecv, target, group_peer=preceding, **among)
+            following, preceding = ((place + step) % size for step in (1, -1))
+            send = dist.P2POp(dist.isend, whole, group_peer=following, **group)
+            receive = dist.P2POp(dist.irecv, target, group_peer=preceding, **group)
             issue = partial(exchange, [send, receive])
-            return _Prepared(whole, target, issue, [((preceding,), 0, elements)])
+            return whole, target, issue, [((preceding,), 0, elements)]
 
 
 def exchange(operations: list[dist.P2POp]) -> None:

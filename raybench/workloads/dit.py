@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from raybench.job.model import Answer
-from raybench.job.point import Scalar
 from raybench.workloads.base import Context, Workload, WrongResultError
 from raybench.workloads.shapes import DIT_PRESETS
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # A token of the image is two by two of the eight by eight pixels that the latents stand for.
-_PIXELS_PER_TOKEN = 16
+_PIXELS = 16
 
 Preset = Annotated[
     Literal["flux", "tiny"], Field(description="Sizes: Flux.1-dev, or some for CPUs.")
@@ -79,7 +78,7 @@ class Dit(Workload):
         from raybench.workloads.attention import form_groups
         from raybench.workloads.dit_model import Steps
 
-        rows, columns = height // _PIXELS_PER_TOKEN, width // _PIXELS_PER_TOKEN
+        rows, columns = height // _PIXELS, width // _PIXELS
         # Alone on the meta device, whatever the point divides.
         is_counted = context.device.type == "meta"
         degrees = (1, 1) if is_counted else _degrees(context.world_size, ulysses, ring)
@@ -134,9 +133,35 @@ class Dit(Workload):
             )
 
     @classmethod
-    def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
+    def why_not(cls, settings: Mapping[str, Any]) -> str | None:
         """Return why the ranks cannot divide a point's sizes, in a sentence; None: they can."""
-        return next(_refusals(settings), None)
+        world_size = settings["world_size"]
+        ulysses, ring = _degrees(world_size, settings.get("ulysses"), settings.get("ring"))
+        if ulysses * ring != world_size:
+            return (
+                f"ulysses {ulysses} x ring {ring} must be world_size {world_size}; "
+                "give one of the two, and the other follows"
+            )
+        heads = DIT_PRESETS[settings["preset"]].heads
+        if heads % ulysses:
+            return f"ulysses {ulysses} must divide the {heads} heads"
+        height, width, text = (settings[name] for name in ("height", "width", "text_tokens"))
+        tokens = (height // _PIXELS) * (width // _PIXELS)
+        if height % _PIXELS or width % _PIXELS:
+            return f"height {height} and width {width} must be multiples of 16 pixels"
+        if tokens % world_size:
+            return (
+                f"{tokens} tokens of height {height} x width {width} cannot be divided by "
+                f"{world_size} ranks; take a height of a multiple of {world_size * _PIXELS}"
+            )
+        if text % world_size:
+            return f"text_tokens {text} must be a multiple of the {world_size} ranks"
+        if ring > 1 and settings["attention"] == "math" and settings["ring_kind"] == "p2p":
+            return (
+                "attention math gives no log-sum-exp, by which a ring merges its parts; "
+                "take flash, or ring_kind: allgather, which merges none"
+            )
+        return None
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
@@ -154,33 +179,3 @@ def _degrees(world_size: int, ulysses: int | None, ring: int | None) -> tuple[in
         ring = ring or 1
         return max(1, world_size // ring), ring
     return ulysses, ring or max(1, world_size // ulysses)
-
-
-def _refusals(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each size that the ranks of a point cannot divide, and what they can."""
-    world_size = settings["world_size"]
-    ulysses, ring = _degrees(world_size, settings.get("ulysses"), settings.get("ring"))
-    if ulysses * ring != world_size:
-        yield (
-            f"ulysses {ulysses} x ring {ring} must be world_size {world_size}; "
-            "give one of the two, and the other follows"
-        )
-    heads = DIT_PRESETS[settings["preset"]].heads
-    if heads % ulysses:
-        yield f"ulysses {ulysses} must divide the {heads} heads"
-    height, width, text = (settings[name] for name in ("height", "width", "text_tokens"))
-    tokens = (height // _PIXELS_PER_TOKEN) * (width // _PIXELS_PER_TOKEN)
-    if height % _PIXELS_PER_TOKEN or width % _PIXELS_PER_TOKEN:
-        yield f"height {height} and width {width} must be multiples of 16 pixels"
-    elif tokens % world_size:
-        yield (
-            f"{tokens} tokens of height {height} x width {width} cannot be divided by "
-            f"{world_size} ranks; take a height of a multiple of {world_size * _PIXELS_PER_TOKEN}"
-        )
-    if text % world_size:
-        yield f"text_tokens {text} must be a multiple of the {world_size} ranks"
-    if ring > 1 and settings["attention"] == "math" and settings["ring_kind"] == "p2p":
-        yield (
-            "attention math gives no log-sum-exp, by which a ring merges its parts; "
-            "take flash, or ring_kind: allgather, which merges none"
-        )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 import torch
@@ -202,7 +202,11 @@ class Dit(nn.Module):
 
         time: (1, 1), from 1 (noise) to 0. rotation: of the text's tokens, then the image's.
         """
-        embedded = self._embed(time, conditions)
+        embedded: Tensor = (
+            self.time_in(sinusoids(time, self._frequencies))
+            + self.guidance_in(sinusoids(conditions.guidance, self._frequencies))
+            + self.pooled_in(conditions.pooled)
+        )
         x, text = self.image_in(image), self.text_in(conditions.text)
         for block in self.double_blocks:
             text, x = block(text, x, embedded, *rotation)
@@ -212,15 +216,6 @@ class Dit(nn.Module):
         scale, shift = self.modulation(functional.silu(embedded)).chunk(2, dim=-1)
         velocity: Tensor = self.out(_modulate(x[text.shape[0] :], shift, scale))
         return velocity
-
-    def _embed(self, time: Tensor, conditions: Conditions) -> Tensor:
-        """Return the embedding of time, guidance and pooled text, (1, width)."""
-        embedded: Tensor = (
-            self.time_in(sinusoids(time, self._frequencies))
-            + self.guidance_in(sinusoids(conditions.guidance, self._frequencies))
-            + self.pooled_in(conditions.pooled)
-        )
-        return embedded
 
 
 def sinusoids(time: Tensor, count: int) -> Tensor:
@@ -338,14 +333,39 @@ class Steps:
         Of a block, this rank's tokens; of forward, the velocity of the whole image; of loop, the
         whole image after so many Euler `steps` from noise. All ranks must call both together.
         """
+        shape, parallel, pixels = self.shape, self.parallel, self.rows * self.columns
+        generator = None  # the meta device has no numbers
+        if self.device.type != "meta":
+            generator = torch.Generator(self.device).manual_seed(self.seed)
+        options: Any = {"device": self.device, "dtype": self.dtype}
+        draw = partial(torch.randn, generator=generator, **options)
         if scope in ("double_block", "single_block"):
-            return self._make_block(scope)
-        predict, noise = self._make_predictor()
+            kind = DoubleBlock if scope == "double_block" else SingleBlock
+            block = self._make_module(kind, generator)
+            text = parallel.shard(draw(self.text_tokens, shape.width))
+            image = parallel.shard(draw(pixels, shape.width))
+            time, turned = draw(1, shape.width), self._rotation()
+            if scope == "double_block":
+                return lambda: torch.cat(block(text, image, time, *turned))
+            joint = torch.cat((text, image))
+            return lambda: block(joint, time, *turned)
+        model = self._make_module(Dit, generator)
+        noise = draw(pixels, shape.channels)
+        conditions = Conditions(
+            text=parallel.shard(draw(self.text_tokens, shape.text_width)),
+            pooled=draw(1, shape.pooled_width),
+            guidance=torch.full((1, 1), _GUIDANCE, **options),
+        )
+        turned = self._rotation()
+
+        def predict(image: Tensor, time: Tensor) -> Tensor:
+            return parallel.gather(model(parallel.shard(image), time, conditions, turned))
+
         if scope == "forward":
-            time = torch.ones(1, 1, device=noise.device, dtype=noise.dtype)
+            time = torch.ones(1, 1, **options)
             return lambda: predict(noise, time)
-        times = torch.linspace(1, 0, steps + 1, device=noise.device, dtype=torch.float32)
-        times = times[:-1].to(noise.dtype).view(steps, 1, 1)
+        times = torch.linspace(1, 0, steps + 1, device=self.device, dtype=torch.float32)
+        times = times[:-1].to(self.dtype).view(steps, 1, 1)
 
         def denoise() -> Tensor:
             image = noise
@@ -358,76 +378,30 @@ class Steps:
     @property
     def kernel(self) -> Kernel:
         """The kernel of attention: the one asked for, or what torch takes for this rank's heads."""
-        heads = self.shape.heads // self.parallel.heads_divided_by
+        heads = self.shape.heads // self.parallel.ulysses
         shape = (1, heads, self.rows * self.columns, self.shape.head_width)
         return choose_kernel(
             self.attention, torch.empty(shape, device=self.device, dtype=self.dtype)
         )
 
-    def _make_block(self, scope: Scope) -> Callable[[], Tensor]:
-        """Return a step that runs one block on hidden tokens."""
-        kind = DoubleBlock if scope == "double_block" else SingleBlock
-        generator, width = self._generator(), self.shape.width
-        block = self._make_module(lambda: kind(self.shape, self._attend()), generator)
-        text = self.parallel.shard(self._draw(generator, self.text_tokens, width))
-        image = self.parallel.shard(self._draw(generator, self.rows * self.columns, width))
-        time = self._draw(generator, 1, width)
-        turned = self._rotation()
-        if scope == "double_block":
-            return lambda: torch.cat(block(text, image, time, *turned))
-        joint = torch.cat((text, image))
-        return lambda: block(joint, time, *turned)
-
-    def _make_predictor(self) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
-        """Return a function of image and time that predicts velocities, and an image of noise.
-
-        Images are whole, on all ranks; all must call both functions together.
-        """
-        generator = self._generator()
-        model = self._make_module(lambda: Dit(self.shape, self._attend()), generator)
-        noise = self._draw(generator, self.rows * self.columns, self.shape.channels)
-        text = self._draw(generator, self.text_tokens, self.shape.text_width)
-        conditions = Conditions(
-            text=self.parallel.shard(text),
-            pooled=self._draw(generator, 1, self.shape.pooled_width),
-            guidance=torch.full((1, 1), _GUIDANCE, device=noise.device, dtype=noise.dtype),
-        )
-        turned = self._rotation()
-
-        def predict(image: Tensor, time: Tensor) -> Tensor:
-            own = model(self.parallel.shard(image), time, conditions, turned)
-            return self.parallel.gather(own)
-
-        return predict, noise
-
     def _make_module(
-        self, make: Callable[[], nn.Module], generator: torch.Generator | None
+        self, kind: Callable[[DitShape, Attend], nn.Module], generator: torch.Generator | None
     ) -> nn.Module:
-        """Return a module whose weights are drawn where they stay, in the type that they keep."""
+        """Return a module whose weights are drawn where they stay, in the type that they keep.
+
+        Its attention is over the tokens of all ranks.
+        """
+        attend: Attend = partial(attend_whole, self.kernel)
+        if self.parallel.degree > 1:
+            attend = partial(self.parallel.attend, self.kernel)
+            attend = AttentionOperator(attend) if self.compile else attend
         with torch.device("meta"):
-            module = make().to(self.dtype)
+            module = kind(self.shape, attend).to(self.dtype)
         module = module.to_empty(device=self.device).requires_grad_(False)
         self.fill(module, generator)
         if self.compile:
             compile_blocks(module, DoubleBlock, SingleBlock)
         return module
-
-    def _generator(self) -> torch.Generator | None:
-        """Return a new generator of the seed; None on the meta device, which has no numbers."""
-        if self.device.type == "meta":
-            return None
-        return torch.Generator(self.device).manual_seed(self.seed)
-
-    def _draw(self, generator: torch.Generator | None, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
-
-    def _attend(self) -> Attend:
-        """Return the attention of query, key and value over the tokens of all ranks."""
-        kernel = self.kernel
-        if self.parallel.degree == 1:
-            return partial(attend_whole, kernel)
-        joint = partial(self.parallel.attend, kernel)
-        return AttentionOperator(joint) if self.compile else joint
 
     def _rotation(self) -> Rotation:
         """Return the rotation of this rank's tokens."""

@@ -1,4 +1,4 @@
-"""Workloads of a single kernel on each device: `gemm`, `same_bits` and `launch`.
+"""Workloads of one kernel or copy on each device: products, launches, and memory that is moved.
 
 `raybench plan` imports this module, so torch is imported inside the functions that need it.
 """
@@ -34,8 +34,6 @@ _TOLERANCES = {
     Precision.FP16: 1e-2,
     Precision.BF16: 5e-2,
 }
-# A hash of so many bytes is an integer that a double holds exactly, and so a column of numbers.
-_DIGEST_BYTES = 6
 
 
 class Gemm(Workload):
@@ -64,11 +62,7 @@ class Gemm(Workload):
 
         dtype = getattr(torch, context.precision.dtype)
         # Random, not zeros: those need less power, and so leave the clocks higher.
-        options = {
-            "generator": context.generator(),
-            "dtype": dtype,
-            "device": context.device,
-        }
+        options = {"generator": context.generator(), "dtype": dtype, "device": context.device}
         self.first = torch.randn(m, k, **options)
         self.second = torch.randn(k, n, **options)
         self.product = torch.full((m, n), torch.nan, dtype=dtype, device=context.device)
@@ -183,7 +177,7 @@ def digest_of(tensor: Tensor) -> int:
     import torch
 
     content = tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return int.from_bytes(hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest())
+    return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest())
 
 
 class Launch(Workload):
@@ -292,17 +286,14 @@ class Memory(Workload):
                 f"workload memory: size_bytes {size_bytes} does not divide into elements of "
                 f"{element.itemsize} bytes; give a multiple of {element.itemsize}"
             )
-        generator = context.generator()
         count = 2 if operation in ("copy", "scale") else 3
-        self.inputs = [
-            torch.randn(
-                size_bytes // element.itemsize,
-                generator=generator,
-                dtype=element,
-                device=context.device,
-            )
-            for _ in range(count - 1)
-        ]
+        options: Any = {
+            "generator": context.generator(),
+            "dtype": element,
+            "device": context.device,
+        }
+        length = size_bytes // element.itemsize
+        self.inputs = [torch.randn(length, **options) for _ in range(count - 1)]
         self.output = torch.full_like(self.inputs[0], math.nan)
         self._operation, self._rank = operation, context.rank
         self.memory_bytes = count * size_bytes
@@ -326,35 +317,27 @@ class Memory(Workload):
 
         Raises WrongResultError, which names the first element, where more than rounding differs.
         """
+        import torch
+
+        factor = _SCALAR if self._operation in ("scale", "triad") else 1.0
+        eps = torch.finfo(self.output.dtype).eps * _ROUNDINGS[self._operation]
         arrays = [self.output, *self.inputs]
         for start in range(0, len(self.output), _CHECKED_AT_A_TIME):
             found, *inputs = (array[start : start + _CHECKED_AT_A_TIME] for array in arrays)
-            wrong = _first_wrong(self._operation, found, inputs)
-            if wrong is not None:
+            *summands, scaled = [array.double() for array in inputs]
+            exact = scaled * factor
+            size = exact.abs()
+            for array in summands:
+                exact, size = exact + array, size + array.abs()
+            # Negated: an element that is not a number must fail too.
+            is_wrong = ~((found.double() - exact).abs() <= size * eps)
+            if bool(is_wrong.any()):
+                index = int(is_wrong.nonzero()[0])
                 raise WrongResultError(
                     f"rank {self._rank}: {self._operation} left a wrong array: element "
-                    f"{start + wrong} of {len(self.output)} is {found[wrong].item():g}"
+                    f"{start + index} of {len(self.output)} is {found[index].item():g}"
                 )
         self.output.fill_(math.nan)
-
-
-def _first_wrong(operation: Operation, found: Tensor, inputs: list[Tensor]) -> int | None:
-    """Return the index of the first element that rounding does not explain; None: all are right.
-
-    found: the output of the operation on `inputs`, all 1-d and of one type.
-    """
-    import torch
-
-    factor = _SCALAR if operation in ("scale", "triad") else 1.0
-    *summands, scaled = [array.double() for array in inputs]
-    exact = scaled * factor
-    size = exact.abs()
-    for array in summands:
-        exact, size = exact + array, size + array.abs()
-    allowed = size * torch.finfo(found.dtype).eps * _ROUNDINGS[operation]
-    # Negated: an element that is not a number must fail too.
-    is_wrong = ~((found.double() - exact).abs() <= allowed)
-    return int(is_wrong.nonzero()[0]) if bool(is_wrong.any()) else None
 
 
 def memory_gb_s(context: Context) -> float | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from raybench.workloads.shapes import DecoderShape, LanguageShape, LlamaShape
+from raybench.workloads.shapes import Checkpointing, DecoderShape, LanguageShape, LlamaShape
 
-Checkpointing = Literal["none", "selective", "full"]
 # As Context.region.
 Region: TypeAlias = Callable[[str], AbstractContextManager[None]]
 # Cosines and sines by position: (positions, head width / 2), fp32.
@@ -37,41 +36,6 @@ _ATTENTION = frozenset(
     }
 )
 _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default})
-
-
-def run_block(run: Callable[..., Tensor], how: Checkpointing, *inputs: Any) -> Tensor:
-    """Return run(*inputs), by activation checkpointing: none, selective or full.
-
-    selective keeps the outputs of attention and of every second matrix product, full only `inputs`.
-    """
-    if how == "none":
-        return run(*inputs)
-    chosen: dict[str, Any] = {}
-    if how == "selective":
-        # A plain function: with an object in it, torch.compile would leave the block as it is.
-        chosen = {"context_fn": _keep_costly_parts}
-    # Nothing random runs in a block, so there is no random state to keep.
-    out: Tensor = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False, **chosen)
-    return out
-
-
-def _keep_costly_parts() -> Any:
-    """Return the contexts of torch.utils.checkpoint for selective checkpointing.
-
-    They save the outputs of attention and of every second matrix product, as torchtitan does:
-    attention costs most for the memory of its output, and half of the products are worth half of
-    the memory.
-    """
-    # Of the forward pass, and of what is computed again in the same order.
-    seen = {False: 0, True: 0}
-
-    def policy(context: Any, operator: Any, *_: object, **__: object) -> CheckpointPolicy:
-        is_product = operator in _PRODUCTS
-        seen[context.is_recompute] += is_product
-        is_kept = operator in _ATTENTION or (is_product and seen[context.is_recompute] % 2)
-        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
 @dataclass(slots=True)
@@ -166,7 +130,14 @@ class LanguageModel(nn.Module):
             angles = torch.outer(places, shape.theta**-exponents)
             self.register_buffer("cosines", angles.cos(), persistent=False)
             self.register_buffer("sines", angles.sin(), persistent=False)
-        _initialise(self, shape.layers)
+        # Narrower in the layers whose outputs add up in residuals (GPT-2, Radford et al. 2019;
+        # torchtitan and OLMo do so for Llama).
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Embedding | nn.Linear):
+                depth = 2 * shape.layers if name.endswith(("attention.output", "mlp.down")) else 1
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(depth))
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
         if shape.is_tied:
             self.output.weight = self.tokens.weight
 
@@ -221,7 +192,17 @@ class Block(nn.Module):
         rotation: of these tokens; None for GPT-2.
         """
         # Here and not around the block: compiled, what no gradient needs is not computed again.
-        return run_block(self._run, self._checkpointing, x, rotation, cache)
+        if self._checkpointing == "none":
+            return self._run(x, rotation, cache)
+        chosen: dict[str, Any] = {}
+        if self._checkpointing == "selective":
+            # A plain function: with an object in it, torch.compile would leave the block as it is.
+            chosen = {"context_fn": _keep_costly_parts}
+        # Nothing random runs in a block, so there is no random state to keep.
+        out: Tensor = checkpoint(
+            self._run, x, rotation, cache, use_reentrant=False, preserve_rng_state=False, **chosen
+        )
+        return out
 
     def _run(self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None) -> Tensor:
         """Return `forward` without checkpointing."""
@@ -230,6 +211,25 @@ class Block(nn.Module):
         with self._region("mlp"):
             out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
+
+
+def _keep_costly_parts() -> Any:
+    """Return the contexts of torch.utils.checkpoint for selective checkpointing.
+
+    They save the outputs of attention and of every second matrix product, as torchtitan does:
+    attention costs most for the memory of its output, and half of the products are worth half of
+    the memory.
+    """
+    # Of the forward pass, and of what is computed again in the same order.
+    seen = {False: 0, True: 0}
+
+    def policy(context: Any, operator: Any, *_: object, **__: object) -> CheckpointPolicy:
+        is_product = operator in _PRODUCTS
+        seen[context.is_recompute] += is_product
+        is_kept = operator in _ATTENTION or (is_product and seen[context.is_recompute] % 2)
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
 class Attention(nn.Module):
@@ -339,20 +339,6 @@ def _make_norm(shape: LanguageShape) -> nn.Module:
     if isinstance(shape, LlamaShape):
         return nn.RMSNorm(shape.width, eps=1e-5)
     return nn.LayerNorm(shape.width)
-
-
-def _initialise(model: nn.Module, layers: int) -> None:
-    """Draw all weights of embeddings and linear layers, and set biases to zero, in place.
-
-    Normal numbers, narrower in the layers whose outputs add up in residuals (GPT-2, Radford et al.
-    2019; torchtitan and OLMo do so for Llama).
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.Linear):
-            depth = 2 * layers if name.endswith(("attention.output", "mlp.down")) else 1
-            nn.init.normal_(module.weight, std=0.02 / math.sqrt(depth))
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

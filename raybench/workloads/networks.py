@@ -1,4 +1,7 @@
-"""The workload `mlp`: a plain stack of square linear layers."""
+"""The workloads `mlp`, `linear`, `resnet50` and `smoke`, which train small networks.
+
+`raybench plan` imports this module, so torch is imported inside the functions that need it.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,20 @@ import multiprocessing
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
 from raybench.errors import UsageError, brief
 from raybench.job.point import Precision
 from raybench.records import Metric
-from raybench.workloads.base import Context, DdpOptions, Workload, WrongResultError
+from raybench.workloads.base import (
+    Context,
+    DdpOptions,
+    Workload,
+    WrongResultError,
+    apply_precision,
+)
 from raybench.workloads.training import (
     OUTPUT_ERROR,
     Batch,
@@ -23,10 +32,8 @@ from raybench.workloads.training import (
     Mode,
     Model,
     Optimizer,
-    Recipe,
     compute_dtype,
     estimate_step,
-    output_error,
     product_bytes,
     slices,
 )
@@ -57,13 +64,6 @@ class Mlp(Model):
         import torch
         from torch.nn import functional
 
-        recipe = Recipe(
-            loss=functional.mse_loss,
-            optimizer=optimizer,
-            grad_accumulation=grad_accumulation,
-            compile=compile,
-            divide=partial(context.ddp, **ddp),
-        )
         shape = (context.batch_size * grad_accumulation, hidden)
         generator = context.generator()
         inputs = torch.randn(shape, generator=generator, device=context.device)
@@ -73,10 +73,14 @@ class Mlp(Model):
         self.build(
             mode,
             context,
-            recipe,
             lambda: linear_stack(hidden, layers),
             slices(inputs, targets, context.batch_size),
             cast_weights=cast_weights,
+            loss=functional.mse_loss,
+            optimizer=optimizer,
+            grad_accumulation=grad_accumulation,
+            compile=compile,
+            divide=partial(context.ddp, **ddp),
         )
 
     @classmethod
@@ -171,30 +175,34 @@ class Linear(Model):
         from torch.nn import functional
 
         # On the meta device there is nothing to load.
-        if data == "device" or context.device.type == "meta":
+        on_device = data == "device" or context.device.type == "meta"
+        # From a loader come parts of one data set for all ranks, as of a file.
+        one_for_all = torch.Generator().manual_seed(context.seed)
+        generator = context.generator() if on_device else one_for_all
+        options: Any = {"generator": generator, "device": context.device if on_device else "cpu"}
+        inputs, targets = torch.randn(rows, FEATURES, **options), torch.randn(rows, 1, **options)
+        own_rows = None
+        if on_device:
             _check_batch_size(context, rows, "all of them")
-            generator, device = context.generator(), context.device
-            inputs = torch.randn(rows, FEATURES, generator=generator, device=device)
-            targets = torch.randn(rows, 1, generator=generator, device=device)
-            batches, own_rows = slices(inputs, targets, context.batch_size), None
+            batches = slices(inputs, targets, context.batch_size)
         else:
-            # One data set for all ranks, as a file would be.
-            generator = torch.Generator().manual_seed(context.seed)
             batches, own_rows = load_batches(
                 context,
-                torch.randn(rows, FEATURES, generator=generator),
-                torch.randn(rows, 1, generator=generator),
+                inputs,
+                targets,
                 num_workers=num_workers,
                 pin_memory=pin_memory,
                 distributed_sampler=distributed_sampler,
             )
-        recipe = Recipe(
+        self.build(
+            mode,
+            context,
+            lambda: nn.Linear(FEATURES, 1),
+            batches,
             loss=functional.mse_loss,
-            optimizer="adam",
             grad_accumulation=grad_accumulation,
             compile=compile,
         )
-        self.build(mode, context, recipe, lambda: nn.Linear(FEATURES, 1), batches)
         if own_rows is not None:
             # Rows on the device are each rank's own, no data set that they go through together.
             self.epoch_s = own_rows / self.items_per_step
@@ -280,30 +288,26 @@ def load_batches(
         multiprocessing_context=processes,
     )
     # Here and not at the first step: the processes start during the set-up.
-    return _batches_of(loader, sampler, iter(loader), context), rows
+    first_epoch = iter(loader)
 
+    def batches(iterator: Iterator[list[Tensor]]) -> Iterator[Batch]:
+        epoch, device, is_pinned = 0, context.device, loader.pin_memory
+        while True:
+            # What the host waits for the loader. The copy to the device is not in it: from pageable
+            # memory it waits for the device's earlier work too, which is no waiting for data; from
+            # pinned memory it is only queued.
+            with context.parts.part("data"):
+                batch = next(iterator, None)
+                if batch is None:
+                    epoch += 1
+                    if sampler is not None:
+                        sampler.set_epoch(epoch)
+                    iterator = iter(loader)
+                    batch = next(iterator)
+            x, y = batch
+            yield x.to(device, non_blocking=is_pinned), y.to(device, non_blocking=is_pinned)
 
-def _batches_of(
-    loader: Any, sampler: Any, iterator: Iterator[list[Tensor]], context: Context
-) -> Iterator[Batch]:
-    """Yield the batches of the loader on the device, epoch after epoch; iterator: its first epoch.
-
-    The part `data` is the time that the host waits for the loader. The copy to the device is not
-    in it: from pageable memory it waits for the device's earlier work too, which is no waiting
-    for data; from pinned memory it is only queued.
-    """
-    epoch, device, is_pinned = 0, context.device, loader.pin_memory
-    while True:
-        with context.parts.part("data"):
-            batch = next(iterator, None)
-            if batch is None:
-                epoch += 1
-                if sampler is not None:
-                    sampler.set_epoch(epoch)
-                iterator = iter(loader)
-                batch = next(iterator)
-        inputs, targets = batch
-        yield inputs.to(device, non_blocking=is_pinned), targets.to(device, non_blocking=is_pinned)
+    return batches(first_epoch), rows
 
 
 _CLASSES = 1000
@@ -349,27 +353,25 @@ class ResNet(Model):
         images = torch.randn(shape, generator=generator, device=device).to(memory_format=layout)
         labels = torch.randint(_CLASSES, shape[:1], generator=generator, device=device)
         inputs = images.to(compute_dtype(context)) if cast_weights else images
-        recipe = Recipe(
+        first = images[: context.batch_size]
+        self.build(
+            mode,
+            context,
+            lambda: self._make_model(preset, layout, first, context),
+            slices(inputs, labels, context.batch_size),
+            cast_weights=cast_weights,
             loss=functional.cross_entropy,
             optimizer=optimizer,
             grad_accumulation=grad_accumulation,
             compile=compile,
             divide=partial(context.ddp, **ddp),
         )
-        first = images[: context.batch_size]
-        self.build(
-            mode,
-            context,
-            recipe,
-            lambda: self._make_model(preset, layout, first, context),
-            slices(inputs, labels, context.batch_size),
-            cast_weights=cast_weights,
-        )
         if device.type != "meta":
             with self.inference():
                 found = _answer(self.model, inputs[: context.batch_size])
             # How far that is from the answer in fp32, relative to the largest there.
-            self.output_error = output_error(found, self.__dict__.pop("_exact"))
+            exact = self.__dict__.pop("_exact")
+            self.output_error = float((found - exact).abs().max() / exact.abs().max())
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
@@ -387,52 +389,37 @@ class ResNet(Model):
     def _make_model(
         self, preset: str, layout: torch.memory_format, images: Tensor, context: Context
     ) -> nn.Module:
-        """Return the network; but on meta, set `_exact` to its logits in fp32 for `images`.
+        """Return the network in training mode; but on meta, set `_exact` to its logits of `images`.
 
-        These are made in fp32; afterwards the precision of the process is that of the context.
+        These are in fp32, with the running statistics of all BatchNorm layers set to those of the
+        images. Afterwards the precision of the process is that of the context. Raises UsageError
+        where torchvision cannot be imported.
         """
-        from raybench.workloads.base import apply_precision
-
-        model = _import_models().__dict__[preset]().to(memory_format=layout)
-        if images.device.type != "meta":
-            apply_precision(Precision.FP32)
-            _learn_statistics(model, images)
-            self._exact = _answer(model, images)
-            apply_precision(context.precision)
-        return cast("nn.Module", model)
-
-
-def _import_models() -> Any:
-    """Return the module torchvision.models. Raises UsageError where it cannot be imported."""
-    try:
-        from torchvision import models
-    # One for another torch lacks its operators: a RuntimeError, or an OSError of the loader.
-    except (ImportError, RuntimeError, OSError) as error:
         import torch
 
-        raise UsageError(
-            f"workload resnet50: torchvision cannot be imported ({brief(error)}); install the one "
-            f"for torch {torch.__version__} on every node: pip install 'raybench[vision]'"
-        ) from error
-    return models
-
-
-def _learn_statistics(model: nn.Module, images: Tensor) -> None:
-    """Set the running statistics of all BatchNorm layers to those of these images, in place.
-
-    Leaves the model in training mode.
-    """
-    import torch
-    from torch import nn
-
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    usual = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = None  # the average of all batches: here, of the one
-    with torch.no_grad():
-        model.train()(images)
-    for norm, momentum in zip(norms, usual, strict=True):
-        norm.momentum = momentum
+        try:
+            from torchvision import models
+        # One for another torch lacks its operators: a RuntimeError, or an OSError of the loader.
+        except (ImportError, RuntimeError, OSError) as error:
+            raise UsageError(
+                f"workload resnet50: torchvision cannot be imported ({brief(error)}); install the "
+                f"one for torch {torch.__version__} on every node: pip install 'raybench[vision]'"
+            ) from error
+        model: nn.Module = getattr(models, preset)().to(memory_format=layout)
+        if images.device.type == "meta":
+            return model
+        apply_precision(Precision.FP32)
+        norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+        usual = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.momentum = None  # the average of all batches: here, of the one
+        with torch.no_grad():
+            model.train()(images)
+        for norm, momentum in zip(norms, usual, strict=True):
+            norm.momentum = momentum
+        self._exact = _answer(model, images)
+        apply_precision(context.precision)
+        return model
 
 
 def _answer(model: nn.Module, images: Tensor) -> Tensor:

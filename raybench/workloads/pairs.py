@@ -1,6 +1,12 @@
-"""The workload `pairs`: messages within disjoint pairs of devices.
+"""The workload `pairs`, messages within disjoint pairs of devices, and one that finds their ways.
 
-`raybench plan` imports this module, so torch is imported inside the functions that need it.
+`raybench plan` imports this module, so torch is imported inside the functions that need it. For
+`TransportProbe` it is a program too; by hand:
+
+    torchrun --nproc-per-node=2 -m raybench.workloads.pairs cuda
+
+It prints the lines of NCCL's log that tell of transports, each once, and what the host has to
+offer: `raybench: KEY VALUE`. `raybench.doctor.diagnosis` reads them.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -189,7 +195,8 @@ class Pairs(Workload):
         """Set the copy that a step issues on the lower rank of a pair, to its peer or from it.
 
         All ranks must call it together. Raises UsageError on all of them for CPUs, for a direction
-        of two messages, and where the ranks of any pair are on two hosts; and as `_make_copy`.
+        of two messages, and where the ranks of any pair are on two hosts; on the lower rank of a
+        pair where one device cannot reach the other's memory, and RuntimeError where CUDA refuses.
         """
         import torch
         import torch.distributed as dist
@@ -221,7 +228,32 @@ class Pairs(Workload):
         source = _message(sender, size_bytes, here if is_forward else there)
         found = torch.full_like(source, -1, device=there if is_forward else here)
         self._arrival = sender, receiver, found, source.to(found.device, copy=True)
-        self._issue = _make_copy(here, found, source)
+        from cuda.bindings import runtime
+
+        error, can_reach = runtime.cudaDeviceCanAccessPeer(here.index, there.index)
+        if error or not can_reach:
+            raise UsageError(
+                f"workload pairs: {here} cannot reach the memory of {there} directly; give "
+                "transport: send"
+            )
+        (error,) = runtime.cudaDeviceEnablePeerAccess(there.index, 0)
+        if error not in (
+            runtime.cudaError_t.cudaSuccess,
+            runtime.cudaError_t.cudaErrorPeerAccessAlreadyEnabled,
+        ):
+            raise RuntimeError(f"cudaDeviceEnablePeerAccess: {error.name}")
+        ends = (found.data_ptr(), found.device.index, source.data_ptr(), source.device.index)
+
+        def copy() -> None:
+            # By the copy engine of the device `here`. Tensor.copy_ would also record an event on
+            # the other device in each step, which there takes turns with whatever the process that
+            # owns the device runs: 2.4 ms in place of 0.7 ms beside a collective that waits.
+            stream = torch.cuda.current_stream(here).cuda_stream
+            (error,) = runtime.cudaMemcpyPeerAsync(*ends, source.nbytes, stream)
+            if error:
+                raise RuntimeError(f"cudaMemcpyPeerAsync: {error.name}")
+
+        self._issue = copy
 
 
 def _message(sender: int, size_bytes: int, device: torch.device) -> Tensor:
@@ -231,50 +263,14 @@ def _message(sender: int, size_bytes: int, device: torch.device) -> Tensor:
     return torch.arange(size_bytes // 8, dtype=torch.int64, device=device) * 7919 + sender + 1
 
 
-def _make_copy(here: torch.device, found: Tensor, source: Tensor) -> Callable[[], object]:
-    """Return a function that copies `source` to `found` by the copy engine of the device `here`.
-
-    Raises UsageError where one device cannot reach the other's memory, RuntimeError where CUDA
-    refuses. Tensor.copy_ would also record an event on the other device in each step, which there
-    takes turns with whatever the process that owns the device runs: 2.4 ms in place of 0.7 ms
-    beside a collective that waits.
-    """
-    import torch
-    from cuda.bindings import runtime
-
-    peer = (source if found.device == here else found).device
-    error, can_reach = runtime.cudaDeviceCanAccessPeer(here.index, peer.index)
-    if error or not can_reach:
-        raise UsageError(
-            f"workload pairs: {here} cannot reach the memory of {peer} directly; give transport: "
-            "send"
-        )
-    (error,) = runtime.cudaDeviceEnablePeerAccess(peer.index, 0)
-    if error not in (
-        runtime.cudaError_t.cudaSuccess,
-        runtime.cudaError_t.cudaErrorPeerAccessAlreadyEnabled,
-    ):
-        raise RuntimeError(f"cudaDeviceEnablePeerAccess: {error.name}")
-    ends = (found.data_ptr(), found.device.index, source.data_ptr(), source.device.index)
-
-    def copy() -> None:
-        stream = torch.cuda.current_stream(here).cuda_stream
-        (error,) = runtime.cudaMemcpyPeerAsync(*ends, source.nbytes, stream)
-        if error:
-            raise RuntimeError(f"cudaMemcpyPeerAsync: {error.name}")
-
-    return copy
-
-
-_TIMEOUT_S = 90.0
-# So short that it does not matter, and not nothing.
-_STEP_S = 0.001
-
-
 class TransportProbe(Workload):
     """Lets the ranks do one collective in other processes, and prints what NCCL or gloo tell of it.
 
-    The lines are in the output of each rank. Raises RuntimeError when a process fails.
+    NCCL tells which way its bytes go once, when a communicator is made, and to a process that was
+    started with NCCL_DEBUG. So that no line is written while something is timed, each worker starts
+    a process for it beside its own: `main` of this module. The lines are in the output of each
+    rank. Raises RuntimeError with the last line of its stderr when a process fails, and
+    TimeoutExpired after 90 s.
     """
 
     takes_batch_size = False
@@ -283,34 +279,23 @@ class TransportProbe(Workload):
     busbw_factor = 1.0
 
     def __init__(self, context: Context) -> None:
-        print(_run_process(context), flush=True)
+        import torch.distributed as dist
+
+        name = [f"{os.getpid()}-{time.monotonic_ns()}"]
+        if context.world_size > 1:
+            # All ranks meet under the name that rank 0 has chosen: no name is used twice.
+            dist.broadcast_object_list(name, device=context.device)
+        command = [sys.executable, "-m", __name__, str(context.device), name[0]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90.0)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            raise RuntimeError(lines[-1] if lines else f"exit code {done.returncode}")
+        print(done.stdout, flush=True)
 
     def step(self) -> None:
         """Do nothing: what there is to know was printed."""
-        time.sleep(_STEP_S)
-
-
-def _run_process(context: Context) -> str:
-    """Run the process of this rank, and return what it prints; it does a collective with all ranks.
-
-    All ranks must call it together. Raises RuntimeError with the last line of its stderr when it
-    fails, and TimeoutExpired after 90 s.
-    """
-    import torch.distributed as dist
-
-    name = [f"{os.getpid()}-{time.monotonic_ns()}"]
-    if context.world_size > 1:
-        # All ranks meet under the name that rank 0 has chosen: no name is used twice.
-        dist.broadcast_object_list(name, device=context.device)
-    device = str(context.device)
-    command = [sys.executable, "-m", __name__, device, name[0]]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=dict(os.environ)
-    )
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise RuntimeError(lines[-1] if lines else f"exit code {done.returncode}")
-    return done.stdout
+        # So short that it does not matter, and not nothing.
+        time.sleep(0.001)
 
 
 _TIMEOUT = timedelta(seconds=60)
@@ -322,7 +307,6 @@ _TOLD = re.compile(
 )
 _CHANNEL = re.compile(r"Channel \d+(/\d+)? : ")
 _LINE = re.compile(r"^.*?(NCCL (INFO|WARN) .*|NCCL version .*)$")
-_ADAPTERS = Path("/sys/class/infiniband")
 
 
 def main() -> None:
@@ -338,7 +322,7 @@ def main() -> None:
         }
         peers = _communicate(device, name)
         text = log.read_text(errors="replace") if log.exists() else ""
-    adapters = sorted(path.name for path in _ADAPTERS.iterdir()) if _ADAPTERS.is_dir() else []
+    adapters = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     print(f"raybench: adapters {','.join(adapters)}")
     print(f"raybench: memlock {'unlimited' if locked == resource.RLIM_INFINITY else locked}")
@@ -355,7 +339,8 @@ def main() -> None:
 def _communicate(device_name: str, name: str) -> list[str]:
     """Let all ranks reduce a number and, on GPUs, each pair exchange one; return lines to print.
 
-    Lines as `_gloo_lines` on CPUs, else none. name: the same on all ranks, and used only once.
+    On CPUs a line for each TCP connection of this process, but for those to the store: interface,
+    own address, peer's address. On GPUs none. name: the same on all ranks, and used only once.
     """
     import torch
     import torch.distributed as dist
@@ -384,14 +369,8 @@ def _communicate(device_name: str, name: str) -> list[str]:
         dist.all_to_all_single(torch.empty_like(ones), ones)
     assert ones[0].item() == world_size
     dist.barrier()
-    return [] if is_cuda else list(_gloo_lines(port))
-
-
-def _gloo_lines(store_port: int) -> Iterator[str]:
-    """Yield a line for each TCP connection of this process: interface, own address, peer's address.
-
-    Not for those to the store at this port.
-    """
+    if is_cuda:
+        return []
     import psutil
 
     names = {
@@ -400,13 +379,13 @@ def _gloo_lines(store_port: int) -> Iterator[str]:
         for address in addresses
         if address.family in (socket.AF_INET, socket.AF_INET6)
     }
+    lines = []
     for connection in psutil.Process().net_connections("tcp"):
-        if connection.status == psutil.CONN_ESTABLISHED and connection.raddr.port != store_port:
-            here, there = (
-                address.removeprefix("::ffff:")
-                for address in (connection.laddr.ip, connection.raddr.ip)
-            )
-            yield f"raybench: gloo {names.get(here, 'unknown')} {here} {there}"
+        if connection.status == psutil.CONN_ESTABLISHED and connection.raddr.port != port:
+            ends = (connection.laddr.ip, connection.raddr.ip)
+            here, there = (address.removeprefix("::ffff:") for address in ends)
+            lines.append(f"raybench: gloo {names.get(here, 'unknown')} {here} {there}")
+    return lines
 
 
 if __name__ == "__main__":

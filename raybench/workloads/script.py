@@ -1,8 +1,8 @@
 """The workload `script`: a training script as one gives it to torchrun, not changed in anything.
 
-`Script` declares its parameters; a worker runs `RunningScript` in its place, whose `ScriptProcess`
-is the process of the script, below the worker. `raybench plan` imports this module, so torch is
-imported inside the functions that need it.
+`Script` declares its parameters; a worker runs `RunningScript` in its place, which starts the
+process of the script below the worker. `raybench plan` imports this module, so torch is imported
+inside the functions that need it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import psutil
 from pydantic import Field
@@ -119,10 +119,12 @@ class ScriptEndedError(Exception):
 
 
 class RunningScript(Workload):
-    """A script that has made its first step, and waits there.
+    """A script that has made its first step, and waits until it is asked for more.
 
-    process: runs further steps on request. facts: what the process told of itself at its first
-    step: `clock`, cuda or host, and `ranks`, the size of its process group.
+    facts: what the process told of itself at its first step: `clock`, cuda or host, and `ranks`,
+    the size of its process group. parts: times in each step of the last block, in ms, by name;
+    empty before `mark_parts`. peaks: the most bytes of tensors, and the most that torch's allocator
+    reserved, since `forget_memory`; None on a CPU.
     """
 
     def __init__(
@@ -137,10 +139,15 @@ class RunningScript(Workload):
 
         store: a TCP store for the ranks of the script, served by rank 0; None on the others.
         is_aborted: tells whether another rank has failed. deadline_s: when the time of the point is
-        up, by `time.monotonic`. Raises as `ScriptProcess.wait_for_first_step`.
+        up, by `time.monotonic`. Just before, the script writes its stack, and the driver sees which
+        rank hangs. Raises ScriptFailedError where the script fails or ends before its first step,
+        and ScriptAbortedError where another rank has failed.
         """
         given, settings = task.point.params, task.point.settings
         file = task.code.script if task.code else None
+        items = product_of(render(str(given["items_per_step"]), settings))
+        if items is not None:
+            self.items_per_step = items
         # It lives as long as the ranks of the script may ask for it.
         self._store = store
         of_worker = {
@@ -149,133 +156,15 @@ class RunningScript(Workload):
             if not name.startswith("RAY_") and name not in _OF_WORKERS
         }
         variables = _torchrun_variables(context, store)
-        left_s = deadline_s - _WRITE_S - time.monotonic()
-        self.process = ScriptProcess(
-            Path(file.path if file else str(given["path"])).absolute(),
-            split_arguments(render(str(given["args"]), settings)),
-            step_of=str(given["step_of"]),
-            environment={**of_worker, **variables, **task.point.env},
-            folder=Path(file.folder) if file else Path.cwd(),
-            is_aborted=is_aborted,
-            timeout_s=max(_LEAST_S, left_s),
-        )
-        items = product_of(render(str(given["items_per_step"]), settings))
-        if items is not None:
-            self.items_per_step = items
-        try:
-            self.facts = self.process.wait_for_first_step()
-        except BaseException:
-            self.close()
-            raise
-
-    def step(self) -> None:
-        """Run one iteration. Raises as `ScriptProcess.run_steps`."""
-        self.process.run_steps(1)
-
-    def close(self) -> None:
-        """End the script where it is, and all that it has started."""
-        self.process.end()
-
-    def warnings(self, context: Context) -> list[str]:
-        """Return a sentence for each way in which the script runs otherwise than the point says."""
-        told = []
-        if context.device.type == "cuda" and self.facts["clock"] == "host":
-            told.append(
-                "the parameters of the script's optimizer are not on a GPU: steps are timed by the "
-                "host's clock"
-            )
-        if self.facts["ranks"] != context.world_size:
-            told.append(
-                f"the script's process group has {self.facts['ranks']} of {context.world_size} "
-                "ranks: each may have trained alone"
-            )
-        return told
-
-
-class _Rank(NamedTuple):
-    """What each rank tells all others.
-
-    device: its name in CUDA_VISIBLE_DEVICES; empty for a CPU. store: address and port of the TCP
-    store that it serves; None but on rank 0.
-    """
-
-    node_rank: int
-    local_rank: int
-    device: str
-    store: tuple[str, int] | None
-
-
-def _torchrun_variables(context: Context, store: TCPStore | None) -> Mapping[str, str]:
-    """Return the variables of torchrun that this worker lacks or has with another value.
-
-    All ranks must call it together. store: as of RunningScript. LOCAL_RANK counts along
-    CUDA_VISIBLE_DEVICES, whichever devices these ranks have.
-    """
-    import torch.distributed as dist
-
-    device = ""
-    if context.device.type == "cuda":
-        visible, index = os.environ.get("CUDA_VISIBLE_DEVICES"), context.device.index
-        device = visible.split(",")[index].strip() if visible else str(index)
-    node_rank = int(os.environ["GROUP_RANK"])
-    address_of_store = (store.host, store.port) if store else None
-    own = _Rank(node_rank, context.local_rank, device, address_of_store)
-    ranks: list[Any] = [own]
-    if context.world_size > 1:
-        ranks = [None] * context.world_size
-        dist.all_gather_object(ranks, own)
-    here = sorted(rank for rank in ranks if rank.node_rank == node_rank)
-    ((address, port),) = (rank.store for rank in ranks if rank.store)
-    variables = {
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "GROUP_WORLD_SIZE": str(len({rank.node_rank for rank in ranks})),
-        "ROLE_NAME": "default",
-        "ROLE_RANK": os.environ["RANK"],
-        "ROLE_WORLD_SIZE": os.environ["WORLD_SIZE"],
-        "TORCHELASTIC_RUN_ID": "none",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        # The ranks of the script find its store served, as torchrun's do.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-    if device:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(rank.device for rank in here)
-    return variables
-
-
-class ScriptProcess:
-    """A script that runs until its first step, and then as many steps as it is asked for.
-
-    parts: times in each step of the last block, in ms, by name; empty before `mark_parts`.
-    peaks: the most bytes of tensors, and the most that torch's allocator reserved, since
-    `forget_memory`; None on a CPU.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        arguments: Sequence[str],
-        *,
-        step_of: str,
-        environment: Mapping[str, str],
-        folder: Path,
-        is_aborted: Callable[[], bool],
-        timeout_s: float,
-    ) -> None:
-        """Start the process, and do not wait for it.
-
-        step_of: as of the workload `script`. environment: all variables that it has. folder: its
-        current directory. is_aborted: tells whether another rank has failed. timeout_s: until just
-        before the time of the point is up: then the script writes its stack, and the driver sees
-        which rank hangs.
-        """
-        self._is_aborted, self._step_of = is_aborted, step_of
+        self._is_aborted, self._step_of = is_aborted, str(given["step_of"])
+        timeout_s = max(_LEAST_S, deadline_s - _WRITE_S - time.monotonic())
         self._deadline_s = time.monotonic() + timeout_s
         self._has_stepped = self._has_ended = self._is_held = False
         self.parts: Mapping[str, Sequence[float]] = {}
         self.peaks: tuple[int | None, int | None] = None, None
-        options = json.dumps({"step_of": step_of, "timeout_s": timeout_s})
+        options = json.dumps({"step_of": self._step_of, "timeout_s": timeout_s})
+        path = Path(file.path if file else str(given["path"])).absolute()
+        arguments = split_arguments(render(str(given["args"]), settings))
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -283,8 +172,8 @@ class ScriptProcess:
                     *(sys.executable, "-u", str(_CHILD), str(theirs.fileno()), options),
                     *(str(path), *arguments),
                 ],
-                env=environment,
-                cwd=folder,
+                env={**of_worker, **variables, **task.point.env},
+                cwd=Path(file.folder) if file else Path.cwd(),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 # By which all that it starts is ended with it.
@@ -292,21 +181,22 @@ class ScriptProcess:
             )
         self._socket, self._read = ours, b""
         self._handle = os.pidfd_open(self._process.pid)
-
-    def wait_for_first_step(self) -> Mapping[str, Any]:
-        """Wait until an optimizer has stepped, and return the `facts` of RunningScript.
-
-        Raises ScriptFailedError where the script fails or ends before, and ScriptAbortedError where
-        another rank has failed.
-        """
-        facts: Mapping[str, Any] = self._receive()["begun"]
+        try:
+            self.facts: Mapping[str, Any] = self._receive()["begun"]
+        except BaseException:
+            self.close()
+            raise
         self._has_stepped = self._is_held = True
-        return facts
+
+    def step(self) -> None:
+        """Run one iteration. Raises as `run_steps`."""
+        self.run_steps(1)
 
     def run_steps(self, iterations: int, *, lead_in: int = 0) -> Samples:
         """Return the times of so many iterations after `lead_in` others; fewer if the script ends.
 
-        Raises ScriptEndedError when it has ended already, and as `wait_for_first_step`.
+        Raises ScriptEndedError when it has ended already, ScriptFailedError where it fails, and
+        ScriptAbortedError where another rank has failed.
         """
         if self._has_ended:
             raise ScriptEndedError
@@ -348,7 +238,7 @@ class ScriptProcess:
         """Have DDP leave gradients as each rank has them; only where `mark_parts` can."""
         self._send(do="keep_gradients")
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the script where it is, and all that it has started; wait until it has ended."""
         started: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):  # while they have not lost their parent
@@ -364,6 +254,21 @@ class ScriptProcess:
         self._process.wait()
         self._socket.close()
         os.close(self._handle)
+
+    def warnings(self, context: Context) -> list[str]:
+        """Return a sentence for each way in which the script runs otherwise than the point says."""
+        told = []
+        if context.device.type == "cuda" and self.facts["clock"] == "host":
+            told.append(
+                "the parameters of the script's optimizer are not on a GPU: steps are timed by the "
+                "host's clock"
+            )
+        if self.facts["ranks"] != context.world_size:
+            told.append(
+                f"the script's process group has {self.facts['ranks']} of {context.world_size} "
+                "ranks: each may have trained alone"
+            )
+        return told
 
     def _send(self, **message: Any) -> None:
         """Send a message; does nothing where the process has ended, which `_receive` tells."""
@@ -395,9 +300,27 @@ class ScriptProcess:
             self._read += read
         line, _, self._read = self._read.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
-        if "raised" in message:
-            raise ScriptFailedError(_failure_of(message["raised"]))
-        return self._end_of(message["ended"]) if "ended" in message else message
+        if "ended" in message:
+            return self._end_of(message["ended"])
+        if "raised" not in message:
+            return message
+        # As if the workload had raised it.
+        raised = message["raised"]
+        text = raised["message"].strip()
+        is_oom = not _OUT_OF_MEMORY.isdisjoint(raised["bases"]) or (
+            "RuntimeError" in raised["bases"] and any(word in text for word in _OUT_OF_MEMORY_WORDS)
+        )
+        raise ScriptFailedError(
+            Failure(
+                rank=0,
+                status=Status.OOM if is_oom else Status.ERROR,
+                error_type=raised["type"],
+                message=next(iter(text.splitlines()), "") or f"{raised['type']}: no message",
+                detail=shorten_start(raised["traceback"], DETAIL_CHARACTERS),
+                # What it did to its device has ended with its process.
+                worker_reusable=True,
+            )
+        )
 
     def _end_of(self, ended: Mapping[str, Any]) -> dict[str, Any]:
         """Return the last samples, as a message; ended: as the process tells of its end.
@@ -407,42 +330,63 @@ class ScriptProcess:
         """
         self._has_ended = True
         code = ended["code"]
+        cause = Cause.NO_STEPS
         if code is not None and code < 0:
             cause = Cause.WORKER_DIED
             message = f"the process of the script died by {signal.Signals(-code).name}"
         elif code:
             cause, message = Cause.SCRIPT_EXIT, f"the script ended with exit code {code}"
-        elif not self._has_stepped and ended.get("optimizers"):
-            cause = Cause.NO_STEPS
+        elif self._has_stepped and ended["samples"]:
+            return {"samples": ended["samples"]}
+        elif self._has_stepped:
+            raise ScriptEndedError
+        elif ended.get("optimizers"):
             message = (
                 f"no optimizer {self._step_of} has stepped, by which step_of ends an iteration; "
                 f"those that did: {', '.join(ended['optimizers'])}"
             )
-        elif not self._has_stepped:
-            cause = Cause.NO_STEPS
+        else:
             message = (
                 "the script ended and no optimizer of torch.optim has stepped: an iteration ends "
                 "where Optimizer.step returns"
             )
-        elif ended["samples"]:
-            return {"samples": ended["samples"]}
-        else:
-            raise ScriptEndedError
         raise ScriptFailedError(Failure.of(cause, rank=0, message=message, worker_reusable=True))
 
 
-def _failure_of(raised: Mapping[str, Any]) -> Failure:
-    """Return the failure for an exception of the script, as if the workload had raised it."""
-    message = raised["message"].strip()
-    is_oom = not _OUT_OF_MEMORY.isdisjoint(raised["bases"]) or (
-        "RuntimeError" in raised["bases"] and any(word in message for word in _OUT_OF_MEMORY_WORDS)
-    )
-    return Failure(
-        rank=0,
-        status=Status.OOM if is_oom else Status.ERROR,
-        error_type=raised["type"],
-        message=next(iter(message.splitlines()), "") or f"{raised['type']}: no message",
-        detail=shorten_start(raised["traceback"], DETAIL_CHARACTERS),
-        # What it did to its device has ended with its process.
-        worker_reusable=True,
-    )
+def _torchrun_variables(context: Context, store: TCPStore | None) -> Mapping[str, str]:
+    """Return the variables of torchrun that this worker lacks or has with another value.
+
+    All ranks must call it together. store: as of RunningScript. LOCAL_RANK counts along
+    CUDA_VISIBLE_DEVICES, whichever devices these ranks have.
+    """
+    import torch.distributed as dist
+
+    device = ""
+    if context.device.type == "cuda":
+        visible, index = os.environ.get("CUDA_VISIBLE_DEVICES"), context.device.index
+        device = visible.split(",")[index].strip() if visible else str(index)
+    node_rank = int(os.environ["GROUP_RANK"])
+    served = (store.host, store.port) if store else None
+    own = node_rank, context.local_rank, device, served
+    ranks: list[Any] = [own]
+    if context.world_size > 1:
+        ranks = [None] * context.world_size
+        dist.all_gather_object(ranks, own)
+    ((address, port),) = (served for *_, served in ranks if served)
+    here = sorted(rank[:3] for rank in ranks if rank[0] == node_rank)
+    variables = {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "GROUP_WORLD_SIZE": str(len({rank[0] for rank in ranks})),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": os.environ["RANK"],
+        "ROLE_WORLD_SIZE": os.environ["WORLD_SIZE"],
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # The ranks of the script find its store served, as torchrun's do.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    if device:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(name for *_, name in here)
+    return variables

@@ -26,13 +26,12 @@ from itertools import pairwise
 from pathlib import Path
 from time import perf_counter_ns
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakSet
 
 _STDERR = 2
 _PR_SET_PDEATHSIG = 1
 _MS_TO_NS = 1_000_000
-_OPTIMIZERS = "torch.optim.optimizer"
 # What the parent keeps of a text.
 _CHARACTERS = 20_000
 
@@ -58,17 +57,17 @@ class _Channel:
         return message
 
 
-class _AfterImport(MetaPathFinder):
-    """Calls `then` with a module as soon as the script has imported it."""
+class _OptimizerHook(MetaPathFinder):
+    """Has every optimizer call `hook` after each step, from the import of torch.optim on."""
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name, self._then = name, then
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self._hook = hook
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the module, whose import calls `then`; None for all other modules."""
-        if name != self._name:
+        """Return the spec of torch.optim.optimizer; None for all other modules."""
+        if name != "torch.optim.optimizer":
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
@@ -76,39 +75,40 @@ class _AfterImport(MetaPathFinder):
             loader: Any = spec.loader
             execute = loader.exec_module
 
-            def execute_and_tell(module: ModuleType) -> None:
+            def execute_and_hook(module: Any) -> None:
                 execute(module)
-                self._then(module)
+                module.register_optimizer_step_post_hook(self._hook)
 
-            loader.exec_module = execute_and_tell
+            loader.exec_module = execute_and_hook
         return spec
 
 
 class _Clock:
     """Times what lies between marks: by CUDA events where the device is a GPU, else by the host.
 
-    device: that of the optimizer's parameters; None where it has none. name: cuda or host.
+    device: that of the optimizer's parameters; None where it has none. cuda: torch.cuda, None on
+    other devices. name: cuda or host.
     """
 
     def __init__(self, device: Any) -> None:
         self.device = device
         on_gpu = device is not None and device.type == "cuda"
-        self._cuda: Any = sys.modules["torch"].cuda if on_gpu else None
-        self.name = "cuda" if self._cuda else "host"
+        self.cuda: Any = sys.modules["torch"].cuda if on_gpu else None
+        self.name = "cuda" if self.cuda else "host"
         self._marks_ns: list[int] = []
 
     def begin(self, iterations: int) -> None:
         """Forget earlier marks, and prepare for those of so many iterations."""
         self._marks_ns = []
-        if self._cuda:
-            self._stream = self._cuda.current_stream(self.device)
-            self._unused = [self._cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
+        if self.cuda:
+            self._stream = self.cuda.current_stream(self.device)
+            self._unused = [self.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
             self._events: list[Any] = []
 
     def mark(self) -> None:
         """Set a mark at the end of an iteration."""
         self._marks_ns.append(perf_counter_ns())
-        if self._cuda:
+        if self.cuda:
             event = self._unused.pop()
             event.record(self._stream)
             self._events.append(event)
@@ -121,11 +121,11 @@ class _Clock:
         """
         marks_ns, self._marks_ns = self._marks_ns, []
         step_ns = host_ns = [end - start for start, end in pairwise(marks_ns)]
-        if host_ns and self._cuda:
-            self._cuda.synchronize(self.device)
+        if host_ns and self.cuda:
+            self.cuda.synchronize(self.device)
             pairs = pairwise(self._events)
             step_ns = [round(start.elapsed_time(end) * _MS_TO_NS) for start, end in pairs]
-        peaks = self._cuda
+        peaks = self.cuda
         return {
             "start_ns": [mark - origin_ns for mark in marks_ns[:-1]],
             "step_ns": step_ns,
@@ -134,17 +134,12 @@ class _Clock:
             "reserved_bytes": peaks and peaks.max_memory_reserved(self.device),
         }
 
-    def forget_memory(self) -> None:
-        """Reset the peaks of memory."""
-        if self._cuda:
-            self._cuda.reset_peak_memory_stats(self.device)
-
 
 class _Steps:
     """Where iterations end, and how long they took.
 
     step_of: the class of the optimizer whose step ends an iteration; empty: the last one to make
-    its first step.
+    its first step. names: of the classes of all optimizers that have stepped.
     """
 
     def __init__(self, channel: _Channel, step_of: str) -> None:
@@ -152,15 +147,11 @@ class _Steps:
         self._origin_ns = perf_counter_ns()
         self._counted: Any = None
         self._known: WeakSet[Any] = WeakSet()
-        self._names: dict[str, None] = {}
+        self.names: dict[str, None] = {}
         self._is_warm = False
         self._lead_in = self._left = 0
         self._clock: _Clock | None = None
         self._marks: Any = None
-
-    def watch(self, optimizers: ModuleType) -> None:
-        """Have every optimizer call `end_step` from now on; optimizers: torch.optim.optimizer."""
-        optimizers.register_optimizer_step_post_hook(self.end_step)
 
     def end_step(self, optimizer: Any, *_: Any) -> None:
         """End an iteration where this optimizer is the one that ends them.
@@ -184,16 +175,19 @@ class _Steps:
             self._left -= 1
             if self._left:
                 return
-            self._channel.send(samples=self._take(self._clock))
+            self._channel.send(samples=self.take())
         self._obey(self._clock)
 
-    def end_script(self) -> dict[str, Any]:
-        """Return the `samples` of the block that the end cut short, and all `optimizers`, by name.
+    def take(self) -> dict[str, Any] | None:
+        """Return the samples of a block, as a message has them, with the times of parts, in ms.
 
-        samples: None where no iteration has begun.
+        None where no iteration has begun.
         """
-        samples = None if self._clock is None else self._take(self._clock)
-        return {"samples": samples, "optimizers": list(self._names)}
+        if self._clock is None:
+            return None
+        samples = self._clock.take(self._origin_ns)
+        count = len(samples["step_ns"])
+        return {**samples, "parts": {} if self._marks is None else self._marks.take(count)}
 
     def _is_new(self, optimizer: Any) -> bool:
         """Return whether this optimizer is new, and ends iterations from now on.
@@ -205,7 +199,7 @@ class _Steps:
             return False
         self._known.add(optimizer)
         name = type(optimizer).__name__
-        self._names[name] = None
+        self.names[name] = None
         if self._is_warm or (self._step_of and name != self._step_of):
             return False
         self._counted = optimizer
@@ -231,7 +225,8 @@ class _Steps:
                     return
                 case "forget_memory":
                     self._is_warm = True
-                    clock.forget_memory()
+                    if clock.cuda:
+                        clock.cuda.reset_peak_memory_stats(clock.device)
                 case "mark_parts":
                     self._channel.send(why_not=self._mark_parts(clock, **message["how"]))
                 case "time_gradients":
@@ -256,66 +251,35 @@ class _Steps:
         self._marks = marks
         return why_not
 
-    def _take(self, clock: _Clock) -> dict[str, Any]:
-        """Return the samples of a block, as a message has them, with the times of parts, in ms."""
-        samples = clock.take(self._origin_ns)
-        count = len(samples["step_ns"])
-        return {**samples, "parts": {} if self._marks is None else self._marks.take(count)}
 
+def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
+    """Run the script in this process, tell the parent how it ended, and return its exit code.
 
-def _end_with_parent() -> None:
-    """Have the system kill this process when the worker dies; exit where it has died already."""
+    Exits with 1 where the script raises, after the traceback is written and told.
+
+    descriptor: of the socket to the parent. options: JSON with `step_of` and `timeout_s`.
+    """
+    # The system kills this process when the worker dies; it may have died already.
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def _run(script: str, arguments: Sequence[str]) -> None:
-    """Run the file in this process as `python script arguments` does; raises what it raises."""
-    path = Path(script).absolute()
-    main = ModuleType("__main__")
-    main.__file__ = str(path)
-    sys.argv = [script, *arguments]
-    sys.path[0] = str(path.parent)
-    sys.modules["__main__"] = main
-    exec(compile(path.read_bytes(), path, "exec"), main.__dict__)
-
-
-def _tell_error(channel: _Channel, error: BaseException) -> NoReturn:
-    """Write the traceback as Python does, tell the parent, and exit with 1."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    channel.send(
-        raised={
-            "type": type(error).__name__,
-            "bases": [base.__name__ for base in type(error).__mro__],
-            "message": str(error)[:_CHARACTERS],
-            "traceback": text[-_CHARACTERS:],
-        }
-    )
-    os._exit(1)
-
-
-def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
-    """Run the script, tell the parent how it ended, and return its exit code.
-
-    descriptor: of the socket to the parent. options: JSON with `step_of` and `timeout_s`.
-    """
-    _end_with_parent()
     given = json.loads(options)
     channel = _Channel(int(descriptor))
     faulthandler.enable(_STDERR)
     faulthandler.dump_traceback_later(given["timeout_s"], file=_STDERR)
     steps = _Steps(channel, given["step_of"])
-    sys.meta_path.insert(0, _AfterImport(_OPTIMIZERS, steps.watch))
+    sys.meta_path.insert(0, _OptimizerHook(steps.end_step))
+    # As `python script arguments` runs it.
+    path = Path(script).absolute()
+    module = ModuleType("__main__")
+    module.__file__ = str(path)
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(path.parent)
+    sys.modules["__main__"] = module
     code = 0
     try:
-        _run(script, arguments)
+        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
     except SystemExit as ended:
         # As Python: a number is the exit code, and anything else is printed.
         if ended.code is None or isinstance(ended.code, int):
@@ -324,8 +288,23 @@ def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
             code = 1
             sys.stderr.write(f"{ended.code}\n")
     except BaseException as error:  # whatever the script raises
-        _tell_error(channel, error)
-    channel.send(ended={"code": code, **steps.end_script()})
+        # The traceback as Python writes it, without this file.
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+            frames = frames.tb_next
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        channel.send(
+            raised={
+                "type": type(error).__name__,
+                "bases": [base.__name__ for base in type(error).__mro__],
+                "message": str(error)[:_CHARACTERS],
+                "traceback": text[-_CHARACTERS:],
+            }
+        )
+        os._exit(1)
+    channel.send(ended={"code": code, "samples": steps.take(), "optimizers": list(steps.names)})
     return code
 
 

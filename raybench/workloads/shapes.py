@@ -1,11 +1,11 @@
-"""Sizes of the language models of the workload `transformer`, and how the ranks divide them.
+"""Sizes of the models of `transformer` and `dit`, and how ranks divide a language model.
 
 Loads no torch: `plan` and reports read it. Degrees have torchtitan's and accelerate's names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -15,8 +15,8 @@ from pydantic import Field
 from raybench.job.point import EQUAL, Precision
 from raybench.workloads.base import DdpOptions
 
-# As torchtitan has it: what the other degrees leave.
-REST = -1
+# Which activations of a block are computed again in the backward pass.
+Checkpointing = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,18 +216,13 @@ class Layout:
         """
         tp, cp, shard = options.get("tp", 1), options.get("cp", 1), options.get("dp_shard", 1)
         replicate = options.get("dp_replicate")
-        if shard == REST:
+        if shard == -1:  # as torchtitan has it
             replicate = replicate or 1
             shard = world_size // (replicate * cp * tp)
         # A degree of 0 is refused elsewhere.
         shard = max(1, shard)
         rest = max(1, world_size // (shard * cp * tp))
         return cls(dp_replicate=replicate or rest, dp_shard=shard, cp=cp, tp=tp)
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks: the product of all degrees."""
-        return self.dp_replicate * self.dp_shard * self.cp * self.tp
 
     @property
     def ranks_per_batch(self) -> int:
@@ -252,73 +247,65 @@ class Layout:
         """Return the index of a rank in its cp group, from 0."""
         return rank // self.tp % self.cp
 
-    def __str__(self) -> str:
-        degrees = ("dp_replicate", "dp_shard", "cp", "tp")
-        return " x ".join(f"{name} {getattr(self, name)}" for name in degrees)
 
-
-def layout_refusals(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each reason why the training of a point cannot be divided as it asks.
+def why_not_divided(settings: Mapping[str, Any]) -> str | None:
+    """Return why the training of a point cannot be divided as it asks, in a sentence; None: it can.
 
     settings: those of the point.
     """
-    layout = Layout.make(settings["world_size"], settings)
+    layout, world_size = Layout.make(settings["world_size"], settings), settings["world_size"]
+    precision = settings["precision"]
     if settings.get("dp_shard") == 0:
-        yield "dp_shard must be at least 1, or -1 for what the other degrees leave, given 0"
-    if layout.ranks != settings["world_size"]:
-        yield (
-            f"{layout} is {layout.ranks}, and must be world_size {settings['world_size']}; "
-            "give degrees that divide it, and leave out dp_replicate to have what is left"
+        return "dp_shard must be at least 1, or -1 for what the other degrees leave, given 0"
+    ranks = layout.dp_replicate * layout.dp_shard * layout.cp * layout.tp
+    if ranks != world_size:
+        degrees = ("dp_replicate", "dp_shard", "cp", "tp")
+        return (
+            f"{' x '.join(f'{name} {getattr(layout, name)}' for name in degrees)} is {ranks}, and "
+            f"must be world_size {world_size}; give degrees that divide it, and leave out "
+            "dp_replicate to have what is left"
         )
-    if settings.get("optimizer_dtype") == "bf16" and settings["precision"] not in (
-        Precision.BF16,
-        Precision.FLOAT8,
-    ):
-        yield f"optimizer_dtype: bf16 needs precision bf16, given {settings['precision']}"
-    if settings["precision"] == Precision.FLOAT8:
+    if settings.get("optimizer_dtype") == "bf16" and precision not in ("bf16", "float8"):
+        return f"optimizer_dtype: bf16 needs precision bf16, given {precision}"
+    if precision == Precision.FLOAT8:
         if find_spec("torchao") is None:
-            yield "precision float8 needs torchao: pip install 'raybench[float8]'; or take bf16"
+            return "precision float8 needs torchao: pip install 'raybench[float8]'; or take bf16"
         if layout.tp > 1:
-            yield (
+            return (
                 "precision float8 is not divided by tp; take dp_shard, or bf16, given tp "
                 f"{layout.tp}"
             )
     if layout.is_divided:
-        yield from _refusals_of_divided(settings)
+        divided = "a model that dp_shard, cp or tp divides"
+        if precision == Precision.FP16:
+            return f"{divided} is not trained in fp16, whose gradients are scaled; take bf16"
+        if settings.get("cuda_graph"):
+            return f"{divided} is not captured in a CUDA graph; take cuda_graph: false"
+        if settings.get("shares", EQUAL) != EQUAL or settings.get("slow_ratio", 1) < 1:
+            return f"{divided} is divided evenly; leave out shares and slow_ratio"
     if layout.ranks_per_batch > 1:
-        yield from _refusals_of_shared_batches(settings, layout)
+        return _why_not_shared(settings["preset"], settings["seq_len"], layout)
+    return None
 
 
-def _refusals_of_divided(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each setting that a model divided by dp_shard, cp or tp cannot have."""
-    divided = "a model that dp_shard, cp or tp divides"
-    if settings["precision"] == Precision.FP16:
-        yield f"{divided} is not trained in fp16, whose gradients are scaled; take bf16"
-    if settings.get("cuda_graph"):
-        yield f"{divided} is not captured in a CUDA graph; take cuda_graph: false"
-    if settings.get("shares", EQUAL) != EQUAL or settings.get("slow_ratio", 1) < 1:
-        yield f"{divided} is divided evenly; leave out shares and slow_ratio"
-
-
-def _refusals_of_shared_batches(settings: Mapping[str, Any], layout: Layout) -> Iterator[str]:
-    """Yield a sentence for each reason why tp and cp cannot divide the model and its sequences."""
-    preset, length, degree = settings["preset"], settings["seq_len"], layout.tp
+def _why_not_shared(preset: str, seq_len: int, layout: Layout) -> str | None:
+    """Return why tp and cp cannot divide the model and its sequences; None where they can."""
     shape = LANGUAGE_PRESETS[preset]
     if not isinstance(shape, LlamaShape):
-        yield f"preset {preset} is divided by dp_shard alone; take one of Llama's, or tp: 1, cp: 1"
-        return
-    if shape.heads % degree or shape.kv_heads % degree:
-        yield (
-            f"tp {degree} must divide the {shape.heads} heads and {shape.kv_heads} heads of keys "
-            f"of {preset}"
+        return f"preset {preset} is divided by dp_shard alone; take one of Llama's, or tp: 1, cp: 1"
+    if shape.heads % layout.tp or shape.kv_heads % layout.tp:
+        return (
+            f"tp {layout.tp} must divide the {shape.heads} heads and {shape.kv_heads} heads of "
+            f"keys of {preset}"
         )
     # With cp, each rank has two parts of a sequence.
     parts = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
-    if length % parts:
-        yield (
+    if seq_len % parts:
+        return (
             f"cp {layout.cp} and tp {layout.tp} divide a sequence into {parts} parts: seq_len must "
-            f"be a multiple of {parts}, given {length}"
+            f"be a multiple of {parts}, given {seq_len}"
         )
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,18 +339,15 @@ class DitShape:
     def parameter_count(self, scope: str | None) -> int:
         """Return the number of parameters, of the block that `scope` names, else of the model."""
         width = self.width
-        blocks = self._by_scope(
-            # Two streams: modulation, query, key and value, output, the MLP's layers, two norms.
-            double_block=2 * (18 * width**2 + 15 * width + 2 * self.head_width),
-            # Modulation; query, key, value and the MLP's first layer; output; two norms.
-            single_block=15 * width**2 + 11 * width + 2 * self.head_width,
-            outside=(self.channels + self.text_width + 2 * self.frequencies + self.pooled_width)
-            * width
-            # Time, guidance and pooled text have a second layer each.
-            + (3 * width**2 + 8 * width)
-            + (2 * width**2 + 2 * width + self.channels * (width + 1)),
-        )
-        return round(blocks.get(scope or "all", blocks["all"]))
+        # Two streams: modulation, query, key and value, output, the MLP's layers, two norms.
+        double_block = 2 * (18 * width**2 + 15 * width + 2 * self.head_width)
+        # Modulation; query, key, value and the MLP's first layer; output; two norms.
+        single_block = 15 * width**2 + 11 * width + 2 * self.head_width
+        inputs = self.channels + self.text_width + 2 * self.frequencies + self.pooled_width
+        # Time, guidance and pooled text have a second layer each.
+        outside = inputs * width + (3 * width**2 + 8 * width)
+        outside += 2 * width**2 + 2 * width + self.channels * (width + 1)
+        return round(self._of(scope, double_block, single_block, outside))
 
     def flops(self, scope: str, *, text: int, image: int) -> float:
         """Return the operations of products and attention, of one block or of a forward pass.
@@ -375,25 +359,14 @@ class DitShape:
         block = 24.0 * width**2 * tokens + 4.0 * tokens**2 * width
         embeddings = image * self.channels + text * self.text_width
         embeddings += 2 * self.frequencies + self.pooled_width + 3 * width
-        output = 2 * width + image * self.channels
-        blocks = self._by_scope(
-            # With the modulation of both streams, or of the one.
-            double_block=block + 24 * width**2,
-            single_block=block + 6 * width**2,
-            outside=2 * width * (embeddings + output),
-        )
-        return blocks.get(scope, blocks["all"])
+        outside = 2 * width * (embeddings + 2 * width + image * self.channels)
+        # With the modulation of both streams, or of the one.
+        return self._of(scope, block + 24 * width**2, block + 6 * width**2, outside)
 
-    def _by_scope(
-        self, *, double_block: float, single_block: float, outside: float
-    ) -> Mapping[str, float]:
-        """Return the cost of each kind of block and of `all`; outside: of the other layers."""
-        repeated = self.double_blocks * double_block + self.single_blocks * single_block
-        return {
-            "double_block": double_block,
-            "single_block": single_block,
-            "all": repeated + outside,
-        }
+    def _of(self, scope: str | None, double: float, single: float, outside: float) -> float:
+        """Return the cost of a block where `scope` names one, else of all blocks and `outside`."""
+        whole = self.double_blocks * double + self.single_blocks * single + outside
+        return {"double_block": double, "single_block": single}.get(scope or "", whole)
 
 
 # flux: Flux.1-dev, 11.9 billion parameters. tiny: for CPUs; its heads divide by 2, 3 and 4.

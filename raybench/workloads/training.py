@@ -5,9 +5,8 @@ Loads no torch at import: `plan` reads the classes, and their estimates of memor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -75,27 +74,6 @@ _ONLY_FOR_TRAINING = {
 _WORKSPACES_BYTES = 64 * 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How a model is trained.
-
-    loss: function of the model's outputs and of the targets; their mean loss, a scalar.
-    compile: the model is compiled as a whole, with DDP around it.
-    divide: distributes the model over the ranks and returns what is to be called; by default
-    Context.ddp.
-    is_fused: the optimizer updates all weights in one kernel, where the device has it.
-    is_cast: the weights are used in the type of the precision already, so there is no autocast.
-    """
-
-    loss: Callable[[Tensor, Tensor], Tensor]
-    optimizer: OptimizerName
-    grad_accumulation: int
-    compile: bool
-    divide: Callable[[nn.Module], nn.Module] | None = None
-    is_fused: bool = False
-    is_cast: bool = False
-
-
 class Model(Workload):
     """A workload whose step trains a model or, in mode inference, runs it forward.
 
@@ -105,7 +83,7 @@ class Model(Workload):
     inference several ranks are replicas, each with data of its own, that do not communicate.
 
     model: the bare model. replica: what training calls: the model under DistributedDataParallel, or
-    itself where world_size is 1.
+    itself where world_size is 1. loss: of the replica's outputs and the targets.
     """
 
     weighs_loss = True
@@ -117,6 +95,7 @@ class Model(Workload):
     replica: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
+    loss: Callable[[Tensor, Tensor], Tensor]
     _inference_pass: Callable[[], object] | None = None
     _has_cast_weights = False
 
@@ -142,35 +121,50 @@ class Model(Workload):
         self,
         mode: ModeName,
         context: Context,
-        recipe: Recipe,
         make_model: Callable[[], nn.Module],
         batches: Iterator[Batch],
         *,
         cast_weights: bool = False,
+        compile: bool,
+        **recipe: Any,
     ) -> None:
         """Prepare the steps of either mode: `train`, or `load` and a forward pass over the inputs.
 
         Arguments as those of `train` and `load`.
         """
         if mode == "train":
-            self.train(context, recipe, make_model, batches)
+            self.train(context, make_model, batches, compile=compile, **recipe)
             return
         self.load(context, make_model, cast_weights=cast_weights)
-        forward = compile_model(self.model, context, wanted=recipe.compile)
+        forward = compile_model(self.model, context, wanted=compile)
         self.run_forward(lambda: forward(next(batches)[0]))
 
     def train(
         self,
         context: Context,
-        recipe: Recipe,
         make_model: Callable[[], nn.Module],
         batches: Iterator[Batch],
+        *,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        optimizer: OptimizerName = "adam",
+        grad_accumulation: int = 1,
+        compile: bool = False,
+        divide: Callable[[nn.Module], nn.Module] | None = None,
+        is_fused: bool = False,
+        is_cast: bool = False,
     ) -> None:
         """Let a step be an optimizer step; make the model and divide it over the ranks.
 
-        Sets `model`, `replica`, `optimizer`, `scaler` and `items_per_step`. All ranks must call it
-        together. make_model: called with the device as torch's default and the same seed on all
-        ranks. batches: of this rank, endless. Raises UsageError for a CUDA graph in fp16.
+        Sets `model`, `replica`, `optimizer`, `scaler`, `loss` and `items_per_step`. All ranks must
+        call it together. Raises UsageError for a CUDA graph in fp16.
+
+        make_model: called with the device as torch's default and the same seed on all ranks.
+        batches: of this rank, endless. loss: function of the model's outputs and of the targets;
+        their mean loss, a scalar. compile: the model as a whole, with DDP around it. divide:
+        distributes the model over the ranks and returns what is to be called; by default
+        Context.ddp. is_fused: the optimizer updates all weights in one kernel, where the device has
+        it. is_cast: the weights are used in the type of the precision already, so there is no
+        autocast.
         """
         import torch
 
@@ -183,16 +177,22 @@ class Model(Workload):
         torch.manual_seed(context.seed)
         with context.device:
             self.model = make_model()
-        self.replica = (recipe.divide or context.ddp)(self.model)
-        self._forward = compile_model(self.replica, context, wanted=recipe.compile)
+        self.replica = (divide or context.ddp)(self.model)
+        self._forward = compile_model(self.replica, context, wanted=compile)
         # The same model past DistributedDataParallel.
-        self._forward_alone = compile_model(self.model, context, wanted=recipe.compile)
-        self.optimizer = _optimizer(self.model, recipe, context)
+        self._forward_alone = compile_model(self.model, context, wanted=compile)
+        kind = getattr(torch.optim, {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[optimizer])
+        # On the meta device torch fuses nothing.
+        options = {"fused": True if is_fused and context.device.type != "meta" else None}
+        if optimizer != "sgd":
+            # Else Adam counts its steps on the host: a graph would replay one and the same.
+            options["capturable"] = context.cuda_graph and context.device.type == "cuda"
+        self.optimizer = kind(self.model.parameters(), lr=LEARNING_RATE, **options)
         self.scaler = context.grad_scaler()
-        self._context = context
-        self._recipe = recipe
-        self._batches = batches
-        self.items_per_step = context.batch_size * recipe.grad_accumulation
+        self.loss = loss
+        self._context, self._batches = context, batches
+        self._passes, self._is_cast = grad_accumulation, is_cast
+        self.items_per_step = context.batch_size * grad_accumulation
 
     def load(
         self, context: Context, make_model: Callable[[], nn.Module], *, cast_weights: bool
@@ -253,17 +253,30 @@ class Model(Workload):
         over norm of the right gradient. Takes a step's batches. All ranks that train together must
         call it, before their first step.
         """
-        batches = [next(self._batches) for _ in range(self._recipe.grad_accumulation)]
+        import torch
+        from torch import distributed as dist
+
+        batches = [next(self._batches) for _ in range(self._passes)]
         self._accumulate(iter(batches))
         found = []
         for parameter in self.model.parameters():
             assert parameter.grad is not None, "a step leaves a gradient on each parameter"
             found.append(parameter.grad.double())
         self.optimizer.zero_grad(set_to_none=True)
-        wanted = self._gradients_of_all(batches)
+        # The gradients of the mean loss over the samples of all ranks, in float64.
+        sums = [torch.zeros_like(gradient) for gradient in found]
+        for inputs, targets in batches:
+            alone = self._gradients_alone(inputs, targets)
+            for total, gradient in zip(sums, alone, strict=True):
+                total.add_(gradient, alpha=len(inputs))
+        items = float(sum(len(inputs) for inputs, _ in batches))
+        count = torch.tensor(items, dtype=torch.float64, device=self._context.device)
+        if self._context.world_size > 1:
+            for value in (count, *sums):
+                dist.all_reduce(value, group=self._context.process_group)
         return max(
-            float((got - right).norm() / right.norm().clamp(min=1e-300))
-            for got, right in zip(found, wanted, strict=True)
+            float((got - total / count).norm() / (total / count).norm().clamp(min=1e-300))
+            for got, total in zip(found, sums, strict=True)
         )
 
     def close(self) -> None:
@@ -271,37 +284,30 @@ class Model(Workload):
         self.__dict__.clear()
 
     def _accumulate(self, batches: Iterator[Batch]) -> None:
-        """Add up the gradients of a step in `.grad`; ranks reduce them in its last pass."""
-        self._do_extra_work()
-        for to_go in reversed(range(self._recipe.grad_accumulation)):
-            inputs, targets = next(batches)
-            with self._context.no_sync(self.replica) if to_go else nullcontext():
-                self.scaler.scale(self._loss(inputs, targets)).backward()  # type: ignore[no-untyped-call]
+        """Add up the gradients of a step in `.grad`; ranks reduce them in its last pass.
 
-    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return this rank's part of the mean loss over all samples of the step."""
-        loss = self._mean_loss(self._forward, inputs, targets)
-        divisor = self._recipe.grad_accumulation / self._context.loss_weight
-        # A division by one would still be a kernel.
-        return loss / divisor if divisor != 1 else loss
-
-    def _mean_loss(self, forward: Forward, inputs: Tensor, targets: Tensor) -> Tensor:
-        with nullcontext() if self._recipe.is_cast else self._context.autocast():
-            return self._recipe.loss(forward(inputs), targets)
-
-    def _do_extra_work(self) -> None:
-        """Repeat the share `extra_work` of the step's forward and backward work, without result.
-
-        To emulate a slower device. In as few passes as there are rows for: each pass costs
-        something whatever its rows. Does nothing on the meta device.
+        First repeats the share `extra_work` of the step's forward and backward work, without
+        result, to emulate a slower device; not on the meta device, where operations are counted.
         """
-        batch_size = self._context.batch_size
-        rows = round(self._context.extra_work * batch_size * self._recipe.grad_accumulation)
-        # On the meta device the operations of the step are counted.
-        while rows > 0 and self._context.device.type != "meta":
+        context = self._context
+        rows = round(context.extra_work * context.batch_size * self._passes)
+        # In as few passes as there are rows for: each pass costs something whatever its rows.
+        while rows > 0 and context.device.type != "meta":
             inputs, targets = next(self._batches)
             self._gradients_alone(inputs[:rows], targets[:rows])
-            rows -= batch_size
+            rows -= context.batch_size
+        divisor = self._passes / context.loss_weight
+        for to_go in reversed(range(self._passes)):
+            inputs, targets = next(batches)
+            with context.no_sync(self.replica) if to_go else nullcontext():
+                loss = self._mean_loss(self._forward, inputs, targets)
+                # A division by one would still be a kernel.
+                loss = loss / divisor if divisor != 1 else loss
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def _mean_loss(self, forward: Forward, inputs: Tensor, targets: Tensor) -> Tensor:
+        with nullcontext() if self._is_cast else self._context.autocast():
+            return self.loss(forward(inputs), targets)
 
     def _gradients_alone(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of the mean loss of these samples; `.grad` stays as it is."""
@@ -309,27 +315,6 @@ class Model(Workload):
 
         loss = self.scaler.scale(self._mean_loss(self._forward_alone, inputs, targets))
         return torch.autograd.grad(loss, tuple(self.model.parameters()))
-
-    def _gradients_of_all(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """Return the gradients of the mean loss over the samples of all ranks, in float64.
-
-        In the order of the model's parameters. batches: those of this rank. All ranks that train
-        together must call it.
-        """
-        import torch
-        from torch import distributed as dist
-
-        items = sum(len(inputs) for inputs, _ in batches)
-        sums = [torch.zeros_like(p, dtype=torch.float64) for p in self.model.parameters()]
-        for inputs, targets in batches:
-            alone = self._gradients_alone(inputs, targets)
-            for total, gradient in zip(sums, alone, strict=True):
-                total.add_(gradient, alpha=len(inputs))
-        count = torch.tensor(float(items), dtype=torch.float64, device=self._context.device)
-        if self._context.world_size > 1:
-            for value in (count, *sums):
-                dist.all_reduce(value, group=self._context.process_group)
-        return [total / count for total in sums]
 
 
 @cache
@@ -382,21 +367,6 @@ def product_bytes(settings: Mapping[str, Any]) -> int:
     return 4 if Precision(settings["precision"]).dtype == "float32" else 2
 
 
-def _optimizer(model: nn.Module, recipe: Recipe, context: Context) -> torch.optim.Optimizer:
-    """Return the optimizer of the model, one that a CUDA graph can capture where steps will be."""
-    import torch
-
-    # Not capturable, Adam counts its steps on the host: a graph would replay one and the same.
-    captured = context.cuda_graph and context.device.type == "cuda"
-    # On the meta device torch fuses nothing.
-    is_fused = True if recipe.is_fused and context.device.type != "meta" else None
-    parameters, rate = model.parameters(), LEARNING_RATE
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, fused=is_fused)
-    adam = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
-    return adam(parameters, lr=rate, capturable=captured, fused=is_fused)
-
-
 def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
     """Yield batches of consecutive rows, without end, as views; left-over rows are unused."""
     starts = range(0, len(inputs) - batch_size + 1, batch_size)
@@ -416,11 +386,6 @@ def compute_dtype(context: Context) -> torch.dtype:
     name = "float32" if context.device.type == "meta" else context.precision.dtype
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def output_error(found: Tensor, exact: Tensor) -> float:
-    """Return the largest absolute difference of two outputs over the largest number of `exact`."""
-    return float((found - exact).abs().max() / exact.abs().max())
 
 
 def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forward:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
 
 from pydantic import Field
 
 from raybench.job.model import Answer
 from raybench.job.point import Precision, Scalar
 from raybench.records import Metric
-from raybench.workloads.base import Context
+from raybench.workloads.base import Context, apply_precision, option_defaults
 from raybench.workloads.kernels import memory_gb_s
 from raybench.workloads.shapes import (
     LANGUAGE_PRESETS,
     LLAMA_PRESETS,
+    Checkpointing,
     LanguageShape,
     Layout,
     LayoutOptions,
     LlamaShape,
-    layout_refusals,
     llama_flops,
     model_flops,
+    why_not_divided,
 )
 from raybench.workloads.training import (
     OUTPUT_ERROR,
@@ -31,20 +32,20 @@ from raybench.workloads.training import (
     Mode,
     Model,
     Optimizer,
+    OptimizerName,
     compile_blocks,
     compile_model,
     compute_dtype,
     estimate_step,
     product_bytes,
+    slices,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from raybench.workloads.language_models import KeyValueCache
 
 Phase = Literal["prefill", "decode"]
-Checkpointing = Literal["none", "selective", "full"]
 Preset = Annotated[
     Literal[
         "tiny", "124m", "350m", "1.3b", "6.7b", "175b",
@@ -67,8 +68,7 @@ Recomputation = Annotated[
     ),
 ]
 _WORDS: dict[bool | Checkpointing, Checkpointing] = {
-    **{False: "none", "none": "none", "selective": "selective"},
-    **{True: "full", "full": "full"},
+    **{False: "none", "none": "none", "selective": "selective", True: "full", "full": "full"}
 }
 PhaseOrNone = Annotated[
     Phase | None,
@@ -85,6 +85,10 @@ Compile = Annotated[
         "shapes as a whole, with DDP around them, unless they are divided."
     ),
 ]
+
+
+# Tokens whose logits are compared: their memory is a small part of what a step has left free.
+_COMPARED = 256
 
 
 class Transformer(Model):
@@ -154,7 +158,8 @@ class Transformer(Model):
         ),
         OUTPUT_ERROR,
     )
-    _output_error: Callable[[nn.Module], float] | None = None
+    # The vocabulary and the shape of the tokens by which `check` compares logits.
+    _compared: tuple[int, tuple[int, int]] | None = None
 
     def __init__(
         self,
@@ -174,7 +179,6 @@ class Transformer(Model):
         **options: Unpack[LayoutOptions],
     ) -> None:
         from raybench.workloads.attention import use_kernel
-        from raybench.workloads.language_training import LanguageTraining
 
         shape = LANGUAGE_PRESETS[preset]
         shape = replace(shape, layers=layers or shape.layers)
@@ -182,31 +186,38 @@ class Transformer(Model):
         if mode == "inference":
             self._serve(context, shape, phase, seq_len, compile, cast_weights)
             return
-        training = LanguageTraining(
-            context=context,
-            shape=shape,
-            seq_len=seq_len,
-            checkpointing=_WORDS[activation_checkpointing],
-            optimizer=optimizer,
-            grad_accumulation=grad_accumulation,
-            compile=compile,
-            options=options,
+        self._train(
+            context,
+            shape,
+            seq_len,
+            _WORDS[activation_checkpointing],
+            optimizer,
+            grad_accumulation,
+            compile,
+            {**option_defaults(LayoutOptions), **options},
         )
-        self.train(context, training.recipe(), training.make_model, training.batches())
-        self.items_per_step /= training.layout.ranks_per_batch
-        self._output_error = training.output_error if training.is_plain else None
-        self.tokens_per_s_per_device = tokens = training.tokens_per_step
-        self.model_flops_per_step = model_flops(shape, tokens=tokens, seq_len=seq_len)
-        if isinstance(shape, LlamaShape):
-            self.flops_per_step = llama_flops(shape, tokens=tokens, seq_len=seq_len)
 
     def check(self) -> None:
         """Set `output_error` of training: its logits against those in fp32, where it can be had.
 
-        Not where the model is divided, compiled by block, or in float8: see LanguageTraining.
+        Not where the model is divided, compiled by block, stored in bf16 or in float8. Of the first
+        256 tokens of one sequence. The precision of the process is as before then.
         """
-        if self._output_error is not None:
-            self.output_error = self._output_error(self.model)
+        if self._compared is None:
+            return
+        import torch
+
+        context = self._context
+        tokens = random_tokens(context, *self._compared)[:, :_COMPARED]
+        with torch.no_grad():
+            with context.autocast():
+                found = self.model(tokens).float()
+            apply_precision(Precision.FP32)
+            try:
+                exact = self.model(tokens)
+            finally:
+                apply_precision(context.precision)
+        self.output_error = float((found - exact).abs().max() / exact.abs().max())
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
@@ -214,7 +225,7 @@ class Transformer(Model):
         if (phase := settings.get("phase")) and settings["mode"] == "train":
             return f"phase: {phase} needs mode: inference"
         if settings["mode"] == "train":
-            return super().why_not(settings) or next(layout_refusals(settings), None)
+            return super().why_not(settings) or why_not_divided(settings)
         if settings["precision"] == Precision.FLOAT8:
             return "precision float8 is for mode: train; take bf16"
         return super().why_not(settings)
@@ -280,6 +291,82 @@ class Transformer(Model):
         """Return how many ranks of a point work on the same sequences: tp times cp."""
         return Layout.make(int(settings["world_size"]), settings).ranks_per_batch
 
+    def _train(
+        self,
+        context: Context,
+        shape: LanguageShape,
+        seq_len: int,
+        checkpointing: Checkpointing,
+        optimizer: OptimizerName,
+        grad_accumulation: int,
+        compile: bool,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Prepare training, of a model that the ranks divide as `options` say.
+
+        All ranks must call it together. options: all of LayoutOptions.
+        """
+        import torch
+
+        from raybench.workloads.language_models import LanguageModel, next_token_loss
+        from raybench.workloads.parallelism import convert_linear_layers, divide, sequence_part
+
+        # On the meta device operations are counted, of the whole model, and what is recomputed does
+        # not train.
+        is_counted = context.device.type == "meta"
+        is_float8 = context.precision is Precision.FLOAT8
+        layout = Layout() if is_counted else Layout.make(context.world_size, options)
+        # Whether weights are stored in the type that they are used in.
+        is_stored = options["optimizer_dtype"] == "bf16"
+        is_by_block = compile and (layout.is_divided or isinstance(shape, LlamaShape))
+        compiles_blocks = is_by_block and not is_counted
+
+        def make_model() -> nn.Module:
+            usual = torch.get_default_dtype()
+            torch.set_default_dtype(torch.bfloat16 if is_stored else usual)
+            try:
+                model = LanguageModel(
+                    shape, seq_len=seq_len, checkpointing="none" if is_counted else checkpointing
+                )
+            finally:
+                torch.set_default_dtype(usual)
+            if is_float8:
+                convert_linear_layers(model.blocks, context.device)
+            return model
+
+        loss = torch.compile(next_token_loss) if compiles_blocks else next_token_loss
+        own = sequence_part(layout, context.rank)
+        # Ranks that share a batch have the same tokens, and each the targets that follow its part.
+        mine = replace(context, rank=layout.batch_of(context.rank))
+        rows = context.batch_size * grad_accumulation
+        text = random_tokens(mine, shape.vocabulary, (rows, seq_len + 1))
+        self.train(
+            context,
+            make_model,
+            # Both contiguous, as a loader's would be.
+            slices(text[:, :-1].contiguous(), text[:, 1:].contiguous(), context.batch_size),
+            # The losses of a tp group add up to their mean, and FSDP takes the mean over cp.
+            loss=loss
+            if layout.ranks_per_batch == 1
+            else lambda logits, targets: loss(logits, own(targets)) / layout.tp,
+            optimizer=optimizer,
+            grad_accumulation=grad_accumulation,
+            compile=compile and not is_by_block,
+            divide=lambda model: divide(
+                cast("LanguageModel", model), context, layout, options, compiles=compiles_blocks
+            ),
+            is_fused=options["fused_optimizer"],
+            is_cast=is_stored or layout.is_divided,
+        )
+        self.items_per_step /= layout.ranks_per_batch
+        tokens = rows * seq_len / layout.ranks_per_batch
+        self.tokens_per_s_per_device = tokens
+        self.model_flops_per_step = model_flops(shape, tokens=tokens, seq_len=seq_len)
+        if isinstance(shape, LlamaShape):
+            self.flops_per_step = llama_flops(shape, tokens=tokens, seq_len=seq_len)
+        if not (is_by_block or layout.is_divided or is_stored or is_float8):
+            self._compared = shape.vocabulary, (1, seq_len)
+
     def _serve(
         self,
         context: Context,
@@ -291,14 +378,13 @@ class Transformer(Model):
     ) -> None:
         """Prepare inference: a pass over whole sequences, or a phase with a KV cache.
 
-        Also sets the metrics of the phase. length: tokens of a sequence; in phase decode those in
-        the cache before the new one.
+        Also sets the metrics of the phase, and `memory_bytes` of decoding. length: tokens of a
+        sequence; in phase decode those in the cache before the new one.
 
         Every step computes the same: decoding goes on at one position, so that no step has more
         before it than another one.
         """
         from raybench.workloads.language_models import Block, KeyValueCache, LanguageModel
-        from raybench.workloads.language_training import random_tokens
 
         batch_size, device = context.batch_size, context.device
         is_decode = phase == "decode"
@@ -319,8 +405,21 @@ class Transformer(Model):
             shape, batch_size=batch_size, room=room, dtype=compute_dtype(context), device=device
         )
         if is_decode:
-            self._fill(cache, tokens[:, :length])
-            self._count_bytes(cache)
+            # One sequence after the other: together they may need more memory. On the meta device
+            # there is nothing to fill.
+            if device.type != "meta":
+                with self.inference():
+                    for index, prompt in enumerate(tokens[:, :length]):
+                        self.model(prompt[None], cache.of_sequence(index))
+            cache.position = length
+            # What a step must read: the cache, and weights without tables of which a token reads
+            # one row; a tied output layer reads all of its table.
+            parameters = self.model.named_parameters()
+            weights = sum(p.nbytes for name, p in parameters if name != self.model.looked_up)
+            self.memory_bytes = weights + cache.memory.nbytes
+            if self.triad_gb_s is not None:
+                # The time that the bytes would take over that of the step.
+                self.bandwidth_share_pct = 100 * self.memory_bytes / (self.triad_gb_s * 1e9)
             tokens = tokens[:, length:].contiguous()
         if compile and device.type != "meta":
             # Else Inductor leaves products with one row to cuBLAS, and makes several kernels of the
@@ -331,27 +430,9 @@ class Transformer(Model):
         self.tokens_per_s = tokens.numel()
         setattr(self, "decode_ms_per_token" if is_decode else "prefill_ms", 1)
 
-    def _fill(self, cache: KeyValueCache, prompts: Tensor) -> None:
-        """Fill the cache from prompts (batch, length), and set its position behind them.
 
-        One sequence after the other: together they may need more memory.
-        """
-        # On the meta device there is nothing to fill.
-        if prompts.device.type != "meta":
-            with self.inference():
-                for index, prompt in enumerate(prompts):
-                    self.model(prompt[None], cache.of_sequence(index))
-        cache.position = prompts.shape[1]
+def random_tokens(context: Context, vocabulary: int, shape: tuple[int, int]) -> Tensor:
+    """Return random token ids of this shape on the device, other ones on each rank."""
+    import torch
 
-    def _count_bytes(self, cache: KeyValueCache) -> None:
-        """Set `memory_bytes` to what a decoding step must read: weights and the cache.
-
-        Without tables of which a token reads one row; a tied output layer reads all of its table.
-        Also sets `bandwidth_share_pct` where `triad_gb_s` is known.
-        """
-        parameters = self.model.named_parameters()
-        weights = sum(p.nbytes for name, p in parameters if name != self.model.looked_up)
-        self.memory_bytes = weights + cache.memory.nbytes
-        if self.triad_gb_s is not None:
-            # The share is the time that the bytes would take over that of the step.
-            self.bandwidth_share_pct = 100 * self.memory_bytes / (self.triad_gb_s * 1e9)
+    return torch.randint(vocabulary, shape, generator=context.generator(), device=context.device)

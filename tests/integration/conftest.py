@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,14 @@ os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 def _in_the_repository(monkeypatch):
     """Workers find the workloads of the tests below the current directory."""
     monkeypatch.chdir(REPOSITORY)
+
+
+@pytest.fixture(scope="module")
+def place():
+    """A folder as /tmp is, short enough for Ray's sockets, which pytest's own are not."""
+    with TemporaryDirectory(prefix="rb", dir="/tmp") as folder:
+        Path(folder).chmod(0o1777)
+        yield Path(folder)
 
 
 # Those that take longest go first, so that no process is left with one of them at the end.
@@ -87,17 +96,17 @@ class _Workers:
 
     def __init__(self) -> None:
         self._cluster: RayCluster | None = None
+        self._patch = pytest.MonkeyPatch()
 
     def on(self, address: str) -> RayCluster:
         from raybench.cluster.ray_cluster.cluster import RayCluster
         from raybench.cluster.ray_cluster.start import connect
-        from raybench.cluster.timeouts import ClusterTimeouts
 
         if self._cluster is None:
             # A rank that comes out of its collective may first have to read from the disk what it
             # has not needed before.
-            patient = ClusterTimeouts(abort_s=10.0)
-            self._cluster = RayCluster(connect(address, "cpu", wanted=3), timeouts=patient)
+            self._patch.setattr("raybench.cluster.timeouts.ABORT_S", 10.0)
+            self._cluster = RayCluster(connect(address, "cpu", wanted=3))
             self._cluster.start(3, "pack")
         return self._cluster
 
@@ -105,6 +114,7 @@ class _Workers:
         if self._cluster is not None:
             self._cluster.close()
         self._cluster = None
+        self._patch.undo()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import ray
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.pool import free_devices, hold_devices, start_worker
 from raybench.cluster.ray_cluster.start import Connection, connect
-from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.records import Task
@@ -98,10 +97,11 @@ def test_a_store_that_was_killed_is_replaced_and_the_workers_are_kept(cluster, t
     assert [device.process_id for device in cluster.devices] == before
 
 
-def test_no_worker_at_all_is_one_clear_error(cluster):
+def test_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
+    monkeypatch.setattr("raybench.cluster.timeouts.FIRST_DEVICE_S", 2.0)
     hold_devices("cpu", free_devices("cpu"))
     connection = Connection(where="here", needed={}, kind="cpu", capacity=6)
-    others = RayCluster(connection, timeouts=ClusterTimeouts(first_device_s=2.0))
+    others = RayCluster(connection)
     with pytest.raises(ClusterError, match="no CPU could be had from the cluster in 2 s: others"):
         others.start(1, "pack")
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import ray
 
-from raybench.cluster import allocator
+from raybench.cluster import allocator, timeouts
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation, ReservationTerms
 from raybench.cluster.point_end import RunningRanks, finish_point, with_losses
@@ -25,7 +25,6 @@ from raybench.cluster.ray_cluster.start import (
     StartGuard,
     end_process,
 )
-from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, message_of, shorten_start, traceback_of
 from raybench.records import (
     Answer,
@@ -60,17 +59,15 @@ class RayCluster:
         end: Callable[[str], None] = end_process,
         terms: ReservationTerms | None = None,
         only: DeviceList | None = None,
-        timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._connection = connection
         self._end = end
         self._only = only
-        self._timeouts = timeouts
-        self._monitor = HeadMonitor(connection.needed, timeouts)
-        self._agents = NodeAgents(self._monitor, timeouts)
-        self._reservation = DeviceReservation(self._agents, terms, log, timeouts)
-        self._pool = WorkerPool(connection, self._agents, self._reservation, log, only, timeouts)
-        self._groups = ProcessGroups(self._pool, self._monitor, timeouts)
+        self._monitor = HeadMonitor(connection.needed)
+        self._agents = NodeAgents(self._monitor)
+        self._reservation = DeviceReservation(self._agents, terms, log)
+        self._pool = WorkerPool(connection, self._agents, self._reservation, log, only)
+        self._groups = ProcessGroups(self._pool, self._monitor)
         self._is_closing = threading.Event()
         self._points = 0
         self._point_ended = threading.Condition()
@@ -116,7 +113,7 @@ class RayCluster:
 
     def start(self, count: int, strategy: Strategy) -> None:
         """Start up to `count` workers on devices that are free, as `WorkerPool.start`."""
-        limit_s = self._timeouts.rays_own_error_s
+        limit_s = timeouts.RAYS_OWN_ERROR_S
         with StartGuard(self._monitor.gone, self._end, patience_s=limit_s):
             if count > 1:
                 self._groups.start()
@@ -174,9 +171,9 @@ class RayCluster:
             self._agents,
             abort=lambda: self._groups.abort(group),
             check_open=self._check_open,
-            look_every_s=self._timeouts.point_looks_at_nodes_every_s,
+            look_every_s=timeouts.POINT_LOOKS_AT_NODES_EVERY_S,
         )
-        outcome = finish_point(ranks, task, self._timeouts)
+        outcome = finish_point(ranks, task)
         if outcome.group_is_gone:
             self._groups.forget(worker_ids)
         answers = self._agents.with_clocks(outcome.answers, devices)
@@ -226,7 +223,7 @@ class RayCluster:
             self._agents.kill(self._pool.devices)
         # A thread that waits inside of Ray while that goes would crash this process.
         with self._point_ended:
-            self._point_ended.wait_for(lambda: not self._points, self._timeouts.close_s)
+            self._point_ended.wait_for(lambda: not self._points, timeouts.CLOSE_S)
         ray.shutdown()
         if folder := self._connection.folder:
             # What a process of Ray still writes meanwhile is left to the watcher.
@@ -385,11 +382,9 @@ class ProcessGroups:
         self,
         pool: WorkerPool,
         monitor: HeadMonitor,
-        timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._pool = pool
         self._monitor = monitor
-        self._timeouts = timeouts
         self._groups: dict[tuple[int, ...], Group] = {}
         self._store: Any = None
         self._epochs = itertools.count()
@@ -433,7 +428,7 @@ class ProcessGroups:
                     continue
                 calls = [self._pool[worker_id].actor.leave.remote() for worker_id in members]
                 try:
-                    ray.get(calls, timeout=self._timeouts.leave_group_s)
+                    ray.get(calls, timeout=timeouts.LEAVE_GROUP_S)
                 except ray.exceptions.RayError:  # also where one is late
                     self._pool.replace(members)
 
@@ -468,13 +463,13 @@ class ProcessGroups:
             if self._store is None:
                 self.start()
             call = self._store.endpoint.remote()
-            deadline_s = time.monotonic() + self._timeouts.store_start_s
-            while not ray.wait([call], timeout=self._timeouts.poll_every_s)[0]:
+            deadline_s = time.monotonic() + timeouts.STORE_START_S
+            while not ray.wait([call], timeout=timeouts.POLL_EVERY_S)[0]:
                 self._monitor.check()
                 if time.monotonic() > deadline_s:
                     raise ClusterError(
                         f"the rendezvous store does not answer: no process for it in "
-                        f"{self._timeouts.store_start_s:g} s; see `ray status`"
+                        f"{timeouts.STORE_START_S:g} s; see `ray status`"
                     )
             try:
                 endpoint: tuple[str, int] = ray.get(call)

@@ -22,7 +22,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raybench.cluster import reaper
+from raybench.cluster import reaper, timeouts
 from raybench.cluster.device_reservation import (
     FOLDER_VARIABLE,
     DeviceLocks,
@@ -34,7 +34,6 @@ from raybench.cluster.device_reservation import (
     read_node_use,
 )
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
-from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.records import Answer, Device, DeviceSample, Measurement, SpanNs
 from raybench.records.devices import DeviceFacts
 
@@ -210,9 +209,8 @@ class NodeAgents:
     raises for it.
     """
 
-    def __init__(self, monitor: HeadMonitor, timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS) -> None:
+    def __init__(self, monitor: HeadMonitor) -> None:
         self._monitor = monitor
-        self._timeouts = timeouts
         self._nodes: dict[str, _Node] = {}
         self._holder: Holder | None = None
         self._silent: frozenset[str] = frozenset()
@@ -228,7 +226,6 @@ class NodeAgents:
         Call it before workers have devices: only then the memory that others use can be seen.
         Raises ClusterError where the head of the cluster is gone, or this host's Ray.
         """
-        limits = self._timeouts
         with self._lock:
             unknown = set(node_ids) - self._nodes.keys()
             raylets = {node["NodeID"]: node for node in ray_nodes()} if unknown else {}
@@ -241,12 +238,12 @@ class NodeAgents:
                     agent=agent,
                     ping=agent.ping.remote(),
                     looked_s=time.monotonic(),
-                    patience_s=limits.node_starting_s,
+                    patience_s=timeouts.NODE_STARTING_S,
                 )
                 pings.append(node.ping)
-        deadline_s = time.monotonic() + limits.agent_start_s
+        deadline_s = time.monotonic() + timeouts.AGENT_START_S
         while pings and time.monotonic() < deadline_s:
-            _, pings = ray.wait(pings, num_returns=len(pings), timeout=limits.longest_look_s)
+            _, pings = ray.wait(pings, num_returns=len(pings), timeout=timeouts.LONGEST_LOOK_S)
             self._monitor.check()
 
     def watch(self, devices: Sequence[Device]) -> None:
@@ -271,14 +268,13 @@ class NodeAgents:
         Costs milliseconds, four times a second at most. Call it about once a second while waiting
         for something. Raises ClusterError where the head of the cluster or this host's Ray is gone.
         """
-        limits = self._timeouts
         self._monitor.check()
         with self._lock:
             now_s = time.monotonic()
             look_every_s = max(
-                limits.look_at_nodes_every_s, limits.look_at_each_node_s * len(self._nodes)
+                timeouts.LOOK_AT_NODES_EVERY_S, timeouts.LOOK_AT_EACH_NODE_S * len(self._nodes)
             )
-            if now_s > self._looked_s + min(limits.longest_look_s, look_every_s):
+            if now_s > self._looked_s + min(timeouts.LONGEST_LOOK_S, look_every_s):
                 self._looked_s = now_s
                 self._silent = frozenset(
                     node_id for node_id, node in self._nodes.items() if self._is_silent(node, now_s)
@@ -290,17 +286,16 @@ class NodeAgents:
 
         Reads the last ping and sends the next; restarts an agent that died on a living node.
         """
-        limits = self._timeouts
-        node.silence_s += min(now_s - node.looked_s, limits.longest_look_s)
+        node.silence_s += min(now_s - node.looked_s, timeouts.LONGEST_LOOK_S)
         node.looked_s = now_s
         is_done = bool(ray.wait([node.ping], timeout=0)[0])
         if is_done and _collect({node.ping: node.node_id}, 0.0):
             # Before its first workers are there, its cores are busy with them.
             node.silence_s = 0.0
-            node.patience_s = limits.node_silence_s if node.devices else limits.node_starting_s
+            node.patience_s = timeouts.NODE_SILENCE_S if node.devices else timeouts.NODE_STARTING_S
             node.ping = node.agent.ping.remote()
         elif node.silence_s <= node.patience_s:
-            may_have_ended = is_done or node.silence_s > limits.node_refusal_after_s
+            may_have_ended = is_done or node.silence_s > timeouts.NODE_REFUSAL_AFTER_S
             if may_have_ended and self._has_ended(node, asks_ray=is_done):
                 node.patience_s = 0.0
             elif is_done:
@@ -310,7 +305,7 @@ class NodeAgents:
     def _restart_agent(self, node: _Node) -> None:
         """Start the agent of a living node again, which samples and locks the same devices."""
         node.agent, node.samples = start_on_node(NodeAgent, node.node_id), None
-        node.patience_s = self._timeouts.node_starting_s
+        node.patience_s = timeouts.NODE_STARTING_S
         node.agent.sample.remote(tuple(node.devices))
         if self._holder is not None:
             # A sweep that came in between is named in the rows.
@@ -322,7 +317,7 @@ class NodeAgents:
 
         node_id: of a node where a worker died. Ray gives a node up a moment before its port closes.
         """
-        deadline_s = time.monotonic() + self._timeouts.node_refusal_after_s
+        deadline_s = time.monotonic() + timeouts.NODE_REFUSAL_AFTER_S
         self._monitor.check(afresh=True)
         while self.has_ended(node_id) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
@@ -338,7 +333,7 @@ class NodeAgents:
         """Return whether the node's raylet refuses connections, or Ray says that it is dead."""
         # One that is frozen or cut off does not refuse. What Ray says comes late, but it comes for
         # a host that is switched off, too.
-        refusal = why_not_listening(node.raylet, self._timeouts.node_connect_s)
+        refusal = why_not_listening(node.raylet, timeouts.NODE_CONNECT_S)
         return isinstance(refusal, ConnectionRefusedError) or (
             asks_ray
             and any(one["NodeID"] == node.node_id and not one["Alive"] for one in ray_nodes())
@@ -352,7 +347,7 @@ class NodeAgents:
             "lock",
             devices,
             lambda here: (list(map(lock_name, here)), holder, shared),
-            self._timeouts.agent_lock_s,
+            timeouts.AGENT_LOCK_S,
         )
         with self._lock:
             self._holder = holder
@@ -362,7 +357,7 @@ class NodeAgents:
 
     def unlock(self, devices: Sequence[Device]) -> None:
         """Release all locks on the nodes of these devices."""
-        self._ask("unlock", devices, lambda _: (), self._timeouts.agent_lock_s)
+        self._ask("unlock", devices, lambda _: (), timeouts.AGENT_LOCK_S)
 
     def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], tuple[str, ...]]:
         """Look who else uses the devices; the returned function names who did since, in words.
@@ -376,7 +371,7 @@ class NodeAgents:
 
         def name_others() -> tuple[str, ...]:
             ended = self._send("read_use", devices, lambda here: (here, holder))
-            limit_s = self._timeouts.agent_look_s
+            limit_s = timeouts.AGENT_LOOK_S
             before, after = _collect(begun, limit_s), _collect(ended, limit_s)
             found: list[str] = []
             for node, here in _by_node(devices).items():
@@ -398,7 +393,7 @@ class NodeAgents:
             "kill",
             devices,
             lambda here: ([device.process_id for device in here],),
-            self._timeouts.agent_kill_s,
+            timeouts.AGENT_KILL_S,
         )
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
@@ -466,9 +461,7 @@ class NodeAgents:
         if not asked:
             return ()
         # Without the lock: points that run look at their nodes meanwhile.
-        done, _ = ray.wait(
-            list(asked), num_returns=len(asked), timeout=self._timeouts.agent_answer_s
-        )
+        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeouts.AGENT_ANSWER_S)
         with self._lock:
             for ref in done:
                 asked[ref].samples = None
@@ -477,7 +470,7 @@ class NodeAgents:
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
         """Return the facts of each device; `unread` says where its node's agent does not answer."""
-        limit_s = self._timeouts.agent_facts_s
+        limit_s = timeouts.AGENT_FACTS_S
         answers = self._ask("device_facts", devices, lambda here: (here,), limit_s)
         by_uuid = {one.device.uuid: one for facts in answers.values() for one in facts}
         now = datetime.now(UTC)
@@ -533,7 +526,7 @@ class NodeAgents:
         those of the call, from the devices of a node. timeout_s: for all together; None: 0.5 s.
         """
         calls = self._send(method, devices, arguments)
-        return _collect(calls, self._timeouts.agent_answer_s if timeout_s is None else timeout_s)
+        return _collect(calls, timeouts.AGENT_ANSWER_S if timeout_s is None else timeout_s)
 
     def _send(
         self,

@@ -24,12 +24,11 @@ import ray._private.state
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raybench.cluster import allocator, reaper
+from raybench.cluster import allocator, reaper, timeouts
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation
 from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address
 from raybench.cluster.ray_cluster.start import Connection, ray_nodes
-from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
 from raybench.errors import ClusterError, brief, message_of
 from raybench.records import Answer, Device, DeviceKind, Group, RankInfo, Task
 from raybench.records.devices import DeviceList
@@ -87,9 +86,7 @@ def free_devices(kind: DeviceKind) -> dict[str, int]:
     return {node: count for node, count in free.items() if count}
 
 
-def hold_devices(
-    kind: DeviceKind, wanted: Mapping[str, int], timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS
-) -> list[Slot]:
+def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
     """Hold so many devices of each node, and return a slot for each. Waits 2 s at most.
 
     Where somebody else has taken one of a node meanwhile, none of that node is held.
@@ -103,7 +100,7 @@ def hold_devices(
         for node, count in wanted.items()
     }
     slots = []
-    deadline_s = time.monotonic() + timeouts.placement_s
+    deadline_s = time.monotonic() + timeouts.PLACEMENT_S
     for node, placement in asked.items():
         if placement.wait(max(0.0, deadline_s - time.monotonic())):
             slots += [
@@ -156,7 +153,6 @@ class WorkerPool:
         reservation: DeviceReservation,
         log: Callable[[str], None],
         only: DeviceList | None = None,
-        timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._kind, self._wait_s = connection.kind, connection.wait_s
         self._capacity = connection.capacity
@@ -164,7 +160,6 @@ class WorkerPool:
         self._reservation = reservation
         self._log = log
         self._only = only
-        self._timeouts = timeouts
         self._workers: list[WorkerHandle] = []
         self._starting: list[_Start] = []
         # Nodes of which a late worker could not be used, and workers on devices not in `only`.
@@ -174,7 +169,7 @@ class WorkerPool:
         self._started: Counter[str] = Counter()
         self._count = 0
         self._strategy: Strategy = "pack"
-        self._start_limit_s = timeouts.worker_start_s
+        self._start_limit_s = timeouts.WORKER_START_S
         self._wait_until_s = self._looked_s = 0.0
         self._has_logged_end_of_wait = False
         self._lock = threading.RLock()
@@ -261,7 +256,7 @@ class WorkerPool:
         deadline_s = time.monotonic() + timeout_s
         self.lose(self._agents.silent_nodes())
         while not self._take_in_new() and self.pending and time.monotonic() < deadline_s:
-            time.sleep(self._timeouts.poll_every_s)
+            time.sleep(timeouts.POLL_EVERY_S)
             self.lose(self._agents.silent_nodes())
 
     def replace(self, worker_ids: Collection[int]) -> None:
@@ -279,9 +274,8 @@ class WorkerPool:
         starting = [_Start(slot=one.slot, index=one.device.index, worker=one) for one in workers]
         for start in starting:
             self._begin(start)
-        limits = self._timeouts
         while starting:
-            look_s, limit_s = limits.look_for_workers_every_s, limits.worker_start_s
+            look_s, limit_s = timeouts.LOOK_FOR_WORKERS_EVERY_S, timeouts.WORKER_START_S
             for start, found in self._take_ended(starting, look_s, limit_s):
                 self._take_over(start, found)
             self.lose(self._agents.silent_nodes())
@@ -347,13 +341,13 @@ class WorkerPool:
 
         Raises ClusterError where no device can be had in a minute, or in the time of --wait.
         """
-        limits, begun_s = self._timeouts, time.monotonic()
-        limit_s = max(self._wait_s, limits.first_device_s)
+        begun_s = time.monotonic()
+        limit_s = max(self._wait_s, timeouts.FIRST_DEVICE_S)
         self._start_missing()
         while self._missing and time.monotonic() < begun_s + limit_s:
-            if self._starting and time.monotonic() > begun_s + limits.free_soon_s:
+            if self._starting and time.monotonic() > begun_s + timeouts.FREE_SOON_S:
                 return
-            time.sleep(limits.poll_every_s)
+            time.sleep(timeouts.POLL_EVERY_S)
             self._start_missing()
         if not self._starting:
             raise ClusterError(
@@ -366,7 +360,7 @@ class WorkerPool:
 
         Raises ClusterError where the head of the cluster is gone, or this host's Ray.
         """
-        limits, kind = self._timeouts, self._kind
+        kind = self._kind
         barred = self._agents.silent_nodes() | self._refused_nodes
         free = {node: n for node, n in free_devices(kind).items() if node not in barred}
         if kind == "cpu" and self._only:  # up to the last one of a node that is in the list
@@ -375,9 +369,9 @@ class WorkerPool:
             left = {n: wanted.get(hosts.get(n, ""), 0) - self._started[n] for n in free}
             free = {node: min(n, left[node]) for node, n in free.items() if left[node] > 0}
         shares = allocator.shares(free, self._missing, self._strategy, _racks())
-        slots = hold_devices(kind, shares, limits)
+        slots = hold_devices(kind, shares)
         most = max(Counter(slot.node_id for slot in slots).values(), default=0)
-        limit_s = limits.worker_start_s + most * limits.worker_start_each_s
+        limit_s = timeouts.WORKER_START_S + most * timeouts.WORKER_START_EACH_S
         self._start_limit_s = max(self._start_limit_s, limit_s)
         # They load beside the agents, and touch no device before these have looked at it.
         actors = [start_worker(kind, slot) for slot in slots]
@@ -461,13 +455,13 @@ class WorkerPool:
         deadline_s = time.monotonic() + self._start_limit_s
         came: list[WorkerHandle] = []
         while self._starting and time.monotonic() < deadline_s:
-            look_s = self._timeouts.look_for_workers_every_s
+            look_s = timeouts.LOOK_FOR_WORKERS_EVERY_S
             for start, found in self._take_ended(self._starting, look_s, math.inf):
                 if isinstance(found, str):
                     raise ClusterError(found)
                 if worker := self._worker_of(start, found):
                     came.append(worker)
-                slow_s = self._timeouts.slow_workers_s
+                slow_s = timeouts.SLOW_WORKERS_S
                 deadline_s = min(deadline_s, time.monotonic() + slow_s)
             self.lose(self._agents.silent_nodes())
         if self._only and self._unlisted and not came:
@@ -484,7 +478,7 @@ class WorkerPool:
         Return whether any came. Raises ClusterError as `_start_missing`.
         """
         now_s = time.monotonic()
-        if self._missing and now_s > self._looked_s + self._timeouts.look_for_workers_every_s:
+        if self._missing and now_s > self._looked_s + timeouts.LOOK_FOR_WORKERS_EVERY_S:
             self._looked_s = now_s
             self._start_missing()  # it may wait for a node, and points must not wait with it
         # What never comes up must not be waited for till the end of the run.

@@ -42,8 +42,7 @@ from ray._private.authentication.authentication_token_setup import (
 from ray._private.services import find_node_ids
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
-from raybench.cluster import reaper
-from raybench.cluster.timeouts import DEFAULT_TIMEOUTS, ClusterTimeouts
+from raybench.cluster import reaper, timeouts
 from raybench.errors import ClusterError, UsageError
 from raybench.records import DeviceKind
 from raybench.records.environment import set_variables, usable_cores
@@ -230,10 +229,10 @@ def _why_no_head(address: str, option: str) -> str | None:
     a token is asked for and there is none: so a process of its own asks first.
     Raises ClusterError when the head refuses our token.
     """
-    if error := why_not_listening(address, DEFAULT_TIMEOUTS.find_head_s):
+    if error := why_not_listening(address, timeouts.FIND_HEAD_S):
         return str(error)
     command = [sys.executable, "-P", "-c", _ASK_HEAD, address]
-    limit_s = DEFAULT_TIMEOUTS.head_is_ray_s
+    limit_s = timeouts.HEAD_IS_RAY_S
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
@@ -365,7 +364,7 @@ def _start_private(
     guard = StartGuard(
         _ended_program,
         lambda reason: end(failed(reason)),
-        patience_s=DEFAULT_TIMEOUTS.rays_own_error_at_start_s,
+        patience_s=timeouts.RAYS_OWN_ERROR_AT_START_S,
     )
     # Ray would start no more processes at a time than it was told of CPUs, which are the workers
     # wanted: their agent and store would wait in line. And first it would start one for
@@ -475,13 +474,10 @@ class HeadMonitor:
     addresses: name of each program -> HOST:PORT.
     """
 
-    def __init__(
-        self, addresses: Mapping[str, str], timeouts: ClusterTimeouts = DEFAULT_TIMEOUTS
-    ) -> None:
+    def __init__(self, addresses: Mapping[str, str]) -> None:
         self._addresses = dict(addresses)
-        self._timeouts = timeouts
         self._lock = threading.Lock()
-        self._asked_s = -timeouts.ask_head_every_s
+        self._asked_s = -timeouts.ASK_HEAD_EVERY_S
         self._gone = ""
 
     def gone(self, *, afresh: bool = False) -> str:
@@ -489,13 +485,12 @@ class HeadMonitor:
 
         Asks at most once a second, unless afresh.
         """
-        limits = self._timeouts
         with self._lock:
-            is_due = time.monotonic() >= self._asked_s + limits.ask_head_every_s
+            is_due = time.monotonic() >= self._asked_s + timeouts.ASK_HEAD_EVERY_S
             if not self._gone and (afresh or is_due):
                 self._gone = self._silent()
                 if self._gone:
-                    time.sleep(limits.ask_head_again_s)
+                    time.sleep(timeouts.ASK_HEAD_AGAIN_S)
                     self._gone = self._silent()
                 self._asked_s = time.monotonic()
             return self._gone
@@ -510,7 +505,7 @@ class HeadMonitor:
 
     def _silent(self) -> str:
         """Return in words the first program that does not answer now; "" where all do."""
-        limit_s = self._timeouts.head_connect_s
+        limit_s = timeouts.HEAD_CONNECT_S
         silent = (at for at in self._addresses.items() if why_not_listening(at[1], limit_s))
         name, address = next(silent, ("", ""))
         return f"{name} at {address} is gone" if name else ""
@@ -558,7 +553,7 @@ class StartGuard:
         """End this process where the block does not end in time after a program is gone."""
         reason = ""
         while not reason:
-            if self._is_over.wait(DEFAULT_TIMEOUTS.watch_start_every_s):
+            if self._is_over.wait(timeouts.WATCH_START_EVERY_S):
                 return
             reason = self._gone()
         if not self._is_over.wait(self._patience_s):
@@ -571,4 +566,4 @@ def _guard(head: str, end: Callable[[str], None]) -> StartGuard:
     This process is ended (`end`) where the head is gone and the calls do not return.
     """
     monitor = HeadMonitor({_HEAD: head})
-    return StartGuard(monitor.gone, end, patience_s=DEFAULT_TIMEOUTS.rays_own_error_s)
+    return StartGuard(monitor.gone, end, patience_s=timeouts.RAYS_OWN_ERROR_S)

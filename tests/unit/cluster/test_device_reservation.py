@@ -33,7 +33,6 @@ from raybench.cluster.device_reservation import (
     read_node_use,
     this_process,
 )
-from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.errors import DevicesInUseError
 
 HOLD = """
@@ -49,6 +48,7 @@ time.sleep(60)
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
+    monkeypatch.setattr("raybench.cluster.timeouts.ASK_OTHER_SWEEPS_EVERY_S", 0.01)
     return tmp_path / "locks"
 
 
@@ -238,9 +238,9 @@ class FakeNodes:
 
 
 def reservation(nodes, log=print, **terms):
-    """A reservation on these terms, which asks again without pauses."""
+    """A reservation on these terms."""
     mine = ReservationTerms(holder=this_process("run mine-1"), **terms)
-    return DeviceReservation(nodes, mine, log, ClusterTimeouts(ask_other_sweeps_every_s=0.01))
+    return DeviceReservation(nodes, mine, log)
 
 
 def cpus(count=2):

@@ -15,7 +15,6 @@ from raybench.cluster.point_end import (
     finish_point,
     with_losses,
 )
-from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.job.model import Measure
 from raybench.records import Failure, Status, Task
 
@@ -54,9 +53,14 @@ class ScriptedRanks(RunningRanks):
         return self._freed
 
 
+@pytest.fixture(autouse=True)
+def abort_is_fast(monkeypatch):
+    monkeypatch.setattr("raybench.cluster.timeouts.ABORT_S", 0.05)
+
+
 def finish(*answers, task=TASK, **facts):
     ranks = ScriptedRanks(*answers, **facts)
-    return finish_point(ranks, task, ClusterTimeouts(abort_s=0.05)), ranks.calls
+    return finish_point(ranks, task), ranks.calls
 
 
 def failed(

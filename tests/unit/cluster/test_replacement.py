@@ -10,7 +10,6 @@ from ray.exceptions import RayActorError
 from raybench.cluster.ray_cluster import pool
 from raybench.cluster.ray_cluster.pool import Slot, WorkerPool
 from raybench.cluster.ray_cluster.start import Connection
-from raybench.cluster.timeouts import ClusterTimeouts
 
 GPU = make_device(1, node_id="n", process_id=10, cpu_count=8, versions={})
 SAME = replace(GPU, process_id=11)
@@ -70,8 +69,8 @@ def workers(monkeypatch, calls):
     monkeypatch.setattr(pool, "start_worker", lambda *_: Actor("old", GPU, calls))
     reservation = SimpleNamespace(reserve=list)
     connection = Connection(where="here", needed={}, kind="cuda", capacity=1)
-    limits = ClusterTimeouts(worker_start_s=0.05)
-    made = WorkerPool(connection, agents, reservation, calls.append, timeouts=limits)
+    monkeypatch.setattr("raybench.cluster.timeouts.WORKER_START_S", 0.05)
+    made = WorkerPool(connection, agents, reservation, calls.append)
     made.start(1, "pack")
     made[0].is_used = True
     calls.clear()

@@ -17,7 +17,6 @@ from raybench.cluster.ray_cluster.start import (
     find_own_cluster,
     make_private_folder,
 )
-from raybench.cluster.timeouts import ClusterTimeouts
 from raybench.errors import ClusterError
 
 
@@ -127,7 +126,8 @@ def test_a_head_that_missed_one_call_is_there(monkeypatch):
             return connect(*place)
 
         monkeypatch.setattr(socket, "create_connection", misses_one)
-        monitor = HeadMonitor({"the head": address}, ClusterTimeouts(ask_head_again_s=0.01))
+        monkeypatch.setattr("raybench.cluster.timeouts.ASK_HEAD_AGAIN_S", 0.01)
+        monitor = HeadMonitor({"the head": address})
         assert not monitor.gone()
     assert len(calls) == 2
 

@@ -62,7 +62,6 @@ def test_compiled_layouts_of_two_ranks_compute_what_one_device_does(tmp_path):
 def test_a_degree_that_is_not_given_is_what_the_others_leave(world_size, options, degrees):
     layout = Layout.make(world_size, options)
     assert (layout.dp_replicate, layout.dp_shard, layout.tp) == degrees
-    assert layout.ranks == world_size
 
 
 def job(world_size: int = 4, precision: str = "bf16", **workload: Any) -> str:

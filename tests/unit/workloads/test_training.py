@@ -19,7 +19,6 @@ from raybench.workloads.base import Context, DdpOptions, option_defaults
 from raybench.workloads.language_models import LanguageModel
 from raybench.workloads.networks import Linear, Mlp
 from raybench.workloads.shapes import DECODER_PRESETS, LLAMA_PRESETS
-from raybench.workloads.training import Model
 from raybench.workloads.transformer import Transformer
 
 AnyBuiltIn = Linear | Mlp | Transformer
@@ -71,15 +70,15 @@ def test_steps_of_a_usual_learning_rate_lower_the_loss_in_every_precision(
 ):
     monkeypatch.setattr(trained, "LEARNING_RATE", 1e-3)
     losses: list[float] = []
-    real_loss = Model._loss
+    workload = BUILDS[name](make_context(precision=precision))
+    mean_loss = workload.loss
 
-    def watched(self: Model, inputs: Tensor, targets: Tensor) -> Tensor:
-        loss = real_loss(self, inputs, targets)
+    def watched(outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = mean_loss(outputs, targets)
         losses.append(loss.item())
         return loss
 
-    monkeypatch.setattr(Model, "_loss", watched)
-    workload = BUILDS[name](make_context(precision=precision))
+    workload.loss = watched
     for _ in range(20):
         workload.step()
     workload.close()
@@ -188,17 +187,13 @@ def test_the_transformer_is_causal():
     assert not torch.allclose(logits[:, 5:], others[:, 5:])
 
 
-def test_the_target_of_a_token_is_the_one_after_it(monkeypatch):
-    seen: list[tuple[Tensor, Tensor]] = []
-    real_loss = Model._loss
-
-    def watched(self: Model, inputs: Tensor, targets: Tensor) -> Tensor:
-        seen.append((inputs, targets))
-        return real_loss(self, inputs, targets)
-
-    monkeypatch.setattr(Model, "_loss", watched)
-    Transformer(make_context(batch_size=3), preset="tiny", seq_len=16).step()
-    ((inputs, targets),) = seen
+def test_the_target_of_a_token_is_the_one_after_it():
+    seen: list[Tensor] = []
+    workload = Transformer(make_context(batch_size=3), preset="tiny", seq_len=16)
+    workload.model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    workload.loss = lambda logits, targets: (seen.append(targets), logits.sum())[1]
+    workload.step()
+    inputs, targets = seen
     assert inputs.shape == targets.shape == (3, 16)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
