@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from raybench.analysis.history import HistoryRow
     from raybench.health.comparison import HealthComparison
     from raybench.job.point import Point, Scalar
-    from raybench.report.comparison import Comparison, LeftOut
+    from raybench.report.comparison import Comparison
     from raybench.report.documents import Document
     from raybench.report.prediction import Forecast
     from raybench.results.reader import Run
@@ -153,7 +153,13 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     threshold: the smallest change that counts, as a share. Raises ResultsError where a run cannot
     be read.
     """
-    from raybench.analysis.compare import POINT_COLUMNS, all_point_changes, changes, compare
+    from raybench.analysis.compare import (
+        POINT_COLUMNS,
+        all_point_changes,
+        changes,
+        compare,
+        lasting_changes,
+    )
     from raybench.analysis.references import impossible_among
     from raybench.analysis.rows import point_rows
     from raybench.report.comparison import Comparison
@@ -171,7 +177,11 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
         points=compare(*points, threshold=threshold),
         changes=changes(base.own.facts, new.own.facts),
         beside=all_point_changes(*rows),
-        left_out=tuple(run for side in sides for run in _runs_left_out(side)),
+        left_out={
+            one.run_id: [change.name for change in lasting_changes(one.facts, side.own.facts)]
+            for side in sides
+            for one in side.left_out
+        },
         impossible=[
             (f"{name} {row.point_id}", text)
             for name, of_run in zip(("base", "new"), rows, strict=True)
@@ -179,16 +189,6 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
             for text in impossible_among(row.warnings)
         ],
     )
-
-
-def _runs_left_out(side: Side) -> Iterator[LeftOut]:
-    """Yield the runs that have the tag of a side and differ from it by more than their start."""
-    from raybench.analysis.compare import lasting_changes
-    from raybench.report.comparison import LeftOut
-
-    for one in side.left_out:
-        differing = lasting_changes(one.facts, side.own.facts)
-        yield LeftOut(run_id=one.run_id, differs_in=tuple(change.name for change in differing))
 
 
 def _read(found: Found, table: str, columns: Sequence[str]) -> pd.DataFrame:
