@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -499,35 +499,22 @@ def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
 
     None where the log may not be read.
     """
-    try:
-        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
     found: dict[tuple[int, ...], list[int]] = {}
     try:
-        for line in b"".join(_records(descriptor)).splitlines():
-            if match := _XID_LINE.search(line):
-                *address, number = match.groups()
-                found.setdefault(tuple(int(part, 16) for part in address), []).append(int(number))
+        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb", buffering=0) as records:
+            while True:
+                try:
+                    record = records.read(_RECORD_BYTES)
+                except BrokenPipeError:  # the kernel has dropped it meanwhile
+                    continue
+                if not record:  # None: it has no more now
+                    return found
+                for *address, number in _XID_LINE.findall(record):
+                    device = tuple(int(part, 16) for part in address)
+                    found.setdefault(device, []).append(int(number))
     except OSError:
         return None
-    finally:
-        os.close(descriptor)
-    return found
-
-
-def _records(descriptor: int) -> Iterator[bytes]:
-    """Yield the records that the log has now; one that the kernel dropped meanwhile is skipped."""
-    while True:
-        try:
-            record = os.read(descriptor, _RECORD_BYTES)
-        except BlockingIOError:
-            return
-        except BrokenPipeError:
-            continue
-        if not record:
-            return
-        yield record
 
 
 def _memory_facts(handle: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
 from raybench.errors import brief
-from raybench.measure.collectives import CountedCopies, LocalCopies, add_up, replace_collectives
+from raybench.measure.collectives import Collective, LocalCopies, add_up, replace_collectives
 from raybench.measure.instruments import (
     ScriptTimer,
     Step,
@@ -145,7 +145,7 @@ class _Instrumented:
     """A workload whose instrumented steps are run, and how many of them."""
 
     workload: Workload
-    timer: Timer
+    timer: Timer | ScriptTimer
     context: Context
     extent: Extent
 
@@ -177,7 +177,9 @@ class _Instrumented:
         return self.time_block(loop_step(step, self.extent.inner), self.extent.steps)
 
 
-def break_down(workload: Workload, timer: Timer, context: Context, extent: Extent) -> Breakdown:
+def break_down(
+    workload: Workload, timer: Timer | ScriptTimer, context: Context, extent: Extent
+) -> Breakdown:
     """Run instrumented steps on all ranks, and return where their time and memory goes.
 
     What could not be measured has the reason in `methods`; for a CUDA graph nothing is. The
@@ -289,13 +291,13 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
             except Exception as error:
                 errors.append(brief(error))
 
-    copies = CountedCopies()
+    seen: list[Collective] = []
     align_ranks(context.device)
-    with replace_collectives(copies):
+    with replace_collectives(LocalCopies(seen)):
         step_alone()
-        copies.collectives.clear()
+        seen.clear()
         step_alone()
-    traffic = () if errors else add_up(copies.collectives)
+    traffic = () if errors else add_up(seen)
     if not any_rank(bool(traffic or errors), context.device):
         return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, f"unknown: {NO_COLLECTIVES}"))
     if not isinstance(set_hook, str):

@@ -332,8 +332,11 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
     the process count: a workload may hold its own in collections, objects and closures.
     """
     optimizers: dict[torch.optim.Optimizer, None] = {}
-    with _before_optimizer_steps(lambda optimizer: optimizers.setdefault(optimizer)):
+    hook = register_optimizer_step_pre_hook(lambda one, *_: optimizers.setdefault(one))
+    try:
         step()
+    finally:
+        hook.remove()
     gc.collect()
     # By the type: to ask a proxy for its class may run code of its own.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
@@ -347,7 +350,13 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
     torch.cuda.reset_peak_memory_stats(device)
     begin, gradients = torch.cuda.memory_allocated(device), _GradientsAtPeak(weights, device)
     gradients_before = gradients.now_bytes
-    with gradients.watching():
+    with ExitStack() as hooks:
+        # Whenever a gradient is complete, and before an optimizer steps.
+        hook = register_optimizer_step_pre_hook(lambda *_: gradients.look())
+        hooks.callback(hook.remove)
+        for weight in gradients.trained:
+            hook = weight.register_post_accumulate_grad_hook(lambda _: gradients.look())  # type: ignore[no-untyped-call]
+            hooks.callback(hook.remove)
         step()
     gradients.look()
     at_peak = gradients.peak_bytes
@@ -375,28 +384,16 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
 class _GradientsAtPeak:
     """Finds how many bytes of gradients there were when the memory of a step was largest.
 
-    It looks whenever a gradient is complete, and before an optimizer steps. A new peak since the
-    last look was reached with the gradients of the last look.
+    A new peak since the last look was reached with the gradients of the last look. trained: the
+    weights whose gradients count.
     """
 
     def __init__(self, weights: Iterable[Tensor], device: torch.device):
         """Count the gradients that are there now, of the weights that are trained."""
         self._device = device
-        self._trained = [tensor for tensor in weights if tensor.requires_grad]
+        self.trained = [tensor for tensor in weights if tensor.requires_grad]
         self._largest = 0
         self.now_bytes = self.peak_bytes = self._count()
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Call `look` at these moments inside the `with` block."""
-        with ExitStack() as hooks:
-            for parameter in self._trained:
-                handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    lambda _: self.look()
-                )
-                hooks.callback(handle.remove)
-            hooks.enter_context(_before_optimizer_steps(lambda _: self.look()))
-            yield
 
     def look(self) -> None:
         """Where there is a new peak, take the gradients of the last look as those of the peak."""
@@ -406,22 +403,8 @@ class _GradientsAtPeak:
         self.now_bytes = self._count()
 
     def _count(self) -> int:
-        gradients = (tensor.grad for tensor in self._trained if tensor.grad is not None)
+        gradients = (tensor.grad for tensor in self.trained if tensor.grad is not None)
         return _storage_bytes(gradients, self._device)
-
-
-@contextmanager
-def _before_optimizer_steps(call: Callable[[torch.optim.Optimizer], object]) -> Iterator[None]:
-    """Inside the `with` block, run `call(optimizer)` before each optimizer of torch.optim steps."""
-
-    def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        call(optimizer)
-
-    handle = register_optimizer_step_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _storage_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:

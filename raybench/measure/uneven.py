@@ -32,9 +32,9 @@ from raybench.job.point import (
     SlowBy,
 )
 from raybench.measure.instruments import (
+    Timer,
     align_ranks,
     gather_objects,
-    make_timer,
     max_over_ranks,
     workload_stream,
 )
@@ -407,7 +407,7 @@ class StepMaker:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         with self.build(context, params, items) as workload:
-            timer = make_timer(device)
+            timer = Timer(device)
 
             def block_ns(steps: int) -> float:
                 """Return this rank's median ns of a step in a block, which all begin together."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from raybench.records import Metric
@@ -151,6 +151,11 @@ class Legend:
 Block = Line | Listing | Table | Legend
 # A column, and the function that writes the cell of an item in it.
 ColumnOf = tuple[Column, Callable[[T], str | Cell]]
+
+
+def column(title: str, cell: Callable[[T], str | Cell], **facts: Any) -> ColumnOf[T]:
+    """Return a column for `make_table`, and what writes its cells. facts: fields of Column."""
+    return Column(title=title, **facts), cell
 
 
 def text_of(cell: str | Cell) -> str:

@@ -12,6 +12,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from enum import Enum
 from itertools import groupby
@@ -160,12 +161,14 @@ def jsonable(value: Any) -> Any:
     """Return the value as JSON can hold it.
 
     NaN, NaT and infinities become None, times ISO 8601, arrays and tuples lists, members of an Enum
-    their values.
+    their values, dataclasses objects of their fields.
     """
-    if isinstance(value, Mapping):
-        return {str(name): jsonable(item) for name, item in value.items()}
     if isinstance(value, str | bool | int) or value is None:
         return value.value if isinstance(value, Enum) else value
+    if isinstance(value, Mapping):
+        return {str(name): jsonable(item) for name, item in value.items()}
+    if is_dataclass(value):
+        return {one.name: jsonable(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, list | tuple):
         return [jsonable(item) for item in value]
     if hasattr(value, "tolist"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,9 @@ from raybench.report.sections import (
     SECTIONS,
     Section,
     answer_table,
-    has_gpus,
     reference_lines,
 )
-from raybench.report.summary import RATIOS, Case, Summary
+from raybench.report.summary import RATIOS, Summary
 from raybench.sweep import command
 from raybench.sweep.scheduler import WORTHWHILE
 
@@ -62,7 +62,7 @@ class RunReport(Document):
     def lead(self) -> str:
         """Return what the run found in a sentence without full stop; empty where nothing ran."""
         summary = self.summary
-        leads = (section.lead(summary) for section in self._sections if section.lead)
+        leads = (section.lead(summary) for section in SECTIONS if section.lead)
         text = next(filter(None, leads), "") or "; ".join(
             filter(None, (self._why_not_compared(), lead_of(summary)))
         )
@@ -94,13 +94,10 @@ class RunReport(Document):
         return f"{text}: {next(iter(reasons))}" if len(reasons) == 1 else text
 
     @cached_property
-    def _sections(self) -> list[Section]:
-        return [section for section in SECTIONS if section.applies(self.summary)]
-
-    @cached_property
     def sections(self) -> list[tuple[Section, list[Listing | Table]]]:
         """Return the sections that apply, each with its listings and tables."""
-        return [(section, list(section.blocks(self.summary))) for section in self._sections]
+        found = ((section, list(section.blocks(self.summary))) for section in SECTIONS)
+        return [(section, blocks) for section, blocks in found if blocks]
 
     @property
     def listings(self) -> list[Listing]:
@@ -180,8 +177,7 @@ class RunReport(Document):
             yield Line(text=formatting.sentence(self.lead), tone="strong")
         yield Line(text=summary.machine, is_apart=True)
         yield Line(text=f"{summary.course}; {summary.counts}")
-        if has_gpus(summary):
-            _, text = next(reference_lines(summary))
+        for _, text in islice(reference_lines(summary), 1):
             yield Line(text=formatting.sentence(text.removesuffix(".")))
         if summary.rows:
             table = answer_table(summary, MOST_ROWS)
@@ -235,20 +231,37 @@ class RunReport(Document):
         beside them), regions (of the step, by point).
         """
         summary = self.summary
+        of_region = ("region", "calls", "region_ms", "share_pct")
         return {
-            "run": asdict(summary.run),
+            "run": summary.run,
             "machine": summary.machine,
             "lead": self.lead,
-            "answer": {**asdict(summary.answer), "cases": list(map(_case_members, summary.cases))},
+            "answer": {
+                **asdict(summary.answer),
+                "cases": [
+                    {
+                        "name": case.name,
+                        "ranked": [
+                            {**{n: getattr(one, n) for n in names}, "point_id": one.row.point_id}
+                            for one in case.ranked
+                        ],
+                    }
+                    for case in summary.cases
+                    for names in [("name", "value", "low", "high")]
+                ],
+            },
             "lost_nodes": summary.lost_nodes,
-            "points": list(map(vars, summary.rows)),
-            "largest_batches": _as_dicts(summary.largest_batches),
-            "failures": _as_dicts(summary.failures),
-            "warnings": _as_dicts(summary.warnings),
+            "points": summary.rows,
+            "largest_batches": summary.largest_batches,
+            "failures": summary.failures,
+            "warnings": summary.warnings,
             "plus_minus": summary.plus_minus,
-            "more_rounds": asdict(summary.more_rounds) if summary.more_rounds else None,
+            "more_rounds": summary.more_rounds,
             "references": [one.members for one in summary.standings],
-            "regions": {name: list(map(vars, found)) for name, found in summary.regions.items()},
+            "regions": {
+                point_id: [{name: getattr(one, name) for name in of_region} for one in found]
+                for point_id, found in summary.regions.items()
+            },
         }
 
 
@@ -262,22 +275,3 @@ def _folded(text: str) -> list[str]:
     first, *options = re.split(r" (?=--?[a-z])", text)
     lines = [first, *(f"    {option}" for option in options)]
     return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
-
-
-def _as_dicts(values: Sequence[Any]) -> list[dict[str, Any]]:
-    return [asdict(one) for one in values]
-
-
-def _case_members(case: Case) -> dict[str, Any]:
-    """Return a case for JSON: its name, and of each point name, value, interval and point_id."""
-    ranked = [
-        {
-            "name": one.name,
-            "value": one.value,
-            "low": one.low,
-            "high": one.high,
-            "point_id": one.row.point_id,
-        }
-        for one in case.ranked
-    ]
-    return {"name": case.name, "ranked": ranked}

@@ -5,7 +5,7 @@ import torch
 from collective_steps import CPU
 from torch import nn
 
-from raybench.measure.instruments import AllocatorCalls, PeakMemory
+from raybench.measure.instruments import MemoryUse
 from raybench.measure.marks import watch_peak
 from raybench.workloads.base import Workload
 
@@ -111,7 +111,7 @@ class TorchAllocator:
 
 
 def test_what_only_warm_ups_and_checks_allocate_counts_as_reserved_alone(monkeypatch):
-    memory, peak = TorchAllocator(monkeypatch), PeakMemory(torch.device("cuda", 0))
+    memory, peak = TorchAllocator(monkeypatch), MemoryUse(torch.device("cuda", 0))
     for timed in (6, 5):  # two repeats
         memory.use(8, 2)
         peak.restart()
@@ -126,7 +126,8 @@ def test_what_only_warm_ups_and_checks_allocate_counts_as_reserved_alone(monkeyp
 def test_calls_of_the_allocator_are_those_inside_the_blocks(monkeypatch):
     counts = {"num_alloc_retries": 3, "num_device_alloc": 40}
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: dict(counts))
-    calls = AllocatorCalls(torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    calls = MemoryUse(torch.device("cuda", 0))
     for retries, allocs in ((1, 2), (0, 5)):
         with calls.counting():
             counts["num_alloc_retries"] += retries

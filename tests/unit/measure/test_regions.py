@@ -15,7 +15,7 @@ from raybench.job.plan import Plan
 from raybench.measure import marks as moments
 from raybench.measure import phases
 from raybench.measure.breakdown import Extent, break_down
-from raybench.measure.instruments import make_timer
+from raybench.measure.instruments import Timer
 from raybench.measure.marks import Mark, RegionMarks, region_times
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
@@ -107,7 +107,7 @@ def test_only_steps_with_regions_are_run_once_more_for_them():
         context = make_context()
         workload = Counted(context, names)
         workload.step()
-        found = break_down(workload, make_timer(CPU), context, Extent(steps=3))
+        found = break_down(workload, Timer(CPU), context, Extent(steps=3))
         assert [region.name for region in found.regions] == list(names)
         steps[names] = workload.steps
     # One to warm up, two that are not timed, and three.
@@ -136,7 +136,7 @@ def test_a_region_inside_compiled_code_is_left_out_and_named():
     context = make_context()
     workload = region_workloads.Compiled(context)
     workload.step()
-    found = break_down(workload, make_timer(CPU), context, Extent(steps=3))
+    found = break_down(workload, Timer(CPU), context, Extent(steps=3))
     assert [region.name for region in found.regions] == ["around"]
     assert found.regions[0].ms >= SHORT_S * 1e3
     assert found.methods["regions"].endswith("torch.compile: inside")

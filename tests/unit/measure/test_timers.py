@@ -3,9 +3,10 @@
 import gc
 
 import pytest
+import torch
 
 from raybench.measure.instruments import (
-    HostTimer,
+    Timer,
     join_blocks,
     loop_step,
     no_garbage_collection,
@@ -13,6 +14,8 @@ from raybench.measure.instruments import (
 )
 from raybench.records import Samples
 from raybench.workloads.base import PartTimes
+
+CPU = torch.device("cpu")
 
 
 class Clock:
@@ -34,7 +37,7 @@ def clock(monkeypatch):
 
 def test_each_iteration_has_its_own_duration_and_start(clock):
     durations = iter([5, 7, 11])
-    timer = HostTimer()
+    timer = Timer(CPU)
     clock.spend(100)
     samples = timer.time_block(lambda: clock.spend(next(durations)), 3, PartTimes())
     assert samples.step_ns == (5, 7, 11)
@@ -53,7 +56,7 @@ def test_untimed_steps_lead_into_a_block(clock):
         with parts.part("data"):
             clock.spend(next(durations))
 
-    samples = HostTimer().time_block(step, 2, parts, lead_in=2)
+    samples = Timer(CPU).time_block(step, 2, parts, lead_in=2)
     assert samples.step_ns == (7, 11)
     assert samples.start_ns == (170, 177)
     assert samples.part_ns == {"data": (7, 11)}
@@ -80,7 +83,7 @@ def test_a_loop_of_steps_is_one_sample_and_its_mean_is_kept(clock):
             clock.spend(3)
         clock.spend(7)
 
-    samples = per_step(HostTimer().time_block(loop_step(step, 4), 2, parts), 4)
+    samples = per_step(Timer(CPU).time_block(loop_step(step, 4), 2, parts), 4)
     assert samples.step_ns == (10, 10)
     assert samples.host_ns == (10, 10)
     assert samples.part_ns == {"data": (3, 3)}
