@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -22,12 +22,10 @@ from raybench.cli.shared import (
     complete_any_point,
     complete_run,
     file_option,
-    format_asked,
-    json_format_option,
+    format_options,
     json_option,
     read_share,
     results_option,
-    text_format_option,
     threshold_option,
     width,
     write_document,
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from raybench.analysis.history import HistoryRow
     from raybench.health.comparison import HealthComparison
     from raybench.job.point import Point, Scalar
-    from raybench.report.comparison import Comparison, LeftOut
+    from raybench.report.comparison import Comparison
     from raybench.report.documents import Document
     from raybench.report.prediction import Forecast
     from raybench.results.reader import Run
@@ -60,7 +58,7 @@ _MOST_TAGGED = 300
 @click.argument("base", shell_complete=complete_run)
 @click.argument("new", shell_complete=complete_run)
 @results_option
-@threshold_option("Changes of the step time, or of samples/s, up to this are none.")
+@threshold_option(help="Changes of the step time, or of samples/s, up to this are none.")
 @click.option(
     "--fail-on",
     type=click.Choice([REGRESSION, UNCLEAR]),
@@ -75,14 +73,10 @@ _MOST_TAGGED = 300
     show_default=True,
     help="With --fail-on regression: every point must be known to be slower by no more than this.",
 )
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["terminal", "md", "html", "json"]),
-    show_default="terminal",
-    help="For a terminal, a pull request, a browser (one page, with bars) or another program.",
+@format_options(
+    ["terminal", "md", "html", "json"],
+    "For a terminal, a pull request, a browser (one page, with bars) or another program.",
 )
-@json_format_option
 @file_option
 def compare_command(
     base: str,
@@ -91,8 +85,7 @@ def compare_command(
     threshold: float,
     fail_on: str | None,
     blind: float,
-    kind: str | None,
-    as_json: bool,
+    kind: str,
     output: Path | None,
 ) -> int:
     """Tell what changed from BASE to NEW, and whether that is more than chance.
@@ -103,7 +96,6 @@ def compare_command(
 
     Two health checks are compared figure by figure, each by the limit of its test.
     """
-    kind = format_asked(kind, as_json) or "terminal"
     sides = find_sides(results, base, new)
     if checks := compare_health(sides[0].own, sides[1].own, threshold):
         if kind == "html":
@@ -161,7 +153,13 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     threshold: the smallest change that counts, as a share. Raises ResultsError where a run cannot
     be read.
     """
-    from raybench.analysis.compare import POINT_COLUMNS, all_point_changes, changes, compare
+    from raybench.analysis.compare import (
+        POINT_COLUMNS,
+        all_point_changes,
+        changes,
+        compare,
+        lasting_changes,
+    )
     from raybench.analysis.references import impossible_among
     from raybench.analysis.rows import point_rows
     from raybench.report.comparison import Comparison
@@ -179,7 +177,11 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
         points=compare(*points, threshold=threshold),
         changes=changes(base.own.facts, new.own.facts),
         beside=all_point_changes(*rows),
-        left_out=tuple(run for side in sides for run in _runs_left_out(side)),
+        left_out={
+            one.run_id: [change.name for change in lasting_changes(one.facts, side.own.facts)]
+            for side in sides
+            for one in side.left_out
+        },
         impossible=[
             (f"{name} {row.point_id}", text)
             for name, of_run in zip(("base", "new"), rows, strict=True)
@@ -187,16 +189,6 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
             for text in impossible_among(row.warnings)
         ],
     )
-
-
-def _runs_left_out(side: Side) -> Iterator[LeftOut]:
-    """Yield the runs that have the tag of a side and differ from it by more than their start."""
-    from raybench.analysis.compare import lasting_changes
-    from raybench.report.comparison import LeftOut
-
-    for one in side.left_out:
-        differing = lasting_changes(one.facts, side.own.facts)
-        yield LeftOut(run_id=one.run_id, differs_in=tuple(change.name for change in differing))
 
 
 def _read(found: Found, table: str, columns: Sequence[str]) -> pd.DataFrame:
@@ -354,8 +346,8 @@ def _tags(results: Path) -> str:
 )
 @click.option("--filter", "expression", metavar="EXPR", help="Only points for which this is true.")
 @results_option
-@threshold_option("Changes of the level up to this count as none.")
-@chart_option("Also draw the step time over time.")
+@threshold_option(help="Changes of the level up to this count as none.")
+@chart_option(help="Also draw the step time over time.")
 @click.option(
     "--health",
     "is_health",
@@ -535,21 +527,21 @@ def read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[
     help="Numbers of devices, each more than the run measured.",
 )
 @results_option
-@text_format_option
-@json_format_option
+@format_options(
+    ["terminal", "md", "json"],
+    "For a terminal, for a pull request, or for another program.",
+)
 def predict_command(
     run: str,
     world_sizes: tuple[int, ...],
     results: Path,
-    kind: str | None,
-    as_json: bool,
+    kind: str,
 ) -> None:
     """Predict the data-parallel steps of RUN on more devices than it measured, with intervals.
 
     RUN is as for `raybench report`. More devices of its nodes are predicted from any run; more
     nodes only from a run over several nodes. Needs no cluster.
     """
-    kind = format_asked(kind, as_json) or "terminal"
     write_document(load_forecast(results, run, world_sizes), kind)
 
 
