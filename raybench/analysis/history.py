@@ -9,9 +9,10 @@ searched.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,39 +75,25 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
         key = (row.device_type, row.device_name, row.node_count)
         machine = machines.setdefault(key, len(machines))
         series.setdefault((row.point_id, machine), []).append(row)
-    found = [
-        row
-        for (_, machine), rows in series.items()
-        for row in _with_levels(rows, machine, threshold)
-    ]
+    found = []
+    for (_, machine), rows in series.items():
+        values = np.log([row.step_ms_p50 or math.nan for row in rows])
+        spans = [
+            row.step_ms_ci_high / row.step_ms_ci_low
+            for row in rows
+            if row.step_ms_ci_high and row.step_ms_ci_low
+        ]
+        within = math.log(float(np.median(spans))) / 2 / _TWO_SIDED_95 if spans else 0.0
+        firsts = [0, *find_steps(values, within, threshold), len(values)]
+        before: float | None = None
+        for first, end in pairwise(firsts):
+            level = float(values[first:end].mean())
+            step = None if before is None else math.expm1(level - before)
+            shared: dict[str, Any] = {"machine": machine, "level_ms": math.exp(level)}
+            found.append(HistoryRow(**vars(rows[first]), **shared, step=step))
+            found += [HistoryRow(**vars(row), **shared) for row in rows[first + 1 : end]]
+            before = level
     return sorted(found, key=lambda row: (order[row.point_id], row.started_at, row.run_id))
-
-
-def _with_levels(rows: Sequence[PointRow], machine: int, threshold: float) -> Iterator[HistoryRow]:
-    """Yield a HistoryRow for each row of a series; `step` is known in the first run of a level.
-
-    rows: one a run, ok, in order of time. threshold: relative; smaller changes are no step.
-    """
-    values = np.log([row.step_ms_p50 or math.nan for row in rows])
-    spans = [
-        row.step_ms_ci_high / row.step_ms_ci_low
-        for row in rows
-        if row.step_ms_ci_high and row.step_ms_ci_low
-    ]
-    within = math.log(float(np.median(spans))) / 2 / _TWO_SIDED_95 if spans else 0.0
-    firsts = [0, *find_steps(values, within, threshold), len(values)]
-    before: float | None = None
-    for first, end in pairwise(firsts):
-        level = float(values[first:end].mean())
-        for place in range(first, end):
-            is_step = place == first and before is not None
-            yield HistoryRow(
-                **vars(rows[place]),
-                machine=machine,
-                level_ms=math.exp(level),
-                step=math.expm1(level - (before or 0.0)) if is_step else None,
-            )
-        before = level
 
 
 def find_steps(values: Values, within: float, threshold: float) -> list[int]:
@@ -115,6 +102,8 @@ def find_steps(values: Values, within: float, threshold: float) -> list[int]:
     values: logarithms of step times, one a run. within: standard deviation that the samples of a
     run alone leave open. threshold: relative; smaller steps are none.
     """
+    from scipy.special import stdtr
+
     if len(values) < _MIN_RUNS:
         return []
     # Of the differences of neighbours, of which steps spoil few.
@@ -124,30 +113,16 @@ def find_steps(values: Values, within: float, threshold: float) -> list[int]:
     open_ends = [(0, len(values))]
     while open_ends:
         first, end = open_ends.pop()
-        place = _largest_step(values[first:end], sd, degrees, threshold)
-        if place is not None:
-            found.append(first + place)
-            open_ends += [(first, first + place), (first + place, end)]
+        if (count := end - first) < 2:
+            continue
+        before, sums = np.arange(1, count), np.cumsum(values[first:end])
+        change = (sums[-1] - sums[:-1]) / (count - before) - sums[:-1] / before
+        statistics = np.abs(change) / (sd * np.sqrt(1 / before + 1 / (count - before)))
+        largest = int(statistics.argmax())
+        # Bonferroni: any of the places could have been the largest.
+        chance = 2 * float(stdtr(degrees, -statistics[largest])) * (count - 1)
+        if abs(math.expm1(change[largest])) > threshold and chance <= FALSE_STEPS:
+            place = first + largest + 1
+            found.append(place)
+            open_ends += [(first, place), (place, end)]
     return sorted(found)
-
-
-def _largest_step(values: Values, sd: float, degrees: float, threshold: float) -> int | None:
-    """Return where in `values` a new level begins by the largest change; None where none is sure.
-
-    values: logarithms of step times. sd, degrees: their standard deviation and its degrees of
-    freedom. threshold: relative; a smaller change is none.
-    """
-    from scipy.special import stdtr
-
-    count = len(values)
-    if count < 2:
-        return None
-    before = np.arange(1, count)
-    sums = np.cumsum(values)[:-1]
-    change = (values.sum() - sums) / (count - before) - sums / before
-    statistics = np.abs(change) / (sd * np.sqrt(1 / before + 1 / (count - before)))
-    place = int(statistics.argmax())
-    # Bonferroni: any of the places could have been the largest.
-    chance = 2 * float(stdtr(degrees, -statistics[place])) * (count - 1)
-    is_large = abs(math.expm1(change[place])) > threshold
-    return place + 1 if is_large and chance <= FALSE_STEPS else None

@@ -22,12 +22,10 @@ from raybench.cli.shared import (
     complete_any_point,
     complete_run,
     file_option,
-    format_asked,
-    json_format_option,
+    format_options,
     json_option,
     read_share,
     results_option,
-    text_format_option,
     threshold_option,
     width,
     write_document,
@@ -60,7 +58,7 @@ _MOST_TAGGED = 300
 @click.argument("base", shell_complete=complete_run)
 @click.argument("new", shell_complete=complete_run)
 @results_option
-@threshold_option("Changes of the step time, or of samples/s, up to this are none.")
+@threshold_option(help="Changes of the step time, or of samples/s, up to this are none.")
 @click.option(
     "--fail-on",
     type=click.Choice([REGRESSION, UNCLEAR]),
@@ -75,14 +73,10 @@ _MOST_TAGGED = 300
     show_default=True,
     help="With --fail-on regression: every point must be known to be slower by no more than this.",
 )
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["terminal", "md", "html", "json"]),
-    show_default="terminal",
-    help="For a terminal, a pull request, a browser (one page, with bars) or another program.",
+@format_options(
+    ["terminal", "md", "html", "json"],
+    "For a terminal, a pull request, a browser (one page, with bars) or another program.",
 )
-@json_format_option
 @file_option
 def compare_command(
     base: str,
@@ -91,8 +85,7 @@ def compare_command(
     threshold: float,
     fail_on: str | None,
     blind: float,
-    kind: str | None,
-    as_json: bool,
+    kind: str,
     output: Path | None,
 ) -> int:
     """Tell what changed from BASE to NEW, and whether that is more than chance.
@@ -103,7 +96,6 @@ def compare_command(
 
     Two health checks are compared figure by figure, each by the limit of its test.
     """
-    kind = format_asked(kind, as_json) or "terminal"
     sides = find_sides(results, base, new)
     if checks := compare_health(sides[0].own, sides[1].own, threshold):
         if kind == "html":
@@ -354,8 +346,8 @@ def _tags(results: Path) -> str:
 )
 @click.option("--filter", "expression", metavar="EXPR", help="Only points for which this is true.")
 @results_option
-@threshold_option("Changes of the level up to this count as none.")
-@chart_option("Also draw the step time over time.")
+@threshold_option(help="Changes of the level up to this count as none.")
+@chart_option(help="Also draw the step time over time.")
 @click.option(
     "--health",
     "is_health",
@@ -535,21 +527,21 @@ def read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[
     help="Numbers of devices, each more than the run measured.",
 )
 @results_option
-@text_format_option
-@json_format_option
+@format_options(
+    ["terminal", "md", "json"],
+    "For a terminal, for a pull request, or for another program.",
+)
 def predict_command(
     run: str,
     world_sizes: tuple[int, ...],
     results: Path,
-    kind: str | None,
-    as_json: bool,
+    kind: str,
 ) -> None:
     """Predict the data-parallel steps of RUN on more devices than it measured, with intervals.
 
     RUN is as for `raybench report`. More devices of its nodes are predicted from any run; more
     nodes only from a run over several nodes. Needs no cluster.
     """
-    kind = format_asked(kind, as_json) or "terminal"
     write_document(load_forecast(results, run, world_sizes), kind)
 
 

@@ -12,8 +12,7 @@ from raybench.cli.results import load_summary
 from raybench.cli.shared import (
     complete_run,
     file_option,
-    format_asked,
-    json_format_option,
+    format_options,
     results_option,
     write_file,
     write_result,
@@ -28,14 +27,12 @@ _FORMATS = (*FORMATS, "reference")
 @click.command("export")
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_run)
 @results_option
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(_FORMATS),
-    help="For spreadsheets, for other programs, for CI that shows tests, for the action that "
-    "draws step times over commits, or as reference values, which take several RUNs.",
+@format_options(
+    _FORMATS,
+    "For spreadsheets, for other programs, for CI that shows tests, for the action that draws step "
+    "times over commits, or as reference values, which take several RUNs.",
+    usual=None,
 )
-@json_format_option
 @file_option
 @click.option(
     "--to",
@@ -48,7 +45,6 @@ def export_command(
     runs: tuple[str, ...],
     results: Path,
     kind: str | None,
-    as_json: bool,
     output: Path | None,
     tracker: str | None,
 ) -> None:
@@ -63,7 +59,6 @@ def export_command(
     raybench export gemm health --format reference -o our_h200.yaml
     MLFLOW_TRACKING_URI=http://mlflow:5000 raybench export RUN --to mlflow
     """
-    kind = format_asked(kind, as_json)
     if (kind is None) == (tracker is None):
         raise UsageError(f"give --format {'|'.join(_FORMATS)}, or --to {'|'.join(TRACKERS)}")
     if tracker and output:

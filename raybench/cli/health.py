@@ -48,8 +48,8 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @click.command("doctor")
-@address_option()
-@device_option("What a worker owns: auto takes GPUs where the cluster has any.")
+@address_option(help="The Ray cluster, as for `raybench sweep`.")
+@device_option(help="What a worker owns: auto takes GPUs where the cluster has any.")
 @json_option
 @click.pass_context
 def doctor_command(
@@ -145,9 +145,9 @@ class _Duration(click.ParamType[float]):
 
 
 @click.command("health")
-@address_option()
-@device_option("The devices to check. auto: GPUs where the cluster has any, else CPU workers.")
-@devices_option()
+@address_option(help="The Ray cluster, as for `raybench sweep`.")
+@device_option(help="The devices to check. auto: GPUs where the cluster has any, else CPU workers.")
+@devices_option
 @click.option(
     "--only",
     "stages",

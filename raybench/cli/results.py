@@ -17,8 +17,7 @@ from raybench.cli.shared import (
     complete_point,
     complete_run,
     file_option,
-    format_asked,
-    json_format_option,
+    format_options,
     json_option,
     make_console,
     references_option,
@@ -53,17 +52,13 @@ _LISTED = 50
 @click.command("report")
 @click.argument("run", default="latest", shell_complete=complete_run)
 @results_option
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["terminal", "md", "html", "json"]),
-    show_default="terminal",
-    help="For a terminal, a pull request, a browser (one page, with charts) or another program.",
+@format_options(
+    ["terminal", "md", "html", "json"],
+    "For a terminal, a pull request, a browser (one page, with charts) or another program.",
 )
-@json_format_option
 @click.option("--full", is_flag=True, help="On a terminal: all tables, findings and legends.")
 @file_option
-@chart_option("Also draw the picture that the page begins with, as speed-up against ideal.")
+@chart_option(help="Also draw the picture that the page begins with, as speed-up against ideal.")
 @references_option
 @click.option(
     "--github",
@@ -73,8 +68,7 @@ _LISTED = 50
 def report_command(
     run: str,
     results: Path,
-    kind: str | None,
-    as_json: bool,
+    kind: str,
     full: bool,
     output: Path | None,
     chart: Path | None,
@@ -90,7 +84,6 @@ def report_command(
     from raybench.report.run_report import RunReport
     from raybench.results import reader
 
-    kind = format_asked(kind, as_json) or "terminal"
     if github and kind != "md":
         raise UsageError(f"--github: goes with --format md only, got --format {kind}")
     root, run_id = reader.find_run(results, run)

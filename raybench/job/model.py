@@ -6,6 +6,7 @@ workload are in `plan.py`. A `Job` that `load_job` returned breaks none.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import itertools
 import json
@@ -692,12 +693,12 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
         settings, unknown = add_settings(job, workload_class)
     except UsageError as error:
         found.append(Problem(path=("workload", "kind"), message=str(error)))
-        nearest = registry.nearest(job.workload.kind)
-        if nearest is None:
+        nearest = difflib.get_close_matches(job.workload.kind, registry.BUILTIN, n=1)
+        if not nearest:
             # What every workload has can be checked all the same.
             settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
             return found + check(job, settings, unsound, is_workload_known=False)
-        workload_class = registry.load(nearest)
+        workload_class = registry.load(nearest[0])
         settings, unknown = add_settings(job, workload_class)
     job._settings, job._workload_class = settings, workload_class
     return [*found, *unknown, *check(job, settings, unsound)]

@@ -54,9 +54,6 @@ if TYPE_CHECKING:
     from raybench.job.model import Answer
     from raybench.records import Metric
 
-# Steps after which a scaler grows: more than its counter, an int32, can hold.
-_NEVER_GROWS = 2**31
-
 
 class WrongResultError(Exception):
     """A step computed something wrong; the text says what, and on which rank."""
@@ -132,9 +129,7 @@ _UNTIMED = nullcontext()
 # A communication hook of DistributedDataParallel.
 CommHook: TypeAlias = "Callable[[Any, GradBucket], Future[Tensor]]"
 
-_NOT_WRAPPED = "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
 COMPILED = "unknown: a compiled model would be compiled anew for another way of reducing"
-_OWN_HOOK = "unknown: the workload has a communication hook of its own"
 
 
 class DdpOptions(TypedDict, total=False):
@@ -202,11 +197,11 @@ class Replicas:
         Where no model was wrapped, code was compiled since, or a model has a hook of the workload.
         """
         if not self.wrapped:
-            return _NOT_WRAPPED
+            return "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
         if count_compiled_frames() > self._compiled_before:
             return COMPILED
         if any(len(ddp._comm_hooks) > one.has_our_hook for ddp, one in self.wrapped.items()):
-            return _OWN_HOOK
+            return "unknown: the workload has a communication hook of its own"
         return None
 
     def set_comm_hook(self, hook: CommHook | None) -> None:
@@ -367,7 +362,8 @@ class Context(Execution):
         import torch
 
         is_fp16 = self.precision is Precision.FP16 and self.device.type != "meta"
-        return torch.amp.GradScaler(self.device.type, growth_interval=_NEVER_GROWS, enabled=is_fp16)
+        # After more steps than its counter, an int32, can hold.
+        return torch.amp.GradScaler(self.device.type, growth_interval=2**31, enabled=is_fp16)
 
 
 class Workload(ABC):
@@ -563,16 +559,15 @@ def precision_warning(precision: Precision, device: torch.device) -> str | None:
     """
     import torch
 
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else "a CPU"
     # TF32 came with Ampere, compute capability 8.0.
-    has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    has_tf32 = on_gpu and torch.cuda.get_device_capability(device) >= (8, 0)
     if precision is Precision.TF32 and not has_tf32:
-        return f"precision tf32 asked, but {_name(device)} has no TF32: the numbers are fp32's"
-    if (
-        precision is Precision.BF16
-        and device.type == "cuda"
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
-        return f"precision bf16 asked, but {_name(device)} emulates bfloat16"
+        return f"precision tf32 asked, but {name} has no TF32: the numbers are fp32's"
+    has_bf16 = not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision is Precision.BF16 and not has_bf16:
+        return f"precision bf16 asked, but {name} emulates bfloat16"
     return None
 
 
@@ -581,9 +576,3 @@ def _switches() -> tuple[Any, ...]:
 
     cudnn: Any = backends.cudnn  # `conv` and `rnn` are missing from torch's types
     return (backends.cuda.matmul, cudnn.conv, cudnn.rnn)
-
-
-def _name(device: torch.device) -> str:
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"

@@ -10,6 +10,7 @@ from pydantic import Field
 from raybench.job.model import Answer
 from raybench.workloads.base import Context, Workload, WrongResultError
 from raybench.workloads.shapes import DIT_PRESETS
+from raybench.workloads.training import AttentionKernel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,10 +37,6 @@ Ring = Annotated[
 RingKind = Annotated[
     Literal["p2p", "allgather"],
     Field(description="Keys and values go from rank to rank, or are gathered at once."),
-]
-Attention = Annotated[
-    Literal["auto", "flash", "efficient", "cudnn", "math"],
-    Field(description="Kernel of torch's attention; auto: the one that torch takes."),
 ]
 Compile = Annotated[bool, Field(description="Compile each kind of block; happens in the warm-up.")]
 
@@ -70,7 +67,7 @@ class Dit(Workload):
         ulysses: Ulysses = None,
         ring: Ring = None,
         ring_kind: RingKind = "p2p",
-        attention: Attention = "auto",
+        attention: AttentionKernel = "auto",
         compile: Compile = False,
     ) -> None:
         import torch

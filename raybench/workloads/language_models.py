@@ -40,9 +40,9 @@ _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.d
 
 @dataclass(slots=True)
 class KeyValueCache:
-    """A KV cache of static size: keys and values of earlier tokens, of all layers.
+    """A KV cache of static size: keys and values of earlier tokens, of all layers or of one.
 
-    memory: (layers, 2, batch, heads of keys, tokens at most, head width). position: index of the
+    memory: ([layers,] 2, batch, heads of keys, tokens at most, head width). position: index of the
     next token, the same in all sequences; the owner of the cache advances it.
     """
 
@@ -53,28 +53,23 @@ class KeyValueCache:
     def make(
         cls, shape: LanguageShape, *, batch_size: int, room: int, **like: Any
     ) -> KeyValueCache:
-        """Return an empty cache for `room` tokens a sequence at most; like: dtype and device."""
+        """Return an empty cache of all layers, for `room` tokens a sequence at most.
+
+        like: dtype and device.
+        """
         heads = (shape.kv_heads, room, shape.head_width)
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
     def of_sequence(self, index: int) -> KeyValueCache:
-        """Return the cache of one sequence, a view of this one at the same position."""
+        """Return the cache of one sequence in all layers, a view of this one at its position."""
         return KeyValueCache(self.memory[:, :, index : index + 1], self.position)
 
-    def of_layer(self, layer: int) -> LayerCache:
+    def of_layer(self, layer: int) -> KeyValueCache:
         """Return the cache of one layer, a view of this one at the same position."""
-        return LayerCache(self.memory[layer], self.position)
-
-
-@dataclass(slots=True)
-class LayerCache:
-    """Keys and values of one layer: memory (2, batch, heads, tokens at most, head width)."""
-
-    memory: Tensor
-    position: int
+        return KeyValueCache(self.memory[layer], self.position)
 
     def extend(self, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values at `position`; return those of all tokens until then.
+        """Write keys and values of one layer at `position`; return those of all tokens until then.
 
         new: (2, batch, heads, length, head). Keys and values (batch, heads, position + length,
         head) are views of the cache. More than one token can only be the first ones of a sequence.
@@ -185,7 +180,7 @@ class Block(nn.Module):
         self._region = region
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None = None
+        self, x: Tensor, rotation: Rotation | None, cache: KeyValueCache | None = None
     ) -> Tensor:
         """Return the tokens after the block, (batch, length, width) as x; cache: of this layer.
 
@@ -204,7 +199,7 @@ class Block(nn.Module):
         )
         return out
 
-    def _run(self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None) -> Tensor:
+    def _run(self, x: Tensor, rotation: Rotation | None, cache: KeyValueCache | None) -> Tensor:
         """Return `forward` without checkpointing."""
         with self._region("attention"):
             x = x + self.attention(self.attention_norm(x), rotation, cache)
@@ -246,7 +241,7 @@ class Attention(nn.Module):
         self.attend: Attend = attend_causally
         self._head = shape.head_width
 
-    def forward(self, x: Tensor, rotation: Rotation, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, cache: KeyValueCache | None = None) -> Tensor:
         """Return attention's output, (batch, length, width) as x; cache: of this layer.
 
         rotation: of these tokens.
@@ -277,7 +272,7 @@ class JointAttention(nn.Module):
         self.joint = Linear(shape.width, 3 * shape.width)
         self.output = Linear(shape.width, shape.width)
 
-    def forward(self, x: Tensor, rotation: None, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, rotation: None, cache: KeyValueCache | None = None) -> Tensor:
         """Return attention's output, (batch, length, width) as x; writes into the cache."""
         batch, length, width = x.shape
         joint = self.joint(x).view(batch, length, 3, self._heads, width // self._heads)

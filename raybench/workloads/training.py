@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 # Inputs and targets of one forward and backward pass.
 Batch: TypeAlias = "tuple[Tensor, Tensor]"
 Forward: TypeAlias = "Callable[[Tensor], Tensor]"
-OptimizerName = Literal["sgd", "adam", "adamw"]
-ModeName = Literal["train", "inference"]
 
 Optimizer = Annotated[
-    OptimizerName, Field(description="Class of torch.optim; all but the learning rate default.")
+    Literal["sgd", "adam", "adamw"],
+    Field(description="Class of torch.optim; all but the learning rate default."),
 ]
 GradAccumulation = Annotated[
     int,
@@ -43,8 +42,12 @@ Compile = Annotated[
     bool, Field(description="Compile the model, with DDP around it; happens in the warm-up.")
 ]
 Mode = Annotated[
-    ModeName,
+    Literal["train", "inference"],
     Field(description="train: optimizer steps. inference: forward passes, without gradients."),
+]
+AttentionKernel = Annotated[
+    Literal["auto", "flash", "efficient", "cudnn", "math"],
+    Field(description="Kernel of torch's attention; auto: the one that torch takes."),
 ]
 CastWeights = Annotated[
     bool,
@@ -119,7 +122,7 @@ class Model(Workload):
 
     def build(
         self,
-        mode: ModeName,
+        mode: Mode,
         context: Context,
         make_model: Callable[[], nn.Module],
         batches: Iterator[Batch],
@@ -146,7 +149,7 @@ class Model(Workload):
         batches: Iterator[Batch],
         *,
         loss: Callable[[Tensor, Tensor], Tensor],
-        optimizer: OptimizerName = "adam",
+        optimizer: Optimizer = "adam",
         grad_accumulation: int = 1,
         compile: bool = False,
         divide: Callable[[nn.Module], nn.Module] | None = None,

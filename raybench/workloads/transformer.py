@@ -27,12 +27,12 @@ from raybench.workloads.shapes import (
 )
 from raybench.workloads.training import (
     OUTPUT_ERROR,
+    AttentionKernel,
     CastWeights,
     GradAccumulation,
     Mode,
     Model,
     Optimizer,
-    OptimizerName,
     compile_blocks,
     compile_model,
     compute_dtype,
@@ -73,10 +73,6 @@ _WORDS: dict[bool | Checkpointing, Checkpointing] = {
 PhaseOrNone = Annotated[
     Phase | None,
     Field(description="Inference: with a cache of keys and values; none: all positions."),
-]
-Attention = Annotated[
-    Literal["auto", "flash", "efficient", "cudnn", "math"],
-    Field(description="Kernel of torch's attention; auto: the one that torch takes."),
 ]
 Compile = Annotated[
     bool,
@@ -175,7 +171,7 @@ class Transformer(Model):
         mode: Mode = "train",
         phase: PhaseOrNone = None,
         cast_weights: CastWeights = False,
-        attention: Attention = "auto",
+        attention: AttentionKernel = "auto",
         **options: Unpack[LayoutOptions],
     ) -> None:
         from raybench.workloads.attention import use_kernel
@@ -297,7 +293,7 @@ class Transformer(Model):
         shape: LanguageShape,
         seq_len: int,
         checkpointing: Checkpointing,
-        optimizer: OptimizerName,
+        optimizer: Optimizer,
         grad_accumulation: int,
         compile: bool,
         options: Mapping[str, Any],

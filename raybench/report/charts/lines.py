@@ -11,7 +11,7 @@ from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData, line_figure
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Mark, axis
-from raybench.report.lead import speed_up_half_width
+from raybench.report.run_report import speed_up_half_width
 from raybench.report.summary import SIZE, size_of
 
 # Room for the numbers beside the last points.
