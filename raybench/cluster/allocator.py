@@ -28,20 +28,6 @@ def in_device_order(devices: Sequence[Device]) -> list[int]:
     return sorted(range(len(devices)), key=key)
 
 
-def _in_order_of_choice(devices: Sequence[Device], strategy: Strategy) -> list[int]:
-    """Return the positions of all devices in the order of choice: n devices are the first n.
-
-    pack fills one node after the other, rack by rack; spread takes from all racks, and in these
-    from all nodes, in turn. rail takes devices of the same index on all nodes of a rack, then of
-    the next index, then the next rack.
-    """
-    racks: dict[str, dict[str, list[_Place]]] = {}
-    for worker_id, device in enumerate(devices):
-        node = racks.setdefault(device.rack, {}).setdefault(device.node_id, [])
-        node.append(_Place(device.node_id, device.index, worker_id))
-    return [place.number for place in _ordered(racks, strategy)]
-
-
 def shares(
     free: Mapping[str, int], count: int, strategy: Strategy, racks: Mapping[str, str] | None = None
 ) -> dict[str, int]:
@@ -70,7 +56,12 @@ class _Place(NamedTuple):
 def _ordered(
     racks: Mapping[str, Mapping[str, Sequence[_Place]]], strategy: Strategy
 ) -> list[_Place]:
-    """Return all devices, in the order of choice. racks: rack -> node -> its devices."""
+    """Return all devices in the order of choice: n devices are the first n.
+
+    pack fills one node after the other, rack by rack; spread takes from all racks, and in these
+    from all nodes, in turn. rail takes devices of the same index on all nodes of a rack, then of
+    the next index, then the next rack. racks: rack -> node -> its devices.
+    """
 
     def size(nodes: Mapping[str, Sequence[_Place]]) -> int:
         return sum(map(len, nodes.values()))
@@ -150,16 +141,17 @@ class DeviceAllocator:
         self._alive = frozenset(alive)
         self._worker_ids = [one for one in alive if chosen is None or one in chosen]
         self._order = {worker_id: position for position, worker_id in enumerate(self._worker_ids)}
-        usable = [devices[worker_id] for worker_id in self._worker_ids]
-        self._order_of_choice = [
-            self._worker_ids[position] for position in _in_order_of_choice(usable, strategy)
-        ]
         self._of_node: dict[str, list[int]] = {}
         # Rack and model by node.
         self._kind: dict[str, tuple[str, str]] = {}
-        for worker_id, device in zip(self._worker_ids, usable, strict=True):
-            self._of_node.setdefault(device.node_id, []).append(worker_id)
-            self._kind.setdefault(device.node_id, (device.rack, device.name))
+        racks: dict[str, dict[str, list[_Place]]] = {}
+        for worker_id in self._worker_ids:
+            device, node = devices[worker_id], devices[worker_id].node_id
+            self._of_node.setdefault(node, []).append(worker_id)
+            self._kind.setdefault(node, (device.rack, device.name))
+            place = _Place(node, device.index, worker_id)
+            racks.setdefault(device.rack, {}).setdefault(node, []).append(place)
+        self._order_of_choice = [place.number for place in _ordered(racks, strategy)]
 
     @property
     def alive(self) -> int:

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -154,9 +155,9 @@ class RayCluster:
         group = self._groups.join(worker_ids)
         losses = [worker.lost_because for worker in workers]
         if any(losses):
-            cause, message = Cause.PEER_FAILED, "another rank has no worker"
+            cause, told = Cause.PEER_FAILED, "another rank has no worker"
             fine = [
-                Failure.of(cause, rank=rank, message=message, worker_reusable=True)
+                Failure.of(cause, rank=rank, message=told, worker_reusable=True)
                 for rank in range(len(workers))
             ]
             return with_losses(fine, losses)
@@ -171,7 +172,6 @@ class RayCluster:
             self._agents,
             abort=lambda: self._groups.abort(group),
             check_open=self._check_open,
-            look_every_s=timeouts.POINT_LOOKS_AT_NODES_EVERY_S,
         )
         outcome = finish_point(ranks, task)
         if outcome.group_is_gone:
@@ -218,9 +218,25 @@ class RayCluster:
     def close(self) -> None:
         """Kill the actors and let go of Ray; a private cluster ends with it."""
         self._is_closing.set()
-        if self._monitor.gone() or not self._let_go():
-            # Ray would wait for a minute; the agents need no head.
-            self._agents.kill(self._pool.devices)
+        is_let_go: list[bool] = []
+
+        def give_back() -> None:
+            with suppress(ray.exceptions.RayError):
+                self._agents.stop()
+                self._groups.close()
+                self._pool.close()
+                is_let_go.append(True)
+
+        # A SIGTERM to the whole process group, as by `timeout` and by schedulers, ends the head
+        # too. In a thread, because Ray waits a minute for a head that has died, and then ends this
+        # process.
+        thread = threading.Thread(target=give_back, daemon=True)
+        if not self._monitor.gone():
+            thread.start()
+            while thread.is_alive() and not self._monitor.gone():
+                thread.join(_LOOK_S)
+        if not is_let_go:
+            self._agents.kill(self._pool.devices)  # the agents need no head
         # A thread that waits inside of Ray while that goes would crash this process.
         with self._point_ended:
             self._point_ended.wait_for(lambda: not self._points, timeouts.CLOSE_S)
@@ -228,29 +244,6 @@ class RayCluster:
         if folder := self._connection.folder:
             # What a process of Ray still writes meanwhile is left to the watcher.
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _let_go(self) -> bool:
-        """Give everything back to Ray; return False where its head goes meanwhile.
-
-        A SIGTERM to the whole process group, as by `timeout` and by schedulers, ends both. In a
-        thread, because Ray waits a minute for a head that has died, and then ends this process.
-        """
-        done: list[bool] = []
-
-        def give_back() -> None:
-            try:
-                self._agents.stop()
-                self._groups.close()
-                self._pool.close()
-            except ray.exceptions.RayError:
-                return
-            done.append(True)
-
-        thread = threading.Thread(target=give_back, daemon=True)
-        thread.start()
-        while thread.is_alive() and not self._monitor.gone():
-            thread.join(_LOOK_S)
-        return bool(done)
 
     def _check_open(self) -> None:
         """Raise ClusterError when a point is to end because the cluster is closed."""
@@ -269,18 +262,17 @@ class _RunningActors(RunningRanks):
         *,
         abort: Callable[[], None],
         check_open: Callable[[], None],
-        look_every_s: float,
     ) -> None:
         self.devices = devices
         self._waiting = {call: rank for rank, call in enumerate(calls)}
         self._agents = agents
         self._abort, self._check_open = abort, check_open
-        self._look_every_s, self._looked_s = look_every_s, time.monotonic()
+        self._looked_s = time.monotonic()
 
     def answers(self, timeout_s: float) -> Mapping[int, Answer]:
         # One by one: `ray.get` of all of them would show one failure and hide the others.
-        calls = list(self._waiting)
-        ready, _ = ray.wait(calls, num_returns=1, timeout=min(timeout_s, self._look_every_s))
+        calls, look_every_s = list(self._waiting), timeouts.POINT_LOOKS_AT_NODES_EVERY_S
+        ready, _ = ray.wait(calls, num_returns=1, timeout=min(timeout_s, look_every_s))
         if ready:  # thousands may have come meanwhile, and each wait looks at all
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         self._check_open()
@@ -288,7 +280,7 @@ class _RunningActors(RunningRanks):
         came: dict[int, Answer] = {
             rank: _answer_of(call, rank, self.devices[rank]) for rank, call in ranks.items()
         }
-        if time.monotonic() < self._looked_s + self._look_every_s:
+        if time.monotonic() < self._looked_s + look_every_s:
             return came
         self._looked_s = time.monotonic()
         silent = self._agents.silent_nodes()

@@ -149,6 +149,8 @@ class NodeAgent:
 def new_output(folder: Path, process_id: int, read_to: Mapping[str, int]) -> Output:
     """Return what a worker wrote since, at most the last 32 KiB of each stream.
 
+    Colours, and empty lines and Ray's own, are left out.
+
     folder: the logs of Ray's session on this node. read_to: bytes of each stream read before.
     """
     blocks, ends = [], dict(read_to)
@@ -162,25 +164,20 @@ def new_output(folder: Path, process_id: int, read_to: Mapping[str, int]) -> Out
         left_out = max(0, end - _OUTPUT_BYTES - start)
         with logs[-1].open("rb") as file:
             file.seek(start + left_out)
-            lines = _printable(file.read(end - start - left_out).decode(errors="replace"))
+            text = file.read(end - start - left_out).decode(errors="replace")
+        lines = []
+        for whole in text.split("\n"):
+            # A progress bar writes the same line again and again.
+            written = click.unstyle(whole.rstrip("\r").rpartition("\r")[2])
+            line = "".join(c for c in written if c.isprintable() or c == "\t")
+            if line.strip() and not line.startswith(_RAYS_LINES):
+                lines.append(line)
         if left_out and lines:
             # The first line is only the end of one.
             lines = [f"({left_out} bytes before this are not kept)", *(lines[1:] or lines)]
         if lines:
             blocks.append("\n".join([f"[{stream}]", *lines]))
     return Output(text="\n".join(blocks), read_to=ends)
-
-
-def _printable(text: str) -> list[str]:
-    """Return the lines in a piece of a worker's log, without colours, Ray's and empty lines."""
-    lines = []
-    for whole in text.split("\n"):
-        # A progress bar writes the same line again and again.
-        last_written = click.unstyle(whole.rstrip("\r").rpartition("\r")[2])
-        line = "".join(letter for letter in last_written if letter.isprintable() or letter == "\t")
-        if line.strip() and not line.startswith(_RAYS_LINES):
-            lines.append(line)
-    return lines
 
 
 @dataclass(slots=True, kw_only=True)
@@ -299,18 +296,15 @@ class NodeAgents:
             if may_have_ended and self._has_ended(node, asks_ray=is_done):
                 node.patience_s = 0.0
             elif is_done:
-                self._restart_agent(node)
+                # Of a living node: the new agent samples and locks the same devices.
+                node.agent, node.samples = start_on_node(NodeAgent, node.node_id), None
+                node.patience_s = timeouts.NODE_STARTING_S
+                node.agent.sample.remote(tuple(node.devices))
+                if self._holder is not None:
+                    # A sweep that came in between is named in the rows.
+                    node.agent.lock.remote(list(map(lock_name, node.devices)), self._holder, True)
+                node.ping = node.agent.ping.remote()
         return node.silence_s > node.patience_s
-
-    def _restart_agent(self, node: _Node) -> None:
-        """Start the agent of a living node again, which samples and locks the same devices."""
-        node.agent, node.samples = start_on_node(NodeAgent, node.node_id), None
-        node.patience_s = timeouts.NODE_STARTING_S
-        node.agent.sample.remote(tuple(node.devices))
-        if self._holder is not None:
-            # A sweep that came in between is named in the rows.
-            node.agent.lock.remote(list(map(lock_name, node.devices)), self._holder, True)
-        node.ping = node.agent.ping.remote()
 
     def check_head(self, node_id: str) -> None:
         """Raise ClusterError where the head of the cluster is gone, or this host's Ray.

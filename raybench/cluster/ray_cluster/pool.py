@@ -228,8 +228,7 @@ class WorkerPool:
             missing = [name for name in self._only.names if name.rpartition(":")[0] not in there]
             if missing:
                 raise _not_there(self._only, missing)
-        self._begin_first_workers()
-        came = self._wait_for_first_workers()
+        came = self._start_first_workers()
         order = allocator.in_device_order([worker.device for worker in came])
         _check_devices([worker.device for worker in came])
         self._reservation.reserve([worker.device for worker in came])
@@ -254,16 +253,25 @@ class WorkerPool:
                 "more are waited for"
             )
         deadline_s = time.monotonic() + timeout_s
-        self.lose(self._agents.silent_nodes())
-        while not self._take_in_new() and self.pending and time.monotonic() < deadline_s:
-            time.sleep(timeouts.POLL_EVERY_S)
+        while True:
             self.lose(self._agents.silent_nodes())
+            now_s = time.monotonic()
+            if self._missing and now_s > self._looked_s + timeouts.LOOK_FOR_WORKERS_EVERY_S:
+                self._looked_s = now_s
+                self._start_missing()  # it may wait for a node, and points must not wait with it
+            # What never comes up must not be waited for till the end of the run.
+            ended = self._take_ended(self._starting, 0.0, self._start_limit_s)
+            has_come = any([self._take_in(start, found) for start, found in ended])
+            if has_come or not self.pending or time.monotonic() >= deadline_s:
+                return
+            time.sleep(timeouts.POLL_EVERY_S)
 
     def replace(self, worker_ids: Collection[int]) -> None:
         """Kill the processes and start new ones on the same devices, and wait for all of them.
 
-        A worker that cannot have one is lost. Workers see all GPUs of their node, and Ray keeps the
-        GPU of one that is gone for our placement group, so that the new process gets the same one.
+        A worker that cannot have one, or has it on another GPU, is lost. Workers see all GPUs of
+        their node, and Ray keeps the GPU of one that is gone for our placement group, so that the
+        new process gets the same one.
         """
         self.lose(self._agents.silent_nodes())
         workers = [self._workers[worker_id] for worker_id in worker_ids]
@@ -277,30 +285,23 @@ class WorkerPool:
         while starting:
             look_s, limit_s = timeouts.LOOK_FOR_WORKERS_EVERY_S, timeouts.WORKER_START_S
             for start, found in self._take_ended(starting, look_s, limit_s):
-                self._take_over(start, found)
+                reason, owner = found, start.worker
+                assert owner is not None
+                old = owner.device
+                if isinstance(found, Device):
+                    if found.kind == "cpu" or found.uuid == old.uuid:
+                        owner.device = replace(found, rack=old.rack)
+                        continue
+                    # When a GPU has fallen off the bus, CUDA counts the others anew.
+                    reason = f"cuda:{found.index} is {found.uuid} now"
+                    ray.kill(start.actor, no_restart=True)
+                with self._lock:
+                    if owner.lost_because:
+                        continue
+                    owner.lost_because = f"{old.kind}:{old.index} on {old.host} is lost: {reason}"
+                self._log(owner.lost_because)
             self.lose(self._agents.silent_nodes())
             starting = [one for one in starting if one.worker and not one.worker.lost_because]
-
-    def _take_over(self, start: _Start, found: Device | str | None) -> None:
-        """Give a worker its new process; it is lost where there is none, or on another GPU.
-
-        found: as of `_take_ended`.
-        """
-        worker, reason = start.worker, found
-        assert worker is not None
-        old = worker.device
-        if isinstance(found, Device):
-            if found.kind == "cpu" or found.uuid == old.uuid:
-                worker.device = replace(found, rack=old.rack)
-                return
-            # When a GPU has fallen off the bus, CUDA counts the others anew.
-            reason = f"cuda:{found.index} is {found.uuid} now"
-            ray.kill(start.actor, no_restart=True)
-        with self._lock:
-            if worker.lost_because:
-                return
-            worker.lost_because = f"{old.kind}:{old.index} on {old.host} is lost: {reason}"
-        self._log(worker.lost_because)
 
     def lose(self, node_ids: Collection[str]) -> None:
         """Give up all workers of these nodes: they are `lost`, their devices go back to Ray.
@@ -336,17 +337,20 @@ class WorkerPool:
 
         request_resources(bundles=[{_RESOURCE[self._kind]: 1}] * count)
 
-    def _begin_first_workers(self) -> None:
-        """Start workers on free devices; wait until one starts, and 5 s for the others' devices.
+    def _start_first_workers(self) -> list[WorkerHandle]:
+        """Start workers on free devices, and return those that come soon.
 
-        Raises ClusterError where no device can be had in a minute, or in the time of --wait.
+        Devices of others are waited for as long as none is free, then 5 s; workers until all are
+        there, then 20 s from the first start that ended. Raises ClusterError where no device can be
+        had in a minute, or in the time of --wait, where a worker cannot start, and where none comes
+        in the time that a worker may take.
         """
         begun_s = time.monotonic()
         limit_s = max(self._wait_s, timeouts.FIRST_DEVICE_S)
         self._start_missing()
         while self._missing and time.monotonic() < begun_s + limit_s:
             if self._starting and time.monotonic() > begun_s + timeouts.FREE_SOON_S:
-                return
+                break
             time.sleep(timeouts.POLL_EVERY_S)
             self._start_missing()
         if not self._starting:
@@ -354,6 +358,24 @@ class WorkerPool:
                 f"no {_RESOURCE[self._kind]} could be had from the cluster in "
                 f"{limit_s:g} s: others may use them; see `ray status`"
             )
+        deadline_s = time.monotonic() + self._start_limit_s
+        came: list[WorkerHandle] = []
+        while self._starting and time.monotonic() < deadline_s:
+            look_s = timeouts.LOOK_FOR_WORKERS_EVERY_S
+            for start, found in self._take_ended(self._starting, look_s, math.inf):
+                if isinstance(found, str):
+                    raise ClusterError(found)
+                if worker := self._worker_of(start, found):
+                    came.append(worker)
+                deadline_s = min(deadline_s, time.monotonic() + timeouts.SLOW_WORKERS_S)
+            self.lose(self._agents.silent_nodes())
+        if self._only and self._unlisted and not came:
+            raise _not_there(self._only, self._names_left)
+        if not came:
+            in_time = f"within {self._start_limit_s:.0f} s"
+            why = in_time if self._starting else "before its node was lost"
+            raise ClusterError(f"no worker started {why}")
+        return came
 
     def _start_missing(self) -> None:
         """Start a worker on each free device, as far as workers are missing. Waits for agents only.
@@ -445,45 +467,6 @@ class WorkerPool:
         self._log(f"{_why_no_start(error)} (tried once more)")
         self._begin(start)
         return True
-
-    def _wait_for_first_workers(self) -> list[WorkerHandle]:
-        """Wait until all workers are there, or 20 s after the first start that ended; return them.
-
-        Also no longer than a worker may take to start. Raises ClusterError where one cannot start,
-        or none comes.
-        """
-        deadline_s = time.monotonic() + self._start_limit_s
-        came: list[WorkerHandle] = []
-        while self._starting and time.monotonic() < deadline_s:
-            look_s = timeouts.LOOK_FOR_WORKERS_EVERY_S
-            for start, found in self._take_ended(self._starting, look_s, math.inf):
-                if isinstance(found, str):
-                    raise ClusterError(found)
-                if worker := self._worker_of(start, found):
-                    came.append(worker)
-                slow_s = timeouts.SLOW_WORKERS_S
-                deadline_s = min(deadline_s, time.monotonic() + slow_s)
-            self.lose(self._agents.silent_nodes())
-        if self._only and self._unlisted and not came:
-            raise _not_there(self._only, self._names_left)
-        if not came:
-            in_time = f"within {self._start_limit_s:.0f} s"
-            why = in_time if self._starting else "before its node was lost"
-            raise ClusterError(f"no worker started {why}")
-        return came
-
-    def _take_in_new(self) -> bool:
-        """Start missing workers on free devices, and take in started ones.
-
-        Return whether any came. Raises ClusterError as `_start_missing`.
-        """
-        now_s = time.monotonic()
-        if self._missing and now_s > self._looked_s + timeouts.LOOK_FOR_WORKERS_EVERY_S:
-            self._looked_s = now_s
-            self._start_missing()  # it may wait for a node, and points must not wait with it
-        # What never comes up must not be waited for till the end of the run.
-        ended = self._take_ended(self._starting, 0.0, self._start_limit_s)
-        return any([self._take_in(start, found) for start, found in ended])
 
     def _worker_of(self, start: _Start, device: Device | None) -> WorkerHandle | None:
         """Return the worker that has come up; None where its device is not in the list.
@@ -610,13 +593,27 @@ class _Worker:
 def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | None = None) -> Any:
     """Start a worker process on the device of this slot; return its `_Worker`. Does not wait.
 
-    Call its `attach_device` next. environment: variables of the job, in addition to those that all
-    workers have.
+    Call its `attach_device` next. environment: variables of the job, in addition to those that make
+    its process like one of torchrun's.
     """
     there = PlacementGroupSchedulingStrategy(
         slot.placement, placement_group_bundle_index=slot.bundle
     )
-    variables = {**_worker_environment(), **(environment or {}), reaper.MARK: reaper.new_mark()}
+    variables = {
+        **_SURVIVE_A_PEER,
+        # As srun does: a variable set for the sweep is meant for the workers, on every node.
+        **{name: v for name, v in variables_that_matter().items() if name.startswith(_FORWARDED)},
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "RAY_worker_niceness": "0",
+        # Ray would turn the log over in threads of the worker, behind a pipe: they would run beside
+        # what is measured, and the last words of a crash, which say its reason, would be lost.
+        "RAY_ROTATION_MAX_BYTES": "0",
+        # Unmasked: NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+        **(environment or {}),
+        reaper.MARK: reaper.new_mark(),
+    }
     options = {
         "num_gpus": int(kind == "cuda"),
         "num_cpus": int(kind == "cpu"),
@@ -626,27 +623,6 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
         "runtime_env": {"env_vars": variables},
     }
     return ray.remote(_Worker).options(**options).remote(str(Path.cwd()))
-
-
-def _worker_environment() -> dict[str, str]:
-    """Return the variables that make an actor's process like one of torchrun's."""
-    return {
-        **_SURVIVE_A_PEER,
-        # As srun does: a variable set for the sweep is meant for the workers, on every node.
-        **{
-            name: value
-            for name, value in variables_that_matter().items()
-            if name.startswith(_FORWARDED)
-        },
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        "RAY_worker_niceness": "0",
-        # Ray would turn the log over in threads of the worker, behind a pipe: they would run beside
-        # what is measured, and the last words of a crash, which say its reason, would be lost.
-        "RAY_ROTATION_MAX_BYTES": "0",
-        # Unmasked: NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
-        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-    }
 
 
 def _why_no_start(error: Exception) -> str:

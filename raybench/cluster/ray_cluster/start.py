@@ -133,20 +133,32 @@ def connect(
         where, folder = _join_this_hosts(start, end)
     else:
         where = _join(address, option, end)
-    head = ray.get_runtime_context().gcs_address
-    try:
-        with _guard(head, end):
-            kind, capacity = _capacity(device, may_grow=wait_s > 0)
-            here = _this_hosts_ray()
-    except ClusterError:
+    context = ray.get_runtime_context()
+    head, here = context.gcs_address, context.get_node_id()
+    with _guard(head, end):
+        nodes = ray_nodes()
+    totals = [node["Resources"] for node in nodes if node["Alive"]]
+    devices = {one: int(sum(t.get(one, 0) for t in totals)) for one in ("GPU", "CPU")}
+    if device == "cuda" and not devices["GPU"] and not wait_s:
         ray.shutdown()
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
-        raise
+        raise ClusterError(
+            "--device cuda: the cluster has no GPU; use --device cpu to measure CPUs"
+        )
+    is_cuda = device == "cuda" or (device == "auto" and devices["GPU"] > 0)
+    capacity = devices["GPU" if is_cuda else "CPU"]
+    (node,) = (one for one in nodes if one["NodeID"] == here)
+    # The raylet of this host, and its agent, without which it starts no worker.
+    ports = {
+        "this host's Ray": node["NodeManagerPort"],
+        "the agent of this host's Ray that starts workers": node.get("RuntimeEnvAgentPort", 0),
+    }
+    host = node["NodeManagerAddress"]
     return Connection(
         where=where,
-        needed={_HEAD: head, **here},
-        kind=kind,
+        needed={_HEAD: head} | {name: f"{host}:{port}" for name, port in ports.items() if port > 0},
+        kind="cuda" if is_cuda else "cpu",
         capacity=max(capacity, wanted) if wait_s else capacity,
         wait_s=wait_s,
         folder=folder,
@@ -255,40 +267,8 @@ def ray_nodes() -> list[dict[str, Any]]:
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
-def _this_hosts_ray() -> dict[str, str]:
-    """Return HOST:PORT of the raylet on this host, and of its agent, without which it starts none.
-
-    The keys name the programs for the user.
-    """
-    here = ray.get_runtime_context().get_node_id()
-    (node,) = (one for one in ray_nodes() if one["NodeID"] == here)
-    ports = {
-        "this host's Ray": node["NodeManagerPort"],
-        "the agent of this host's Ray that starts workers": node.get("RuntimeEnvAgentPort", 0),
-    }
-    host = node["NodeManagerAddress"]
-    return {name: f"{host}:{port}" for name, port in ports.items() if port > 0}
-
-
 def _drop(*_: object, **__: object) -> None:
     return None
-
-
-def _capacity(device: str, *, may_grow: bool) -> tuple[DeviceKind, int]:
-    """Return the kind of devices to use, and how many of it the living nodes have in all.
-
-    may_grow: nodes are waited for. Raises ClusterError where CUDA devices are asked for, there is
-    none and none may come.
-    """
-    totals = [node["Resources"] for node in ray_nodes() if node["Alive"]]
-    gpus = int(sum(total.get("GPU", 0) for total in totals))
-    if device == "cuda" and gpus == 0 and not may_grow:
-        raise ClusterError(
-            "--device cuda: the cluster has no GPU; use --device cpu to measure CPUs"
-        )
-    if device == "cuda" or (gpus and device == "auto"):
-        return "cuda", gpus
-    return "cpu", int(sum(total.get("CPU", 0) for total in totals))
 
 
 # The cluster that `ray start` has made on this host, or joined it to.
@@ -361,8 +341,15 @@ def _start_private(
             f"type the same command again; its logs: {logs}"
         )
 
+    def ended_program() -> str:
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):
+                if child.status() == psutil.STATUS_ZOMBIE and child.name() in _PROGRAMS:
+                    return f"{_PROGRAMS[child.name()]} has ended"
+        return ""
+
     guard = StartGuard(
-        _ended_program,
+        ended_program,
         lambda reason: end(failed(reason)),
         patience_s=timeouts.RAYS_OWN_ERROR_AT_START_S,
     )
@@ -417,15 +404,6 @@ def _reload_rays_settings() -> None:
     """Have Ray take its mode and token from the environment, not from an earlier private Ray."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
-
-
-def _ended_program() -> str:
-    """Return which program of the Ray that is being started has ended; "" while all live."""
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if child.status() == psutil.STATUS_ZOMBIE and child.name() in _PROGRAMS:
-                return f"{_PROGRAMS[child.name()]} has ended"
-    return ""
 
 
 @contextmanager
