@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice, zip_longest
 from typing import Literal, NamedTuple
@@ -115,6 +115,8 @@ def devices_shared(devices: Sequence[Device]) -> list[str]:
 
 # The shape of a point within a rack: (devices of a node, model of the node) -> number of nodes.
 _Shape = Counter[tuple[int, str]]
+# Returns that number of workers of a node; none where it has too few.
+_WorkersOf = Callable[[str, int], Sequence[int]]
 
 
 class DeviceAllocator:
@@ -189,7 +191,7 @@ class DeviceAllocator:
 
         None where no rack has room for its part of the shape. idle: node -> its idle workers.
         """
-        alone, on_rails = self._on_idle_cluster(world_size), self._strategy == "rail"
+        alone = self._on_idle_cluster(world_size)
         shapes: dict[str, _Shape] = {}
         nodes = Counter(self._devices[worker_id].node_id for worker_id in alone)
         for node, count in nodes.items():
@@ -200,60 +202,42 @@ class DeviceAllocator:
             racks.setdefault(self._kind[node][0], {})[node] = worker_ids
         found: list[int] = []
         for shape in sorted(shapes.values(), key=Counter.total, reverse=True):
-            fit = self._fit_rails(racks, shape) if on_rails else self._fit(racks, shape)
-            if fit is None:
+            # The rack that keeps the fewest idle workers on the nodes used: so nodes that are
+            # wholly idle stay so.
+            best: tuple[int, str, list[int]] | None = None
+            for rack, there in racks.items():
+                fullest_last = sorted(there, key=lambda node: len(idle[node]))
+                for workers_of in self._ways(there):
+                    chosen = self._fill(shape, fullest_last, workers_of)
+                    left = sum(len(there[node]) - len(workers) for node, workers in chosen.items())
+                    if chosen and (best is None or left < best[0]):
+                        best = left, rack, list(chain.from_iterable(chosen.values()))
+            if best is None:
                 return None
-            rack, worker_ids = fit
-            del racks[rack]
-            found += worker_ids
+            del racks[best[1]]
+            found += best[2]
         return tuple(found)
 
-    def _fit(
-        self, racks: Mapping[str, Mapping[str, Sequence[int]]], shape: _Shape
-    ) -> tuple[str, list[int]] | None:
-        """Return the rack that keeps the fewest idle workers on the nodes used, and the workers.
+    def _ways(self, idle: Mapping[str, Sequence[int]]) -> Iterator[_WorkersOf]:
+        """Yield the ways to take workers of the nodes of a rack, which have these idle workers.
 
-        So nodes that are wholly idle stay so. None where no rack has room.
-        racks: rack -> node -> its idle workers.
+        On rails all nodes give the same indices, one way for each index to begin with.
         """
-        best: tuple[int, str, list[int]] | None = None
-        for rack, idle in racks.items():
-            fullest_last = sorted(idle, key=lambda node: len(racks[rack][node]))
-            chosen = self._fill(shape, fullest_last, partial(self._side_by_side, idle))
-            left = sum(len(idle[node]) - len(workers) for node, workers in chosen.items())
-            if chosen and (best is None or left < best[0]):
-                best = left, rack, list(chain.from_iterable(chosen.values()))
-        return best and best[1:]
-
-    def _fit_rails(
-        self, racks: Mapping[str, Mapping[str, Sequence[int]]], shape: _Shape
-    ) -> tuple[str, list[int]] | None:
-        """Return the first rack whose nodes have the same indices idle, and the workers.
-
-        None where there is no such rack. racks: rack -> node -> its idle workers.
-        """
-        for rack, idle in racks.items():
-            by_index = {
-                node: {self._devices[worker_id].index: worker_id for worker_id in worker_ids}
-                for node, worker_ids in idle.items()
-            }
-            rails = sorted({index for there in by_index.values() for index in there})
-            for start in range(len(rails)):
-                on_rails = partial(_on_rails, by_index, rails[start:] + rails[:start])
-                if chosen := self._fill(shape, by_index, on_rails):
-                    return rack, list(chain.from_iterable(chosen.values()))
-        return None
+        if self._strategy != "rail":
+            yield partial(self._side_by_side, idle)
+            return
+        by_index = {
+            node: {self._devices[worker_id].index: worker_id for worker_id in worker_ids}
+            for node, worker_ids in idle.items()
+        }
+        rails = sorted({index for there in by_index.values() for index in there})
+        for start in range(len(rails)):
+            yield partial(_on_rails, by_index, rails[start:] + rails[:start])
 
     def _fill(
-        self,
-        shape: _Shape,
-        nodes: Iterable[str],
-        workers_of: Callable[[str, int], Sequence[int]],
+        self, shape: _Shape, nodes: Iterable[str], workers_of: _WorkersOf
     ) -> dict[str, Sequence[int]]:
-        """Return by node workers that make the shape, of the first nodes that fit; {} if none do.
-
-        workers_of: returns that number of workers of a node; none where it has too few.
-        """
+        """Return by node workers that make the shape, of the first nodes that fit; {} if none do."""
         chosen: dict[str, Sequence[int]] = {}
         for (count, model), wanted in sorted(shape.items(), reverse=True):
             fitting = (

@@ -177,7 +177,7 @@ class RayCluster:
         if outcome.group_is_gone:
             self._groups.forget(worker_ids)
         answers = self._agents.with_clocks(outcome.answers, devices)
-        outputs = self._agents.new_outputs(devices)
+        outputs = self._agents.outputs(devices, is_new=True)
         if outcome.unfit:
             self._replace([worker_ids[rank] for rank in sorted(outcome.unfit)])
         return with_losses(

@@ -46,18 +46,6 @@ _POLL_S = 0.1
 _FREE_WITHIN_BYTES = 256 * 1024**2
 
 
-# Node id and process id of a worker.
-_Process = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """The text that a worker wrote, and `read_to`: by stream, the number of bytes read so far."""
-
-    text: str
-    read_to: Mapping[str, int]
-
-
 class NodeAgent:
     """The actor that runs beside the workers of a node; all are children of one raylet."""
 
@@ -69,6 +57,8 @@ class NodeAgent:
         self._samplers: list[Any] = []
         self._locks = DeviceLocks()
         self._facts: Any = None
+        # How far each stream of a worker was read, by process id.
+        self._read_to: dict[int, dict[str, int]] = {}
 
     def ping(self) -> None:
         """Answer, which shows that this node lives."""
@@ -126,13 +116,17 @@ class NodeAgent:
         }
         return {uuid: max(clocks, key=len, default=()) for uuid, clocks in read.items()}
 
-    def new_outputs(self, read_to: Mapping[int, Mapping[str, int]]) -> dict[int, Output]:
-        """Return by process id what each worker wrote behind `read_to`, which is as in `Output`."""
+    def outputs(self, process_ids: Sequence[int], is_new: bool) -> dict[int, str]:
+        """Return by process id what each worker wrote, or only what is new since the last call.
+
+        A call for all of it changes nothing for the next one for what is new.
+        """
         from ray._private.worker import _global_node
 
         session: Any = _global_node
         logs = Path(session.get_logs_dir_path())
-        return {process: new_output(logs, process, ends) for process, ends in read_to.items()}
+        ends = {one: self._read_to.setdefault(one, {}) if is_new else {} for one in process_ids}
+        return {one: new_output(logs, one, read_to) for one, read_to in ends.items()}
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
         """Return by UUID how many more bytes of a GPU are in use than before the first worker.
@@ -146,21 +140,22 @@ class NodeAgent:
         return {uuid: now[uuid] - before.get(uuid, 0) for uuid in uuids if uuid in now}
 
 
-def new_output(folder: Path, process_id: int, read_to: Mapping[str, int]) -> Output:
+def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
     """Return what a worker wrote since, at most the last 32 KiB of each stream.
 
-    Colours, and empty lines and Ray's own, are left out.
+    Colours, and empty lines and Ray's own, are left out. "" where it has no log.
 
-    folder: the logs of Ray's session on this node. read_to: bytes of each stream read before.
+    folder: the logs of Ray's session on this node. read_to: bytes of each stream that were
+    read before; it is changed to those that are read now.
     """
-    blocks, ends = [], dict(read_to)
+    blocks = []
     for stream, kind in (("stdout", "out"), ("stderr", "err")):
         # A process id may be used twice in a long session.
         logs = sorted(folder.glob(f"worker-*-{process_id}.{kind}"), key=lambda p: p.stat().st_mtime)
         if not logs:
             continue
         end, start = logs[-1].stat().st_size, read_to.get(stream, 0)
-        ends[stream] = end
+        read_to[stream] = end
         left_out = max(0, end - _OUTPUT_BYTES - start)
         with logs[-1].open("rb") as file:
             file.seek(start + left_out)
@@ -177,7 +172,7 @@ def new_output(folder: Path, process_id: int, read_to: Mapping[str, int]) -> Out
             lines = [f"({left_out} bytes before this are not kept)", *(lines[1:] or lines)]
         if lines:
             blocks.append("\n".join([f"[{stream}]", *lines]))
-    return Output(text="\n".join(blocks), read_to=ends)
+    return "\n".join(blocks)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -211,11 +206,9 @@ class NodeAgents:
         self._nodes: dict[str, _Node] = {}
         self._holder: Holder | None = None
         self._silent: frozenset[str] = frozenset()
-        # How far each stream of a worker was read.
-        self._read_to: dict[_Process, Mapping[str, int]] = {}
         self._looked_s = 0.0
         # Several points may run, and ask, at once.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def start(self, node_ids: Iterable[str]) -> None:
         """Start an agent on each of these nodes that has none, and wait for their first answers.
@@ -293,7 +286,7 @@ class NodeAgents:
             node.ping = node.agent.ping.remote()
         elif node.silence_s <= node.patience_s:
             may_have_ended = is_done or node.silence_s > timeouts.NODE_REFUSAL_AFTER_S
-            if may_have_ended and self._has_ended(node, asks_ray=is_done):
+            if may_have_ended and self.has_ended(node.node_id, asks_ray=is_done):
                 node.patience_s = 0.0
             elif is_done:
                 # Of a living node: the new agent samples and locks the same devices.
@@ -317,20 +310,20 @@ class NodeAgents:
             time.sleep(_POLL_S)
             self._monitor.check(afresh=True)
 
-    def has_ended(self, node_id: str) -> bool:
-        """Return whether Ray on this node is known to have ended. Takes 0.1 s at most."""
+    def has_ended(self, node_id: str, *, asks_ray: bool = True) -> bool:
+        """Return whether Ray on this node is known to have ended. Takes 0.1 s at most.
+
+        Its raylet refuses connections then, or Ray says that it is dead, where `asks_ray`.
+        """
         with self._lock:
             node = self._nodes.get(node_id)
-        return node is not None and self._has_ended(node, asks_ray=True)
-
-    def _has_ended(self, node: _Node, *, asks_ray: bool) -> bool:
-        """Return whether the node's raylet refuses connections, or Ray says that it is dead."""
+        if node is None:
+            return False
         # One that is frozen or cut off does not refuse. What Ray says comes late, but it comes for
         # a host that is switched off, too.
         refusal = why_not_listening(node.raylet, timeouts.NODE_CONNECT_S)
         return isinstance(refusal, ConnectionRefusedError) or (
-            asks_ray
-            and any(one["NodeID"] == node.node_id and not one["Alive"] for one in ray_nodes())
+            asks_ray and any(one["NodeID"] == node_id and not one["Alive"] for one in ray_nodes())
         )
 
     def lock(
@@ -392,35 +385,16 @@ class NodeAgents:
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
         """Return the last 60 lines of each device's worker; "" where they cannot be had now."""
-        outputs = self._read_outputs(devices, {})
-        return ["\n".join(output.text.splitlines()[-_TAIL_LINES:]) for output in outputs]
+        outputs = self.outputs(devices, is_new=False)
+        return ["\n".join(output.splitlines()[-_TAIL_LINES:]) for output in outputs]
 
-    def new_outputs(self, devices: Sequence[Device]) -> list[str]:
-        """Return what the worker of each wrote since the last call; "" where that cannot be had."""
-        with self._lock:
-            read_to = dict(self._read_to)
-        outputs = self._read_outputs(devices, read_to)
-        with self._lock:
-            for device, output in zip(devices, outputs, strict=True):
-                self._read_to[_process(device)] = output.read_to
-        return [output.text for output in outputs]
+    def outputs(self, devices: Sequence[Device], *, is_new: bool) -> list[str]:
+        """Return what the worker of each device wrote, "" where that cannot be had.
 
-    def _read_outputs(
-        self, devices: Sequence[Device], read_to: Mapping[_Process, Mapping[str, int]]
-    ) -> list[Output]:
-        """Return what the worker of each device wrote behind `read_to`; empty if unknown."""
-
-        def ends(device: Device) -> Mapping[str, int]:
-            return read_to.get(_process(device), {})
-
-        read = self._ask(
-            "new_outputs", devices, lambda here: ({d.process_id: ends(d) for d in here},)
-        )
-        return [
-            read.get(device.node_id, {}).get(device.process_id)
-            or Output(text="", read_to=ends(device))
-            for device in devices
-        ]
+        is_new: leave out what an earlier call for what is new returned.
+        """
+        read = self._ask("outputs", devices, lambda here: ([d.process_id for d in here], is_new))
+        return [read.get(one.node_id, {}).get(one.process_id, "") for one in devices]
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
         """Wait until these GPUs, whose workers are gone, have their memory back.
@@ -554,10 +528,6 @@ def _by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
     for device in sorted(devices, key=lambda device: device.node_id):
         by_node.setdefault(device.node_id, []).append(device)
     return by_node
-
-
-def _process(device: Device) -> _Process:
-    return device.node_id, device.process_id
 
 
 def start_on_node(actor: type, node_id: str) -> Any:
