@@ -237,7 +237,7 @@ class DeviceAllocator:
     def _fill(
         self, shape: _Shape, nodes: Iterable[str], workers_of: _WorkersOf
     ) -> dict[str, Sequence[int]]:
-        """Return by node workers that make the shape, of the first nodes that fit; {} if none do."""
+        """Return by node workers that make the shape, of the first nodes that fit; {} if none."""
         chosen: dict[str, Sequence[int]] = {}
         for (count, model), wanted in sorted(shape.items(), reverse=True):
             fitting = (

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Literal
+from typing import Literal, Protocol
 
 from raybench.cluster import timeouts
 from raybench.records import Answer, Cause, Device, Failure, Status, Task
@@ -43,7 +42,7 @@ _DEATHS = tuple(cause for cause in Cause if cause.is_death)
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
-class RunningRanks(ABC):
+class RunningRanks(Protocol):
     """The ranks of one point while it runs, as their cluster reaches them.
 
     devices: of the ranks, in their order.
@@ -51,7 +50,6 @@ class RunningRanks(ABC):
 
     devices: Sequence[Device]
 
-    @abstractmethod
     def answers(self, timeout_s: float) -> Mapping[int, Answer]:
         """Return the answers since the last call, by rank, in the order in which they came.
 
@@ -60,15 +58,12 @@ class RunningRanks(ABC):
         Failure.
         """
 
-    @abstractmethod
     def abort(self) -> None:
         """Tell all ranks to give up their process group, if they have one. Does not wait."""
 
-    @abstractmethod
     def kill(self, ranks: Collection[int]) -> None:
         """Kill the processes of these ranks; `answers` returns nothing of them any more."""
 
-    @abstractmethod
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
         """Return by rank the last lines that its process wrote; "" or no entry if not to be had."""
 

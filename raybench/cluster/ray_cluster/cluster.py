@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -44,8 +43,8 @@ _LOOK_S = 0.2
 _NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")
 
 
-class RayCluster:
-    """A Ray cluster and the workers that raybench has on it; a `raybench.cluster.Cluster`.
+class RayCluster(WorkerPool):
+    """A pool of workers on a Ray cluster that runs points; a `raybench.cluster.Cluster`.
 
     log: gets a line for the user when workers are waited for, come late or are lost. end: as of
     `StartGuard`. terms: on which devices are taken from other sweeps; without them no device is
@@ -61,14 +60,11 @@ class RayCluster:
         terms: ReservationTerms | None = None,
         only: DeviceList | None = None,
     ) -> None:
-        self._connection = connection
-        self._end = end
-        self._only = only
+        self._connection, self._end = connection, end
         self._monitor = HeadMonitor(connection.needed)
-        self._agents = NodeAgents(self._monitor)
-        self._reservation = DeviceReservation(self._agents, terms, log)
-        self._pool = WorkerPool(connection, self._agents, self._reservation, log, only)
-        self._groups = ProcessGroups(self._pool, self._monitor)
+        agents = NodeAgents(self._monitor)
+        super().__init__(connection, agents, DeviceReservation(agents, terms, log), log, only)
+        self._groups = ProcessGroups(self, self._monitor)
         self._is_closing = threading.Event()
         self._points = 0
         self._point_ended = threading.Condition()
@@ -93,21 +89,6 @@ class RayCluster:
         return min(there, len(self._only.names)) if self._only else there
 
     @property
-    def devices(self) -> tuple[Device, ...]:
-        """Device of every worker by worker id, those of lost workers included."""
-        return self._pool.devices
-
-    @property
-    def lost(self) -> frozenset[int]:
-        """Ids of workers that cannot be used any more."""
-        return self._pool.lost
-
-    @property
-    def pending(self) -> int:
-        """Number of workers that were asked for and may still come."""
-        return self._pool.pending
-
-    @property
     def other_sweeps(self) -> tuple[str, ...]:
         """Other sweeps that had the devices at the start, in words."""
         return self._reservation.other_sweeps
@@ -118,11 +99,7 @@ class RayCluster:
         with StartGuard(self._monitor.gone, self._end, patience_s=limit_s):
             if count > 1:
                 self._groups.start()
-            self._pool.start(count, strategy)
-
-    def refresh(self, timeout_s: float) -> None:
-        """Take in workers that came and note lost ones; wait at most `timeout_s` for one."""
-        self._pool.refresh(timeout_s)
+            super().start(count, strategy)
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """Return one answer per rank. Raises ClusterError where the cluster is gone or closed."""
@@ -137,8 +114,8 @@ class RayCluster:
 
     def _run(self, task: Task, worker_ids: tuple[int, ...]) -> tuple[Answer, ...]:
         """Make workers and group fit for the point, run it, and replace what it has spoiled."""
-        workers = [self._pool[worker_id] for worker_id in worker_ids]
-        self._pool.lose(self._agents.silent_nodes())
+        workers = [self[worker_id] for worker_id in worker_ids]
+        self.lose(self._agents.silent_nodes())
         # A process cannot run the point that was started with other variables, or has run one
         # where the job asks for fresh ones, or one of another class of the user's: what such a
         # class changes is not all put back.
@@ -151,7 +128,7 @@ class RayCluster:
             self._groups.leave(worker_ids)
             for worker in workers:
                 worker.environment = task.worker_environment
-            self._replace(worker_ids)
+            self.replace(worker_ids)
         group = self._groups.join(worker_ids)
         losses = [worker.lost_because for worker in workers]
         if any(losses):
@@ -176,36 +153,30 @@ class RayCluster:
         outcome = finish_point(ranks, task)
         if outcome.group_is_gone:
             self._groups.forget(worker_ids)
-        answers = self._agents.with_clocks(outcome.answers, devices)
-        outputs = self._agents.outputs(devices, is_new=True)
+        answers = self._agents.complete(outcome.answers, devices)
         if outcome.unfit:
-            self._replace([worker_ids[rank] for rank in sorted(outcome.unfit)])
-        return with_losses(
-            [replace(one, output=output) for one, output in zip(answers, outputs, strict=True)],
-            [worker.lost_because for worker in workers],
-        )
+            self.replace([worker_ids[rank] for rank in sorted(outcome.unfit)])
+        return with_losses(answers, [worker.lost_because for worker in workers])
 
-    def _replace(self, worker_ids: Sequence[int]) -> None:
+    def replace(self, worker_ids: Collection[int]) -> None:
         """Start new processes, as `WorkerPool.replace`.
 
         Raises ClusterError where the cluster is gone, or is being closed.
         """
         self._check_open()
         self._monitor.check(afresh=True)
-        self._pool.replace(worker_ids)
+        super().replace(worker_ids)
 
     def restart(self) -> None:
         """Replace the processes of all workers that have run a point."""
-        self._pool.lose(self._agents.silent_nodes())
-        used = [one for one in range(len(self.devices)) if self._pool[one].is_used]
+        self.lose(self._agents.silent_nodes())
+        used = [one for one in range(len(self.devices)) if self[one].is_used]
         self._groups.forget(used)
-        self._replace(used)
+        self.replace(used)
 
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
         """Look who else uses the devices; the returned function names who did since."""
-        return self._agents.watch_other_users(
-            [self._pool[worker_id].device for worker_id in worker_ids]
-        )
+        return self._agents.watch_other_users([self[worker_id].device for worker_id in worker_ids])
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
         """Return the samples of the devices since the last call."""
@@ -224,7 +195,7 @@ class RayCluster:
             with suppress(ray.exceptions.RayError):
                 self._agents.stop()
                 self._groups.close()
-                self._pool.close()
+                WorkerPool.close(self)
                 is_let_go.append(True)
 
         # A SIGTERM to the whole process group, as by `timeout` and by schedulers, ends the head
@@ -236,7 +207,7 @@ class RayCluster:
             while thread.is_alive() and not self._monitor.gone():
                 thread.join(_LOOK_S)
         if not is_let_go:
-            self._agents.kill(self._pool.devices)  # the agents need no head
+            self._agents.kill(self.devices)  # the agents need no head
         # A thread that waits inside of Ray while that goes would crash this process.
         with self._point_ended:
             self._point_ended.wait_for(lambda: not self._points, timeouts.CLOSE_S)

@@ -108,15 +108,7 @@ class NodeAgent:
             self._facts = FactReader()
         return tuple(self._facts.read(devices))
 
-    def sm_clocks_mhz(self, spans_ns: Mapping[str, Sequence[SpanNs]]) -> dict[str, tuple[int, ...]]:
-        """Return the SM clocks of each device, by UUID, that were sampled in its spans of time."""
-        read = {
-            uuid: [sampler.sm_clocks_mhz(uuid, spans) for sampler in self._samplers]
-            for uuid, spans in spans_ns.items()
-        }
-        return {uuid: max(clocks, key=len, default=()) for uuid, clocks in read.items()}
-
-    def outputs(self, process_ids: Sequence[int], is_new: bool) -> dict[int, str]:
+    def outputs(self, process_ids: Sequence[int], is_new: bool = False) -> dict[int, str]:
         """Return by process id what each worker wrote, or only what is new since the last call.
 
         A call for all of it changes nothing for the next one for what is new.
@@ -127,6 +119,19 @@ class NodeAgent:
         logs = Path(session.get_logs_dir_path())
         ends = {one: self._read_to.setdefault(one, {}) if is_new else {} for one in process_ids}
         return {one: new_output(logs, one, read_to) for one, read_to in ends.items()}
+
+    def end_point(
+        self, process_ids: Sequence[int], spans_ns: Mapping[str, Sequence[SpanNs]]
+    ) -> tuple[dict[int, str], dict[str, tuple[int, ...]]]:
+        """Return by process id what each worker wrote since the last call, and SM clocks.
+
+        The clocks are by UUID those that were sampled in the spans of time of the device.
+        """
+        clocks = {
+            uuid: max((s.sm_clocks_mhz(uuid, spans) for s in self._samplers), key=len, default=())
+            for uuid, spans in spans_ns.items()
+        }
+        return self.outputs(process_ids, is_new=True), clocks
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
         """Return by UUID how many more bytes of a GPU are in use than before the first worker.
@@ -385,16 +390,9 @@ class NodeAgents:
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
         """Return the last 60 lines of each device's worker; "" where they cannot be had now."""
-        outputs = self.outputs(devices, is_new=False)
+        read = self._ask("outputs", devices, lambda here: ([one.process_id for one in here],))
+        outputs = [read.get(one.node_id, {}).get(one.process_id, "") for one in devices]
         return ["\n".join(output.splitlines()[-_TAIL_LINES:]) for output in outputs]
-
-    def outputs(self, devices: Sequence[Device], *, is_new: bool) -> list[str]:
-        """Return what the worker of each device wrote, "" where that cannot be had.
-
-        is_new: leave out what an earlier call for what is new returned.
-        """
-        read = self._ask("outputs", devices, lambda here: ([d.process_id for d in here], is_new))
-        return [read.get(one.node_id, {}).get(one.process_id, "") for one in devices]
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
         """Wait until these GPUs, whose workers are gone, have their memory back.
@@ -448,28 +446,33 @@ class NodeAgents:
             for device in devices
         )
 
-    def with_clocks(self, answers: Sequence[Answer], devices: Sequence[Device]) -> list[Answer]:
-        """Return the answers, measurements with the SM clocks of their GPU while they were timed.
+    def complete(self, answers: Sequence[Answer], devices: Sequence[Device]) -> list[Answer]:
+        """Return the answers with what their workers wrote in the point.
 
-        answers, devices: in rank order.
+        Measurements get the SM clocks of their GPU while they were timed, too. Both are empty where
+        an agent does not answer. answers, devices: in rank order.
         """
-        gpus = [device for device in devices if device.kind == "cuda"]
         spans = {
             device.uuid: answer.timed_at_ns
             for answer, device in zip(answers, devices, strict=True)
-            if isinstance(answer, Measurement)
+            if isinstance(answer, Measurement) and device.kind == "cuda"
         }
         read = self._ask(
-            "sm_clocks_mhz",
-            gpus,
-            lambda here: ({gpu.uuid: spans[gpu.uuid] for gpu in here if gpu.uuid in spans},),
+            "end_point",
+            devices,
+            lambda here: (
+                [one.process_id for one in here],
+                {one.uuid: spans[one.uuid] for one in here if one.uuid in spans},
+            ),
         )
-        return [
-            replace(answer, sm_clocks_mhz=read.get(device.node_id, {}).get(device.uuid, ()))
-            if isinstance(answer, Measurement)
-            else answer
-            for answer, device in zip(answers, devices, strict=True)
-        ]
+        completed: list[Answer] = []
+        for answer, device in zip(answers, devices, strict=True):
+            outputs, clocks = read.get(device.node_id, ({}, {}))
+            answer = replace(answer, output=outputs.get(device.process_id, ""))
+            if isinstance(answer, Measurement):
+                answer = replace(answer, sm_clocks_mhz=clocks.get(device.uuid, ()))
+            completed.append(answer)
+        return completed
 
     def stop(self) -> None:
         """Release all locks of devices, and end the agents of all nodes. Waits 0.5 s at most."""

@@ -197,19 +197,12 @@ def _join(address: str, option: str, end: Callable[[str], None]) -> str:
     option: how the user gave the address. Raises UsageError where it is no HOST:PORT, ClusterError
     where no cluster answers there or none of its nodes is this host.
     """
-    if address.startswith(("http://", "https://")):
-        raise UsageError(
-            f"{option}: this is the address of Ray's job server; submit the sweep to "
-            f"it: ray job submit --address {address} --working-dir . -- raybench sweep JOB"
-        )
-    if address.startswith("ray://"):
-        raise UsageError(
-            f"{option}: Ray Client is not supported; run raybench on a node of the "
-            "cluster with --address auto, or use ray job submit"
-        )
     host, separator, port = address.rpartition(":")
-    if not (host and separator and port.isdigit()):
-        raise UsageError(f"{option}: expected auto, local or HOST:PORT")
+    if "://" in address or not (host and separator and port.isdigit()):
+        raise UsageError(
+            f"{option}: expected auto, local or HOST:PORT on a node of the cluster; from elsewhere:"
+            " ray job submit --address http://HOST:8265 --working-dir . -- raybench sweep JOB"
+        )
     if reason := _why_no_head(address, option):
         raise ClusterError(
             f"{option}: no Ray cluster answers there ({reason}); start one with "

@@ -371,7 +371,7 @@ def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones
     assert [record.point.world_size for record in records] == [2, 2, 2, 4]
     assert statuses(records) == [Status.LOST, Status.OK, Status.OK, Status.LOST]
     assert {device.node_id for device in records[1].devices} == {"b"}
-    assert records[3].error_message == "needs 4 devices, 2 are left since node host-a was lost"
+    assert records[3].error_message == "needs 4 devices, 2 left; lost: node host-a"
 
 
 def test_a_breakpoint_in_a_workload_of_the_in_process_cluster_works():
