@@ -311,6 +311,26 @@ def choose_interface(address: str) -> None:
             return
 
 
+def _find_read_again() -> Callable[[], object] | None:
+    """Return a function that has the NCCL of this process read the variables of its log again.
+
+    The function also makes a call without a communicator, which writes a line of the log: only then
+    are the variables read. None where NCCL is not loaded or lacks `ncclResetDebugInit`, which NCCL
+    has for its own tests.
+    """
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        forget, count = library.ncclResetDebugInit, library.ncclCommCount
+    except (OSError, AttributeError):
+        return None
+
+    def read_again() -> None:
+        forget()
+        count(None, ctypes.byref(ctypes.c_int()))
+
+    return read_again
+
+
 class NcclFile:
     """The file in memory to which this process's NCCL writes its log.
 
@@ -319,12 +339,12 @@ class NcclFile:
     """
 
     def __init__(
-        self, find_read_again: Callable[[], Callable[[], object] | None] | None = None
+        self, find_read_again: Callable[[], Callable[[], object] | None] = _find_read_again
     ) -> None:
         self._file: int | None = None
         self._begin = 0
         self._known: frozenset[str] = frozenset()
-        self._find_read_again = find_read_again or _find_read_again
+        self._find_read_again = find_read_again
 
     @contextmanager
     def record(self) -> Iterator[None]:
@@ -389,23 +409,3 @@ def _variables(file: int, subsystems: str) -> dict[str, str]:
         "NCCL_DEBUG_SUBSYS": subsystems,
         "NCCL_DEBUG_FILE": f"/proc/self/fd/{file}",
     }
-
-
-def _find_read_again() -> Callable[[], object] | None:
-    """Return a function that has the NCCL of this process read the variables of its log again.
-
-    The function also makes a call without a communicator, which writes a line of the log: only then
-    are the variables read. None where NCCL is not loaded or lacks `ncclResetDebugInit`, which NCCL
-    has for its own tests.
-    """
-    try:
-        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        forget, count = library.ncclResetDebugInit, library.ncclCommCount
-    except (OSError, AttributeError):
-        return None
-
-    def read_again() -> None:
-        forget()
-        count(None, ctypes.byref(ctypes.c_int()))
-
-    return read_again

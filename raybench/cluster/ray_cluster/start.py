@@ -93,16 +93,6 @@ class Connection:
     folder: Path | None = None
 
 
-def starts_private(address: str) -> bool:
-    """Return whether `connect` would start a private Ray, as far as is known without asking a head.
-
-    Raises ClusterError where several clusters of this host could be meant.
-    """
-    if address != "auto" or os.environ.get("RAY_ADDRESS"):
-        return address == "local"
-    return not find_own_cluster(Path(get_default_ray_temp_dir()))[0]  # type: ignore[no-untyped-call]
-
-
 def connect(
     address: str,
     device: Literal["auto", "cuda", "cpu"],
@@ -176,7 +166,7 @@ def _join_this_hosts(
     Not Ray's own "auto": that joins any raylet it finds, also the private one of another sweep,
     and believes whoever has written the file that it reads.
     """
-    address, why_not = find_own_cluster(Path(get_default_ray_temp_dir()))  # type: ignore[no-untyped-call]
+    address, why_not = find_own_cluster()
     if not address:
         return start_private(why_not)
     # A head that starts where a token lies asks for it. Ray uses the token unasked for a cluster
@@ -272,14 +262,15 @@ def _drop(*_: object, **__: object) -> None:
 # other user can make one. `ray.init` writes no such file, so a private Ray is never found.
 
 
-def find_own_cluster(usual: Path) -> tuple[str, str]:
+def find_own_cluster() -> tuple[str, str]:
     """Return HOST:PORT of the head of the cluster of this user or root that this host belongs to.
 
     "" where there is none; then the second item says in words why an address that was found is not
-    to be joined, "" where none was found. usual: the folder in which Ray keeps its files by
-    default. A cluster below another folder (`ray start --temp-dir`) is found where there is none
-    in the usual one. Raises ClusterError where several could be meant.
+    to be joined, "" where none was found. A cluster below another folder than Ray's usual one
+    (`ray start --temp-dir`) is found where there is none in that. Raises ClusterError where several
+    could be meant.
     """
+    usual = Path(get_default_ray_temp_dir())  # type: ignore[no-untyped-call]
     raylets = set()
     for process in psutil.process_iter(["cmdline", "uids"]):
         words, uids = process.info["cmdline"] or [""], process.info["uids"]
@@ -374,23 +365,20 @@ def _start_private(
 def make_private_folder() -> Path:
     """Make a folder that only this user can enter, for a private Ray, and return it.
 
-    In RAY_TMPDIR, TMPDIR, /tmp or /var/tmp, the first that takes it and is short enough for the
-    paths of Ray's sockets. Raises ClusterError where none is.
+    In RAY_TMPDIR, TMPDIR or /tmp, the first that is short enough for the paths of Ray's sockets.
+    Raises ClusterError where no folder can be made in it.
     """
-    given = [Path(path).resolve() for n in ("RAY_TMPDIR", "TMPDIR") if (path := os.environ.get(n))]
-    reasons = []
-    for base in dict.fromkeys([*given, Path("/tmp").resolve(), Path("/var/tmp").resolve()]):
-        if len(os.fsencode(base)) + _FOLDER_BYTES + _RAYS_SOCKET_BYTES > _SOCKET_PATH_BYTES:
-            reasons.append(f"{base} is too long for Ray's sockets")
-            continue
-        try:
-            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-        except OSError as error:
-            reasons.append(f"{base}: {error.strerror}")
-    raise ClusterError(
-        f"no folder for a private Ray: {'; '.join(reasons)}; set TMPDIR to a short path that you "
-        "can write"
-    )
+    places = (os.environ.get("RAY_TMPDIR"), os.environ.get("TMPDIR"), "/tmp")
+    bases = [Path(place).resolve() for place in places if place]
+    longest = _SOCKET_PATH_BYTES - _FOLDER_BYTES - _RAYS_SOCKET_BYTES
+    base = next(base for base in bases if len(os.fsencode(base)) <= longest)
+    try:
+        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    except OSError as error:
+        raise ClusterError(
+            f"no folder for a private Ray in {base}: {error.strerror}; set TMPDIR to a short path "
+            "that you can write"
+        ) from None
 
 
 def _reload_rays_settings() -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from ruamel.yaml import YAML
 
+from raybench.cluster.ray_cluster import start
 from raybench.cluster.ray_cluster.start import (
     HeadMonitor,
     find_own_cluster,
@@ -40,13 +41,14 @@ class Host:
         return path
 
     def found(self):
-        return find_own_cluster(self.usual)
+        return find_own_cluster()
 
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
     made = Host(tmp_path)
     monkeypatch.setattr("psutil.process_iter", lambda _: made.processes)
+    monkeypatch.setattr(start, "get_default_ray_temp_dir", lambda: made.usual)
     return made
 
 
