@@ -260,10 +260,7 @@ def lock_name(device: Device) -> str:
 
 
 @contextmanager
-def reserve_this_hosts_cpus(
-    terms: ReservationTerms,
-    log: Callable[[str], None],
-) -> Iterator[None]:
+def reserve_this_hosts_cpus(terms: ReservationTerms, log: Callable[[str], None]) -> Iterator[None]:
     """Return a context in which this process has locked the CPUs of this host.
 
     For the start of Ray, which would disturb other sweeps here: they are waited for first, but not
@@ -306,10 +303,7 @@ class DeviceReservation:
     """
 
     def __init__(
-        self,
-        nodes: NodeLocks,
-        terms: ReservationTerms | None,
-        log: Callable[[str], None],
+        self, nodes: NodeLocks, terms: ReservationTerms | None, log: Callable[[str], None]
     ) -> None:
         self._nodes = nodes
         self._terms = terms

@@ -65,13 +65,6 @@ class SweepSettings:
     precisions: tuple[Precision, ...] | None = ()
     measure_of: Callable[[Point], Measure | None] | None = None
 
-    def measure_attempt(self, attempt: Attempt) -> Measure:
-        """Return how an attempt is measured: with less time in later rounds, and for controls."""
-        if self.measure_of and (own := self.measure_of(attempt.point)):
-            return own
-        is_first = attempt.round == 1 and not attempt.control_of
-        return self.measure if is_first else self.measure.of_a_later_round
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointStarted:
@@ -314,9 +307,13 @@ class _Loop:
                 continue
             devices = tuple(self.cluster.devices[worker_id] for worker_id in decision.worker_ids)
             yield PointStarted(index=attempt.index, point=attempt.point, devices=devices)
+            own = settings.measure_of(attempt.point) if settings.measure_of else None
+            is_first = attempt.round == 1 and not attempt.control_of
+            # With less time in later rounds, and for controls.
+            usual = settings.measure if is_first else settings.measure.of_a_later_round
             task = Task(
                 point=attempt.point,
-                settings=settings.measure_attempt(attempt),
+                settings=own or usual,
                 profile=point_id in settings.profiled,
                 code=settings.code,
                 precisions=settings.precisions,

@@ -282,11 +282,7 @@ def serve_store(address: str) -> TCPStore:
     listener = socket.create_server((address, 0), family=family, backlog=2048)
     port = listener.getsockname()[1]
     return TCPStore(
-        address,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
 
 

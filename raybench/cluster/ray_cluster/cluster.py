@@ -19,12 +19,7 @@ from raybench.cluster.device_reservation import DeviceReservation, ReservationTe
 from raybench.cluster.point_end import RunningRanks, finish_point, with_losses
 from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address, start_on_node
 from raybench.cluster.ray_cluster.pool import WorkerPool, how_it_died
-from raybench.cluster.ray_cluster.start import (
-    Connection,
-    HeadMonitor,
-    StartGuard,
-    end_process,
-)
+from raybench.cluster.ray_cluster.start import Connection, HeadMonitor, StartGuard, end_process
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, message_of, shorten_start, traceback_of
 from raybench.records import (
     Answer,
@@ -341,11 +336,7 @@ class ProcessGroups:
     A group is kept while consecutive points use the same workers.
     """
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        monitor: HeadMonitor,
-    ) -> None:
+    def __init__(self, pool: WorkerPool, monitor: HeadMonitor) -> None:
         self._pool = pool
         self._monitor = monitor
         self._groups: dict[tuple[int, ...], Group] = {}

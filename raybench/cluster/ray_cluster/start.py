@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,11 +46,7 @@ from raybench.errors import ClusterError, UsageError
 from raybench.records import DeviceKind
 from raybench.records.environment import set_variables, usable_cores
 
-_QUIET: dict[str, Any] = {
-    "log_to_driver": False,
-    "logging_level": "ERROR",
-    "namespace": "raybench",
-}
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "raybench"}
 _HEAD = "the head of the Ray cluster"
 _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
@@ -112,17 +107,22 @@ def connect(
     logging.getLogger("ray").setLevel(logging.ERROR)
     _reload_rays_settings()
     end = end or end_process
-    start = partial(_start_private, device, wanted, oversubscribe, end)
-    option = f"--address {address}"
-    if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
-        address, option = exported, f"RAY_ADDRESS={exported}"
-    folder = None
-    if address == "local":
-        where, folder = start()
-    elif address == "auto":
-        where, folder = _join_this_hosts(start, end)
+    head, option, why_private = _find_head(address)
+    if not head:
+        where, folder = _start_private(device, wanted, oversubscribe, end, why_private)
     else:
-        where = _join(address, option, end)
+        where, folder = f"Ray cluster at {head}", None
+        # Ray itself would look for a node on this host for a minute, and then say nothing of it.
+        if not find_node_ids():  # type: ignore[no-untyped-call]
+            raise ClusterError(
+                f"{option}: no node of that cluster runs on this host; run raybench on one of its "
+                "nodes, or use ray job submit"
+            )
+        try:
+            with _guard(head, end):
+                ray.init(address=head, **_QUIET)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ClusterError(f"{option}: {' '.join(str(error).split())}") from None
     context = ray.get_runtime_context()
     head, here = context.gcs_address, context.get_node_id()
     with _guard(head, end):
@@ -155,38 +155,33 @@ def connect(
     )
 
 
-def _join_this_hosts(
-    start_private: Callable[..., tuple[str, Path]], end: Callable[[str], None]
-) -> tuple[str, Path | None]:
-    """Join the cluster that `ray start` made on this host, or start a private one.
+def _find_head(address: str) -> tuple[str, str, str]:
+    """Return HOST:PORT of the head to join, and how the user gave it; "" for a private Ray.
 
-    Return which it is, for the user, and the folder of a private one. start_private: gets why the
-    cluster of this host was not joined; "" where there is none. Raises ClusterError.
-
-    Not Ray's own "auto": that joins any raylet it finds, also the private one of another sweep,
-    and believes whoever has written the file that it reads.
+    The last item says why no cluster of this host is joined, "" where there is none. Raises
+    UsageError where the address is no HOST:PORT, ClusterError where no cluster answers there.
     """
-    address, why_not = find_own_cluster()
-    if not address:
-        return start_private(why_not)
-    # A head that starts where a token lies asks for it. Ray uses the token unasked for a cluster
-    # of this host only, and by its own "auto" only.
-    option = f"--address auto ({address}, by `ray start` on this host)"
-    try:
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-    except ray.exceptions.AuthenticationError:
-        raise _no_token(option) from None
-    if reason := _why_no_head(address, option):
-        return start_private(f"the cluster at {address} is gone: {reason}")
-    return _init(address, option, end), None
-
-
-def _join(address: str, option: str, end: Callable[[str], None]) -> str:
-    """Join the cluster at `address` and return which it is, for the user.
-
-    option: how the user gave the address. Raises UsageError where it is no HOST:PORT, ClusterError
-    where no cluster answers there or none of its nodes is this host.
-    """
+    option = f"--address {address}"
+    if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
+        address, option = exported, f"RAY_ADDRESS={exported}"
+    if address == "local":
+        return "", option, ""
+    if address == "auto":
+        # Not Ray's own "auto": that joins any raylet it finds, also the private one of another
+        # sweep, and believes whoever has written the file that it reads.
+        address, why_not = find_own_cluster()
+        if not address:
+            return "", option, why_not
+        option = f"--address auto ({address}, by `ray start` on this host)"
+        # A head that starts where a token lies asks for it. Ray uses the token unasked for a
+        # cluster of this host only, and by its own "auto" only.
+        try:
+            maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        except ray.exceptions.AuthenticationError:
+            raise _no_token(option) from None
+        if reason := _why_no_head(address, option):
+            return "", option, f"the cluster at {address} is gone: {reason}"
+        return address, option, ""
     host, separator, port = address.rpartition(":")
     if "://" in address or not (host and separator and port.isdigit()):
         raise UsageError(
@@ -198,23 +193,7 @@ def _join(address: str, option: str, end: Callable[[str], None]) -> str:
             f"{option}: no Ray cluster answers there ({reason}); start one with "
             "`ray start --head`, or use --address local"
         )
-    return _init(address, option, end)
-
-
-def _init(address: str, option: str, end: Callable[[str], None]) -> str:
-    """Call `ray.init` for a head that answers at `address`, as `_join`."""
-    # Ray itself would look for a node on this host for a minute, and then say nothing of it.
-    if not find_node_ids():  # type: ignore[no-untyped-call]
-        raise ClusterError(
-            f"{option}: no node of that cluster runs on this host; run raybench on one of its "
-            "nodes, or use ray job submit"
-        )
-    try:
-        with _guard(address, end):
-            ray.init(address=address, **_QUIET)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterError(f"{option}: {' '.join(str(error).split())}") from None
-    return f"Ray cluster at {address}"
+    return address, option, ""
 
 
 def _why_no_head(address: str, option: str) -> str | None:
@@ -306,7 +285,7 @@ def _read_address(folder: Path) -> str:
 
 
 def _start_private(
-    device: str, wanted: int, oversubscribe: bool, end: Callable[[str], None], because: str = ""
+    device: str, wanted: int, oversubscribe: bool, end: Callable[[str], None], because: str
 ) -> tuple[str, Path]:
     """Start a private Ray and join it; return what it is, for the user, and its folder.
 
