@@ -126,7 +126,8 @@ class DeviceAllocator:
     cluster: points beside it change which ones, never how many it has on one node, or how many
     nodes of one rack. A node's model is the name of its first device.
 
-    chosen: the workers that points may have, None for all.
+    chosen: the workers that points may have, None for all. alive: number of workers that points may
+    have, taken or not.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class DeviceAllocator:
         alive = [worker_id for worker_id in in_device_order(devices) if worker_id not in lost]
         self._alive = frozenset(alive)
         self._worker_ids = [one for one in alive if chosen is None or one in chosen]
+        self.alive = len(self._worker_ids)
         self._order = {worker_id: position for position, worker_id in enumerate(self._worker_ids)}
         self._of_node: dict[str, list[int]] = {}
         # Rack and model by node.
@@ -154,11 +156,6 @@ class DeviceAllocator:
             place = _Place(node, device.index, worker_id)
             racks.setdefault(device.rack, {}).setdefault(node, []).append(place)
         self._order_of_choice = [place.number for place in _ordered(racks, strategy)]
-
-    @property
-    def alive(self) -> int:
-        """Number of workers that points may have, taken or not."""
-        return len(self._worker_ids)
 
     def choose(self, world_size: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:
         """Return the ids of workers for one more point, in rank order; None where it has to wait.

@@ -369,18 +369,18 @@ def _wait_for_others(
     """
     begun_s, logged = time.monotonic(), ""
     while (others := find_others()) and not terms.shared:
+        told = _in_use(others)
         is_ending = all(one.has_ended for held_by in others.values() for one in held_by)
         patience_s = max(terms.wait_s, timeouts.ENDED_SWEEP_S if is_ending else 0.0)
         if time.monotonic() >= begun_s + patience_s:
-            is_cpu = "processors" in _in_use(others)
-            gpus = "" if is_cpu else ", CUDA_VISIBLE_DEVICES to use other GPUs"
+            gpus = "" if "processors" in told else ", CUDA_VISIBLE_DEVICES to use other GPUs"
             raise DevicesInUseError(
-                f"{_in_use(others)}; --wait SECONDS waits for them, --shared measures beside them "
+                f"{told}; --wait SECONDS waits for them, --shared measures beside them "
                 f"and says so in each row{gpus}"
             )
-        if logged != _in_use(others):
-            logged = _in_use(others)
-            log(f"waiting: {logged}" + (", and ends" if is_ending else ""))
+        if logged != told:
+            logged = told
+            log(f"waiting: {told}" + (", and ends" if is_ending else ""))
         time.sleep(timeouts.ASK_OTHER_SWEEPS_EVERY_S)
     if others:
         log(f"not alone: {_in_use(others)}")

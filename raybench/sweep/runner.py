@@ -204,7 +204,8 @@ def record_run(
         if source:
             rows.adopt(source.rounds(cluster))
         start = rows.start
-        searches = BatchSearches(start.plan, start.searched)
+        kept = start.earlier.kept.items()
+        searches = BatchSearches(start.plan, {k.point_id: one for k, one in kept if k.round == 1})
         callbacks = LoopCallbacks(
             stopping=lambda: interrupts.stopping, follow_ups=searches.follow_ups
         )

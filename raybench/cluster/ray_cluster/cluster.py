@@ -19,13 +19,12 @@ from raybench.cluster.device_reservation import DeviceReservation, ReservationTe
 from raybench.cluster.point_end import RunningRanks, finish_point, with_losses
 from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address, start_on_node
 from raybench.cluster.ray_cluster.pool import WorkerPool, how_it_died
-from raybench.cluster.ray_cluster.start import Connection, HeadMonitor, StartGuard, end_process
+from raybench.cluster.ray_cluster.start import Connection, HeadMonitor, end_process, start_guard
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, message_of, shorten_start, traceback_of
 from raybench.records import (
     Answer,
     Cause,
     Device,
-    DeviceKind,
     DeviceSample,
     Failure,
     Group,
@@ -42,8 +41,9 @@ class RayCluster(WorkerPool):
     """A pool of workers on a Ray cluster that runs points; a `raybench.cluster.Cluster`.
 
     log: gets a line for the user when workers are waited for, come late or are lost. end: as of
-    `StartGuard`. terms: on which devices are taken from other sweeps; without them no device is
+    `start_guard`. terms: on which devices are taken from other sweeps; without them no device is
     locked, and nobody is seen beside a point. only: the devices that may be used; None for all.
+    description, capacity: as of a `Cluster`.
     """
 
     def __init__(
@@ -60,28 +60,15 @@ class RayCluster(WorkerPool):
         agents = NodeAgents(self._monitor)
         super().__init__(connection, agents, DeviceReservation(agents, terms, log), log, only)
         self._groups = ProcessGroups(self, self._monitor)
+        there = connection.capacity
+        self.capacity = min(there, len(only.names)) if only else there
+        noun = "GPU" if self.kind == "cuda" else "CPU worker"
+        devices = f"{self.capacity} {noun}{'s' * (self.capacity != 1)}"
+        named = f" of {only.source}" if only else ""
+        self.description = f"{connection.where}, up to {devices}{named}"
         self._is_closing = threading.Event()
         self._points = 0
         self._point_ended = threading.Condition()
-
-    @property
-    def description(self) -> str:
-        """One line for the user: which cluster, and how many devices it could give."""
-        noun = "GPU" if self.kind == "cuda" else "CPU worker"
-        named = f" of {self._only.source}" if self._only else ""
-        devices = f"{self.capacity} {noun}{'s' * (self.capacity != 1)}"
-        return f"{self._connection.where}, up to {devices}{named}"
-
-    @property
-    def kind(self) -> DeviceKind:
-        """Kind of the devices."""
-        return self._connection.kind
-
-    @property
-    def capacity(self) -> int:
-        """Number of devices that a point could have; of listed ones where there is a list."""
-        there = self._connection.capacity
-        return min(there, len(self._only.names)) if self._only else there
 
     @property
     def other_sweeps(self) -> tuple[str, ...]:
@@ -90,8 +77,7 @@ class RayCluster(WorkerPool):
 
     def start(self, count: int, strategy: Strategy) -> None:
         """Start up to `count` workers on devices that are free, as `WorkerPool.start`."""
-        limit_s = timeouts.RAYS_OWN_ERROR_S
-        with StartGuard(self._monitor.gone, self._end, patience_s=limit_s):
+        with start_guard(self._monitor.gone, self._end):
             if count > 1:
                 self._groups.start()
             super().start(count, strategy)

@@ -143,7 +143,7 @@ class WorkerPool:
         log: Callable[[str], None],
         only: DeviceList | None = None,
     ) -> None:
-        self._kind, self._wait_s = connection.kind, connection.wait_s
+        self.kind, self._wait_s = connection.kind, connection.wait_s
         self._capacity = connection.capacity
         self._agents = agents
         self._reservation = reservation
@@ -207,7 +207,7 @@ class WorkerPool:
         self._count, self._strategy = count, strategy
         if self._only:  # one on each GPU there is finds those of the list
             listed = sum(self._only.cpu_workers().values())
-            self._count = self._capacity if self._kind == "cuda" else listed
+            self._count = self._capacity if self.kind == "cuda" else listed
         self._wait_until_s = time.monotonic() + self._wait_s
         if self._wait_s:
             self._ask_autoscaler(self._count)
@@ -310,7 +310,7 @@ class WorkerPool:
         """Have the cluster scaled up to so many devices where it can be; 0 takes that back."""
         from ray.autoscaler.sdk import request_resources  # which takes long to import
 
-        request_resources(bundles=[{_RESOURCE[self._kind]: 1}] * count)
+        request_resources(bundles=[{_RESOURCE[self.kind]: 1}] * count)
 
     def _start_first_workers(self) -> list[WorkerHandle]:
         """Start workers on free devices, and return those that come soon.
@@ -330,7 +330,7 @@ class WorkerPool:
             self._start_missing()
         if not self._starting:
             raise ClusterError(
-                f"no {_RESOURCE[self._kind]} could be had from the cluster in "
+                f"no {_RESOURCE[self.kind]} could be had from the cluster in "
                 f"{limit_s:g} s: others may use them; see `ray status`"
             )
         deadline_s = time.monotonic() + self._start_limit_s
@@ -356,7 +356,7 @@ class WorkerPool:
 
         Raises ClusterError where the head of the cluster is gone, or this host's Ray.
         """
-        kind = self._kind
+        kind = self.kind
         barred = self._agents.silent_nodes() | self._refused_nodes
         free = {node: n for node, n in free_devices(kind).items() if node not in barred}
         if kind == "cpu" and self._only:  # up to the last one of a node that is in the list
@@ -382,9 +382,9 @@ class WorkerPool:
 
     def _begin(self, worker: WorkerHandle, actor: Any = None) -> None:
         """Have a process take the worker's device. actor: runs already; None starts one."""
-        worker.actor = actor or start_worker(self._kind, worker.slot, worker.environment)
+        worker.actor = actor or start_worker(self.kind, worker.slot, worker.environment)
         only = self._only.names if self._only else None
-        worker.call = worker.actor.attach_device.remote(self._kind, worker.index, only)
+        worker.call = worker.actor.attach_device.remote(self.kind, worker.index, only)
         worker.is_used, worker.since_s = False, time.monotonic()
         worker.starts += 1
 

@@ -7,7 +7,7 @@ only this user can read, and a folder that is closed (0700).
 
 While Ray starts, or starts workers, this process waits inside of Ray, where nothing interrupts it:
 half a minute for a raylet that has died, a minute for a head, after which Ray ends it in its own
-words. So a `StartGuard` ends it before, where one is gone.
+words. So a `start_guard` ends it before, where one is gone.
 """
 
 from __future__ import annotations
@@ -119,13 +119,13 @@ def connect(
                 "nodes, or use ray job submit"
             )
         try:
-            with _guard(head, end):
+            with start_guard(HeadMonitor({_HEAD: head}).gone, end):
                 ray.init(address=head, **_QUIET)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ClusterError(f"{option}: {' '.join(str(error).split())}") from None
     context = ray.get_runtime_context()
     head, here = context.gcs_address, context.get_node_id()
-    with _guard(head, end):
+    with start_guard(HeadMonitor({_HEAD: head}).gone, end):
         nodes = ray_nodes()
     totals = [node["Resources"] for node in nodes if node["Alive"]]
     devices = {one: int(sum(t.get(one, 0) for t in totals)) for one in ("GPU", "CPU")}
@@ -311,10 +311,8 @@ def _start_private(
                     return f"{_PROGRAMS[child.name()]} has ended"
         return ""
 
-    guard = StartGuard(
-        ended_program,
-        lambda reason: end(failed(reason)),
-        patience_s=timeouts.RAYS_OWN_ERROR_AT_START_S,
+    guard = start_guard(
+        ended_program, lambda reason: end(failed(reason)), timeouts.RAYS_OWN_ERROR_AT_START_S
     )
     # Ray would start no more processes at a time than it was told of CPUs, which are the workers
     # wanted: their agent and store would wait in line. And first it would start one for
@@ -466,42 +464,32 @@ def end_process(reason: str) -> None:
     os._exit(ClusterError.exit_code)
 
 
-class StartGuard:
-    """A context in which a thread ends this process where a program of Ray is gone.
+@contextmanager
+def start_guard(
+    gone: Callable[[], str],
+    end: Callable[[str], None],
+    patience_s: float = timeouts.RAYS_OWN_ERROR_S,
+) -> Iterator[None]:
+    """Return a context in which a thread ends this process where a program of Ray is gone.
 
     gone: returns what is gone, "" while all is there. end: ends this process; it gets what is
     gone. patience_s: how long this process may take after that to leave the block.
     """
+    is_over = threading.Event()
 
-    def __init__(
-        self, gone: Callable[[], str], end: Callable[[str], None], *, patience_s: float
-    ) -> None:
-        self._gone, self._end, self._patience_s = gone, end, patience_s
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="start-guard", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        """End this process where the block does not end in time after a program is gone."""
+    def watch() -> None:
         reason = ""
         while not reason:
-            if self._is_over.wait(timeouts.WATCH_START_EVERY_S):
+            if is_over.wait(timeouts.WATCH_START_EVERY_S):
                 return
-            reason = self._gone()
-        if not self._is_over.wait(self._patience_s):
-            self._end(reason)
+            reason = gone()
+        if not is_over.wait(patience_s):
+            end(reason)
 
-
-def _guard(head: str, end: Callable[[str], None]) -> StartGuard:
-    """Return a context for calls to Ray's head, which may have died since it was asked last.
-
-    This process is ended (`end`) where the head is gone and the calls do not return.
-    """
-    monitor = HeadMonitor({_HEAD: head})
-    return StartGuard(monitor.gone, end, patience_s=timeouts.RAYS_OWN_ERROR_S)
+    thread = threading.Thread(target=watch, name="start-guard", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
