@@ -125,7 +125,7 @@ class DeviceLocks:
         self._folder = Path(os.environ.get(FOLDER_VARIABLE) or _FOLDER)
         self._held: dict[str, tuple[int, Path]] = {}
 
-    def lock(self, devices: Sequence[str], holder: Holder, *, shared: bool) -> LockResult:
+    def lock(self, devices: Sequence[str], holder: Holder, shared: bool) -> LockResult:
         """Lock the devices, and return who else uses them, or why they could not be locked.
 
         Without `shared` none is locked where another sweep uses one. devices: as by `lock_name`.

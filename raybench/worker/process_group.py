@@ -294,9 +294,7 @@ def choose_interface(address: str) -> None:
     connect, and on hosts with several networks it may be one that the others do not reach. They
     all reach the address by which Ray knows this node.
 
-    NCCL does not use the name, and leaves loopback out by itself. Its choice of interfaces is part
-    of the measurement (without InfiniBand it uses several at once), and torchrun does not change it
-    either: where it is wrong, the user sets NCCL_SOCKET_IFNAME.
+    NCCL leaves loopback out by itself, and its choice is part of the measurement, as with torchrun.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return

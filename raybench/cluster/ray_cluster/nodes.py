@@ -46,16 +46,19 @@ _POLL_S = 0.1
 _FREE_WITHIN_BYTES = 256 * 1024**2
 
 
-class NodeAgent:
-    """The actor that runs beside the workers of a node; all are children of one raylet."""
+class NodeAgent(DeviceLocks):
+    """The actor that runs beside the workers of a node; all are children of one raylet.
+
+    It holds the locks of their devices.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         from raybench.hardware.devices import memory_in_use_bytes
 
         # Before the first worker of this run: the memory of other processes.
         self._used_before_bytes = memory_in_use_bytes()
         self._samplers: list[Any] = []
-        self._locks = DeviceLocks()
         self._facts: Any = None
         # How far each stream of a worker was read, by process id.
         self._read_to: dict[int, dict[str, int]] = {}
@@ -81,17 +84,9 @@ class NodeAgent:
         self._samplers.append(Sampler(devices))
         self._samplers[-1].start()
 
-    def lock(self, names: Sequence[str], holder: Holder, shared: bool) -> LockResult:
-        """Lock these devices of this host, as `DeviceLocks.lock`."""
-        return self._locks.lock(names, holder, shared=shared)
-
-    def unlock(self) -> None:
-        """Release all locks of devices."""
-        self._locks.close()
-
     def read_use(self, devices: Sequence[Device], holder: Holder) -> NodeUse:
         """Return who uses these devices of this node now."""
-        return read_node_use(devices, self._locks, holder)
+        return read_node_use(devices, self, holder)
 
     def drain(self) -> tuple[DeviceSample, ...]:
         """Return the samples since the last call."""
@@ -349,7 +344,7 @@ class NodeAgents:
 
     def unlock(self, devices: Sequence[Device]) -> None:
         """Release all locks on the nodes of these devices."""
-        self._ask("unlock", devices, lambda _: (), timeouts.AGENT_LOCK_S)
+        self._ask("close", devices, lambda _: (), timeouts.AGENT_LOCK_S)
 
     def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], tuple[str, ...]]:
         """Look who else uses the devices; the returned function names who did since, in words.
@@ -478,7 +473,7 @@ class NodeAgents:
         """Release all locks of devices, and end the agents of all nodes. Waits 0.5 s at most."""
         if self._holder is not None:
             devices = [device for node in self._nodes.values() for device in node.devices]
-            self._ask("unlock", devices, lambda _: ())
+            self._ask("close", devices, lambda _: ())
         with self._lock:
             nodes, self._nodes = list(self._nodes.values()), {}
         for node in nodes:

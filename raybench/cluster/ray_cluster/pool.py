@@ -211,6 +211,11 @@ class WorkerPool:
         self._wait_until_s = time.monotonic() + self._wait_s
         if self._wait_s:
             self._ask_autoscaler(self._count)
+        elif self._only and self.kind == "cpu":  # the others would start before that was known
+            there = {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]}
+            missing = [name for name in self._only.names if name.rpartition(":")[0] not in there]
+            if missing:
+                raise _not_there(self._only, missing)
         came = self._start_first_workers()
         came = [came[place] for place in allocator.in_device_order([one.device for one in came])]
         devices = [worker.device for worker in came]
