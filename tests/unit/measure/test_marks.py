@@ -61,7 +61,8 @@ def test_each_region_of_a_point_is_a_row_with_its_time_and_its_share_of_the_step
     assert backward >= LONG_S * 1e3
     step_ms = found["region_ms"] / found["share_pct"] * 100
     assert step_ms.max() - step_ms.min() < 1e-6 * step_ms.max()
-    assert 50 < found["share_pct"][0] + found["share_pct"][2] <= 101
+    # Medians, which add up to more than all where the machine is busy.
+    assert 50 < found["share_pct"][0] + found["share_pct"][2] <= 130
     assert "host clock" in points.loc["region_workloads:Parts"]["methods"]["regions"]
     assert "regions" not in points.loc["mlp"]["methods"]
     numbered = points.loc["region_workloads:Numbered"]
