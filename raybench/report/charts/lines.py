@@ -230,11 +230,6 @@ def memory_figure(data: ChartData) -> Figure | None:
     )
 
 
-def _asks_for_throughput(data: ChartData) -> bool:
-    """Return whether points are ranked by their throughput."""
-    return data.summary.ranked_by.metric == "throughput"
-
-
 def _over_batch(
     data: ChartData, value: Callable[[ScaledRow], float | None], *, note: str, **rest: Any
 ) -> Figure | None:
@@ -285,7 +280,10 @@ CHARTS = (
         is_only_first=True,
     ),
     Chart(
-        draw=lambda data: throughput_figure(data) if _asks_for_throughput(data) else None,
+        # Points are ranked by their throughput.
+        draw=lambda data: (
+            throughput_figure(data) if data.summary.ranked_by.metric == "throughput" else None
+        ),
         place=60,
         answers=55,
         is_only_first=True,
