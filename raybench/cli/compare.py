@@ -37,8 +37,7 @@ from raybench.errors import ResultsError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.analysis.compare import Change
-    from raybench.analysis.history import HistoryRow
+    from raybench.analysis.compare import Change, HistoryRow
     from raybench.health.comparison import HealthComparison
     from raybench.job.point import Point, Scalar
     from raybench.report.comparison import Comparison
@@ -369,7 +368,7 @@ def history_command(
     Runs on other devices, or on another number of nodes, are apart from each other. A step that
     one run alone shows may be undone by the next one. Health checks are left out: --health.
     """
-    from raybench.analysis.history import history
+    from raybench.analysis.compare import history
     from raybench.report.history import History
 
     if is_health:
@@ -392,11 +391,11 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> list[P
     prefix: of a point id. Raises ResultsError where none is left, and UsageError for a wrong
     expression.
     """
-    from raybench.analysis.history import POINT_COLUMNS
+    from raybench.analysis.compare import HISTORY_COLUMNS
     from raybench.analysis.rows import point_rows
     from raybench.results import reader
 
-    table = reader.read_table(results, "points", None, POINT_COLUMNS)
+    table = reader.read_table(results, "points", None, HISTORY_COLUMNS)
     # Points of a check are short, and of devices that may be shared: their figures have limits.
     checks = check_ids(results)
     found = point_rows(table.to_pandas(maps_as_pydicts="strict"))

@@ -10,7 +10,7 @@ import pytest
 from builders import START, column, make_device, make_point, make_record
 from compared import sweep, write
 
-from raybench.analysis.history import find_steps, history
+from raybench.analysis.compare import find_steps, history
 from raybench.analysis.rows import point_rows
 from raybench.results import reader
 
