@@ -150,15 +150,18 @@ def is_short(time_ms: float | None) -> bool:
     return time_ms is not None and time_ms < _SHORT_MS
 
 
+def relative_half_width(low: float | None, value: float | None, high: float | None) -> float | None:
+    """Return half of an interval over the value; None where one of them is not known or 0."""
+    return None if low is None or high is None or not value else (high - low) / 2 / value
+
+
 def step_uncertainty(row: PointRow) -> float | None:
     """Return half of the step's 95 % interval over rounds, over the step.
 
     None for one round, and for a row that is no ScaledRow, which alone has the interval.
     """
     low, high = getattr(row, "step_ms_low", None), getattr(row, "step_ms_high", None)
-    if low is None or high is None:
-        return None
-    return float((high - low) / 2 / row.step_ms_p50) if row.step_ms_p50 else None
+    return relative_half_width(low, row.step_ms_p50, high)
 
 
 def _precision(row: PointRow) -> str:

@@ -371,7 +371,7 @@ def advise_run(summary: Summary) -> Iterator[Advice]:
     Of points where one rank slowed equal shares down, that with the most samples on each number of
     ranks says what other shares would gain.
     """
-    from raybench.report.lead import ranking
+    from raybench.report.run_report import ranking
     from raybench.report.sections import fleet_name, verdict  # loads pandas
 
     for fleet in summary.fleets:

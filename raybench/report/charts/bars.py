@@ -29,8 +29,8 @@ from raybench.report.charts.grammar import (
 )
 from raybench.report.charts.lines import speed_up_words, time_figure
 from raybench.report.formatting import counted
-from raybench.report.lead import amount, answer_metric, metric_noun
 from raybench.report.point_settings import distinguishing_settings, settings_words
+from raybench.report.run_report import amount, answer_metric, metric_noun
 from raybench.results.breakdown import is_slowed_by_one_rank
 
 _MOST_RANKED = 12
