@@ -319,19 +319,6 @@ def write_file(path: Path, content: bytes) -> None:
         raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def write_output(text: str, path: Path | None, kind: str) -> None:
-    """Write a report to a file, or to stdout where there is none; say how to look at a page.
-
-    Raises ResultsError when it cannot be written.
-    """
-    if path is None:
-        write_result(text)
-        return
-    write_file(path, text.encode())
-    if kind == "html":
-        click.echo(f"{path}: open it in a browser", err=True)
-
-
 def append_to_github_summary(markdown: str) -> None:
     """Append to the summary of a step of GitHub Actions, the file that GITHUB_STEP_SUMMARY names.
 
@@ -387,11 +374,29 @@ def json_text(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def write_document(document: Document, kind: str = "terminal") -> None:
-    """Write a document to stdout: for this terminal, as Markdown (md) or as JSON."""
+def write_document(
+    document: Document,
+    kind: str = "terminal",
+    path: Path | None = None,
+    make_page: Callable[[], str] | None = None,
+) -> None:
+    """Write a document to a file, or to stdout where there is none.
+
+    kind: terminal (for this one), md, json, or html: the page that `make_page` returns. Raises
+    ResultsError when it cannot be written.
+    """
     from raybench.report.documents import format_document
 
-    write_result(format_document(document, kind, width=width(), color=color()))
+    if kind == "html" and make_page is not None:
+        text = make_page()
+    else:
+        text = format_document(document, kind, width=width(), color=path is None and color())
+    if path is None:
+        write_result(text)
+        return
+    write_file(path, text.encode())
+    if kind == "html":
+        click.echo(f"{path}: open it in a browser", err=True)
 
 
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

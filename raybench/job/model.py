@@ -717,8 +717,6 @@ ANSWER_METRICS: Mapping[str, Best] = {
     **dict.fromkeys(("gemm_share_pct", "algbw_gb_s", "busbw_gb_s", "memory_gb_s"), "max"),
     "samples_per_joule": "max",
 }
-# Less is better of a workload's own metric in one of these units.
-_UNITS_OF_COSTS = ("s", "ms", "us", "ns", "bytes", "J")
 SAMPLES = "samples"
 
 
@@ -771,8 +769,12 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
         )
         answer = next(declared, Answer(metric="speed_up", over=("world_size",)))
     else:
-        best = asked.best or _best_of(asked.metric, workload_class)
-        answer = Answer(metric=asked.metric, over=asked.over, best=best)
+        # Of a metric of the workload's own by its unit: less is better of what costs.
+        best = ANSWER_METRICS.get(asked.metric, "max")
+        for own in getattr(workload_class, "metrics", ()):
+            if own.name == asked.metric:
+                best = "min" if own.unit in ("s", "ms", "us", "ns", "bytes", "J") else "max"
+        answer = Answer(metric=asked.metric, over=asked.over, best=asked.best or best)
     return replace(
         answer,
         over=tuple(name for name in varying if not answer.over or name in answer.over),
@@ -784,17 +786,6 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
 def _kind(data: Mapping[str, Any]) -> str:
     workload = data.get("workload")
     return str(workload.get("kind", "")) if isinstance(workload, dict) else ""
-
-
-def _best_of(metric: str, workload_class: type) -> Best:
-    """Return whether the largest or the smallest value of a metric is the best.
-
-    Of a workload's own metric by its unit; "max" for one that is not known.
-    """
-    units = {one.name: one.unit for one in getattr(workload_class, "metrics", ())}
-    if metric in units:
-        return "min" if units[metric] in _UNITS_OF_COSTS else "max"
-    return ANSWER_METRICS.get(metric, "max")
 
 
 def _valid(kind: Any, value: object) -> Any:

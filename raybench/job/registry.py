@@ -60,8 +60,6 @@ BUILTIN: Mapping[str, str] = {
 # Names with a meaning of their own in job files, filters and result tables.
 RESERVED = frozenset({*RUN_SETTINGS, "kind", "scaling", "workload", "rank", "context"})
 
-_ADAPTER_CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -248,7 +246,8 @@ def make_setting(name: str, annotation: Any, default: Any = None, description: s
 
     Raises UsageError or an error of pydantic for a type of no single value.
     """
-    adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=_ADAPTER_CONFIG)
+    config = ConfigDict(strict=True, allow_inf_nan=False)
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=config)
     words = _type_in_words(adapter.json_schema())
     if words is None:
         raise UsageError("not a scalar type")

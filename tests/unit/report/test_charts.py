@@ -22,8 +22,7 @@ from builders import (
     make_sweep,
 )
 
-from raybench.analysis.compare import Change
-from raybench.analysis.history import history
+from raybench.analysis.compare import Change, history
 from raybench.analysis.rounds import rank_by_iteration
 from raybench.cli.results import load_summary
 from raybench.report.charts import (
