@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -13,6 +14,10 @@ pytest.register_assert_rewrite("tests.cluster_contract")
 # its own folder of device locks. Set here, so that all that is started has it.
 _LOCKS = tempfile.mkdtemp(prefix="raybench-test-locks-")
 os.environ["RAYBENCH_LOCK_DIR"] = _LOCKS
+
+# A shell without job control starts what it puts in the background with SIGINT ignored, and all
+# that is started from there inherits it. Tests interrupt the sweeps that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -54,7 +54,7 @@ Derived = dict[str, Any]  # fields of a ScaledRow
 def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[ScaledRow]:
     """Return each point, as `mean_of_rounds` has it, with its speed-up against its baseline point.
 
-    points: of any runs. baseline: settings of the baseline points; a series is all points that are
+    points: of one run. baseline: settings of the baseline points; a series is all points that are
     equal in every other setting (weak: batch_size, strong: global_batch_size; weak and strong
     apart). Without settings there is no baseline.
 
@@ -75,12 +75,12 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     # By every setting that the baseline does not name.
     series: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows:
-        names = ("run_id", *_SETTINGS, *filter(None, [batch_column(row)]))
+        names = (*_SETTINGS, *filter(None, [batch_column(row)]))
         settings = ((name, str(getattr(row, name))) for name in names if name not in baseline)
         params = sorted((k, v) for k, v in row.params.items() if k not in baseline)
         series.setdefault((*settings, *params), []).append(row)
     own = _OwnSpeeds(rows)
-    derived: dict[tuple[str, str], Derived] = {}
+    derived: dict[str, Derived] = {}
     ratios = []
     for number, members in enumerate(series.values()):
         base = next((row for row in members if row.is_baseline), None)
@@ -90,7 +90,7 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
                 found |= _against(row, base, "world_size" in baseline, trials, own)
             if base is not None and row is not base and "speed_up" in found:
                 ratios.append((row, trials.log_ratios(base, row)))
-            derived[row.run_id, row.point_id] = found
+            derived[row.point_id] = found
     times = [
         (row, {at: math.log(one.step_ms_p50) for at, one in rounds.items() if one.step_ms_p50})
         for row in rows
@@ -98,13 +98,13 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     ]
     for logs, columns in ((times, ("step_ms",)), (ratios, ("speed_up", "efficiency"))):
         for row, half_width in _half_widths(logs):
-            found = derived[row.run_id, row.point_id]
+            found = derived[row.point_id]
             values = {"step_ms": row.step_ms_p50} | found
             for name in columns:
                 if (value := values.get(name)) is not None:
                     found[f"{name}_low"] = value * math.exp(-half_width)
                     found[f"{name}_high"] = value * math.exp(half_width)
-    return [replace(row, **derived[row.run_id, row.point_id]) for row in rows]
+    return [replace(row, **derived[row.point_id]) for row in rows]
 
 
 def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> ScaledRow:
@@ -175,16 +175,14 @@ def _half_widths(
 ) -> Iterator[tuple[ScaledRow, float]]:
     """Yield each row that has two rounds or more, and half of the 95 % interval of its mean.
 
-    measured: each row with its logarithms by round; half of the interval is a logarithm too. A run
-    tells nothing of rounds of another.
+    measured: each row with its logarithms by round; half of the interval is a logarithm too.
     """
-    for run_id in dict.fromkeys(row.run_id for row, _ in measured):
-        of_run = [one for one in measured if one[0].run_id == run_id]
-        rounds = list(dict.fromkeys(number for _, logs in of_run for number in logs))
-        values = np.array([[logs.get(n, math.nan) for n in rounds] for _, logs in of_run])
-        for (row, logs), found in zip(of_run, scatter(values), strict=True):
-            if found is not None:
-                yield row, found.half_width(1 / len(logs))
+    rounds = list(dict.fromkeys(number for _, logs in measured for number in logs))
+    values = np.array([[logs.get(n, math.nan) for n in rounds] for _, logs in measured])
+    of_rows = scatter(values) if measured else []
+    for (row, logs), found in zip(measured, of_rows, strict=True):
+        if found is not None:
+            yield row, found.half_width(1 / len(logs))
 
 
 def _why_not(
@@ -303,9 +301,9 @@ def probe_speeds(row: PointRow) -> list[float]:
 
 
 class _OwnSpeeds:
-    """What devices of each model do alone, by the ok points of one device of some runs.
+    """What devices of each model do alone, by the ok points of one device of a run.
 
-    rows: of `points`, with `batch`. Of several alike the first counts.
+    rows: of `points`. Of several alike the first counts.
     """
 
     def __init__(self, rows: Iterable[PointRow]) -> None:
@@ -338,9 +336,9 @@ class _OwnSpeeds:
 def _key(row: PointRow) -> tuple[object, ...]:
     """Return what a point must have in common with a point of one device to be compared with it.
 
-    That is its run and all its settings but those of its devices.
+    That is all its settings but those of its devices.
     """
-    names = ("run_id", "workload", "scaling", *_ALIKE, batch_column(row) or "status")
+    names = ("workload", "scaling", *_ALIKE, batch_column(row) or "status")
     return (*(str(setting(row, name)) for name in names), *sorted(row.params.items()))
 
 

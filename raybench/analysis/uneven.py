@@ -102,11 +102,6 @@ class Gain:
     gain: float
     half_width: float
 
-    @property
-    def is_sure(self) -> bool:
-        """Return whether the interval leaves out 0."""
-        return abs(self.gain) > self.half_width
-
 
 def gain_over(one: Scenario, other: Scenario) -> Gain:
     """Return the throughput of `one` over that of `other`, less 1; above 0 where it is faster."""
@@ -126,14 +121,9 @@ class Fleet:
         return next(iter(self.scenarios.values())).row
 
     @property
-    def slow_ratio(self) -> float:
-        """Return the speed that emulated slow devices were asked for; 1 where none is emulated."""
-        return self.first.slow_ratio
-
-    @property
     def slow_count(self) -> int:
         """Return how many devices are slow."""
-        if self.slow_ratio < 1:
+        if self.first.slow_ratio < 1:
             return min(self.first.slow_count, self.first.world_size)
         return sum(not rank.is_fast for rank in self._ranks)
 
@@ -167,8 +157,12 @@ class Fleet:
 
     def as_good(self) -> list[str]:
         """Return the other shares that may be as good as the best ones, by their intervals."""
-        others = [s for s in self.scenarios.values() if s is not self.best]
-        return [other.shares for other in others if not gain_over(self.best, other).is_sure]
+        gains = {
+            other.shares: gain_over(self.best, other)
+            for other in self.scenarios.values()
+            if other is not self.best
+        }
+        return [shares for shares, one in gains.items() if abs(one.gain) <= one.half_width]
 
     @property
     def crossover_batch(self) -> float | None:
@@ -192,4 +186,4 @@ def fleets(rows: Sequence[ScaledRow]) -> list[Fleet]:
         group = groups.setdefault((*alike, *sorted(row.params.items())), {})
         group[row.shares] = Scenario(row=row, throughput=row.throughput, step_ms=row.step_ms_p50)
     found = [Fleet(scenarios=group) for group in groups.values() if len(group) > 1]
-    return sorted(found, key=lambda f: (f.first.world_size, f.slow_count, -f.slow_ratio))
+    return sorted(found, key=lambda f: (f.first.world_size, f.slow_count, -f.first.slow_ratio))

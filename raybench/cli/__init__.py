@@ -92,19 +92,6 @@ def raybench() -> None:
     """Sweep a GPU benchmark over batch sizes, world sizes and precisions, on Ray."""
 
 
-def _tell(error: click.ClickException) -> None:
-    """Print a mistake in the command in one line, without click's usage, which hides it."""
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        error.show()
-        return
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    told = " ".join(error.format_message().split()).removesuffix(".")
-    # Who is told the name that was meant needs no help.
-    if context is not None and not told.endswith("?"):
-        told += f"; see: {context.command_path} --help"
-    _complain(told)
-
-
 def _complain(text: str) -> None:
     """Print each line on stderr. What it holds of a job or a path does not control the terminal."""
     from raybench.report.formatting import printable
@@ -152,8 +139,17 @@ def main() -> None:
         _check_arguments()
         with _warnings_as_lines():
             code = raybench.main(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = error.exit_code
     except click.ClickException as error:
-        _tell(error)
+        # In one line, without click's usage, which hides it.
+        told = " ".join(error.format_message().split()).removesuffix(".")
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        # Who is told the name that was meant needs no help.
+        if context is not None and not told.endswith("?"):
+            told += f"; see: {context.command_path} --help"
+        _complain(told)
         code = error.exit_code
     except SystemExit:
         # click's, where what reads stdout has left (`--help | head`): it has what it wanted.

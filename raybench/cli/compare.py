@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -14,38 +14,31 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.health import check_ids, load_health, load_health_history
+from raybench.cli.health import load_health
 from raybench.cli.results import load_summary
 from raybench.cli.shared import (
     chart_option,
-    color,
     complete_any_point,
     complete_run,
     file_option,
-    format_asked,
-    json_format_option,
+    format_options,
     json_option,
     read_share,
     results_option,
-    text_format_option,
     threshold_option,
-    width,
     write_document,
     write_file,
-    write_output,
 )
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.analysis.compare import Change
-    from raybench.analysis.history import HistoryRow
-    from raybench.health.comparison import HealthComparison
+    from raybench.analysis.compare import Change, HistoryRow
+    from raybench.health.comparison import HealthComparison, HealthHistory
     from raybench.job.point import Point, Scalar
-    from raybench.report.comparison import Comparison, LeftOut
-    from raybench.report.documents import Document
-    from raybench.report.prediction import Forecast
+    from raybench.records.devices import Finding
+    from raybench.report.comparison import Comparison
     from raybench.results.reader import Run
     from raybench.results.tables import PointRow
 
@@ -60,7 +53,7 @@ _MOST_TAGGED = 300
 @click.argument("base", shell_complete=complete_run)
 @click.argument("new", shell_complete=complete_run)
 @results_option
-@threshold_option("Changes of the step time, or of samples/s, up to this are none.")
+@threshold_option(help="Changes of the step time, or of samples/s, up to this are none.")
 @click.option(
     "--fail-on",
     type=click.Choice([REGRESSION, UNCLEAR]),
@@ -75,14 +68,10 @@ _MOST_TAGGED = 300
     show_default=True,
     help="With --fail-on regression: every point must be known to be slower by no more than this.",
 )
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["terminal", "md", "html", "json"]),
-    show_default="terminal",
-    help="For a terminal, a pull request, a browser (one page, with bars) or another program.",
+@format_options(
+    ["terminal", "md", "html", "json"],
+    "For a terminal, a pull request, a browser (one page, with bars) or another program.",
 )
-@json_format_option
 @file_option
 def compare_command(
     base: str,
@@ -91,8 +80,7 @@ def compare_command(
     threshold: float,
     fail_on: str | None,
     blind: float,
-    kind: str | None,
-    as_json: bool,
+    kind: str,
     output: Path | None,
 ) -> int:
     """Tell what changed from BASE to NEW, and whether that is more than chance.
@@ -103,30 +91,29 @@ def compare_command(
 
     Two health checks are compared figure by figure, each by the limit of its test.
     """
-    kind = format_asked(kind, as_json) or "terminal"
-    sides = find_sides(results, base, new)
-    if checks := compare_health(sides[0].own, sides[1].own, threshold):
+    sides = _find_side(results, base), _find_side(results, new)
+    ids = [{(run.root.resolve(), run.run_id) for run in side.runs} for side in sides]
+    if both := ids[0] & ids[1]:
+        raise ResultsError(
+            f"{min(run_id for _, run_id in both)} is of both sides, {base} and {new}; name other "
+            "runs (`raybench list` has them)"
+        )
+    if checks := _compare_health(sides[0].own, sides[1].own, threshold):
         if kind == "html":
             raise UsageError("--format html: health checks are compared as terminal, md or json")
-        write_output(_formatted(checks, kind, output), output, kind)
+        write_document(checks, kind, output)
         if fail_on and not checks.figures:
             raise ResultsError(f"--fail-on {fail_on}: no figure was read in both checks")
         return _IS_REGRESSION if fail_on and checks.is_regression else 0
-    comparison = compare_sides(sides, threshold)
-    if kind == "html":
+    comparison = _compare_sides(sides, threshold)
+
+    def make_page() -> str:
         from raybench.report.page import format_comparison
 
-        text = format_comparison(comparison)
-    else:
-        text = _formatted(comparison, kind, output)
-    write_output(text, output, kind)
+        return format_comparison(comparison)
+
+    write_document(comparison, kind, output, make_page)
     return 0 if fail_on is None else _gate(comparison, fail_on, blind)
-
-
-def _formatted(document: Document, kind: str, output: Path | None) -> str:
-    from raybench.report.documents import format_document
-
-    return format_document(document, kind, width=width(), color=output is None and color())
 
 
 def _gate(comparison: Comparison, fail_on: str, blind: float) -> int:
@@ -143,33 +130,25 @@ def _gate(comparison: Comparison, fail_on: str, blind: float) -> int:
     return _IS_UNCLEAR if comparison.is_blind(blind) else 0
 
 
-def find_sides(results: Path, base: str, new: str) -> tuple[Side, Side]:
-    """Return both sides, BASE first. Raises ResultsError for a missing run, or one on both."""
-    sides = find_side(results, base), find_side(results, new)
-    ids = [{(run.root.resolve(), run.run_id) for run in side.runs} for side in sides]
-    if both := ids[0] & ids[1]:
-        raise ResultsError(
-            f"{min(run_id for _, run_id in both)} is of both sides, {base} and {new}; name other "
-            "runs (`raybench list` has them)"
-        )
-    return sides
-
-
-def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
+def _compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     """Return the comparison of two sides, the base first.
 
     threshold: the smallest change that counts, as a share. Raises ResultsError where a run cannot
     be read.
     """
-    from raybench.analysis.compare import POINT_COLUMNS, all_point_changes, changes, compare
+    from raybench.analysis.compare import (
+        POINT_COLUMNS,
+        all_point_changes,
+        changes,
+        compare,
+        lasting_changes,
+    )
     from raybench.analysis.references import impossible_among
     from raybench.analysis.rows import point_rows
     from raybench.report.comparison import Comparison
 
     base, new = sides
-    points = [
-        [point_rows(_read(run, "points", POINT_COLUMNS)) for run in side.runs] for side in sides
-    ]
+    points = [[point_rows(run.points(POINT_COLUMNS)) for run in side.runs] for side in sides]
     rows = [load_summary(side.own.root, side.own.run_id).rows for side in sides]
     return Comparison(
         base=tuple(run.run for run in base.runs),
@@ -179,7 +158,11 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
         points=compare(*points, threshold=threshold),
         changes=changes(base.own.facts, new.own.facts),
         beside=all_point_changes(*rows),
-        left_out=tuple(run for side in sides for run in _runs_left_out(side)),
+        left_out={
+            one.run_id: [change.name for change in lasting_changes(one.facts, side.own.facts)]
+            for side in sides
+            for one in side.left_out
+        },
         impossible=[
             (f"{name} {row.point_id}", text)
             for name, of_run in zip(("base", "new"), rows, strict=True)
@@ -189,26 +172,7 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     )
 
 
-def _runs_left_out(side: Side) -> Iterator[LeftOut]:
-    """Yield the runs that have the tag of a side and differ from it by more than their start."""
-    from raybench.analysis.compare import lasting_changes
-    from raybench.report.comparison import LeftOut
-
-    for one in side.left_out:
-        differing = lasting_changes(one.facts, side.own.facts)
-        yield LeftOut(run_id=one.run_id, differs_in=tuple(change.name for change in differing))
-
-
-def _read(found: Found, table: str, columns: Sequence[str]) -> pd.DataFrame:
-    """Return these columns of a table of one run."""
-    from raybench.results import reader
-
-    read = reader.read_table(found.root, table, found.run_id, columns)
-    frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict")
-    return frame
-
-
-def compare_health(base: Found, new: Found, threshold: float) -> HealthComparison | None:
+def _compare_health(base: Found, new: Found, threshold: float) -> HealthComparison | None:
     """Return the comparison of two health checks; None where neither run is a health check.
 
     threshold: the smallest change that counts, as a share. Raises UsageError where one of the runs
@@ -253,6 +217,14 @@ class Found:
 
         return facts(self.run, reader.load(self.root, "devices", self.run_id))
 
+    def points(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Return these columns of the rows of its points."""
+        from raybench.results import reader
+
+        read = reader.read_table(self.root, "points", self.run_id, columns)
+        frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict")
+        return frame
+
     def has_tag(self, name: str, value: str) -> bool:
         """Return whether the run has this tag; False for a run that cannot be read."""
         try:
@@ -287,7 +259,7 @@ class Side:
         return (*self.others, self.own)
 
 
-def find_side(results: Path, text: str) -> Side:
+def _find_side(results: Path, text: str) -> Side:
     """Return the side that `text` means.
 
     text: as RUN of `report`; several of these with commas; or NAME=VALUE, the newest run with that
@@ -317,13 +289,17 @@ def _find(results: Path, text: str) -> Found:
 
 def _runs_with_tag(results: Path, text: str) -> Side:
     """Return the newest run with the tag `text`, and the runs with it that are alike."""
-    from raybench.results.reader import run_ids
+    from raybench.results import reader
 
     name, _, value = text.partition("=")
-    runs = (Found(root=results, run_id=run_id) for run_id in reversed(run_ids(results)))
+    runs = (Found(root=results, run_id=run_id) for run_id in reversed(reader.run_ids(results)))
     own = next((run for run in runs if run.has_tag(name, value)), None)
     if own is None:
-        raise ResultsError(f"{results}: no run with the tag {text!r}; {_tags(results)}")
+        rows = reader.read_table(results, "runs", None, ("tags",))["tags"]
+        tags = [row or {} for row in rows.to_pylist(maps_as_pydicts="strict")]
+        known = sorted({f"{key}={tag}" for row in tags for key, tag in row.items()})
+        there = f"there are: {', '.join(known[:5])}" if known else "no run has tags"
+        raise ResultsError(f"{results}: no run with the tag {text!r}; {there}")
     others = [run for run in islice(runs, _MOST_TAGGED) if run.has_tag(name, value)]
     same = {run.run_id for run in others if run.is_alike(own)}
     return Side(
@@ -332,17 +308,6 @@ def _runs_with_tag(results: Path, text: str) -> Side:
         others=[run for run in reversed(others) if run.run_id in same],
         left_out=[run for run in others if run.run_id not in same],
     )
-
-
-def _tags(results: Path) -> str:
-    """Return a few words with the first five tags of the results, for an error message."""
-    from raybench.results import reader
-
-    tags = reader.read_table(results, "runs", None, ("tags",)).to_pylist(maps_as_pydicts="strict")
-    known = sorted(
-        {f"{name}={value}" for row in tags for name, value in (row["tags"] or {}).items()}
-    )
-    return f"there are: {', '.join(known[:5])}" if known else "no run has tags"
 
 
 @click.command("history")
@@ -354,8 +319,8 @@ def _tags(results: Path) -> str:
 )
 @click.option("--filter", "expression", metavar="EXPR", help="Only points for which this is true.")
 @results_option
-@threshold_option("Changes of the level up to this count as none.")
-@chart_option("Also draw the step time over time.")
+@threshold_option(help="Changes of the level up to this count as none.")
+@chart_option(help="Also draw the step time over time.")
 @click.option(
     "--health",
     "is_health",
@@ -377,21 +342,44 @@ def history_command(
     Runs on other devices, or on another number of nodes, are apart from each other. A step that
     one run alone shows may be undone by the next one. Health checks are left out: --health.
     """
-    from raybench.analysis.history import history
-    from raybench.report.history import History
+    from raybench.analysis.compare import history
+    from raybench.report.charts.grammar import draw_figure
+    from raybench.report.history import History, history_figure
 
     if is_health:
         if point or expression or chart:
             raise UsageError("--health: goes without --point, --filter and --chart")
-        write_document(load_health_history(results, threshold), "json" if as_json else "terminal")
+        write_document(_health_history(results, threshold), "json" if as_json else "terminal")
         return
     rows = history(_points(results, point, expression), threshold=threshold)
     if not rows:
         raise ResultsError(f"{results}: no run has measured such a point")
     if chart is not None:
-        _draw(rows, chart)
+        figure = history_figure(rows)
+        write_file(chart, draw_figure(figure, chart.suffix.lower().removeprefix(".")))
     causes = {} if as_json else _causes(rows, results)
     write_document(History(rows=rows, causes=causes), "json" if as_json else "terminal")
+
+
+def _health_history(results: Path, threshold: float) -> HealthHistory:
+    """Return the history of the figures of all health checks in a folder.
+
+    threshold: the smallest change that counts, as a share. Raises ResultsError where there is none.
+    """
+    from raybench.health.comparison import HealthHistory, trace_figures
+    from raybench.health.references import read_findings
+    from raybench.results import reader
+
+    by_run: dict[str, list[Finding]] = {}
+    for run_id, finding in read_findings(results):
+        by_run.setdefault(run_id, []).append(finding)
+    # In order of their starts.
+    run_ids = [run.run_id for run in reader.read_runs(results) if run.run_id in by_run]
+    if not run_ids:
+        raise ResultsError(f"{results}: no health checks yet; `raybench health` makes one")
+    kinds = reader.read_table(results, "devices", None, ["kind"])["kind"].to_pylist()
+    figures = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
+    return HealthHistory(figures=figures, run_ids=run_ids)
 
 
 def _points(results: Path, prefix: str | None, expression: str | None) -> list[PointRow]:
@@ -400,13 +388,14 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> list[P
     prefix: of a point id. Raises ResultsError where none is left, and UsageError for a wrong
     expression.
     """
-    from raybench.analysis.history import POINT_COLUMNS
+    from raybench.analysis.compare import HISTORY_COLUMNS
     from raybench.analysis.rows import point_rows
     from raybench.results import reader
 
-    table = reader.read_table(results, "points", None, POINT_COLUMNS)
+    table = reader.read_table(results, "points", None, HISTORY_COLUMNS)
     # Points of a check are short, and of devices that may be shared: their figures have limits.
-    checks = check_ids(results)
+    runs = reader.read_table(results, "runs", None, ["run_id", "argv"]).to_pylist()
+    checks = {run["run_id"] for run in runs if (run["argv"] or [])[1:2] == ["health"]}
     found = point_rows(table.to_pandas(maps_as_pydicts="strict"))
     points = [row for row in found if row.run_id not in checks]
     if not points:
@@ -424,38 +413,33 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
     Raises UsageError where none is left.
     """
     from raybench.job.plan import select_points
+    from raybench.job.point import EXECUTION, RUN_SETTINGS, Point
 
-    alike: dict[tuple[str, ...], dict[int, tuple[Point, str]]] = {}
-    for row in {row.point_id: row for row in points}.values():
-        point = _point(row)
-        alike.setdefault(tuple(point.settings), {})[id(point)] = point, row.point_id
+    # By the names of their settings: an expression may name one that only some have.
+    alike: dict[tuple[str, ...], dict[str, Point]] = {}
+    for row in points:
+        point = Point(
+            workload=row.workload,
+            params={name: _scalar(value) for name, value in row.params.items()},
+            world_size=row.world_size,
+            **{name: RUN_SETTINGS[name].restore(getattr(row, name)) for name in EXECUTION},
+            batch_size=row.batch_size,
+            global_batch_size=row.global_batch_size,
+            scaling=row.scaling,
+        )
+        alike.setdefault(tuple(point.settings), {})[row.point_id] = point
     kept: set[str] = set()
     errors: list[UsageError] = []
     for group in alike.values():
         try:
-            chosen = select_points([point for point, _ in group.values()], expression)
+            chosen = set(map(id, select_points([*group.values()], expression)))
         except UsageError as error:
             errors.append(error)
         else:
-            kept.update(group[id(point)][1] for point in chosen)
+            kept.update(point_id for point_id, point in group.items() if id(point) in chosen)
     if not kept:
         raise errors[0]
     return [row for row in points if row.point_id in kept]
-
-
-def _point(row: PointRow) -> Point:
-    """Return the point of a row of `points`."""
-    from raybench.job.point import EXECUTION, RUN_SETTINGS, Point
-
-    return Point(
-        workload=row.workload,
-        params={name: _scalar(value) for name, value in row.params.items()},
-        world_size=row.world_size,
-        **{name: RUN_SETTINGS[name].restore(getattr(row, name)) for name in EXECUTION},
-        batch_size=row.batch_size,
-        global_batch_size=row.global_batch_size,
-        scaling=row.scaling,
-    )
 
 
 def _scalar(text: str) -> Scalar:
@@ -472,7 +456,8 @@ def _scalar(text: str) -> Scalar:
 
 def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], Sequence[Change]]:
     """Return the changes since the run before, by (point_id, run_id) of each step."""
-    from raybench.analysis.compare import changes
+    from raybench.analysis.compare import changes, facts
+    from raybench.results import reader
 
     last: dict[tuple[str, int], str] = {}
     steps: list[tuple[HistoryRow, str]] = []
@@ -482,7 +467,11 @@ def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], 
             steps.append((row, before))
         last[row.point_id, row.machine] = row.run_id
     ids = {run_id for row, before in steps for run_id in (row.run_id, before)}
-    known = _facts(results, ids) if ids else {}
+    known = {
+        run.run_id: facts(run, reader.load(results, "devices", run.run_id))
+        for run in (reader.read_runs(results) if ids else ())
+        if run.run_id in ids
+    }
     return {
         (row.point_id, row.run_id): changes(known[before], known[row.run_id])
         for row, before in steps
@@ -490,38 +479,13 @@ def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], 
     }
 
 
-def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
-    """Return the facts of these runs that may change a measurement, by run id and name."""
-    from raybench.analysis.compare import facts
-    from raybench.results import reader
-
-    return {
-        run.run_id: facts(run, reader.load(results, "devices", run.run_id))
-        for run in reader.read_runs(results)
-        if run.run_id in ids
-    }
-
-
-def _draw(rows: Sequence[HistoryRow], path: Path) -> None:
-    """Write the chart of the step time over time to an .svg or .png file."""
-    from raybench.report.charts.grammar import draw_figure
-    from raybench.report.history import history_figure
-
-    write_file(path, draw_figure(history_figure(rows), path.suffix.lower().removeprefix(".")))
-
-
-_MOST_DEVICES = 1_000_000
-
-
-def read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
+def _read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
     """Return the numbers that --world-size lists, in ascending order. Raises UsageError."""
     names = [name.strip() for name in text.split(",")]
-    if all(re.fullmatch(r"\d{1,7}", name) and 2 <= int(name) <= _MOST_DEVICES for name in names):
-        return tuple(sorted({int(name) for name in names}))
-    raise UsageError(
-        f"--world-size: must be numbers from 2 up to {_MOST_DEVICES:,}, as in 8,64,512, "
-        f"got {text!r}"
-    )
+    if all(re.fullmatch(r"\d{1,7}", name) and 2 <= int(name) <= 1_000_000 for name in names):
+        return tuple(sorted(set(map(int, names))))
+    rule = "must be numbers from 2 up to 1,000,000, as in 8,64,512"
+    raise UsageError(f"--world-size: {rule}, got {text!r}")
 
 
 @click.command("predict")
@@ -529,34 +493,26 @@ def read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[
 @click.option(
     "--world-size",
     "world_sizes",
-    callback=read_world_sizes,
+    callback=_read_world_sizes,
     required=True,
     metavar="N,N,…",
     help="Numbers of devices, each more than the run measured.",
 )
 @results_option
-@text_format_option
-@json_format_option
+@format_options(
+    ["terminal", "md", "json"],
+    "For a terminal, for a pull request, or for another program.",
+)
 def predict_command(
     run: str,
     world_sizes: tuple[int, ...],
     results: Path,
-    kind: str | None,
-    as_json: bool,
+    kind: str,
 ) -> None:
     """Predict the data-parallel steps of RUN on more devices than it measured, with intervals.
 
     RUN is as for `raybench report`. More devices of its nodes are predicted from any run; more
     nodes only from a run over several nodes. Needs no cluster.
-    """
-    kind = format_asked(kind, as_json) or "terminal"
-    write_document(load_forecast(results, run, world_sizes), kind)
-
-
-def load_forecast(results: Path, run: str, world_sizes: tuple[int, ...]) -> Forecast:
-    """Return the predictions of a run. Raises ResultsError where nothing can be predicted.
-
-    Raises UsageError where the run measured as many devices as one of the world sizes, or more.
     """
     from raybench.analysis.prediction import predict
     from raybench.analysis.rows import point_rows
@@ -576,12 +532,13 @@ def load_forecast(results: Path, run: str, world_sizes: tuple[int, ...]) -> Fore
         predictions, left_out = predict(points, world_sizes, devices_per_node)
     except ResultsError as error:
         raise ResultsError(f"{run_id}: cannot predict: {error}") from error
-    return Forecast(
+    forecast = Forecast(
         run=found,
         predictions=predictions,
         devices_per_node=devices_per_node,
         left_out=left_out,
     )
+    write_document(forecast, kind)
 
 
 @click.command("advise")
@@ -600,5 +557,5 @@ def advise_command(run: str, results: Path, as_json: bool) -> None:
         found = AdviceList(run_id=check.run.run_id, advice=check.advice)
     else:
         summary = load_summary(results, run)
-        found = AdviceList(run_id=summary.run.run_id, advice=advise_run(summary))
+        found = AdviceList(run_id=summary.run.run_id, advice=list(advise_run(summary)))
     write_document(found, "json" if as_json else "terminal")

@@ -12,8 +12,7 @@ from raybench.cli.results import load_summary
 from raybench.cli.shared import (
     complete_run,
     file_option,
-    format_asked,
-    json_format_option,
+    format_options,
     results_option,
     write_file,
     write_result,
@@ -28,14 +27,12 @@ _FORMATS = (*FORMATS, "reference")
 @click.command("export")
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_run)
 @results_option
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(_FORMATS),
-    help="For spreadsheets, for other programs, for CI that shows tests, for the action that "
-    "draws step times over commits, or as reference values, which take several RUNs.",
+@format_options(
+    _FORMATS,
+    "For spreadsheets, for other programs, for CI that shows tests, for the action that draws step "
+    "times over commits, or as reference values, which take several RUNs.",
+    usual=None,
 )
-@json_format_option
 @file_option
 @click.option(
     "--to",
@@ -48,7 +45,6 @@ def export_command(
     runs: tuple[str, ...],
     results: Path,
     kind: str | None,
-    as_json: bool,
     output: Path | None,
     tracker: str | None,
 ) -> None:
@@ -63,34 +59,30 @@ def export_command(
     raybench export gemm health --format reference -o our_h200.yaml
     MLFLOW_TRACKING_URI=http://mlflow:5000 raybench export RUN --to mlflow
     """
-    kind = format_asked(kind, as_json)
+    from raybench.health.report import export as export_check
+
     if (kind is None) == (tracker is None):
         raise UsageError(f"give --format {'|'.join(_FORMATS)}, or --to {'|'.join(TRACKERS)}")
     if tracker and output:
         raise UsageError(f"-o: goes with --format only; --to {tracker} writes no file")
     runs = runs or ("latest",)
+    if len(runs) > 1 and kind != "reference":
+        raise UsageError(f"{runs[1]}: only --format reference takes more than one run")
+    check = load_health(results, runs[0]) if kind != "reference" else None
     if kind == "reference":
         text = _references(results, runs)
-    elif len(runs) > 1:
-        raise UsageError(f"{runs[1]}: only --format reference takes more than one run")
+    elif tracker and check is None:
+        text = f"{TRACKERS[tracker](load_summary(results, runs[0]))}\n"
+    elif check is None:
+        text = FORMATS[str(kind)](load_summary(results, runs[0]))
+    elif kind in ("json", "csv", "junit"):
+        text = export_check(check, kind)
     else:
-        text = _text(results, runs[0], kind, tracker)
+        raise UsageError("a health check is exported as csv, json or junit")
     if output is None:
         write_result(text)
     else:
         write_file(output, text.encode())
-
-
-def _text(results: Path, run: str, kind: str | None, tracker: str | None) -> str:
-    """Return a run in a format, or the line about what was written to a tracker."""
-    if (check := load_health(results, run)) is not None:
-        from raybench.health.report import export as export_check
-
-        if kind in ("json", "csv", "junit"):
-            return export_check(check, kind)
-        raise UsageError("a health check is exported as csv, json or junit")
-    summary = load_summary(results, run)
-    return f"{TRACKERS[tracker](summary)}\n" if tracker else FORMATS[str(kind)](summary)
 
 
 def _references(results: Path, runs: Sequence[str]) -> str:

@@ -31,16 +31,13 @@ from raybench.cli.shared import (
     write_document,
     write_result,
 )
-from raybench.errors import ResultsError, UsageError
+from raybench.errors import UsageError
 from raybench.records.devices import Stage
 
 if TYPE_CHECKING:
     from raybench.analysis.references import References
     from raybench.doctor.diagnosis import Diagnosis
-    from raybench.health.comparison import HealthHistory
     from raybench.health.report import HealthReport
-    from raybench.records.devices import Finding
-    from raybench.results.reader import Run
 
 
 SCHEMA_VERSION = 1  # of the JSON object
@@ -48,8 +45,8 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @click.command("doctor")
-@address_option()
-@device_option("What a worker owns: auto takes GPUs where the cluster has any.")
+@address_option(help="The Ray cluster, as for `raybench sweep`.")
+@device_option(help="What a worker owns: auto takes GPUs where the cluster has any.")
 @json_option
 @click.pass_context
 def doctor_command(
@@ -124,30 +121,18 @@ def format_json(diagnosis: Diagnosis) -> str:
     )
 
 
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-class _Duration(click.ParamType[float]):
-    """An option such as 90s, 30m or 2h; a number without unit is in seconds."""
-
-    name = "TIME"
-
-    def convert(
-        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the time in seconds. Raises UsageError where the text is not a time."""
-        if isinstance(value, float):
-            return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
-        if found is None:
-            raise UsageError(f"--burn-in {value}: must be a time, as in 90s, 30m or 2h")
-        return float(found[1]) * _SECONDS[found[2]]
+def _read_duration(_: click.Context, __: click.Parameter, text: str) -> float:
+    """Return a time such as 90s, 30m or 2h in seconds. Raises UsageError for another text."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if found is None:
+        raise UsageError(f"--burn-in {text}: must be a time, as in 90s, 30m or 2h")
+    return float(found[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
 
 
 @click.command("health")
-@address_option()
-@device_option("The devices to check. auto: GPUs where the cluster has any, else CPU workers.")
-@devices_option()
+@address_option(help="The Ray cluster, as for `raybench sweep`.")
+@device_option(help="The devices to check. auto: GPUs where the cluster has any, else CPU workers.")
+@devices_option
 @click.option(
     "--only",
     "stages",
@@ -159,7 +144,7 @@ class _Duration(click.ParamType[float]):
 @click.option(
     "--burn-in",
     "burn_in_s",
-    type=_Duration(),
+    callback=_read_duration,
     default="0",
     metavar="TIME",
     help="Afterwards let the devices work for TIME, as in 30m, and compare its end to its begin.",
@@ -233,19 +218,6 @@ def health_command(
     ctx.exit(report.exit_code)
 
 
-def _is_check(root: Path, run: Run) -> bool:
-    """Return whether a run is a health check, also where it was interrupted before its findings."""
-    return run.argv[1:2] == ("health",) or (root / "health" / run.run_id).is_dir()
-
-
-def check_ids(results: Path) -> list[str]:
-    """Return the ids of the runs in a folder that are health checks."""
-    from raybench.results import reader
-
-    rows = reader.read_table(results, "runs", None, ["run_id", "argv"]).to_pylist()
-    return [row["run_id"] for row in rows if (row["argv"] or [])[1:2] == ["health"]]
-
-
 def load_health(
     results: Path, run: str, references: References | None = None
 ) -> HealthReport | None:
@@ -264,7 +236,8 @@ def load_health(
 
     root, run_id = reader.find_run(results, run)
     found = reader.read_run(root, run_id)
-    if not _is_check(root, found):
+    # Also where it was interrupted before its findings.
+    if found.argv[1:2] != ("health",) and not (root / "health" / run_id).is_dir():
         return None
     devices = reader.read_table(root, "devices", run_id).to_pylist(maps_as_pydicts="strict")
     findings = [finding for _, finding in read_findings(root, run_id)]
@@ -277,24 +250,3 @@ def load_health(
         grades=grades(findings, gpus, references or SHIPPED),
         measurements=measurements(findings, gpus),
     )
-
-
-def load_health_history(results: Path, threshold: float) -> HealthHistory:
-    """Return the history of the figures of all health checks in a folder.
-
-    threshold: the smallest change that counts, as a share. Raises ResultsError where there is none.
-    """
-    from raybench.health.comparison import HealthHistory, trace_figures
-    from raybench.health.references import read_findings
-    from raybench.results import reader
-
-    by_run: dict[str, list[Finding]] = {}
-    for run_id, finding in read_findings(results):
-        by_run.setdefault(run_id, []).append(finding)
-    # In order of their starts.
-    run_ids = [run.run_id for run in reader.read_runs(results) if run.run_id in by_run]
-    if not run_ids:
-        raise ResultsError(f"{results}: no health checks yet; `raybench health` makes one")
-    kinds = reader.read_table(results, "devices", None, ["kind"])["kind"].to_pylist()
-    figures = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
-    return HealthHistory(figures=figures, run_ids=run_ids)

@@ -6,12 +6,12 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -30,9 +30,6 @@ from raybench.job.problems import did_you_mean, quote
 from raybench.report.formatting import printable
 from raybench.sweep import command, program
 
-if TYPE_CHECKING:
-    from raybench.job.model import Job
-
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 
 
@@ -49,7 +46,7 @@ def complete_template(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Return the jobs that come with raybench."""
-    return [CompletionItem(one.name) for one in templates() if one.name.startswith(incomplete)]
+    return [CompletionItem(name) for name in templates() if name.startswith(incomplete)]
 
 
 @click.command("schema")
@@ -78,16 +75,31 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
     raybench init --list
     raybench init --template ddp_linear
     """
+    known = templates()
     if is_list:
         if file or name:
             raise UsageError("--list: lists the jobs; give neither FILE nor --template")
-        write_result(_list_of_templates())
+        write_result(_list_of_templates(known))
         return
-    job = starter() if name is None else template(name)
-    file = file or Path(f"{job.name}.yaml")
+    if name is not None and name not in known:
+        guess = did_you_mean(name, known)
+        message = f"--template: no job {quote(name)}{guess}; see: `raybench init --list`"
+        raise UsageError(message.replace("?;", "? All of them:"))
+    starter = files("raybench").joinpath("job_template.yaml")
+    text = known[name] if name is not None else starter.read_text(encoding="utf-8")
+    name = name or "job"
+    file = file or Path(f"{name}.yaml")
     if os.path.lexists(file):
         raise UsageError(f"{file}: exists already; give another name, or remove it")
-    write_file(file, job.text_for(file, name_after(file, job.name)).encode())
+    text = re.sub(r"(?<=\$schema=)\S+", "job.schema.json", text, count=1)
+    job = name_after(file, name)
+    # In quotes where YAML would take it for a number or for true.
+    is_plain = job[0].isalpha() and job.lower() not in ("true", "false", "null")
+    named = f"name: {job if is_plain else json.dumps(job)}"
+    text = re.sub(r"^name: \w+", named, text, count=1, flags=re.MULTILINE)
+    # It stands in a comment, which a line feed would end.
+    here = shlex.quote(str(file)) if str(file).isprintable() else f"{name}.yaml"
+    write_file(file, text.replace(f"jobs/{name}.yaml", here).encode())
     # Its first line tells an editor that the schema lies beside it.
     schema = file.parent / "job.schema.json"
     if is_new := not schema.exists():
@@ -97,12 +109,35 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
     write_result(f"{printable(told)}\n")
 
 
-def _list_of_templates() -> str:
+def templates() -> dict[str, str]:
+    """Return the texts of the jobs that come with raybench by their names, sorted."""
+    folder = files("raybench").joinpath("jobs")
+    found = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    return {
+        entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
+        for entry in found
+        if entry.name.endswith(".yaml")
+    }
+
+
+def _list_of_templates(known: Mapping[str, str]) -> str:
     """Return the table of the jobs that come with raybench, and how to take one."""
-    rows = [[one.name, ", ".join(map(str, one.device_counts)), one.question] for one in templates()]
+    from raybench.job.model import job_from_text
+    from raybench.job.plan import make_plan
+
+    rows = []
+    for name, text in known.items():
+        job = job_from_text(f"{name}.yaml", text)
+        devices = sorted({point.world_size for point in make_plan(job).points})
+        rows.append([name, ", ".join(map(str, devices)), job.question])
     table = table_text(["job", "devices", "what it asks"], rows)
     take = command("init", "--template", "NAME")
     return f"{table}\nTake one: {take}\nWithout GPUs, cut it down by the command in its comment.\n"
+
+
+def name_after(path: Path, otherwise: str) -> str:
+    """Return a name for a job, made of the name of a file; `otherwise` where nothing is left."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem)[:64].lstrip("_.-") or otherwise
 
 
 @click.command("workloads")
@@ -110,10 +145,20 @@ def _list_of_templates() -> str:
 @json_option
 def workloads_command(name: str | None, as_json: bool) -> None:
     """List the built-in workloads, or the parameters of NAME (or of package.module:Class)."""
+    import inspect
+
     from raybench.job import registry
 
-    names = list(registry.BUILTIN) if name is None else [name]
-    described = [_workload(workload) for workload in names]
+    described: list[dict[str, Any]] = []
+    for workload in registry.BUILTIN if name is None else [name]:
+        workload_class = registry.load(workload)
+        doc = (inspect.getdoc(workload_class) or "no description").partition("\n")[0]
+        shown = ("name", "type", "default", "is_required", "description")
+        parameters = [
+            {key: getattr(parameter, key) for key in shown}
+            for parameter in registry.parameters(workload_class)
+        ]
+        described.append({"name": workload, "doc": doc, "parameters": parameters})
     if as_json:
         write_result(json_text({"schema_version": SCHEMA_VERSION, "workloads": described}))
     elif name is None:
@@ -134,27 +179,6 @@ def workloads_command(name: str | None, as_json: bool) -> None:
         ]
         table = table_text(["parameter", "type", "default", "description"], rows)
         write_result(f"{title}\n\n{table}")
-
-
-def _workload(name: str) -> dict[str, Any]:
-    """Return the name, first sentence and parameters of a workload, for JSON and tables."""
-    import inspect
-
-    from raybench.job import registry
-
-    workload_class = registry.load(name)
-    parameters = [
-        {
-            "name": parameter.name,
-            "type": parameter.type,
-            "default": parameter.default,
-            "is_required": parameter.is_required,
-            "description": parameter.description,
-        }
-        for parameter in registry.parameters(workload_class)
-    ]
-    doc = (inspect.getdoc(workload_class) or "no description").partition("\n")[0]
-    return {"name": name, "doc": doc, "parameters": parameters}
 
 
 @click.command()
@@ -246,79 +270,3 @@ def load_glossary() -> tuple[GlossaryEntry, ...]:
         for word, told in found.items()
     ]
     return tuple(sorted(entries, key=lambda entry: entry.word))
-
-
-_NAME = re.compile(r"^name: \w+", re.MULTILINE)
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
-_SCHEMA = re.compile(r"(?<=\$schema=)\S+")
-
-
-@dataclass(frozen=True)
-class Template:
-    """A job file that comes with raybench. text: all of it."""
-
-    name: str
-    text: str
-
-    @cached_property
-    def job(self) -> Job:
-        """Return the job as it is written."""
-        from raybench.job.model import job_from_text
-
-        return job_from_text(f"{self.name}.yaml", self.text)
-
-    @property
-    def question(self) -> str:
-        """Return what the job asks."""
-        return self.job.question
-
-    @property
-    def device_counts(self) -> list[int]:
-        """Return the numbers of devices that its points need, in ascending order."""
-        from raybench.job.plan import make_plan
-
-        return sorted({point.world_size for point in make_plan(self.job).points})
-
-    def text_for(self, path: Path, name: str) -> str:
-        """Return the text of a file at `path`, whose job has this name.
-
-        Its command names the path, and its schema is job.schema.json beside it.
-        """
-        text = _SCHEMA.sub("job.schema.json", self.text, count=1)
-        # In quotes where YAML would take it for a number or for true.
-        is_plain = name[0].isalpha() and name.lower() not in ("true", "false", "null")
-        text = _NAME.sub(f"name: {name if is_plain else json.dumps(name)}", text, count=1)
-        # It stands in a comment, which a line feed would end.
-        here = shlex.quote(str(path)) if str(path).isprintable() else f"{self.name}.yaml"
-        return text.replace(f"jobs/{self.name}.yaml", here)
-
-
-def templates() -> list[Template]:
-    """Return the jobs that come with raybench, sorted by name."""
-    folder = files("raybench").joinpath("jobs")
-    found = [entry for entry in folder.iterdir() if entry.name.endswith(".yaml")]
-    return [
-        Template(entry.name.removesuffix(".yaml"), entry.read_text(encoding="utf-8"))
-        for entry in sorted(found, key=lambda entry: entry.name)
-    ]
-
-
-def name_after(path: Path, otherwise: str) -> str:
-    """Return a name for a job, made of the name of a file; `otherwise` where nothing is left."""
-    return _NOT_IN_NAMES.sub("-", path.stem)[:64].lstrip("_.-") or otherwise
-
-
-def starter() -> Template:
-    """Return the annotated job to start from, which is not one of `templates`."""
-    file = files("raybench").joinpath("job_template.yaml")
-    return Template("job", file.read_text(encoding="utf-8"))
-
-
-def template(name: str) -> Template:
-    """Return the job with this name. Raises UsageError, with the nearest one, where none has it."""
-    known = {one.name: one for one in templates()}
-    if name not in known:
-        guess = did_you_mean(name, known)
-        message = f"--template: no job {quote(name)}{guess}; see: `raybench init --list`"
-        raise UsageError(message.replace("?;", "? All of them:"))
-    return known[name]

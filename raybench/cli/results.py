@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +12,10 @@ from raybench.cli.health import load_health
 from raybench.cli.shared import (
     append_to_github_summary,
     chart_option,
-    color,
     complete_point,
     complete_run,
     file_option,
-    format_asked,
-    json_format_option,
+    format_options,
     json_option,
     make_console,
     references_option,
@@ -26,22 +23,18 @@ from raybench.cli.shared import (
     width,
     write_document,
     write_file,
-    write_output,
     write_result,
 )
 from raybench.errors import ResultsError, UsageError
 from raybench.report import formatting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pandas as pd
 
     from raybench.analysis.references import References
-    from raybench.analysis.rows import ScaledRow
     from raybench.health.report import HealthReport
-    from raybench.report.charts import RankTimes
-    from raybench.report.show import PointDetails, PointList
+    from raybench.report.documents import Document
+    from raybench.report.show import PointDetails
     from raybench.report.summary import Summary
     from raybench.results.reader import Run
 
@@ -53,17 +46,13 @@ _LISTED = 50
 @click.command("report")
 @click.argument("run", default="latest", shell_complete=complete_run)
 @results_option
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["terminal", "md", "html", "json"]),
-    show_default="terminal",
-    help="For a terminal, a pull request, a browser (one page, with charts) or another program.",
+@format_options(
+    ["terminal", "md", "html", "json"],
+    "For a terminal, a pull request, a browser (one page, with charts) or another program.",
 )
-@json_format_option
 @click.option("--full", is_flag=True, help="On a terminal: all tables, findings and legends.")
 @file_option
-@chart_option("Also draw the picture that the page begins with, as speed-up against ideal.")
+@chart_option(help="Also draw the picture that the page begins with, as speed-up against ideal.")
 @references_option
 @click.option(
     "--github",
@@ -73,8 +62,7 @@ _LISTED = 50
 def report_command(
     run: str,
     results: Path,
-    kind: str | None,
-    as_json: bool,
+    kind: str,
     full: bool,
     output: Path | None,
     chart: Path | None,
@@ -86,32 +74,27 @@ def report_command(
     RUN is a run id, a unique prefix of one, the name of a job (its newest run), `latest`, one of
     these in a folder of results inside the results (examples/gemm), or the path of a run.
     """
-    from raybench.report.documents import Document, format_document
+    from raybench.report.documents import format_document
     from raybench.report.run_report import RunReport
     from raybench.results import reader
 
-    kind = format_asked(kind, as_json) or "terminal"
     if github and kind != "md":
         raise UsageError(f"--github: goes with --format md only, got --format {kind}")
     root, run_id = reader.find_run(results, run)
     document: Document
+    found: Summary | HealthReport
     if (check := load_health(root, run_id, references)) is not None:
-        document = check
-        make_page, draw = partial(_health_page, root, check), partial(_draw_health, check)
+        found = document = check
     else:
-        summary = load_summary(root, run_id, references)
-        document = RunReport(summary=summary, is_short=kind == "terminal" and not full)
-        make_page, draw = partial(format_page, root, summary), partial(_draw, root, summary)
-    colored = output is None and color()
-    is_page = kind == "html"
-    text = make_page() if is_page else format_document(document, kind, width=width(), color=colored)
+        found = load_summary(root, run_id, references)
+        document = RunReport(summary=found, is_short=kind == "terminal" and not full)
     if github:
-        append_to_github_summary(text)
+        append_to_github_summary(format_document(document, kind, width=width()))
     if output is not None or not github:
-        write_output(text, output, kind)
+        write_document(document, kind, output, lambda: format_page(root, found))
     # Last: the report must not be lost with a picture that cannot be drawn or written.
     if chart is not None:
-        write_file(chart, draw(chart.suffix.lower().removeprefix(".")))
+        write_file(chart, _draw(root, found, chart.suffix.lower().removeprefix(".")))
 
 
 def load_summary(results: Path, run: str, references: References | None = None) -> Summary:
@@ -139,80 +122,64 @@ def load_summary(results: Path, run: str, references: References | None = None) 
     )
 
 
-def _health_page(root: Path, check: HealthReport) -> str:
-    """Return the page of a health check, which is in the results folder `root`."""
-    from raybench.health.report import format_page
-    from raybench.results import reader
+def _draw(root: Path, found: Summary | HealthReport, kind: str) -> bytes:
+    """Return the chart that the page of a run begins with; kind: "svg" or "png".
 
-    return format_page(check, reader.load(root, "devices", check.run.run_id))
-
-
-def _draw_health(check: HealthReport, kind: str) -> bytes:
-    """Return the chart of pairs, or of devices where there are no pairs; kind: "svg" or "png".
-
-    Raises UsageError where there is no chart, because nothing was compared.
+    Of a health check that of its pairs, or of devices where there are no pairs. Raises UsageError
+    where there is nothing to draw.
     """
-    from raybench.health.report import health_figures
-    from raybench.report.charts.grammar import draw_figure
-
-    figures = health_figures(check)
-    if not figures:
-        raise UsageError("--chart: there is nothing to draw: nothing was compared")
-    return draw_figure(figures[0], kind, below=check.machine)
-
-
-def _draw(root: Path, summary: Summary, kind: str) -> bytes:
-    """Return the chart that the page begins with; kind: "svg" or "png".
-
-    Raises UsageError where the run has nothing to draw.
-    """
+    from raybench.health.report import HealthReport, health_figures
     from raybench.report.charts import ChartData, draw_main_figure, why_no_figure
+    from raybench.report.charts.grammar import draw_figure
     from raybench.results import reader
 
-    data = ChartData(summary=summary, devices=reader.load(root, "devices", summary.run.run_id))
-    drawn = draw_main_figure(data, kind)
+    if isinstance(found, HealthReport):
+        figures = health_figures(found)
+        drawn = draw_figure(figures[0], kind, below=found.machine) if figures else None
+        why = "nothing was compared"
+    else:
+        devices = reader.load(root, "devices", found.run.run_id)
+        drawn = draw_main_figure(ChartData(summary=found, devices=devices), kind)
+        why = why_no_figure(found)
     if drawn is None:
-        raise UsageError(f"--chart: there is nothing to draw: {why_no_figure(summary)}")
+        raise UsageError(f"--chart: there is nothing to draw: {why}")
     return drawn
 
 
-def format_page(root: Path, summary: Summary) -> str:
-    """Format the page of the run that `summary` reports, which is in the results folder `root`."""
-    from raybench.report import page
-    from raybench.report.charts import ChartData
-    from raybench.report.charts.devices import TELEMETRY_COLUMNS, heat_points
-    from raybench.results import reader
-
-    run_id = summary.run.run_id
-    telemetry = reader.read_table(root, "telemetry", run_id, TELEMETRY_COLUMNS)
-    return page.format_page(
-        ChartData(
-            summary=summary,
-            devices=reader.load(root, "devices", run_id),
-            telemetry=telemetry.to_pandas(),
-            rank_times=_rank_times(root, run_id, heat_points(summary.rows)),
-        )
-    )
-
-
-def _rank_times(root: Path, run_id: str, rows: list[ScaledRow]) -> list[RankTimes]:
-    """Return the step times of these points, read one by one: all may not fit into memory."""
+def format_page(root: Path, found: Summary | HealthReport) -> str:
+    """Return the HTML page of a run or of a health check, which is in the results folder `root`."""
     from raybench.analysis.rounds import SAMPLE_COLUMNS, Trials, join_rounds, rank_by_iteration
-    from raybench.analysis.rows import point_rows
-    from raybench.report.charts import RankTimes
-    from raybench.report.charts.devices import columns_of_a_map
+    from raybench.health.report import HealthReport
+    from raybench.health.report import format_page as format_check
+    from raybench.report import page
+    from raybench.report.charts import ChartData, RankTimes
+    from raybench.report.charts.devices import TELEMETRY_COLUMNS, columns_of_a_map, heat_points
     from raybench.results import reader
 
-    trials = Trials(point_rows(reader.load(root, "points", run_id)))
-    columns = columns_of_a_map(rows)
+    run_id = found.run.run_id
+    devices = reader.load(root, "devices", run_id)
+    if isinstance(found, HealthReport):
+        return format_check(found, devices)
+    rows = heat_points(found.rows)
+    telemetry = reader.read_table(root, "telemetry", run_id, TELEMETRY_COLUMNS)
+    # The step times of these points are read one by one: all may not fit into memory.
+    trials, columns = Trials(found.points), columns_of_a_map(rows)
     rounds = [[*trials.rounds(row).values()] for row in rows]
     attempts = [(one.point_id, one.attempt) for made in rounds for one in made]
     read = reader.rows_of_attempts(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
-    return [
+    rank_times = [
         RankTimes(row=row, times_ms=rank_by_iteration(join_rounds(samples), columns))
         for row, made in zip(rows, rounds, strict=True)
         if (samples := [next(read) for _ in made])
     ]
+    return page.format_page(
+        ChartData(
+            summary=found,
+            devices=devices,
+            telemetry=telemetry.to_pandas(),
+            rank_times=rank_times,
+        )
+    )
 
 
 @click.command("list")
@@ -244,18 +211,15 @@ def list_command(
         click.echo(name_program(no_runs(results)), err=True)
         return
     machines = {} if as_json else {run.run_id: _machine(results, run) for run in runs}
-    leads = _leads(results, runs) if is_long and not as_json else None
+    leads = None
+    if is_long and not as_json:
+        with make_console().status(f"reading the points of {len(runs)} runs"):
+            leads = {run.run_id: _lead(results, run.run_id) for run in runs}
     document = RunList(runs=runs, machines=machines, leads=leads)
     write_document(document, "json" if as_json else "terminal")
     older = 0 if last or is_all or as_json else len(run_ids(results)) - _LISTED
     if older > 0:
         click.echo(f"{older} older runs are not shown: --all", err=True)
-
-
-def _leads(results: Path, runs: Sequence[Run]) -> dict[str, str]:
-    """Return the result of each run in a sentence, by run id."""
-    with make_console().status(f"reading the points of {len(runs)} runs"):
-        return {run.run_id: _lead(results, run.run_id) for run in runs}
 
 
 def _machine(results: Path, run: Run) -> str:
@@ -301,16 +265,22 @@ def show_command(
 
     RUN is as for `raybench report`.
     """
+    from raybench.analysis.rounds import latest_trials
+    from raybench.analysis.rows import point_rows
+    from raybench.report.show import PointList
     from raybench.results import reader
 
     root, run_id = reader.find_run(results, run)
     if as_logs:
         write_result(_logs(root, run_id, point, as_json))
         return
+    document: Document
     if point is None:
-        write_document(_points(root, run_id), "json" if as_json else "terminal")
-        return
-    document = _details(root, run_id, point, references)
+        # The latest attempt at each trial, in the order of the first attempts.
+        points = latest_trials(point_rows(reader.load(root, "points", run_id)))
+        document = PointList(run_id=run_id, points=points)
+    else:
+        document = _details(root, run_id, point, references)
     write_document(document, "json" if as_json else "terminal")
 
 
@@ -319,6 +289,7 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
 
     Raises ResultsError where they wrote nothing and text is asked for.
     """
+    from raybench.report.documents import format_object
     from raybench.report.show import format_logs
     from raybench.results import reader
 
@@ -329,25 +300,10 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
         what = f"point {point_id}"
     logs = reader.logs(results, run_id, point_id)
     if as_json:
-        from dataclasses import asdict
-
-        from raybench.report.documents import format_object
-
         return format_object(run_id=run_id, logs=[asdict(log) for log in logs])
     if not logs:
         raise ResultsError(f"{what}: its ranks wrote nothing that is kept")
     return format_logs(logs)
-
-
-def _points(results: Path, run_id: str) -> PointList:
-    """Return the latest attempt at each trial of a run, in the order of the first attempts."""
-    from raybench.analysis.rounds import latest_trials
-    from raybench.analysis.rows import point_rows
-    from raybench.report.show import PointList
-    from raybench.results import reader
-
-    points = latest_trials(point_rows(reader.load(results, "points", run_id)))
-    return PointList(run_id=run_id, points=points)
 
 
 def _details(results: Path, run_id: str, prefix: str, references: References) -> PointDetails:
@@ -355,8 +311,6 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
 
     prefix: of its id. Raises ResultsError where no point, or more than one, has it.
     """
-    from dataclasses import replace
-
     from raybench.analysis.rounds import (
         Trials,
         join_rounds,

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +55,6 @@ overrides_option = click.option(
     help="Override a job setting; may be repeated. baseline.precision=fp32 sets one key beside "
     "those of the file, 'baseline={precision: fp32}' takes their place.",
 )
-
-
 file_option = click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Write it to this file."
 )
@@ -75,11 +74,10 @@ def read_share(_: click.Context, option: click.Parameter, text: str) -> float:
     )
 
 
-def threshold_option(meaning: str) -> Option:
-    """Return the option `--threshold`, whose value is a share. meaning: its help."""
-    return click.option(
-        "--threshold", callback=read_share, default="1.5%", show_default=True, help=meaning
-    )
+# These take their help.
+threshold_option = partial(
+    click.option, "--threshold", callback=read_share, default="1.5%", show_default=True
+)
 
 
 def _check_chart(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
@@ -88,15 +86,13 @@ def _check_chart(_: click.Context, __: click.Parameter, path: Path | None) -> Pa
     return path
 
 
-def chart_option(meaning: str) -> Option:
-    """Return the option `--chart`, a path that ends in .svg or .png. meaning: its help."""
-    return click.option(
-        "--chart",
-        type=click.Path(path_type=Path),
-        callback=_check_chart,
-        metavar="FILE.svg|.png",
-        help=meaning,
-    )
+chart_option = partial(
+    click.option,
+    "--chart",
+    type=click.Path(path_type=Path),
+    callback=_check_chart,
+    metavar="FILE.svg|.png",
+)
 
 
 def _load_references(
@@ -121,39 +117,40 @@ references_option = click.option(
     metavar="FILE|FOLDER",
     help="Reference values of your own site, which go before those of raybench.",
 )
-text_format_option = click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["terminal", "md", "json"]),
-    show_default="terminal",
-    help="For a terminal, for a pull request, or for another program.",
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-json_format_option = click.option(
-    "--json", "as_json", is_flag=True, help="The same as --format json."
+address_option = partial(
+    click.option, "--address", default="auto", show_default=True, metavar="auto|local|HOST:PORT"
+)
+device_option = partial(
+    click.option,
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
 )
 
 
-def address_option(meaning: str = "The Ray cluster, as for `raybench sweep`.") -> Option:
-    """Return the option that names the cluster."""
-    return click.option(
-        "--address",
-        default="auto",
-        show_default=True,
-        metavar="auto|local|HOST:PORT",
-        help=meaning,
-    )
+def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "terminal") -> Option:
+    """Return the options `--format` and `--json`, which give a command the argument `kind`.
 
+    kinds: the choices of `--format`. meaning: its help. usual: `kind` where neither is given. The
+    command raises UsageError where both are given and differ.
+    """
 
-def device_option(meaning: str) -> Option:
-    """Return the option that chooses the kind of the devices."""
-    return click.option(
-        "--device",
-        type=click.Choice(["auto", "cuda", "cpu"]),
-        default="auto",
-        show_default=True,
-        help=meaning,
-    )
+    def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_kind(*, kind: str | None, as_json: bool, **given: Any) -> Any:
+            if as_json and kind not in (None, "json"):
+                raise UsageError(f"--json: means --format json, got --format {kind}")
+            return command(kind="json" if as_json else kind or usual, **given)
+
+        choices = click.Choice(kinds)
+        also = click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+        return click.option(
+            "--format", "kind", type=choices, show_default=usual or False, help=meaning
+        )(also(with_kind))
+
+    return add_options
 
 
 def _check_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float:
@@ -181,16 +178,14 @@ shared_option = click.option(
 )
 
 
-def devices_option(more: str = "") -> Option:
-    """Return the option that names the devices. more: the end of its help."""
-    return click.option(
-        "--devices",
-        "devices_file",
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        help="Use only the devices that FILE names, one a line: the UUID of a GPU, or HOST:NUMBER "
-        f"of a CPU worker.{more}",
-    )
+devices_option = click.option(
+    "--devices",
+    "devices_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Use only the devices that FILE names, one a line: the UUID of a GPU, or HOST:NUMBER "
+    "of a CPU worker.",
+)
 
 
 def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()) -> RunTarget:
@@ -211,32 +206,6 @@ def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()
         shared=given["shared"],
         only=read_device_list(file) if file else None,
     )
-
-
-class Size(click.ParamType[int]):
-    """A number of bytes with its unit."""
-
-    name = "SIZE"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number of bytes. Raises BadParameter for a text that is no size."""
-        from raybench.job.model import read_bytes
-
-        count = None if value.replace(".", "").isdecimal() else read_bytes(value)
-        if count is None:
-            rule = "must be a size with its unit, as in 141GB or 80GiB"
-            raise click.BadParameter(f"{rule}, given {value!r}", ctx, param)
-        return round(count)
-
-
-def format_asked(kind: str | None, as_json: bool) -> str | None:
-    """Return the format that --format or --json asks for; None where neither is given.
-
-    Raises UsageError where both are given and differ.
-    """
-    if as_json and kind not in (None, "json"):
-        raise UsageError(f"--json: means --format json, got --format {kind}")
-    return "json" if as_json else kind
 
 
 def complete_run(
@@ -261,26 +230,31 @@ def complete_point(
     if folder not in ("", *_inside(ctx)):
         return []
     runs = _runs(ctx, folder)
-    found = [name for name in runs if name.startswith(given)] if given != _LATEST else runs[:1]
-    run_id = given if given in runs else found[0] if len(found) == 1 else None
-    if run_id is None:
-        return []
-    parts = sorted((_results(ctx) / folder / "points" / run_id).glob("[!.]*-*-*.parquet"))
-    ids = dict.fromkeys(part.stem.split("-")[1] for part in parts)
-    return [CompletionItem(point_id) for point_id in ids if point_id.startswith(incomplete)]
+    if given == _LATEST:
+        runs = runs[:1]
+    elif given not in runs:
+        runs = [name for name in runs if name.startswith(given)]
+    else:
+        runs = [given]
+    return _point_ids(_results(ctx) / folder, runs, incomplete) if len(runs) == 1 else []
 
 
 def complete_any_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Return ids of the points of all runs in the results, those of the newest run first."""
-    points = _results(ctx) / "points"
-    ids = dict.fromkeys(
-        part.stem.split("-")[1]
-        for run_id in _runs(ctx)
-        for part in sorted((points / run_id).glob("[!.]*-*-*.parquet"))
+    return _point_ids(_results(ctx), _runs(ctx), incomplete)
+
+
+def _point_ids(folder: Path, runs: Sequence[str], begin: str) -> list[CompletionItem]:
+    """Return ids of the points of these runs in a results folder that begin like this."""
+    parts = (
+        part
+        for run_id in runs
+        for part in sorted((folder / "points" / run_id).glob("[!.]*-*-*.parquet"))
     )
-    return [CompletionItem(point_id) for point_id in ids if point_id.startswith(incomplete)]
+    ids = dict.fromkeys(part.stem.split("-")[1] for part in parts)
+    return [CompletionItem(point_id) for point_id in ids if point_id.startswith(begin)]
 
 
 def _runs(ctx: click.Context, inside: str = "") -> list[str]:
@@ -311,10 +285,7 @@ def _results(ctx: click.Context) -> Path:
     return Path(ctx.params.get(name) or "results")
 
 
-COLUMNS_OF_TABLES = 80
 _STDERR = 2
-_PROSE = 100
-_SUMMARY = "GITHUB_STEP_SUMMARY"
 # A longer summary is not shown at all.
 # https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands#step-isolation-and-limits
 _MOST_SUMMARY_BYTES = 1024**2
@@ -348,28 +319,17 @@ def write_file(path: Path, content: bytes) -> None:
         raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def write_output(text: str, path: Path | None, kind: str) -> None:
-    """Write a report to a file, or to stdout where there is none; say how to look at a page.
-
-    Raises ResultsError when it cannot be written.
-    """
-    if path is None:
-        write_result(text)
-        return
-    write_file(path, text.encode())
-    if kind == "html":
-        click.echo(f"{path}: open it in a browser", err=True)
-
-
 def append_to_github_summary(markdown: str) -> None:
     """Append to the summary of a step of GitHub Actions, the file that GITHUB_STEP_SUMMARY names.
 
     Raises UsageError when none is named, ResultsError when it cannot be written or becomes longer
     than GitHub shows.
     """
-    name = os.environ.get(_SUMMARY)
+    name = os.environ.get("GITHUB_STEP_SUMMARY")
     if not name:
-        raise UsageError(f"--github: {_SUMMARY} is not set; it is in a step of GitHub Actions")
+        raise UsageError(
+            "--github: GITHUB_STEP_SUMMARY is not set; it is in a step of GitHub Actions"
+        )
     path, content = Path(name), markdown.encode()
     try:
         already = path.stat().st_size if path.exists() else 0
@@ -392,12 +352,12 @@ def color() -> bool:
 
 def width() -> int:
     """Return the width of the terminal, or what COLUMNS says; where output is piped, 80."""
-    return shutil.get_terminal_size((COLUMNS_OF_TABLES, 24)).columns
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def text_width() -> int:
     """Return the width of a text, which longer lines make hard to read."""
-    return min(width(), _PROSE)
+    return min(width(), 100)
 
 
 def scalar_text(value: object) -> str:
@@ -414,11 +374,29 @@ def json_text(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def write_document(document: Document, kind: str = "terminal") -> None:
-    """Write a document to stdout: for this terminal, as Markdown (md) or as JSON."""
+def write_document(
+    document: Document,
+    kind: str = "terminal",
+    path: Path | None = None,
+    make_page: Callable[[], str] | None = None,
+) -> None:
+    """Write a document to a file, or to stdout where there is none.
+
+    kind: terminal (for this one), md, json, or html: the page that `make_page` returns. Raises
+    ResultsError when it cannot be written.
+    """
     from raybench.report.documents import format_document
 
-    write_result(format_document(document, kind, width=width(), color=color()))
+    if kind == "html" and make_page is not None:
+        text = make_page()
+    else:
+        text = format_document(document, kind, width=width(), color=path is None and color())
+    if path is None:
+        write_result(text)
+        return
+    write_file(path, text.encode())
+    if kind == "html":
+        click.echo(f"{path}: open it in a browser", err=True)
 
 
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -469,7 +447,12 @@ class _LossyFile(io.FileIO):
 
 def keep_stderr_usable() -> None:
     """Replace sys.stderr by a stream that never raises; a stream of somebody else stays."""
-    _fill_gaps()
+    # What is closed of 0, 1 and 2: the next file opened would be what others write to.
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= _STDERR:
+        os.set_inheritable(descriptor, True)
+        descriptor = os.dup(descriptor)
+    os.close(descriptor)
     usual = sys.stderr
     if usual is not sys.__stderr__:
         return
@@ -480,12 +463,3 @@ def keep_stderr_usable() -> None:
         line_buffering=True,
         write_through=True,
     )
-
-
-def _fill_gaps() -> None:
-    """Open what is closed of 0, 1 and 2: the next file opened would be what others write to."""
-    descriptor = os.open(os.devnull, os.O_RDWR)
-    while descriptor <= _STDERR:
-        os.set_inheritable(descriptor, True)
-        descriptor = os.dup(descriptor)
-    os.close(descriptor)

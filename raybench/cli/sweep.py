@@ -6,8 +6,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ import click
 from click.core import ParameterSource
 
 from raybench.cli.shared import (
-    Size,
     address_option,
     complete_run,
     device_option,
@@ -43,6 +42,7 @@ from raybench.sweep import command
 if TYPE_CHECKING:
     from raybench.job.model import Job
     from raybench.job.plan import Plan
+    from raybench.job.problems import KeyPath
     from raybench.sweep.run_state import RunState, RunTarget
 
 
@@ -59,29 +59,6 @@ _REPEATED = (
     "shared",
     "devices_file",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The arguments and options of `raybench sweep`, by their names; None for those not given.
-
-    job: the path of the job file, or the arguments of the script. The options that say where it
-    runs are in a `RunTarget`.
-    """
-
-    job: tuple[str, ...]
-    script: str | None
-    world_sizes: str
-    items_per_step: str
-    output: Path
-    overrides: tuple[str, ...]
-    expression: str | None
-    resumed: str | None
-    retry_failed: bool
-    profile_expression: str | None
-    tags: Mapping[str, str]
-    dry_run: bool
-    as_json: bool
 
 
 def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -117,13 +94,15 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     help="With --script: samples of an iteration on one rank, for the throughput.",
 )
 @address_option(
-    "The Ray cluster. auto: the one of RAY_ADDRESS or of this host, else a private one. "
+    help="The Ray cluster. auto: the one of RAY_ADDRESS or of this host, else a private one. "
     "local: always a private one."
 )
-@device_option("The devices to measure. auto: GPUs where the cluster has any, else CPU workers.")
+@device_option(
+    help="The devices to measure. auto: GPUs where the cluster has any, else CPU workers."
+)
 @wait_option
 @shared_option
-@devices_option(" A resumed run keeps to those that it had.")
+@devices_option
 @output_option
 @overrides_option
 @click.option(
@@ -134,8 +113,8 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     "resumed",
     metavar="RUN",
     shell_complete=complete_run,
-    help="Continue RUN of the output folder, with its own --set: run its unfinished and lost "
-    "points.",
+    help="Continue RUN of the output folder, with its own --set and devices: run its unfinished "
+    "and lost points.",
 )
 @click.option(
     "--retry-failed", is_flag=True, help="With --resume: also run the failed points again."
@@ -176,29 +155,28 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     from raybench.job.plan import make_plan
     from raybench.sweep.run_state import start_run
 
-    asked = Asked(**{name: given[name] for name in Asked.__dataclass_fields__})
-    if asked.retry_failed and asked.resumed is None:
+    resumed, profiled = given["resumed"], given["profile_expression"]
+    if given["retry_failed"] and resumed is None:
         raise UsageError("--retry-failed: goes with --resume RUN only")
-    job = _load_job(ctx, asked)
+    job = _load_job(ctx, given)
     # Of a run to resume all points, whatever the filter.
-    plan = select(make_plan(job), asked.expression if asked.resumed is None else None)
-    profiled = asked.profile_expression
+    plan = select(make_plan(job), given["expression"] if resumed is None else None)
     where = make_target(given, select_ids(plan, profiled, "--profile") if profiled else frozenset())
-    if asked.resumed is not None:
-        ctx.exit(_resume(ctx, asked, job, plan, where))
-    if asked.dry_run:
-        print_plan(job, plan, asked.as_json)
+    if resumed is not None:
+        ctx.exit(_resume(ctx, job, plan, where))
+    if given["dry_run"]:
+        print_plan(job, plan, given["as_json"])
         return
-    _check_output(asked.output)
+    _check_output(where.output)
     start = start_run(
         job,
         plan,
         # Not sys.argv[0]: where the program lies says nothing of the run.
         argv=("raybench", *sys.argv[1:]),
-        tags=asked.tags,
-        resume_command=lambda run_id: _resume_command(ctx, asked, run_id, asked.output),
+        tags=given["tags"],
+        resume_command=lambda run_id: _resume_command(ctx, run_id, where.output),
     )
-    ctx.exit(_run(job, start, where, asked.as_json))
+    ctx.exit(_run(job, start, where, given["as_json"]))
 
 
 def _check_output(output: Path) -> None:
@@ -215,7 +193,7 @@ def _check_output(output: Path) -> None:
     check_writable(output)
 
 
-def _load_job(ctx: click.Context, asked: Asked) -> Job:
+def _load_job(ctx: click.Context, given: Mapping[str, Any]) -> Job:
     """Return the job of the file or the script, with the `--set` values of a run to resume.
 
     Raises UsageError where there is none or more than one, and JobError for mistakes in it.
@@ -224,25 +202,25 @@ def _load_job(ctx: click.Context, asked: Asked) -> Job:
     from raybench.job.source import overrides_in
     from raybench.results import reader
 
-    overrides = asked.overrides
-    if asked.resumed is not None:
+    overrides, words = given["overrides"], given["job"]
+    if given["resumed"] is not None:
         # A run goes on with its own settings, and with others beside them or in place of them.
-        root, run_id = reader.find_run(asked.output, asked.resumed)
+        root, run_id = reader.find_run(given["output"], given["resumed"])
         overrides = (*overrides_in(reader.read_run(root, run_id).argv), *overrides)
-    if asked.script is not None:
-        return _load_script_job(asked.script, asked, overrides)
-    if asked.world_sizes != "1" or asked.items_per_step:
+    if given["script"] is not None:
+        return _load_script_job(given, overrides)
+    if given["world_sizes"] != "1" or given["items_per_step"]:
         raise UsageError("--world-size and --items-per-step: go with --script; a job has them")
-    if not asked.job:
+    if not words:
         raise click.MissingParameter(ctx=ctx, param_hint="'JOB'", param_type="argument")
-    if len(asked.job) > 1:
+    if len(words) > 1:
         raise UsageError(
-            f"one JOB only, given also {asked.job[1]}; arguments of a script go with --script"
+            f"one JOB only, given also {words[1]}; arguments of a script go with --script"
         )
-    return load_job(Path(asked.job[0]), overrides)
+    return load_job(Path(words[0]), overrides)
 
 
-def _load_script_job(script: str, asked: Asked, overrides: Sequence[str]) -> Job:
+def _load_script_job(given: Mapping[str, Any], overrides: Sequence[str]) -> Job:
     """Return the job that `--script` and its options stand for.
 
     Raises UsageError for world sizes that are no numbers, and JobError for other mistakes, which
@@ -251,13 +229,13 @@ def _load_script_job(script: str, asked: Asked, overrides: Sequence[str]) -> Job
     from raybench.cli.jobs import name_after
     from raybench.job.model import job_from_text
 
-    sizes = asked.world_sizes.split(",")
+    script, world_sizes, items = given["script"], given["world_sizes"], given["items_per_step"]
+    sizes = world_sizes.split(",")
     if not all(size.strip().isdecimal() for size in sizes):
-        raise UsageError(f"--world-size {asked.world_sizes}: must be counts of ranks, as in 1,2,4")
-    arguments = shlex.join(asked.job)
+        raise UsageError(f"--world-size {world_sizes}: must be counts of ranks, as in 1,2,4")
+    arguments = shlex.join(given["job"])
     workload = {"kind": "script", "path": script, "args": arguments}
-    if asked.items_per_step:
-        workload["items_per_step"] = asked.items_per_step
+    workload |= {"items_per_step": items} if items else {}
     # JSON is YAML.
     text = (
         "version: 1\n"
@@ -266,30 +244,18 @@ def _load_script_job(script: str, asked: Asked, overrides: Sequence[str]) -> Job
         f"matrix: {{world_size: [{', '.join(str(int(size)) for size in sizes)}]}}\n"
     )
     name = f"--script {script}"
-    return job_from_text(
-        name,
-        text,
-        overrides,
-        {
-            ("workload", "path"): name,
-            ("workload", "args"): f"{name} -- {arguments}",
-            ("workload", "items_per_step"): f"--items-per-step {asked.items_per_step}",
-            ("matrix", "world_size"): f"--world-size {asked.world_sizes}",
-        },
-    )
+    options: dict[KeyPath, str] = {
+        ("workload", "path"): name,
+        ("workload", "args"): f"{name} -- {arguments}",
+        ("workload", "items_per_step"): f"--items-per-step {items}",
+        ("matrix", "world_size"): f"--world-size {world_sizes}",
+    }
+    return job_from_text(name, text, overrides, options)
 
 
-def _with_overrides(argv: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
-    """Add the `--set` values that a command lacks, in front of the arguments of a script."""
+def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
+    """Go on with the run that `--resume` names; return the exit code."""
     from raybench.job.source import overrides_in
-
-    new = [f"--set={one}" for one in overrides if one not in overrides_in(argv)]
-    end = argv.index("--") if "--" in argv else len(argv)
-    return (*argv[:end], *new, *argv[end:])
-
-
-def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTarget) -> int:
-    """Go on with the run that `--resume` names; the exit code."""
     from raybench.results.writer import clear_leftovers, hold_run
     from raybench.sweep.run_state import (
         check_code,
@@ -302,8 +268,8 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
         run_to_resume,
     )
 
-    assert asked.resumed is not None
-    output, run = run_to_resume(asked.output, asked.resumed, job)
+    given = ctx.params
+    output, run = run_to_resume(given["output"], given["resumed"], job)
     code = code_of_job(job)
     check_code(run, code)
     with hold_run(output, run.run_id):
@@ -312,23 +278,27 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
             run,
             rounds_of_job(job, plan),
             output,
-            select_ids(plan, asked.expression),
-            _resume_command(ctx, asked, run.run_id, output),
+            select_ids(plan, given["expression"]),
+            _resume_command(ctx, run.run_id, output),
             code,
-            retry_failed=asked.retry_failed,
-            tags=asked.tags,
+            retry_failed=given["retry_failed"],
+            tags=given["tags"],
         )
-        argv = _with_overrides(run.argv, asked.overrides)
+        # The command of the run gets the `--set` values that it lacks, before a script's arguments.
+        known = overrides_in(run.argv)
+        new = [f"--set={one}" for one in given["overrides"] if one not in known]
+        end = run.argv.index("--") if "--" in run.argv else len(run.argv)
+        argv = (*run.argv[:end], *new, *run.argv[end:])
         start = replace(start, run=replace(start.run, argv=argv))
-        if asked.dry_run:
+        if given["dry_run"]:
             if not start.todo:
                 say(make_console(), nothing_left(start))
-            if start.todo or asked.as_json:
-                print_plan(job, start.left, asked.as_json)
+            if start.todo or given["as_json"]:
+                print_plan(job, start.left, given["as_json"])
             return 0
         clear_leftovers(output, run.run_id)
         only = where.only or devices_of_run(run)
-        return _run(job, start, replace(where, output=output, only=only), asked.as_json)
+        return _run(job, start, replace(where, output=output, only=only), given["as_json"])
 
 
 def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
@@ -354,15 +324,15 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     return _EXIT_CODES[run.status]
 
 
-def _resume_command(ctx: click.Context, asked: Asked, run_id: str, output: Path) -> str:
+def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
     """Return the command that goes on with this run, with the options that were given."""
-    words = ["sweep"]
-    if asked.script is None:
-        words += asked.job
+    given, words = ctx.params, ["sweep"]
+    if given["script"] is None:
+        words += given["job"]
     else:
-        words += ["--script", asked.script, "--world-size", asked.world_sizes]
-        if asked.items_per_step:
-            words += ["--items-per-step", asked.items_per_step]
+        words += ["--script", given["script"], "--world-size", given["world_sizes"]]
+        if given["items_per_step"]:
+            words += ["--items-per-step", given["items_per_step"]]
     words += ["--resume", run_id]
     if output != Path("results"):
         words += ["-o", str(output)]
@@ -370,11 +340,11 @@ def _resume_command(ctx: click.Context, asked: Asked, run_id: str, output: Path)
         source = ctx.get_parameter_source(option.name or "")
         if option.name not in _REPEATED or source is not ParameterSource.COMMANDLINE:
             continue
-        given = ctx.params[option.name]
-        for value in given if isinstance(given, tuple) else (given,):
+        found = given[option.name]
+        for value in found if isinstance(found, tuple) else (found,):
             words += [option.opts[-1]] if value is True else [option.opts[0], str(value)]
-    if asked.script is not None and asked.job:
-        words += ["--", *asked.job]
+    if given["script"] is not None and given["job"]:
+        words += ["--", *given["job"]]
     return command(*words)
 
 
@@ -401,6 +371,19 @@ def select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> 
     return frozenset(point.point_id for point in select(plan, expression, option).points)
 
 
+def _read_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """Return a size in bytes; None for None. Raises BadParameter for a text that is no size."""
+    from raybench.job.model import read_bytes
+
+    if text is None:
+        return None
+    count = None if text.replace(".", "").isdecimal() else read_bytes(text)
+    if count is None:
+        rule = "must be a size with its unit, as in 141GB or 80GiB"
+        raise click.BadParameter(f"{rule}, given {text!r}")
+    return round(count)
+
+
 @click.command("plan")
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
 @overrides_option
@@ -410,7 +393,8 @@ def select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> 
 @click.option(
     "--device-memory",
     "device_bytes",
-    type=Size(),
+    callback=_read_size,
+    metavar="SIZE",
     help="Tell which points are estimated not to fit into so much memory of a device.",
 )
 @json_option
@@ -444,98 +428,86 @@ def print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = N
     for warning in plan.warnings:
         click.echo(printable(f"{warning} (warning)"), err=True)
     estimates = [estimate(point) for point in plan.points]
-    if as_json:
-        write_result(json_text(_plan_as_json(job, plan, estimates)))
-    else:
-        write_result("\n".join(_paragraphs(job, plan, estimates, device_bytes)) + "\n")
-
-
-def _plan_as_json(job: Job, plan: Plan, estimates: Sequence[int | None]) -> dict[str, Any]:
-    """Return the JSON object of a plan. estimates: bytes on a device, for each point."""
+    if not as_json:
+        write_result(_plan_as_text(job, plan, estimates, device_bytes))
+        return
     least_s, most_s = _iterations_s(job, plan)
-    return {
+    points = [
+        {"point_id": point.point_id, **point.settings}
+        | ({"mem_estimate_bytes": needed} if needed else {})
+        for point, needed in zip(plan.points, estimates, strict=True)
+    ]
+    content = {
         "schema_version": SCHEMA_VERSION,
         "job": job.name,
         "workload": job.workload.kind,
-        "points": [
-            {
-                "point_id": point.point_id,
-                **point.settings,
-                **({"mem_estimate_bytes": needed} if needed else {}),
-            }
-            for point, needed in zip(plan.points, estimates, strict=True)
-        ],
+        "points": points,
         "batch_search": plan.batch_search and plan.batch_search.model_dump(),
-        "devices_needed": max((point.devices_needed for point in plan.points), default=0),
-        "time_at_least_s": least_s,
-        "time_at_most_s": most_s,
+        "devices_needed": _devices_needed(plan),
+        # How many points a search takes is not known before.
+        "time_at_least_s": None if plan.batch_search else least_s,
+        "time_at_most_s": None if plan.batch_search else most_s,
         "warnings": list(plan.warnings),
     }
+    write_result(json_text(content))
 
 
-def _iterations_s(job: Job, plan: Plan) -> tuple[float | None, float | None]:
-    """Return the least and the most seconds of all iterations; (None, None) for a batch search.
+def _devices_needed(plan: Plan) -> int:
+    return max((point.devices_needed for point in plan.points), default=0)
+
+
+def _iterations_s(job: Job, plan: Plan) -> tuple[float, float]:
+    """Return the least and the most seconds of the iterations of all points in all rounds.
 
     The least holds where the first look finds steps steady and known. Building workloads and groups
-    comes on top. How many points a search takes is not known before.
+    comes on top.
     """
-    if plan.batch_search:
-        return None, None
     measure = job.measure
+    most_s = min(measure.repeats * measure.max_seconds, measure.timeout_s)
     trials = measure.rounds * len(plan.points)
-    return trials * measure.repeats * measure.least_s, trials * _point_at_most_s(job)
+    return trials * measure.repeats * measure.least_s, trials * most_s
 
 
-def _point_at_most_s(job: Job) -> float:
-    """Return the longest time of the iterations of one point, in seconds."""
-    return min(job.measure.repeats * job.measure.max_seconds, job.measure.timeout_s)
-
-
-def _paragraphs(
+def _plan_as_text(
     job: Job, plan: Plan, estimates: Sequence[int | None], device_bytes: int | None
-) -> Iterator[str]:
-    """Yield the settings that all points share, a table of the others, and what they need."""
+) -> str:
+    """Return the settings that all points share, a table of the others, and what they need."""
     from raybench.job.plan import varying_settings
     from raybench.job.point import RUN_SETTINGS, UNEVEN
     from raybench.job.registry import gib
+
+    def wrapped(lines: Iterable[str]) -> list[str]:
+        return [click.wrap_text(one, text_width(), subsequent_indent="  ") for one in lines]
 
     varying = varying_settings(plan.points)
     shared = plan.points[0].settings_as_given
     usual = {name for name in UNEVEN if shared.get(name) == RUN_SETTINGS[name].default}
     left_out = {*varying, *usual, *({"batch_size"} if plan.batch_search else ())}
     same = " ".join(f"{n}={scalar_text(value)}" for n, value in shared.items() if n not in left_out)
-    yield f"{job.name}: workload {job.workload.kind}"
-    yield _wrap(f"in all points: {same}")
+    above = [f"{job.name}: workload {job.workload.kind}", f"in all points: {same}"]
     if search := plan.batch_search:
         doubled = [search.start, 2 * search.start]
         first = [str(batch) for batch in doubled if search.max is None or batch <= search.max]
         most = "" if search.max is None else f" or {search.max} is reached"
-        yield _wrap(
+        above.append(
             f"batch_size: {', '.join(first)}, ... until memory runs out{most}, then bisected to "
             "the largest that fits; below: the first point of each series"
         )
-    yield ""
-    needs = [gib(found) if found else "" for found in estimates]
-    table = _point_table(plan, varying, needs if any(needs) else [])
-    if max(map(len, table.splitlines())) > text_width():
-        table = _point_table(plan, varying, [])
-    yield table
-    yield from map(_wrap, _needs(job, plan))
-    yield from map(_wrap, _memory_lines(plan, estimates, device_bytes))
-
-
-def _point_table(plan: Plan, varying: Sequence[str], needs: Sequence[str]) -> str:
-    """Return the table of the points. needs: GiB of each; empty: without that column."""
+    titles = ["#", "point_id", *varying, "est. GiB"]
     rows = [
         [
             str(number),
             point.point_id,
             *(scalar_text(point.settings[name]) for name in varying),
-            *needs[number - 1 : number],
+            gib(needed) if needed else "",
         ]
-        for number, point in enumerate(plan.points, start=1)
+        for number, (point, needed) in enumerate(zip(plan.points, estimates, strict=True), start=1)
     ]
-    return table_text(["#", "point_id", *varying, *(["est. GiB"] if needs else [])], rows)
+    table = table_text(titles, rows)
+    if not any(estimates) or max(map(len, table.splitlines())) > text_width():
+        table = table_text(titles[:-1], [row[:-1] for row in rows])
+    below = wrapped([*_needs(job, plan), *_memory_lines(plan, estimates, device_bytes)])
+    return "\n".join([*wrapped(above), "", table, *below]) + "\n"
 
 
 def _needs(job: Job, plan: Plan) -> Iterator[str]:
@@ -543,32 +515,27 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
     from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE
 
     measure, count = job.measure, len(plan.points)
-    devices = max((point.devices_needed for point in plan.points), default=0)
-    needed = f"the largest needs {counted(devices, 'device')}"
+    least_s, most_s = _iterations_s(job, plan)
+    points = f"{count} series" if plan.batch_search else counted(count, "point")
+    yield f"{points}; the largest needs {counted(_devices_needed(plan), 'device')}"
     # Warm-up takes half of the budget at most.
     fitting_s = measure.max_seconds / 2 / measure.iterations.min
-    more = (
-        f"steps above {fitting_s:.3g} s take longer: "
+    if plan.batch_search:
+        each = f"at most {_duration(most_s / measure.rounds / count)} a point"
+        time = f"{each}; the number of points is known when the sweep has ended"
+    else:
+        total = f"{_duration(least_s)} to" if least_s else "at most"
+        least = f"{measure.least_s:.3g} to" if measure.least_s else "at most"
+        rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
+        each = f"{counted(measure.repeats, 'repeat')} of {least} {measure.max_seconds:g} s"
+        time = f"{total} {_duration(most_s)} ({rounds}{points} x {each})"
+    yield (
+        f"iterations: {time}; steps above {fitting_s:.3g} s take longer: "
         f"{counted(measure.iterations.min, 'iteration')} are timed in any case; "
         "set-up and the first step of each point take additional time, and a point is stopped "
         f"after {measure.timeout_s:g} s"
     )
-    least_s, most_s = _iterations_s(job, plan)
-    if least_s is None or most_s is None:
-        yield f"{count} series; {needed}"
-        yield (
-            f"iterations: at most {_duration(_point_at_most_s(job))} a point; the number of points "
-            f"is known when the sweep has ended; {more}"
-        )
-        return
-    total = f"{_duration(least_s)} to" if least_s else "at most"
-    least = f"{measure.least_s:.3g} to" if measure.least_s else "at most"
-    rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
-    each = f"{counted(measure.repeats, 'repeat')} of {least} {measure.max_seconds:g} s"
-    yield f"{counted(count, 'point')}; {needed}"
-    product = f"{rounds}{counted(count, 'point')} x {each}"
-    yield f"iterations: {total} {_duration(most_s)} ({product}); {more}"
-    if measure.rounds < WORTHWHILE:
+    if measure.rounds < WORTHWHILE and not plan.batch_search:
         one_round_s = least_s / measure.rounds + count * _SET_UP_S + BETWEEN_ROUNDS_S
         more_s = (WORTHWHILE - measure.rounds) * one_round_s
         yield (
@@ -577,12 +544,8 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
         )
 
 
-def _wrap(text: str) -> str:
-    return click.wrap_text(text, text_width(), subsequent_indent="  ")
-
-
 def _duration(seconds: float) -> str:
-    """Write a time with three digits in s, min or h."""
+    """Return a time with three digits in s, min or h."""
     if seconds < 100:
         return f"{seconds:.3g} s"
     minutes = seconds / 60

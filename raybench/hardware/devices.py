@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -119,25 +119,15 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
         properties = torch.cuda.get_device_properties(device)
         uuid = f"GPU-{properties.uuid}"
         nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-        return Device(
-            kind="cuda",
-            uuid=uuid,
-            name=properties.name,
-            memory_bytes=properties.total_memory,
-            versions={**package_versions(), "cuda": str(torch.version.cuda), "nccl": nccl},
-            **_nvml_facts(uuid),
-            **facts,
-        )
+        versions = {**package_versions(), "cuda": str(torch.version.cuda), "nccl": nccl}
+        facts |= {"name": properties.name, "memory_bytes": properties.total_memory}
+        return Device(kind="cuda", uuid=uuid, versions=versions, **facts, **_nvml_facts(uuid))
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return Device(
-        kind="cpu",
-        uuid=f"{node_id}/{os.getpid()}",
-        name=names[0] if names else platform.processor() or platform.machine(),
-        versions=package_versions(),
-        **facts,
-    )
+    facts["name"] = names[0] if names else platform.processor() or platform.machine()
+    uuid = f"{node_id}/{os.getpid()}"
+    return Device(kind="cpu", uuid=uuid, versions=package_versions(), **facts)
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
@@ -236,8 +226,7 @@ class Counters:
             import torch
 
             # torch has no prefix, NVML has one.
-            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-            self._handle = nvml.device(uuid)
+            self._handle = nvml.device(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
     def read(self) -> Reading | None:
         """Return all counters as they are now; None on a CPU, and where NVML does not answer."""
@@ -499,35 +488,22 @@ def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
 
     None where the log may not be read.
     """
-    try:
-        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
     found: dict[tuple[int, ...], list[int]] = {}
     try:
-        for line in b"".join(_records(descriptor)).splitlines():
-            if match := _XID_LINE.search(line):
-                *address, number = match.groups()
-                found.setdefault(tuple(int(part, 16) for part in address), []).append(int(number))
+        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb", buffering=0) as records:
+            while True:
+                try:
+                    record = records.read(_RECORD_BYTES)
+                except BrokenPipeError:  # the kernel has dropped it meanwhile
+                    continue
+                if not record:  # None: it has no more now
+                    return found
+                for *address, number in _XID_LINE.findall(record):
+                    device = tuple(int(part, 16) for part in address)
+                    found.setdefault(device, []).append(int(number))
     except OSError:
         return None
-    finally:
-        os.close(descriptor)
-    return found
-
-
-def _records(descriptor: int) -> Iterator[bytes]:
-    """Yield the records that the log has now; one that the kernel dropped meanwhile is skipped."""
-    while True:
-        try:
-            record = os.read(descriptor, _RECORD_BYTES)
-        except BlockingIOError:
-            return
-        except BrokenPipeError:
-            continue
-        if not record:
-            return
-        yield record
 
 
 def _memory_facts(handle: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ workload are in `plan.py`. A `Job` that `load_job` returned breaks none.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import itertools
 import json
@@ -692,12 +693,12 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
         settings, unknown = add_settings(job, workload_class)
     except UsageError as error:
         found.append(Problem(path=("workload", "kind"), message=str(error)))
-        nearest = registry.nearest(job.workload.kind)
-        if nearest is None:
+        nearest = difflib.get_close_matches(job.workload.kind, registry.BUILTIN, n=1)
+        if not nearest:
             # What every workload has can be checked all the same.
             settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
             return found + check(job, settings, unsound, is_workload_known=False)
-        workload_class = registry.load(nearest)
+        workload_class = registry.load(nearest[0])
         settings, unknown = add_settings(job, workload_class)
     job._settings, job._workload_class = settings, workload_class
     return [*found, *unknown, *check(job, settings, unsound)]
@@ -716,8 +717,6 @@ ANSWER_METRICS: Mapping[str, Best] = {
     **dict.fromkeys(("gemm_share_pct", "algbw_gb_s", "busbw_gb_s", "memory_gb_s"), "max"),
     "samples_per_joule": "max",
 }
-# Less is better of a workload's own metric in one of these units.
-_UNITS_OF_COSTS = ("s", "ms", "us", "ns", "bytes", "J")
 SAMPLES = "samples"
 
 
@@ -770,8 +769,12 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
         )
         answer = next(declared, Answer(metric="speed_up", over=("world_size",)))
     else:
-        best = asked.best or _best_of(asked.metric, workload_class)
-        answer = Answer(metric=asked.metric, over=asked.over, best=best)
+        # Of a metric of the workload's own by its unit: less is better of what costs.
+        best = ANSWER_METRICS.get(asked.metric, "max")
+        for own in getattr(workload_class, "metrics", ()):
+            if own.name == asked.metric:
+                best = "min" if own.unit in ("s", "ms", "us", "ns", "bytes", "J") else "max"
+        answer = Answer(metric=asked.metric, over=asked.over, best=asked.best or best)
     return replace(
         answer,
         over=tuple(name for name in varying if not answer.over or name in answer.over),
@@ -783,17 +786,6 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
 def _kind(data: Mapping[str, Any]) -> str:
     workload = data.get("workload")
     return str(workload.get("kind", "")) if isinstance(workload, dict) else ""
-
-
-def _best_of(metric: str, workload_class: type) -> Best:
-    """Return whether the largest or the smallest value of a metric is the best.
-
-    Of a workload's own metric by its unit; "max" for one that is not known.
-    """
-    units = {one.name: one.unit for one in getattr(workload_class, "metrics", ())}
-    if metric in units:
-        return "min" if units[metric] in _UNITS_OF_COSTS else "max"
-    return ANSWER_METRICS.get(metric, "max")
 
 
 def _valid(kind: Any, value: object) -> Any:

@@ -36,7 +36,7 @@ from raybench.job.point import (
     setting_text,
 )
 from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
-from raybench.job.registry import Setting, free_setting
+from raybench.job.registry import Setting, make_setting
 
 if TYPE_CHECKING:
     from raybench.job.model import BatchSearch, Job
@@ -397,7 +397,7 @@ def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], li
     if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
         settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}
     problems = list(_check_env_and_script(job, settings))
-    variables = {name: free_setting(name, str) for name in job.env if name not in settings}
+    variables = {name: make_setting(name, str) for name in job.env if name not in settings}
     # The texts that may name settings.
     texts: list[tuple[KeyPath, object]] = []
     for name in getattr(workload_class, "templates", ()):
@@ -422,7 +422,7 @@ def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], li
         except ValueError as error:
             problems.append(Problem(path=path, message=f"{error}, given {quote(text)}"))
             continue
-        own |= {name: free_setting(name, Scalar) for name in names if name in given - known}
+        own |= {name: make_setting(name, Scalar) for name in names if name in given - known}
         for name in names:
             if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
                 message = f"names {{{name}}}, but the job gives no batch size; "

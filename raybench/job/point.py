@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from annotated_types import Interval, Predicate
@@ -18,7 +17,8 @@ Scalar = str | int | float | bool
 SCRIPT = "script"
 BATCH_SIZES = ("batch_size", "global_batch_size")
 MAX_SIZE = 2**31 - 1
-Size = Annotated[int, Interval(ge=1, le=MAX_SIZE)]
+_SIZES = Interval(ge=1, le=MAX_SIZE)
+Size = Annotated[int, _SIZES]
 
 
 def setting_text(value: Scalar) -> str:
@@ -242,7 +242,8 @@ class Point(Execution):
         About(text="Devices that work on the point together, one rank each.", column="ranks"),
     ] = 1
     batch_size: Annotated[
-        Size | None,
+        int | None,
+        _SIZES,
         About(
             text="Items per device and forward pass (weak scaling).",
             column="per device and pass",
@@ -250,7 +251,8 @@ class Point(Execution):
         ),
     ]
     global_batch_size: Annotated[
-        Size | None,
+        int | None,
+        _SIZES,
         About(
             text="Items per optimizer step over all devices (strong scaling); batch_size follows "
             "from it.",
@@ -332,19 +334,20 @@ def _plain(value: Any) -> Any:
 def _read_setting(name: str, hint: Any, default: Any) -> RunSetting:
     """Return what a field of a point declares of a setting that a job gives."""
     declared, *notes = get_args(hint)
-    about = next(note for note in notes if isinstance(note, About))
+    kind: Any
     if get_origin(declared) is Literal:
-        return RunSetting(name=name, kind=str, annotation=hint, default=default, about=about)
-    (given,) = (each for each in get_args(declared) or (declared,) if each is not NoneType)
-    kind, *bounds = get_args(given) or (given,)
-    # A job gives the text of a member.
-    allowed: Any = Literal[tuple(map(_plain, kind))] if issubclass(kind, StrEnum) else kind
+        kind, allowed = str, declared
+    else:
+        # The first of `int | None`; a job gives the text of a member.
+        kind = allowed = (get_args(declared) or (declared,))[0]
+        if issubclass(kind, StrEnum):
+            allowed = Literal[tuple(map(_plain, kind))]
     return RunSetting(
         name=name,
         kind=kind,
-        annotation=Annotated[(allowed, *bounds, *notes)],
+        annotation=Annotated[(allowed, *notes)],
         default=None if default is MISSING else _plain(default),
-        about=about,
+        about=next(note for note in notes if isinstance(note, About)),
     )
 
 

@@ -8,7 +8,6 @@ estimate never keeps a point from running.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -61,8 +60,6 @@ BUILTIN: Mapping[str, str] = {
 # Names with a meaning of their own in job files, filters and result tables.
 RESERVED = frozenset({*RUN_SETTINGS, "kind", "scaling", "workload", "rank", "context"})
 
-_ADAPTER_CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -100,11 +97,22 @@ def load(kind: str) -> type:
     """Return the class of the workload `kind`; imports its module.
 
     A user's module is looked for as `python -m` does: the current directory is put before all of
-    `sys.path`, unless it is in it. Raises UsageError, in one line, when there is no such class or
-    it is no workload.
+    `sys.path`, unless it is in it. Raises UsageError, in one line, when there is no such class, it
+    is no workload, or for whatever its module raises, but for KeyboardInterrupt.
     """
-    module_name, class_name = _target(kind)
-    module = _import(module_name)
+    module_name, class_name = module_and_class(kind)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        # What a module prints is no part of a result, as of `plan --json`.
+        with redirect_stdout(sys.stderr):
+            module = importlib.import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # A user's module may raise anything at all while it is imported.
+        raise UsageError(f"cannot import module {module_name!r}: {brief(error)}") from error
     with _one_line(kind):
         workload_class = getattr(module, class_name, None)
         if not inspect.isclass(workload_class):
@@ -116,21 +124,10 @@ def load(kind: str) -> type:
         return workload_class
 
 
-def nearest(kind: str) -> str | None:
-    """Return the built-in workload whose name is nearest to a wrong one; None where none is."""
-    return next(iter(difflib.get_close_matches(kind, BUILTIN, n=1)), None)
-
-
-def module_of(kind: str) -> str:
-    """Return the name of the module of the workload `kind`. Raises UsageError as `load`."""
-    return _target(kind)[0]
-
-
-def _target(kind: str) -> tuple[str, str]:
-    """Return the names of the module and the class of a workload.
+def module_and_class(kind: str) -> tuple[str, str]:
+    """Return the names of the module and the class of a workload; imports nothing.
 
     kind: a built-in workload, or package.module:Class. Raises UsageError for any other text.
-    Imports nothing.
     """
     target = BUILTIN.get(kind, kind)
     if ":" not in target:
@@ -141,25 +138,6 @@ def _target(kind: str) -> tuple[str, str]:
         raise UsageError(f"a workload of your own is package.module:Class, given {kind!r}")
     module_name, _, class_name = target.partition(":")
     return module_name, class_name
-
-
-def _import(name: str) -> Any:
-    """Return the module of this name; puts the current directory into `sys.path`.
-
-    Raises UsageError, in one line, for whatever the module raises, but for KeyboardInterrupt.
-    """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        # What a module prints is no part of a result, as of `plan --json`.
-        with redirect_stdout(sys.stderr):
-            return importlib.import_module(name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        # A user's module may raise anything at all while it is imported.
-        raise UsageError(f"cannot import module {name!r}: {brief(error)}") from error
 
 
 @contextmanager
@@ -189,12 +167,7 @@ def settings(workload_class: type) -> dict[str, Setting]:
 def run_setting(name: str) -> Setting:
     """Return a setting that does not depend on the workload: one of `point.RUN_SETTINGS`."""
     declared = RUN_SETTINGS[name]
-    return _setting(name, declared.annotation, declared.default, declared.about.text)
-
-
-def free_setting(name: str, annotation: Any) -> Setting:
-    """Return a setting that the job names itself: in a text, or as an environment variable."""
-    return _setting(name, annotation, None, "")
+    return make_setting(name, declared.annotation, declared.default, declared.about.text)
 
 
 def parameters(workload_class: type) -> tuple[Setting, ...]:
@@ -202,21 +175,35 @@ def parameters(workload_class: type) -> tuple[Setting, ...]:
 
     Raises UsageError, in one line, for parameters that no job file could give.
     """
+    found = []
     with _one_line("the class of the workload"):
-        where = f"{workload_class.__name__}.__init__"
-        return tuple(_parameter(where, *declared) for declared in _declared(where, workload_class))
+        for name, annotation, default in _declared(workload_class):
+            where = f"{workload_class.__name__}.__init__: parameter {name}"
+            if name in RESERVED:
+                raise UsageError(f"{where} has a name that is raybench's own; choose another")
+            if annotation is None:
+                raise UsageError(f"{where} has no type; declare one, as in {name}: int = 1")
+            # The meaning of grad_accumulation is fixed by global_batch_size, so its range is too.
+            kind = Size if name == "grad_accumulation" else annotation
+            try:
+                description = FieldInfo.from_annotation(annotation).description or ""
+                setting = make_setting(name, kind, default, " ".join(description.split()))
+            except (PydanticUserError, UsageError, TypeError) as error:
+                raise UsageError(f"{where} must be an int, float, bool, str or Literal") from error
+            if setting.default is not None and (rule := setting.complaint(setting.default)):
+                raise UsageError(f"{where} has a default that is not allowed: {rule}")
+            found.append(setting)
+    return tuple(found)
 
 
-# Name, type with its notes (None: not given), default (PydanticUndefined: none) of a parameter.
-_Declared = tuple[str, Any, Any]
+def _declared(workload_class: type) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, type with its notes, and default of each keyword-only argument of `__init__`.
 
-
-def _declared(where: str, workload_class: type) -> Iterator[_Declared]:
-    """Yield each keyword-only argument of the `__init__` of a class, with its type and default.
-
-    where: names the `__init__` in errors. Raises UsageError where it takes more arguments by
-    position than `context`, and for a type that cannot be read.
+    The type is None where none is given, the default PydanticUndefined where there is none; each
+    member of an unpacked TypedDict is an argument. Raises UsageError where it takes more arguments
+    by position than `context`, and for a type that cannot be read.
     """
+    where = f"{workload_class.__name__}.__init__"
     init = inspect.unwrap(workload_class.__init__)  # type: ignore[misc]
     found = list(inspect.signature(init).parameters.values())
     positional = [
@@ -240,58 +227,27 @@ def _declared(where: str, workload_class: type) -> Iterator[_Declared]:
         # Annotations are the user's code too: an undefined name, a failing expression.
         raise UsageError(f"{where} has a type that cannot be read: {error}") from error
     for one in named:
-        if one.kind is one.VAR_KEYWORD:
-            yield from _unpack(where, one.name, hints.get(one.name))
-        else:
-            default = PydanticUndefined if one.default is one.empty else one.default
-            yield one.name, hints.get(one.name), default
+        hint = hints.get(one.name)
+        if one.kind is one.KEYWORD_ONLY:
+            yield one.name, hint, PydanticUndefined if one.default is one.empty else one.default
+            continue
+        (options,) = typing.get_args(hint) or (None,)
+        if not typing.is_typeddict(options):
+            raise UsageError(
+                f"{where}: **{one.name} must be declared as Unpack[...] of a TypedDict, "
+                "as in **ddp: Unpack[raybench.DdpOptions]"
+            )
+        for option, of_option in typing.get_type_hints(options, include_extras=True).items():
+            yield option, of_option, FieldInfo.from_annotation(of_option).default
 
 
-def _unpack(where: str, name: str, annotation: Any) -> Iterator[_Declared]:
-    """Yield the parameters that `**name: Unpack[SomeTypedDict]` stands for.
-
-    Raises UsageError for an annotation that is none of a TypedDict.
-    """
-    (options,) = typing.get_args(annotation) or (None,)
-    if not typing.is_typeddict(options):
-        raise UsageError(
-            f"{where}: **{name} must be declared as Unpack[...] of a TypedDict, "
-            "as in **ddp: Unpack[raybench.DdpOptions]"
-        )
-    for option, hint in typing.get_type_hints(options, include_extras=True).items():
-        yield option, hint, FieldInfo.from_annotation(hint).default
-
-
-def _parameter(where: str, name: str, annotation: Any, default: Any) -> Setting:
-    """Return the setting of a parameter. annotation: None where it has none.
-
-    Raises UsageError for a reserved name, a type that is no scalar, and a default out of bounds.
-    """
-    where = f"{where}: parameter {name}"
-    if name in RESERVED:
-        raise UsageError(f"{where} has a name that is raybench's own; choose another")
-    if annotation is None:
-        raise UsageError(f"{where} has no type; declare one, as in {name}: int = 1")
-    try:
-        notes = getattr(annotation, "__metadata__", ())
-        texts = [note.description for note in notes if getattr(note, "description", None)]
-        description = " ".join(texts[0].split()) if texts else ""
-        # The meaning of grad_accumulation is fixed by global_batch_size, so its range is too.
-        kind = Size if name == "grad_accumulation" else annotation
-        setting = _setting(name, kind, default, description)
-    except (PydanticUserError, UsageError, TypeError) as error:
-        raise UsageError(f"{where} must be an int, float, bool, str or Literal") from error
-    if setting.default is not None and (complaint := setting.complaint(setting.default)):
-        raise UsageError(f"{where} has a default that is not allowed: {complaint}")
-    return setting
-
-
-def _setting(name: str, annotation: Any, default: Any, description: str) -> Setting:
+def make_setting(name: str, annotation: Any, default: Any = None, description: str = "") -> Setting:
     """Return a setting; it is required where the default is PydanticUndefined.
 
     Raises UsageError or an error of pydantic for a type of no single value.
     """
-    adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=_ADAPTER_CONFIG)
+    config = ConfigDict(strict=True, allow_inf_nan=False)
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=config)
     words = _type_in_words(adapter.json_schema())
     if words is None:
         raise UsageError("not a scalar type")
@@ -365,45 +321,30 @@ _CHANGES: tuple[tuple[str, Scalar], ...] = (
 def estimate(point: Point) -> int | None:
     """Return the estimated bytes of a rank; None where the workload has no estimate or it raises.
 
-    Nothing that is measured depends on an estimate, so an error in one is ignored.
+    Nothing that is measured depends on an estimate, so an error in one is ignored. Raises
+    UsageError as `load`.
     """
+    return _estimate(load(point.workload), point.settings)
+
+
+def _estimate(workload_class: type, settings: Mapping[str, Scalar]) -> int | None:
+    """Return the estimated bytes of a rank; None without one, and where the class refuses these."""
     try:
-        return _estimate_memory(load(point.workload), point.settings)
+        if why_not(workload_class, settings) is not None:
+            return None
+        found = _ask(workload_class, "estimate_memory", settings)
     except UsageError:
         return None
-
-
-def _estimate_memory(workload_class: type, settings: Mapping[str, Scalar]) -> int | None:
-    """Return the estimated bytes of a rank; None without one. Raises UsageError where it raises."""
-    found = _ask(workload_class, "estimate_memory", settings)
     return round(found) if isinstance(found, int | float) else None
 
 
 def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
-    """Return a sentence with the estimate of a point that does not fit, and what would fit."""
-    text = f"estimated {gib(estimate_bytes)} of {gib(device_bytes)} GiB"
-    fits = [
-        f"{name} {setting_text(value)} ({gib(needed)} GiB)"
-        for name, value, needed in _what_fits(
-            point, min(USABLE * device_bytes, _LESS * estimate_bytes)
-        )
-    ]
-    if not fits:
-        return f"{text}; by the estimate no single setting makes it fit"
-    return f"{text}; what fits by the estimate: {' or '.join(fits)}"
+    """Return a sentence with the estimate of a point that does not fit, and what would fit.
 
-
-def gib(count: float) -> str:
-    """Return bytes in GiB, as text of three digits."""
-    return f"{count / 2**30:.3g}"
-
-
-def _what_fits(point: Point, room_bytes: float) -> Iterator[tuple[str, Scalar, int]]:
-    """Yield the largest halved batch that fits, then the first other setting that fits.
-
-    Each with its name, its value, and the estimated bytes of a rank.
+    That is the largest halved batch, and the first other change, that fit by the estimate.
     """
     workload_class, given = load(point.workload), point.settings
+    room_bytes = min(USABLE * device_bytes, _LESS * estimate_bytes)
     known = settings(workload_class)
     batch = int(given.get("batch_size", 1))
     batches = [("batch_size", batch >> halved) for halved in range(1, batch.bit_length())]
@@ -412,18 +353,22 @@ def _what_fits(point: Point, room_bytes: float) -> Iterator[tuple[str, Scalar, i
         for name, value in _CHANGES
         if name in known and given.get(name) != value and known[name].complaint(value) is None
     ]
+    fits = []
     for group in (batches, changes):
         for name, value in group:
-            changed = {**given, name: value}
-            try:
-                if why_not(workload_class, changed) is not None:
-                    continue
-                needed = _estimate_memory(workload_class, changed)
-            except UsageError:
-                continue
+            needed = _estimate(workload_class, {**given, name: value})
             if needed is not None and needed <= room_bytes:
-                yield name, value, needed
+                fits.append(f"{name} {setting_text(value)} ({gib(needed)} GiB)")
                 break
+    text = f"estimated {gib(estimate_bytes)} of {gib(device_bytes)} GiB"
+    if not fits:
+        return f"{text}; by the estimate no single setting makes it fit"
+    return f"{text}; what fits by the estimate: {' or '.join(fits)}"
+
+
+def gib(count: float) -> str:
+    """Return bytes in GiB, as text of three digits."""
+    return f"{count / 2**30:.3g}"
 
 
 _SCALAR_TYPES = ("integer", "number", "boolean", "string", "null")

@@ -145,11 +145,16 @@ class LocalCopies:
     norms of zeros overflows: a device that multiplies NaN draws less power, and its clocks rise.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seen: list[Collective] | None = None) -> None:
+        """Begin with no random numbers. seen: gets each call, without its tensors."""
         self._drawn: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
+        self._seen = seen
 
     def __call__(self, collective: Collective) -> Work:
         """Write the outputs of a collective, and return a work that is complete."""
+        if self._seen is not None:
+            # Without its tensors, whose memory the step needs back.
+            self._seen.append(replace(collective, copies=()))
         with torch.no_grad():
             for output, source in collective.copies:
                 self._fill(output, self._random(output) if source is None else source)
@@ -182,20 +187,6 @@ class LocalCopies:
             numbers = torch.zeros(output.shape, dtype=dtype, device=output.device)
             self._drawn[key] = (numbers.normal_() if is_real else numbers).to(output.dtype)
         return self._drawn[key]
-
-
-class CountedCopies(LocalCopies):
-    """LocalCopies that note in `collectives` which calls they replace."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.collectives: list[Collective] = []
-
-    def __call__(self, collective: Collective) -> Work:
-        """Note the collective, and do as LocalCopies."""
-        # Without its tensors, whose memory the step needs back.
-        self.collectives.append(replace(collective, copies=()))
-        return super().__call__(collective)
 
 
 # Kind, message bytes and copies of a collective.
@@ -238,7 +229,7 @@ def _parts(whole: Tensor, ranks: int) -> Sequence[Tensor]:
     return whole.reshape(-1).chunk(ranks)
 
 
-def _gather(given: _Arguments, ranks: int) -> _Effect:
+def _gather(given: _Arguments, ranks: int, rank: int) -> _Effect:
     """Return the effect of a gather: every output gets this rank's input."""
     own = given["input_tensors"]
     copies = [(out, own[0]) for outputs in given["output_tensors"] for out in outputs]
@@ -259,10 +250,6 @@ def _all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> _Effect:
 def _receive(given: _Arguments, ranks: int, rank: int) -> _Effect:
     tensors = given["tensors"]
     return "recv", _bytes(tensors), [(tensor, None) for tensor in tensors]
-
-
-def _barrier(given: _Arguments, ranks: int, rank: int) -> _Effect:
-    return "barrier", 0, []
 
 
 # The reader of each operator `c10d::…`, called with (arguments, ranks, rank).
@@ -293,11 +280,11 @@ _READ: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
     ),
     "alltoall_": lambda a, ranks, rank: _all_to_all(a["output_tensors"], a["input_tensors"]),
     "alltoall_base_": lambda a, ranks, rank: _all_to_all([a["output"]], [a["input"]]),
-    "gather_": lambda a, ranks, rank: _gather(a, ranks),
+    "gather_": _gather,
     "scatter_": _scatter,
     "send": lambda a, ranks, rank: ("send", _bytes(a["tensors"]), []),
     "recv_": _receive,
     "recv_any_source_": _receive,
-    "barrier": _barrier,
-    "monitored_barrier_": _barrier,
+    "barrier": lambda a, ranks, rank: ("barrier", 0, []),
+    "monitored_barrier_": lambda a, ranks, rank: ("barrier", 0, []),
 }

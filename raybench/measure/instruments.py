@@ -22,7 +22,7 @@ from itertools import pairwise
 
 # Bound now: a workload that replaces the clock in `time` does not time itself with it.
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,114 +41,70 @@ EAGER_ITERATIONS = 12
 # Replays of a single step, to learn how long one takes.
 TRIAL_REPLAYS = 10
 
-# Green contexts must outlive their streams.
-_GREEN_CONTEXTS: list[Any] = []
 
+class Timer:
+    """Times blocks of iterations on one rank.
 
-class Timer(Protocol):
-    """Times blocks of iterations on one rank."""
+    On a GPU by CUDA events between iterations on the current stream, read after the block; their
+    resolution is about 0.5 us (cuEventElapsedTime in the CUDA driver API). On a CPU by the host's
+    clock: right where a step is done when it returns.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._origin_ns = perf_counter_ns()
 
     def time_block(
         self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
     ) -> Samples:
-        """Run `step` `iterations` times, and return how long each took.
+        """Run `step` `iterations` times, and return how long each took; wait for a GPU at the end.
 
         Durations are in ns, starts in ns since the timer was made.
-        parts: where the step notes the host time of its parts; emptied at the begin.
+        parts: where the step notes the host time of its parts; emptied at the begin. A part has a
+        time for each iteration, 0 where a step lacks it.
         lead_in: untimed iterations before the first, so that the device has work queued when the
         clock starts: iterations that find the queue empty take longer than all later ones.
         """
-
-
-class HostTimer:
-    """A Timer by the host's clock: right where a step is done when it returns."""
-
-    def __init__(self) -> None:
-        self._origin_ns = perf_counter_ns()
-
-    def time_block(
-        self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
-    ) -> Samples:
-        """As Timer.time_block."""
-        marks_ns, part_ns = _run_block(step, iterations, parts, lambda: None, lead_in)
-        step_ns = _differences(marks_ns)
-        return Samples(
-            start_ns=tuple(mark - self._origin_ns for mark in marks_ns[:-1]),
-            step_ns=step_ns,
-            host_ns=step_ns,
-            part_ns=part_ns,
-        )
-
-
-class CudaEventTimer:
-    """A Timer by CUDA events between iterations on the current stream, read after the block.
-
-    The resolution of an event is about 0.5 us (cuEventElapsedTime in the CUDA driver API).
-    """
-
-    def __init__(self) -> None:
-        self._origin_ns = perf_counter_ns()
-
-    def time_block(
-        self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
-    ) -> Samples:
-        """As Timer.time_block; waits for the device at the end."""
-        events = [
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            for _ in range(iterations + 1)
-        ]
-        unrecorded = iter(events)
-        stream = torch.cuda.current_stream()
-        marks_ns, part_ns = _run_block(
-            step, iterations, parts, lambda: next(unrecorded).record(stream), lead_in
-        )
-        torch.cuda.synchronize()
-        offset_ns = marks_ns[0] - self._origin_ns
-        since_first_ns = [round(events[0].elapsed_time(event) * _NS_PER_MS) for event in events]
-        return Samples(
-            start_ns=tuple(offset_ns + since_ns for since_ns in since_first_ns[:-1]),
-            step_ns=tuple(
+        events: list[torch.cuda.Event] = []
+        mark: Callable[[], None] = lambda: None  # noqa: E731
+        if self._on_gpu:
+            events = [
+                torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                for _ in range(iterations + 1)
+            ]
+            unrecorded, stream = iter(events), torch.cuda.current_stream()
+            mark = lambda: next(unrecorded).record(stream)  # noqa: E731
+        for _ in range(lead_in):
+            step()
+        marks_ns = [0] * (iterations + 1)
+        spent_ns: list[dict[str, int]] = [{}] * iterations
+        clock, take = perf_counter_ns, parts.take
+        take()
+        # The hot loop: the host's clock is read before each iteration and after the last one.
+        for iteration in range(iterations):
+            marks_ns[iteration] = clock()
+            mark()
+            step()
+            spent_ns[iteration] = take()
+        marks_ns[iterations] = clock()
+        mark()
+        host_ns = step_ns = tuple(end - start for start, end in pairwise(marks_ns))
+        starts_ns = marks_ns[:-1]
+        if events:
+            torch.cuda.synchronize()
+            step_ns = tuple(
                 round(event.elapsed_time(following) * _NS_PER_MS)
                 for event, following in pairwise(events)
-            ),
-            host_ns=_differences(marks_ns),
-            part_ns=part_ns,
+            )
+            since_ns = [round(events[0].elapsed_time(event) * _NS_PER_MS) for event in events[:-1]]
+            starts_ns = [marks_ns[0] + ns for ns in since_ns]
+        names = sorted({name for iteration_ns in spent_ns for name in iteration_ns})
+        return Samples(
+            start_ns=tuple(ns - self._origin_ns for ns in starts_ns),
+            step_ns=step_ns,
+            host_ns=host_ns,
+            part_ns={name: tuple(one.get(name, 0) for one in spent_ns) for name in names},
         )
-
-
-def make_timer(device: torch.device) -> Timer:
-    """Return a CudaEventTimer for a CUDA device, else a HostTimer."""
-    return CudaEventTimer() if device.type == "cuda" else HostTimer()
-
-
-def _run_block(
-    step: Step, iterations: int, parts: PartTimes, mark: Callable[[], None], lead_in: int
-) -> tuple[list[int], dict[str, tuple[int, ...]]]:
-    """Return the host's clock at each mark, and the host time of each part, all in ns.
-
-    The hot loop: `mark` is called before each iteration and after the last, at the same moments.
-    Parts: a time for each iteration by name, 0 where a step lacks the part.
-    """
-    for _ in range(lead_in):
-        step()
-    marks_ns = [0] * (iterations + 1)
-    spent_ns: list[dict[str, int]] = [{}] * iterations
-    clock, take = perf_counter_ns, parts.take
-    take()
-    for iteration in range(iterations):
-        marks_ns[iteration] = clock()
-        mark()
-        step()
-        spent_ns[iteration] = take()
-    marks_ns[iterations] = clock()
-    mark()
-    names = sorted({name for iteration_ns in spent_ns for name in iteration_ns})
-    return marks_ns, {name: tuple(one.get(name, 0) for one in spent_ns) for name in names}
-
-
-def _differences(marks_ns: list[int]) -> tuple[int, ...]:
-    """Return the ns from each mark to the next, one fewer than there are marks."""
-    return tuple(end - start for start, end in pairwise(marks_ns))
 
 
 @contextmanager
@@ -217,6 +173,68 @@ def join_blocks(blocks: Sequence[Samples]) -> Samples:
     )
 
 
+class MemoryUse:
+    """What torch's allocator tells of the timed steps; all is None on a CPU.
+
+    allocated_bytes: peak of the steps between `restart` and `paused`. reserved_bytes: peak of all
+    the time. retries: allocations that failed until cached memory was given back. device_allocs:
+    calls of cudaMalloc. Both stop the device, and a step in a steady state needs neither.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin without peaks; torch's counter of the device is reset, unless that is a CPU."""
+        self._device, self._is_counted = device, device.type == "cuda"
+        self.allocated_bytes: int | None = None
+        self.reserved_bytes: int | None = None
+        self.retries = self.device_allocs = 0 if self._is_counted else None
+        self._reset()
+
+    def restart(self) -> None:
+        """Begin the peak of allocated memory anew; to be called when a warm-up is over.
+
+        DDP makes its buckets anew in the second step. NCCL keeps the first ones until its watchdog,
+        which looks ten times a second, has seen the end of what used them: gradients count twice
+        for some steps, more or fewer of them from start to start.
+        """
+        self._read_reserved()
+        self._reset()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take in the peak until now, and leave out what is allocated inside the `with` block.
+
+        Memory that is still allocated at its end counts from then on.
+        """
+        self._read_reserved()
+        if self._is_counted:
+            allocated = torch.cuda.max_memory_allocated(self._device)
+            self.allocated_bytes = max(allocated, self.allocated_bytes or 0)
+        yield
+        self._reset()
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Add the calls of the allocator inside the `with` block to both counts."""
+        if self.retries is None or self.device_allocs is None:
+            yield
+            return
+        before = torch.cuda.memory_stats_as_nested_dict(self._device)
+        yield
+        after = torch.cuda.memory_stats_as_nested_dict(self._device)
+        self.retries += after["num_alloc_retries"] - before["num_alloc_retries"]
+        self.device_allocs += after["num_device_alloc"] - before["num_device_alloc"]
+
+    def _read_reserved(self) -> None:
+        """Take the peak of reserved memory until now into `reserved_bytes`; nothing on a CPU."""
+        if self._is_counted:
+            reserved = torch.cuda.max_memory_reserved(self._device)
+            self.reserved_bytes = max(reserved, self.reserved_bytes or 0)
+
+    def _reset(self) -> None:
+        if self._is_counted:
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+
 class StepsEndedError(Exception):
     """The script ended on a rank before all steps were timed; raised on all ranks.
 
@@ -232,20 +250,19 @@ class StepsEndedError(Exception):
         self.repetition = repetition
 
 
-class ScriptTimer:
+class ScriptTimer(MemoryUse):
     """Has the process of the script time its steps, and keeps all samples.
 
-    It is a Timer, and takes the place of a PeakMemory: allocated_bytes and reserved_bytes are the
-    peaks of torch's allocator in the process of the script.
+    It takes the place of a Timer and of a MemoryUse: the peaks are those in the process of the
+    script, and the allocator of this process, which does nothing for it, is not counted.
     """
 
     def __init__(self, script: RunningScript, device: torch.device) -> None:
         """Begin without samples. script: its steps are timed. device: by which the ranks agree."""
-        self._script, self._device = script, device
+        super().__init__(torch.device("cpu"))
+        self._script, self._agree_on = script, device
         self._blocks: list[Samples] = []
         self._warmup_iterations = 0
-        self.allocated_bytes: int | None = None
-        self.reserved_bytes: int | None = None
 
     def time_block(
         self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
@@ -263,7 +280,8 @@ class ScriptTimer:
         if allocated_bytes is not None and reserved_bytes is not None:
             self.allocated_bytes = max(allocated_bytes, self.allocated_bytes or 0)
             self.reserved_bytes = max(reserved_bytes, self.reserved_bytes or 0)
-        done = min_over_ranks(len(samples.step_ns), self._device)
+        # The fewest of any rank.
+        done = -max_over_ranks([-len(samples.step_ns)], self._agree_on)[0]
         self._blocks.append(_cut(samples, 0, done))
         if done == iterations:
             return samples
@@ -297,78 +315,6 @@ def _cut(samples: Samples, start: int, end: int) -> Samples:
     )
 
 
-class AllocatorCalls:
-    """Counts what torch's allocator had to do in the timed blocks; both counts are None on a CPU.
-
-    retries: allocations that failed until cached memory was given back. device_allocs: calls of
-    cudaMalloc. Both stop the device, and a step in a steady state needs neither.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        """Begin both counts at 0; at None on a CPU."""
-        self._device = device
-        self.retries = self.device_allocs = 0 if device.type == "cuda" else None
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Add the calls inside the `with` block to both counts."""
-        if self.retries is None or self.device_allocs is None:
-            yield
-            return
-        before = torch.cuda.memory_stats_as_nested_dict(self._device)
-        yield
-        after = torch.cuda.memory_stats_as_nested_dict(self._device)
-        self.retries += after["num_alloc_retries"] - before["num_alloc_retries"]
-        self.device_allocs += after["num_device_alloc"] - before["num_device_alloc"]
-
-
-class PeakMemory:
-    """Peak memory of torch's allocator in bytes; both peaks are None on a CPU.
-
-    allocated_bytes: of the steps between `restart` and `paused`. reserved_bytes: of all the time.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        """Begin without peaks; torch's counter of the device is reset, unless that is a CPU."""
-        self._device, self._is_counted = device, device.type == "cuda"
-        self.allocated_bytes: int | None = None
-        self.reserved_bytes: int | None = None
-        self._reset()
-
-    def restart(self) -> None:
-        """Begin the peak of allocated memory anew; to be called when a warm-up is over.
-
-        DDP makes its buckets anew in the second step. NCCL keeps the first ones until its watchdog,
-        which looks ten times a second, has seen the end of what used them: gradients count twice
-        for some steps, more or fewer of them from start to start.
-        """
-        self._read_reserved()
-        self._reset()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Take in the peak until now, and leave out what is allocated inside the `with` block.
-
-        Memory that is still allocated at its end counts from then on.
-        """
-        self._read_reserved()
-        if self._is_counted:
-            allocated = torch.cuda.max_memory_allocated(self._device)
-            self.allocated_bytes = max(allocated, self.allocated_bytes or 0)
-        yield
-        self._reset()
-
-    def _read_reserved(self) -> None:
-        """Take the peak of reserved memory until now into `reserved_bytes`; nothing on a CPU."""
-        if self._is_counted:
-            reserved = torch.cuda.max_memory_reserved(self._device)
-            self.reserved_bytes = max(reserved, self.reserved_bytes or 0)
-
-    def _reset(self) -> None:
-        if self._is_counted:
-            torch.cuda.reset_peak_memory_stats(self._device)
-
-
 @contextmanager
 def workload_stream(context: Context) -> Iterator[None]:
     """Make the workload's stream the current one inside the `with` block.
@@ -386,7 +332,7 @@ def workload_stream(context: Context) -> Iterator[None]:
     if context.cuda_graph:
         stream = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
     elif context.sms is not None:
-        stream = _limited_stream(context.device.index, context.sms)
+        stream, _ = _limited_stream(context.device.index, context.sms)
     else:
         yield
         return
@@ -398,23 +344,22 @@ def workload_stream(context: Context) -> Iterator[None]:
 
 
 @cache
-def _limited_stream(device_index: int, sms: int) -> torch.cuda.Stream:
+def _limited_stream(device_index: int, sms: int) -> tuple[torch.cuda.Stream, Any]:
     """Return the stream of this process whose kernels run on `sms` multiprocessors only.
 
-    Raises UsageError where torch or the driver has no green contexts.
+    Beside it its green context, which must outlive it. Raises UsageError where torch or the driver
+    has no green contexts.
     """
     try:
         from torch.cuda.green_contexts import GreenContext
 
         part: Any = GreenContext.create(num_sms=sms, device_id=device_index)
-        _GREEN_CONTEXTS.append(part)
-        stream: torch.cuda.Stream = part.Stream()
+        return part.Stream(), part
     except (ImportError, AttributeError, RuntimeError) as error:
         raise UsageError(
             "slow_by: sms needs CUDA green contexts, which torch has from 2.11 on "
             f"({_first_line(error)}); take slow_by: compute"
         ) from error
-    return stream
 
 
 @contextmanager
@@ -485,11 +430,6 @@ def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> in
 def any_rank(condition: bool, device: torch.device) -> bool:
     """Return True on all ranks where the condition is true on at least one of them."""
     return bool(max_over_ranks([int(condition)], device)[0])
-
-
-def min_over_ranks(value: int, device: torch.device) -> int:
-    """Return the smallest value over the ranks."""
-    return -max_over_ranks([-value], device)[0]
 
 
 def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:

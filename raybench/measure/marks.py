@@ -14,7 +14,7 @@ import gc
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -202,10 +202,6 @@ class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
         ]
 
 
-# Name of a region -> how long each of its blocks took in a step, in ms.
-RegionSpans = Mapping[str, Sequence[float]]
-
-
 @dataclass(slots=True, kw_only=True)
 class _RegionSpan:
     name: str
@@ -224,37 +220,29 @@ class RegionMarks(_StepMarks[_RegionSpan]):
         yield
         span.end = self._mark()
 
-    def take(self) -> list[RegionSpans]:
-        """Return for each ended step the ms of each region's blocks, by name; forget the steps.
+    def take(self, steps: int, step_ms: float) -> tuple[RegionTime, ...]:
+        """Return the median of each region over the last `steps` ended steps; forget all of them.
 
-        The device must be done with the steps.
+        In the order in which regions were entered; a step that did not enter one counts with 0 ms.
+        step_ms: duration of such a step, of which each region is a share. The device must be done
+        with the steps.
         """
-        found: list[RegionSpans] = []
-        for step in self._take_ended():
+        spans_ms: list[dict[str, list[float]]] = []
+        for step in self._take_ended()[-steps:]:
             by_name: dict[str, list[float]] = defaultdict(list)
             for span in step:
                 assert span.end is not None, "a step returned inside of a region"
                 by_name[span.name].append(elapsed_ms(span.start, span.end))
-            found.append(by_name)
-        return found
-
-
-def region_times(steps: Sequence[RegionSpans], step_ms: float) -> tuple[RegionTime, ...]:
-    """Return the median of each region over the steps, in the order in which they were entered.
-
-    A step that did not enter a region counts with 0 ms. step_ms: the duration of such a step, of
-    which each region is a share.
-    """
-    names = dict.fromkeys(name for step in steps for name in step)
-    return tuple(
-        RegionTime(
-            name=name,
-            calls=max(len(step.get(name, ())) for step in steps),
-            ms=(ms := statistics.median(sum(step.get(name, ())) for step in steps)),
-            share=ms / step_ms if step_ms else 0.0,
+            spans_ms.append(by_name)
+        return tuple(
+            RegionTime(
+                name=name,
+                calls=max(len(step.get(name, ())) for step in spans_ms),
+                ms=(ms := statistics.median(sum(step.get(name, ())) for step in spans_ms)),
+                share=ms / step_ms if step_ms else 0.0,
+            )
+            for name in dict.fromkeys(name for step in spans_ms for name in step)
         )
-        for name in names
-    )
 
 
 _NO_DDP = "unknown: the script has no model in DistributedDataParallel, whose gradients have a hook"
@@ -332,8 +320,11 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
     the process count: a workload may hold its own in collections, objects and closures.
     """
     optimizers: dict[torch.optim.Optimizer, None] = {}
-    with _before_optimizer_steps(lambda optimizer: optimizers.setdefault(optimizer)):
+    hook = register_optimizer_step_pre_hook(lambda one, *_: optimizers.setdefault(one))
+    try:
         step()
+    finally:
+        hook.remove()
     gc.collect()
     # By the type: to ask a proxy for its class may run code of its own.
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
@@ -347,7 +338,13 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
     torch.cuda.reset_peak_memory_stats(device)
     begin, gradients = torch.cuda.memory_allocated(device), _GradientsAtPeak(weights, device)
     gradients_before = gradients.now_bytes
-    with gradients.watching():
+    with ExitStack() as hooks:
+        # Whenever a gradient is complete, and before an optimizer steps.
+        hook = register_optimizer_step_pre_hook(lambda *_: gradients.look())
+        hooks.callback(hook.remove)
+        for weight in gradients.trained:
+            hook = weight.register_post_accumulate_grad_hook(lambda _: gradients.look())  # type: ignore[no-untyped-call]
+            hooks.callback(hook.remove)
         step()
     gradients.look()
     at_peak = gradients.peak_bytes
@@ -375,28 +372,16 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
 class _GradientsAtPeak:
     """Finds how many bytes of gradients there were when the memory of a step was largest.
 
-    It looks whenever a gradient is complete, and before an optimizer steps. A new peak since the
-    last look was reached with the gradients of the last look.
+    A new peak since the last look was reached with the gradients of the last look. trained: the
+    weights whose gradients count.
     """
 
     def __init__(self, weights: Iterable[Tensor], device: torch.device):
         """Count the gradients that are there now, of the weights that are trained."""
         self._device = device
-        self._trained = [tensor for tensor in weights if tensor.requires_grad]
+        self.trained = [tensor for tensor in weights if tensor.requires_grad]
         self._largest = 0
         self.now_bytes = self.peak_bytes = self._count()
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Call `look` at these moments inside the `with` block."""
-        with ExitStack() as hooks:
-            for parameter in self._trained:
-                handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    lambda _: self.look()
-                )
-                hooks.callback(handle.remove)
-            hooks.enter_context(_before_optimizer_steps(lambda _: self.look()))
-            yield
 
     def look(self) -> None:
         """Where there is a new peak, take the gradients of the last look as those of the peak."""
@@ -406,22 +391,8 @@ class _GradientsAtPeak:
         self.now_bytes = self._count()
 
     def _count(self) -> int:
-        gradients = (tensor.grad for tensor in self._trained if tensor.grad is not None)
+        gradients = (tensor.grad for tensor in self.trained if tensor.grad is not None)
         return _storage_bytes(gradients, self._device)
-
-
-@contextmanager
-def _before_optimizer_steps(call: Callable[[torch.optim.Optimizer], object]) -> Iterator[None]:
-    """Inside the `with` block, run `call(optimizer)` before each optimizer of torch.optim steps."""
-
-    def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        call(optimizer)
-
-    handle = register_optimizer_step_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _storage_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:

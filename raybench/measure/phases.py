@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
 from raybench.errors import add_note, brief
 from raybench.hardware.devices import (
@@ -33,8 +32,7 @@ from raybench.measure.breakdown import Extent, break_down, break_down_script
 from raybench.measure.instruments import (
     EAGER_ITERATIONS,
     TRIAL_REPLAYS,
-    AllocatorCalls,
-    PeakMemory,
+    MemoryUse,
     ScriptTimer,
     Step,
     StepsEndedError,
@@ -46,7 +44,6 @@ from raybench.measure.instruments import (
     gather_durations,
     join_blocks,
     loop_step,
-    make_timer,
     max_over_ranks,
     no_garbage_collection,
     per_step,
@@ -76,10 +73,9 @@ class _PointRun:
 
     context: Context
     settings: Measure
-    timer: Timer
+    timer: Timer | ScriptTimer
     counters: Counters
-    memory: PeakMemory | ScriptTimer
-    allocator: AllocatorCalls
+    memory: MemoryUse
     nccl_choices: NcclChoices
     repetitions: list[Repetition] = field(default_factory=list)
     energies_j: list[float | None] = field(default_factory=list)
@@ -131,10 +127,9 @@ def measure(
     run = _PointRun(
         context=context,
         settings=settings,
-        timer=make_timer(context.device),
+        timer=Timer(context.device),
         counters=Counters(context.device),
-        memory=PeakMemory(context.device),
-        allocator=AllocatorCalls(context.device),
+        memory=MemoryUse(context.device),
         nccl_choices=nccl_choices,
     )
     setup_s = 0.0
@@ -158,8 +153,6 @@ def measure(
                 # The script's own process times its steps: they are not run in this one.
                 run.warnings.extend(workload.warnings(context))
                 run.timer = run.memory = ScriptTimer(workload, context.device)
-                # None of both counts: the allocator of this process does nothing for the script.
-                run.allocator = AllocatorCalls(torch.device("cpu"))
             try:
                 run.repetitions.append(_warm_up_and_time(workload, run))
             except StepsEndedError as ended:
@@ -180,8 +173,8 @@ def measure(
         repetitions=tuple(run.repetitions),
         peak_mem_allocated_bytes=run.memory.allocated_bytes,
         peak_mem_reserved_bytes=run.memory.reserved_bytes,
-        alloc_retries=run.allocator.retries,
-        device_allocs=run.allocator.device_allocs,
+        alloc_retries=run.memory.retries,
+        device_allocs=run.memory.device_allocs,
         # Not known where that of a repeat is not.
         energy_j=sum(known) if len(known) == len(run.repetitions) else None,
         throttle_reasons=tuple(run.throttle_reasons),
@@ -219,7 +212,8 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
         warmup, compiling_steps = _warm_up(workload, run)
         warmup_ns = _point_ns(warmup)
         run.memory.restart()
-        _check(workload, run)
+        with run.memory.paused():
+            workload.check()
         if isinstance(run.timer, ScriptTimer):
             inner = 1  # a script runs its own loop
         elif context.cuda_graph:
@@ -233,7 +227,8 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
         loop = nullcontext(loop_step(workload.step, inner))
         with capture_graph(workload, inner, context) if context.cuda_graph else loop as step:
             drifted, timed, progress = _time(step, inner, warmup_ns, run)
-            _check(workload, run)
+            with run.memory.paused():
+                workload.check()
     return Repetition(
         warmup=join_blocks([block for block, _ in (*warmup, *drifted)]),
         timed=join_blocks([block for block, _ in timed]),
@@ -304,7 +299,7 @@ def _time(
         lead_in = policy.lead_in(progress())
         before = run.counters.read()
         begin_ns = time.monotonic_ns()
-        with run.allocator.counting():
+        with run.memory.counting():
             block = run.time_block(step, count, lead_in=lead_in)
         spans_ns.append((begin_ns, time.monotonic_ns()))
         samples, after = per_step(block, inner), run.counters.read()
@@ -326,17 +321,6 @@ def _point_ns(blocks: _Blocks) -> Sequence[float]:
     return step_series(list(np.concatenate(ranks_ns, axis=1))).tolist() if blocks else ()
 
 
-def _check(workload: Workload, run: _PointRun) -> None:
-    """Call the workload's `check`, whose memory does not count as the step's; nothing for a script.
-
-    Raises what `check` raises.
-    """
-    if isinstance(run.memory, ScriptTimer):
-        return  # a script has no check
-    with run.memory.paused():
-        workload.check()
-
-
 def _own_metrics(workload: Workload) -> dict[Metric, float]:
     """Return the values of the metrics that the workload declares itself, but for those not set.
 
@@ -345,16 +329,9 @@ def _own_metrics(workload: Workload) -> dict[Metric, float]:
     """
     owner, declared = f"workload {type(workload).__name__}", type(workload).metrics
     metrics = declared if isinstance(declared, tuple | list) else (declared,)
-    values = {
-        metric: getattr(workload, metric.name, None)
-        for metric in metrics
-        if isinstance(metric, Metric)
-    }
-    return {
-        metric: check_metric(owner, metric, value)
-        for metric, value in values.items()
-        if value is not None
-    }
+    known = [one for one in metrics if isinstance(one, Metric) and hasattr(workload, one.name)]
+    values = {metric: getattr(workload, metric.name) for metric in known}
+    return {one: check_metric(owner, one, val) for one, val in values.items() if val is not None}
 
 
 def _compare_gradients(workload: Workload, run: _PointRun) -> None:

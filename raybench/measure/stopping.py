@@ -166,7 +166,19 @@ class StoppingPolicy:
         is_complete = owed_s <= (1 - self.nearly) * self._least_s()
         if not (is_complete or settings.warmup.is_fixed or progress.drifted_ns):
             owed = min(settings.iterations.max, _count_in(owed_s, progress.expected_ns))
-        if done and (done >= self.nearly * owed if owed else self._drifts(progress, left_s)):
+        if owed:
+            is_over = done >= self.nearly * owed
+        else:
+            # Where enough samples still change their level, and there is time to begin anew.
+            is_adaptive = not (settings.warmup.is_fixed or settings.iterations.is_fixed)
+            is_over = (
+                is_adaptive
+                and not settings.is_quick
+                and done >= self.nearly * self._least_samples(progress)
+                and progress.timed_s <= left_s
+                and self._is_warming(progress.level_change())
+            )
+        if done and is_over:
             return RESTART
         wanted = owed or self._samples_wanted(progress)
         # The budget never cuts what the job asks for at least.
@@ -221,19 +233,6 @@ class StoppingPolicy:
     def _is_warming(self, change: LevelChange | None) -> bool:
         """Return whether a level seems to change still; an unknown change does not count."""
         return change is not None and change.exceeds(self.warmup_change, self.warmup_errors)
-
-    def _drifts(self, progress: Progress, left_s: float) -> bool:
-        """Return whether enough samples still change their level, and there is time to begin anew.
-
-        Always False for quick runs, and where the job fixes the iterations, timed ones or warm-up.
-        left_s: what is left of the budget.
-        """
-        settings = self.settings
-        if settings.is_quick or settings.warmup.is_fixed or settings.iterations.is_fixed:
-            return False
-        is_enough = len(progress.sample_ns) >= self.nearly * self._least_samples(progress)
-        has_time = progress.timed_s <= left_s
-        return is_enough and has_time and self._is_warming(progress.level_change())
 
     def _samples_wanted(self, progress: Progress) -> int:
         """Return how many samples the phase is to have in all: as many as it has, if they suffice.

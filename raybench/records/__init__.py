@@ -349,14 +349,14 @@ class Breakdown:
 class ModuleTime:
     """Time per step in one module of the model, its children included; None without a backward.
 
-    name: as `named_modules` gives it. kind: its class.
+    name: as `named_modules` gives it.
     """
 
-    name: str
-    kind: str
-    calls: int
-    forward_ms: float
-    backward_ms: float | None
+    name: Annotated[str, Column("", "name in the model", name="module")]
+    kind: Annotated[str, Column("", "class")]
+    calls: Annotated[int, Column("", "per step")]
+    forward_ms: Annotated[float, Column("ms", "per step")]
+    backward_ms: Annotated[float | None, Column("ms", "per step")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

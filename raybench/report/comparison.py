@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -50,17 +50,9 @@ _MOST_LEFT_OUT = 3
 # docs/explanation/statistics.md.
 _ENOUGH_RUNS = 3
 # Where a slow-down of so much could have been missed, that is said first.
-BLIND = 0.1
+_BLIND = 0.1
 # What changed around the points, where nothing did.
 SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variables, commit"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A run that has the tag of a side, but differs from it by more than its start."""
-
-    run_id: str
-    differs_in: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps its rows
@@ -70,8 +62,9 @@ class Comparison(Document):
     base, new: the runs of each side, the newest last. words: how the user named them.
     points: as `raybench.analysis.compare.compare` gives them. changes: of the environment, from the
     newest of `base` to the newest of `new`. beside: point_id -> what else changed there, between
-    these two. left_out: runs with a side's tag that were not compared. impossible: the figures of
-    these two that cannot be: "base" or "new" with the point, and the sentence.
+    these two. left_out: id of a run that has the tag of a side, but differs from it by more than
+    its start, so that it is not compared -> what differs. impossible: the figures of these two that
+    cannot be: "base" or "new" with the point, and the sentence.
     """
 
     base: Sequence[Run]
@@ -81,7 +74,7 @@ class Comparison(Document):
     points: Sequence[ComparedPoint]
     changes: Sequence[Change]
     beside: Mapping[str, Sequence[PointChange]]
-    left_out: Sequence[LeftOut] = ()
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
     impossible: Sequence[tuple[str, str]] = ()
 
     @cached_property
@@ -129,13 +122,8 @@ class Comparison(Document):
     @property
     def obstacles(self) -> tuple[str, ...]:
         """Return why points ran on other devices or node counts; empty where none did."""
-        return tuple(
-            dict.fromkeys(
-                row.why
-                for row in self.compared
-                if row.why is not None and row.why.startswith("other ")
-            )
-        )
+        reasons = (row.why for row in self.compared if row.why and row.why.startswith("other "))
+        return tuple(dict.fromkeys(reasons))
 
     @property
     def title(self) -> str:
@@ -149,77 +137,80 @@ class Comparison(Document):
         if self.has_one_run:
             side = "base" if len(self.base) < LEAST_RUNS else "new"
             where = "a side" if len(self.base) == len(self.new) else f"of {side}"
-            words = Counter(verdict_words(row, self.threshold) for row in rows)
-            likely = [
-                f"{words[word]} {word}" for word in (f"{SLOWER}?", f"{FASTER}?") if words[word]
-            ]
+            words = Counter(_verdict_words(row, self.threshold) for row in rows)
+            likely = [f"{words[one]} {one}" for one in (f"{SLOWER}?", f"{FASTER}?") if words[one]]
             found = f"; of {counted(len(rows), 'point')}: {', '.join(likely)}" if likely else ""
             return f"1 run {where}: no verdict{found}{broken}{median}."
         slower = [max(_slowdowns(row)) for row in rows if row.verdict == SLOWER]
         lead = f"{len(slower)} of {counted(len(rows), 'point')} slower"
         lead += f", the worst by {max(slower):.1%}" if slower else ""
         others = [f"{verdicts[name]} {name}" for name in (FASTER, SAME, UNCLEAR) if verdicts[name]]
-        tail = f"; {', '.join(others)}" if others else ""
-        return f"{self._blindness()}{lead}{tail}{broken}{median}."
-
-    def _blindness(self) -> str:
-        """Return `Blind below 50%: ` where a point not called slower may be so by over 10 %."""
-        most = max(
-            (
-                max(row.ratio_high, 1 / row.rate_ratio_low) - 1
-                for row in self.compared
-                if row.verdict != SLOWER and row.ratio_high and row.rate_ratio_low
-            ),
-            default=0.0,
-        )
-        return f"Blind below {most:.0%}: " if most > BLIND else ""
+        found = "; ".join(filter(None, (lead, ", ".join(others))))
+        unseen = [
+            max(row.ratio_high, 1 / row.rate_ratio_low) - 1
+            for row in rows
+            if row.verdict != SLOWER and row.ratio_high and row.rate_ratio_low
+        ]
+        blind = f"Blind below {most:.0%}: " if (most := max(unseen, default=0.0)) > _BLIND else ""
+        return f"{blind}{found}{broken}{median}."
 
     def blocks(self) -> Iterator[Block]:
         """Yield the runs, what changed around the points, and the table of points."""
-        yield from (Line(text=text) for text in (self._sensitivity(), self._one_sided()) if text)
+        rows = self.compared
+        if known := [row for row in rows if row.least_seen is not None]:
+            sides = []
+            for side in ("base", "new"):
+                runs = sorted({int(getattr(row, f"{side}_runs")) for row in known})
+                noun = "run" if runs == [1] else "runs"
+                sides.append(f"{span(str(runs[0]), str(runs[-1]))} {noun} of {side}")
+            seen = sorted(row.least_seen or 0.0 for row in known)
+            least = span(f"{seen[0]:.1%}", f"{seen[-1]:.1%}")
+            alone = f"a point that alone is slower by {least} or more would be called."
+            yield Line(text=f"By {' and '.join(sides)}, {alone}")
+        if text := self._one_sided():
+            yield Line(text=text)
         yield from (Line(text=text, tone="advice") for text in self._advice())
         for why in self.obstacles:
             text = f"NOT COMPARABLE: {why}. The changes below tell of that, not of the software."
             yield Line(text=text, tone="alarm")
-        sides = [("base", _runs_words(self.base)), ("new", _runs_words(self.new))]
-        yield Listing(lines=sides, is_quoted=True)
+        pairs = [("base", _runs_words(self.base)), ("new", _runs_words(self.new))]
+        yield Listing(lines=pairs, is_quoted=True)
         if self.impossible:
             yield Listing(title="Cannot be", lines=self.impossible, is_quoted=True)
         yield changes_listing("What changed around the points", self.changes)
-        if self.compared:
+        if rows:
             table = self._table()
             yield table
-            if hidden := len(self.compared) - len(table.rows):
+            if hidden := len(rows) - len(table.rows):
                 yield hidden_line(hidden)
-        for title, lines in (
-            ("What changed beside, or is missing for a verdict", self._beside()),
-            ("Failed in one of the runs", self._unpaired()),
-        ):
-            yield from [Listing(title=title, lines=lines, is_quoted=True)] if lines else []
-        if self.compared:
+        beside = []
+        for row, name in zip(rows, point_names(rows), strict=True):
+            phrases = [] if self.has_one_run or row.why is None else [row.why]
+            phrases += map(_point_change, self.beside.get(row.point_id, ()))
+            if row.verdict != SAME and phrases:
+                beside.append((name, "; ".join(phrases)))
+        if beside:
+            title = "What changed beside, or is missing for a verdict"
+            yield Listing(title=title, lines=beside, is_quoted=True)
+        broken = self.broken
+        failed = [row for row in self.rows if row in broken or not (row.verdict or _lacks(row))]
+        if failed:
+            ends = [
+                f"base: {_status_words(one.status_base)}; new: {_status_words(one.status_new)}"
+                for one in failed
+            ]
+            pairs = list(zip(point_names(failed), ends, strict=True))
+            yield Listing(title="Failed in one of the runs", lines=pairs, is_quoted=True)
+        if rows:
             text = _EXPLANATION.format(f"{100 * self.threshold:g}%")
             yield Line(text=text, tone="aside", is_apart=True)
 
-    def _sensitivity(self) -> str:
-        """Return the least change that could have been seen, and by how many runs."""
-        rows = [row for row in self.compared if row.least_seen is not None]
-        if not rows:
-            return ""
-        sides = []
-        for side in ("base", "new"):
-            runs = sorted({int(getattr(row, f"{side}_runs")) for row in rows})
-            noun = "run" if runs == [1] else "runs"
-            sides.append(f"{span(str(runs[0]), str(runs[-1]))} {noun} of {side}")
-        least = sorted(row.least_seen or 0.0 for row in rows)
-        seen = span(f"{least[0]:.1%}", f"{least[-1]:.1%}")
-        return (
-            f"By {' and '.join(sides)}, a point that alone is slower by {seen} or more would be "
-            "called."
-        )
-
     def _one_sided(self) -> str:
-        """Return how many points only one of the sides has, and in what all of them differ."""
-        lone = {side: [r for r in self.rows if _absent(r) == side] for side in ("new", "base")}
+        """Return how many points only one of the sides has, and in what all of them differ.
+
+        Empty where both sides have all points.
+        """
+        lone = {side: [r for r in self.rows if _lacks(r) == side] for side in ("new", "base")}
         text = ", ".join(
             f"{counted(len(rows), 'point')} in {side} only"
             for side, rows in (("BASE", lone["new"]), ("NEW", lone["base"]))
@@ -247,8 +238,8 @@ class Comparison(Document):
                 f"To decide: sweep the job {self.new[-1].job_name} on both sides in turns "
                 f"(`raybench sweep`) until each side has {runs} runs, {how}."
             )
-        for one in self.left_out[:_MOST_LEFT_OUT]:
-            yield f"{one.run_id} is left out, as it differs in {', '.join(one.differs_in)}."
+        for run_id, names in [*self.left_out.items()][:_MOST_LEFT_OUT]:
+            yield f"{run_id} is left out, as it differs in {', '.join(names)}."
         if (more := len(self.left_out) - _MOST_LEFT_OUT) > 0:
             yield f"{more} more runs are left out likewise."
 
@@ -260,7 +251,7 @@ class Comparison(Document):
         rate = "samples/s" if any(row.rate_unit == "samples/s" for row in rows) else "steps/s"
 
         def verdict(row: ComparedPoint) -> Cell:
-            words = verdict_words(row, self.threshold)
+            words = _verdict_words(row, self.threshold)
             return Cell(text=words, tone=_TONES.get(words, "plain"))
 
         columns: list[ColumnOf[ComparedPoint]] = [
@@ -279,32 +270,6 @@ class Comparison(Document):
         kind = "base: mean of {} runs, new: mean of {}".format(*counts) if max(counts) > 1 else ""
         return make_table(rows, columns, kind=kind)
 
-    def _beside(self) -> list[tuple[str, str]]:
-        """Return (point, what its verdict lacks and what else changed there), unless the same."""
-        found = []
-        for row, name in zip(self.compared, point_names(self.compared), strict=True):
-            phrases = [] if self.has_one_run or row.why is None else [row.why]
-            phrases += map(_point_change, self.beside.get(row.point_id, ()))
-            if row.verdict != SAME and phrases:
-                found.append((name, "; ".join(phrases)))
-        return found
-
-    def _unpaired(self) -> list[tuple[str, str]]:
-        """Return (point, how it ended on each side) of the points that failed on one side alone."""
-
-        def words(status: Status | None) -> str:
-            return "not there" if status is None else status.label
-
-        rows = [
-            row
-            for row in self.rows
-            if row in self.broken or (row.verdict is None and not _absent(row))
-        ]
-        return [
-            (name, f"base: {words(row.status_base)}; new: {words(row.status_new)}")
-            for row, name in zip(rows, point_names(rows), strict=True)
-        ]
-
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
@@ -320,7 +285,9 @@ class Comparison(Document):
             "base": [asdict(run) for run in self.base],
             "new": [asdict(run) for run in self.new],
             "threshold": self.threshold,
-            "left_out": [asdict(one) for one in self.left_out],
+            "left_out": [
+                {"run_id": run_id, "differs_in": names} for run_id, names in self.left_out.items()
+            ],
             "comparable": not self.obstacles,
             "obstacles": list(self.obstacles),
             "changes": [asdict(one) for one in self.changes],
@@ -354,13 +321,10 @@ def changes_listing(title: str, changes: Sequence[Change]) -> Listing:
 
 
 def _urgency(row: ComparedPoint) -> tuple[Any, ...]:
-    verdict = row.verdict
-    place = _ORDER.index(verdict) if verdict in _ORDER else len(_ORDER)
-    size = (
-        -max(map(abs, _slowdowns(row)))
-        if place < _ORDER.index(SAME) and row.ratio is not None
-        else 0
-    )
+    """Return the sort key of `Comparison.rows`."""
+    place = _ORDER.index(row.verdict) if row.verdict in _ORDER else len(_ORDER)
+    has_changed = row.verdict != SAME and row.ratio is not None and row.verdict is not None
+    size = -max(map(abs, _slowdowns(row))) if has_changed else 0
     batch = "global_batch_size" if row.scaling == "strong" else "batch_size"
     return (place, size, *(setting_order(setting(row, name)) for name in (*_NAMES, batch)))
 
@@ -375,7 +339,7 @@ def percent(relative: float | None) -> str:
 _TONES: dict[str, Tone] = {SLOWER: "alarm", FASTER: "good", UNCLEAR: "advice"}
 
 
-def verdict_words(row: ComparedPoint, threshold: float) -> str:
+def _verdict_words(row: ComparedPoint, threshold: float) -> str:
     """Write the verdict; of an unclear change beyond the threshold `slower?` or `faster?`."""
     if row.verdict != UNCLEAR:
         return str(row.verdict)
@@ -387,11 +351,8 @@ def verdict_words(row: ComparedPoint, threshold: float) -> str:
 
 def _slowdowns(row: ComparedPoint) -> list[float]:
     """Return by how much a point is slower, by the step and by the rate, as far as known."""
-    ratio, rate_ratio = row.ratio, row.rate_ratio
-    return [
-        *([] if ratio is None else [ratio - 1]),
-        *([] if rate_ratio is None else [1 / rate_ratio - 1]),
-    ]
+    found = (row.ratio, row.rate_ratio and 1 / row.rate_ratio)
+    return [ratio - 1 for ratio in found if ratio is not None]
 
 
 def _change(row: ComparedPoint, name: str) -> str:
@@ -408,12 +369,13 @@ def _point_change(one: PointChange) -> str:
     return f"{one.name} {before} -> {now} {one.unit}"
 
 
-def _absent(row: ComparedPoint) -> str:
+def _status_words(status: Status | None) -> str:
+    return "not there" if status is None else status.label
+
+
+def _lacks(row: ComparedPoint) -> str:
     """Return the side, `base` or `new`, that has no row of the point; empty where both have."""
-    for side in ("base", "new"):
-        if getattr(row, f"status_{side}") is None:
-            return side
-    return ""
+    return "base" if row.status_base is None else "new" if row.status_new is None else ""
 
 
 def before_and_now(change: Change, most: int) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from raybench.analysis.compare import Change
-from raybench.analysis.history import POINT_COLUMNS, HistoryRow
+from raybench.analysis.compare import HISTORY_COLUMNS, Change, HistoryRow
 from raybench.analysis.rows import varying
 from raybench.report import formatting
 from raybench.report.blocks import (
@@ -23,10 +21,10 @@ from raybench.report.blocks import (
     Table,
     make_table,
 )
-from raybench.report.charts.grammar import Figure, Mark, Panel, Spec, scatter_panel
+from raybench.report.charts.grammar import Figure, Mark, Panel, Spec, axis, scatter_panel
 from raybench.report.comparison import before_and_now, percent
 from raybench.report.documents import Document
-from raybench.report.formatting import counted, plain
+from raybench.report.formatting import counted, plain, some
 from raybench.report.point_settings import point_names, setting_columns
 
 Series = list[HistoryRow]
@@ -43,11 +41,11 @@ _LABEL_CHARS = 60
 _CHART_HEIGHT, _COLOR = 180, "var(--s1)"
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: it keeps its series
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History(Document):
     """The step times of points over several runs: a document (see `raybench.report.documents`).
 
-    rows: as `raybench.analysis.history.history` gives them, one or more.
+    rows: as `raybench.analysis.compare.history` gives them, one or more.
     causes: (point_id, run_id of the run with the step) -> what changed in its environment.
     """
 
@@ -57,75 +55,47 @@ class History(Document):
     @property
     def title(self) -> str:
         """Return how many points changed their level, in a sentence."""
-        steps = sum(_is_step(row) for rows in self._series for row in rows)
-        runs = len({row.run_id for rows in self._series for row in rows})
-        points = len({rows[0].point_id for rows in self._series})
+        steps = sum(row.step is not None for row in self.rows)
+        runs = len({row.run_id for row in self.rows})
+        points = len({row.point_id for row in self.rows})
         text = counted(steps, "step") if steps else "no step"
         return f"{counted(points, 'point')} over {counted(runs, 'run')}: {text}."
 
-    @cached_property
-    def _series(self) -> list[Series]:
-        """Return the rows of each point on each machine, in order of time; with steps first."""
+    def blocks(self) -> Iterator[Block]:
+        """Yield the tables of points, those with steps first; of one point alone, all its runs."""
         found: dict[tuple[str, int], Series] = {}
         for row in self.rows:
             found.setdefault((row.point_id, row.machine), []).append(row)
-        return sorted(found.values(), key=lambda rows: not any(map(_is_step, rows)))
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the tables of points, those with steps first; of one point alone, all its runs."""
-        series = self._series
+        series = sorted(found.values(), key=lambda rows: not _has_step(rows))
         if len(series) == 1:
             yield Line(text=_bars(series[0]), is_apart=True)
-            yield _runs(series[0])
+            yield _table_of_runs(series[0])
         else:
-            yield from _tables(series)
-        steps = [
-            self._step(row, is_named=len(series) > 1)
-            for rows in series
-            for row in rows
-            if _is_step(row)
-        ]
+            with_history = [rows for rows in series if len(rows) > 1]
+            shown = with_history[:_MOST_POINTS]
+            for workload in dict.fromkeys(rows[0].workload for rows in shown):
+                yield _table_of_points([rows for rows in shown if rows[0].workload == workload])
+            if hidden := len(with_history) - len(shown):
+                text = f"{hidden} more points have a history; --json has all"
+                yield Line(text=text, is_apart=True)
+            if lone := len(series) - len(with_history):
+                text = f"Measured by one run only: {counted(lone, 'point')}."
+                yield Line(text=text, is_apart=True)
+        steps = []
+        for row in (row for rows in series for row in rows if row.step is not None):
+            changes = self.causes.get((row.point_id, row.run_id), ())
+            words = [f"{one.name} {before_and_now(one, _MAX_CHARS)}" for one in changes]
+            where = some(words, _MAX_CHANGES) or "nothing changed that the tables tell"
+            point = f"{row.point_id} " if len(series) > 1 else ""
+            text = f"{formatting.when(row.started_at)}, {row.run_id}: {where}"
+            steps.append((f"{point}{percent(row.step)}", text))
         if steps:
             yield Listing(title="Steps", lines=steps, is_quoted=True)
 
     def members(self) -> Mapping[str, Any]:
         """Return the member of the JSON object: points, with what was read and the levels."""
-        names = (*POINT_COLUMNS, "machine", "level_ms", "step")
+        names = (*HISTORY_COLUMNS, "machine", "level_ms", "step")
         return {"points": [{name: getattr(row, name) for name in names} for row in self.rows]}
-
-    def _step(self, row: HistoryRow, *, is_named: bool) -> tuple[str, str]:
-        """Return a step's size, and when it came with what changed in the environment."""
-        changes = self.causes.get((row.point_id, row.run_id), ())
-        phrases = [
-            f"{one.name} {before_and_now(one, _MAX_CHARS)}" for one in changes[:_MAX_CHANGES]
-        ]
-        more = [f"and {len(changes) - _MAX_CHANGES} more"] * (len(changes) > _MAX_CHANGES)
-        where = "; ".join([*phrases, *more]) or "nothing changed that the tables tell"
-        point = f"{row.point_id} " if is_named else ""
-        return (
-            f"{point}{percent(row.step)}",
-            f"{formatting.when(row.started_at)}, {row.run_id}: {where}",
-        )
-
-
-def _tables(series: Sequence[Series]) -> Iterator[Block]:
-    """Yield a table for each workload, of the points that have a history."""
-    with_history = [rows for rows in series if len(rows) > 1]
-    shown = with_history[:_MOST_POINTS]
-    for workload in dict.fromkeys(rows[0].workload for rows in shown):
-        members = [rows for rows in shown if rows[0].workload == workload]
-        yield _points(members)
-    hidden = len(with_history) - len(shown)
-    if hidden > 0:
-        text = f"{hidden} more points have a history; --json has all"
-        yield Line(text=text, is_apart=True)
-    if lone := len(series) - len(with_history):
-        noun = "1 point was" if lone == 1 else f"{lone} points were"
-        yield Line(text=f"{noun} measured by one run only.", is_apart=True)
-
-
-def _bars(rows: Sequence[HistoryRow]) -> str:
-    return sparkline([row.step_ms_p50 for row in rows if row.step_ms_p50 is not None])
 
 
 def sparkline(times: Sequence[float]) -> str:
@@ -137,52 +107,49 @@ def sparkline(times: Sequence[float]) -> str:
     return "".join(_BARS[place] for place in places)
 
 
-def _is_step(row: HistoryRow) -> bool:
-    return row.step is not None
+def _bars(rows: Series) -> str:
+    return sparkline([row.step_ms_p50 for row in rows if row.step_ms_p50 is not None])
 
 
-def _points(series: Sequence[Series]) -> Table:
+def _has_step(rows: Series) -> bool:
+    return any(row.step is not None for row in rows)
+
+
+def _table_of_points(series: Sequence[Series]) -> Table:
+    """Return a row for each point of one workload; its change is from its first level to its last.
+
+    A point on several machines has a row for each.
+    """
     latest = [rows[-1] for rows in series]
     names = varying(latest, params_first=True)
     of_machine = ("device_name", "node_count")
     names += [name for name in of_machine if len({getattr(row, name) for row in latest}) > 1]
     settings = setting_columns(latest, names)
+
+    def change(rows: Series) -> str:
+        return percent(rows[-1].level_ms / rows[0].level_ms - 1) if _has_step(rows) else ""
+
     columns: list[ColumnOf[Series]] = [
         (Column(title="point", is_text=True), lambda rows: rows[-1].point_id),
         *((column, lambda rows, cell=cell: cell(rows[-1])) for column, cell in settings),
         (Column(title="runs"), lambda rows: str(len(rows))),
         (Column(title="last ms"), lambda rows: formatting.number(rows[-1].step_ms_p50)),
-        # Of the last level from the first one.
-        (
-            Column(title="change"),
-            lambda rows: (
-                percent(rows[-1].level_ms / rows[0].level_ms - 1)
-                if any(map(_is_step, rows))
-                else ""
-            ),
-        ),
+        (Column(title="change"), change),
         (Column(title="by run", is_text=True), _bars),
     ]
     return make_table(series, columns, kind=str(series[0][0].workload))
 
 
-def _runs(rows: Sequence[HistoryRow]) -> Table:
+def _table_of_runs(rows: Series) -> Table:
+    """Return a row for each run of one point, in order of time."""
     unit = formatting.unit_of(rows)
+    run = Column(title="run", is_text=True, min_chars=SETTING_CHARS * 3)
     columns: list[ColumnOf[HistoryRow]] = [
-        (
-            Column(title="started, UTC", is_text=True),
-            lambda row: f"{row.started_at:%Y-%m-%d %H:%M}",
-        ),
-        (
-            Column(title="run", is_text=True, min_chars=SETTING_CHARS * 3),
-            lambda row: row.run_id,
-        ),
+        (Column(title="started", is_text=True), lambda row: formatting.when(row.started_at)),
+        (run, lambda row: row.run_id),
         (Column(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
-        (
-            Column(title=f"level {unit.name}"),
-            lambda row: formatting.time_in(unit, row.level_ms),
-        ),
-        (Column(title="change"), lambda row: percent(row.step) if _is_step(row) else ""),
+        (Column(title=f"level {unit.name}"), lambda row: formatting.time_in(unit, row.level_ms)),
+        (Column(title="change"), lambda row: percent(row.step)),
     ]
     return make_table(rows, columns)
 
@@ -191,7 +158,7 @@ def history_figure(rows: Sequence[HistoryRow]) -> Figure:
     """Return a panel for each point and machine, of its step times over the time of the runs.
 
     Points with a step come first, and at most 40 are drawn. Points of one run alone are left out,
-    unless all are. rows: as `raybench.analysis.history.history` gives them.
+    unless all are. rows: as `raybench.analysis.compare.history` gives them.
     """
     has_models = len({row.device_name for row in rows}) > 1
     has_node_counts = len({row.node_count for row in rows}) > 1
@@ -227,11 +194,7 @@ def _history_panel(point: str, rows: Sequence[HistoryRow]) -> Panel:
         "axis": {"labelOverlap": True, "tickCount": 3, "format": "%m-%d %H:%M"},
         "scale": {"type": "utc", "padding": 12},
     }
-    y: Spec = {
-        "type": "quantitative",
-        "title": "step time, ms",
-        "scale": {"zero": False, "padding": 12},
-    }
+    y = axis("step time, ms", scale={"zero": False, "padding": 12})
     color, at, data = {"value": _COLOR}, {"field": "x", **x}, {"data": {"values": marks}}
     steps: Spec = {
         **data,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from itertools import takewhile
 from typing import Any
@@ -19,7 +19,7 @@ import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR, ComparedPoint
+from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR
 from raybench.analysis.rows import (
     RATES,
     SCALING,
@@ -51,7 +51,7 @@ from raybench.report.charts import (
     other_figures,
     why_no_figure,
 )
-from raybench.report.charts.grammar import Figure, Mark, Panel, axis, bar_panels, draw
+from raybench.report.charts.grammar import Figure, Mark, axis, bar_panels, draw
 from raybench.report.charts.lines import speed_up_words
 from raybench.report.comparison import Comparison, percent
 from raybench.report.formatting import half_width, shorten, step_uncertainty
@@ -78,16 +78,34 @@ _COLORS = {
 
 def format_page(data: ChartData) -> str:
     """Return the page of a run as HTML, with all of its charts that apply."""
-    summary = data.summary
+    summary, run = data.summary, data.summary.run
     report = RunReport(summary=summary)
     points = _point_table(in_order(data.rows), summary)
     first = main_figure(data)
+    alike = (summary.alike, formatting.settings(summary.shared))
+    facts = {
+        "run": run.run_id,
+        "started": formatting.when(run.started_at),
+        "took": formatting.course(run),
+        "points": summary.counts,
+        "machine": summary.machine,
+        "cluster": run.cluster,
+        "driver ran on": run.host,
+        "command": " ".join(run.argv),
+        "versions": formatting.versions(summary.versions),
+        "git commit": run.git_commit or "",
+        "variables": formatting.settings(run.environment),
+        "tags": formatting.settings(run.tags),
+        "in all points": "; ".join(filter(None, alike)),
+        "job file's SHA-256": run.job_sha256,
+        "nodes lost": ", ".join(summary.lost_nodes),
+    }
     return render(
         "page.html",
         summary=summary,
         report=report,
-        run=summary.run,
-        title=summary.run.job_name,
+        run=run,
+        title=run.job_name,
         lead=formatting.sentence(report.lead) if report.lead else "",
         how_to_add_rounds=HOW_TO_ADD_ROUNDS,
         versions=[
@@ -104,7 +122,7 @@ def format_page(data: ChartData) -> str:
         meanings=[(one.title, _capital(one.meaning)) for one in points.columns if one.meaning],
         # The points have a table of their own, which can be sorted.
         sections_with_tables=[one for one in report.tables if one[0].anchor != "points"],
-        facts=[(name, text) for name, text in _facts(summary) if text],
+        facts=[(name, text) for name, text in facts.items() if text],
         devices=device_table(data.devices),
         job_lines=formatting.plain_lines(summary.run.job_text),
     )
@@ -138,11 +156,24 @@ def render(template: str, **values: Any) -> str:
         loader=FunctionLoader(_asset),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_finish,
+        # No text turns the direction of writing.
+        finalize=lambda one: one if isinstance(one, Markup) else formatting.one_line(str(one)),
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"draw": _draw, "texts": _texts, "capital": _capital, "code": _code}
+    environment.filters |= {
+        # The name of a chart for screen readers has the figure's title.
+        "draw": lambda panel, figure: Markup(
+            draw(panel, ": ".join(filter(None, (figure.title, panel.title))))
+        ),
+        # With how many columns of text a table begins, at most 9: page.css knows so many.
+        "texts": lambda table: min(len([*takewhile(lambda one: one.is_text, table.columns)]), 9),
+        "capital": _capital,
+        # What is between backticks is code.
+        "code": lambda text: Markup(
+            _QUOTED.sub(r"<code>\1</code>", str(escape(formatting.one_line(text))))
+        ),
+    }
     style, script = _asset("page.css"), _asset("page.js")
     hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()) for one in (style, script)]
     of_style, of_script = (f"'sha256-{one.decode()}'" for one in hashes)
@@ -154,29 +185,9 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**shared, **values)
 
 
-def _texts(table: Table) -> int:
-    """Return with how many columns of text a table begins, at most 9: page.css knows so many."""
-    return min(len(list(takewhile(lambda column: column.is_text, table.columns))), 9)
-
-
 def _capital(text: str) -> str:
     """Return a sentence of a text that has neither capital nor full stop."""
     return f"{text[:1].upper()}{text[1:]}."
-
-
-def _code(text: str) -> Markup:
-    """Return a text as markup in which what is between backticks is code."""
-    return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(formatting.one_line(text)))))
-
-
-def _draw(panel: Panel, figure: Figure) -> Markup:
-    """Return a panel as an SVG element; its name for screen readers has the figure's title."""
-    return Markup(draw(panel, ": ".join(filter(None, (figure.title, panel.title)))))
-
-
-def _finish(value: Any) -> Any:
-    """Return a value for the page; no text in it turns the direction of writing."""
-    return value if isinstance(value, Markup) else formatting.one_line(str(value))
 
 
 def _asset(name: str) -> str:
@@ -199,50 +210,26 @@ _HEADS = {
 }
 
 
-def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each fact about a run; the text of an unknown one is empty."""
-    run = summary.run
-    yield "run", run.run_id
-    yield "started", formatting.when(run.started_at)
-    yield "took", formatting.course(run)
-    yield "points", summary.counts
-    yield "machine", summary.machine
-    yield "cluster", run.cluster
-    yield "driver ran on", run.host
-    yield "command", " ".join(run.argv)
-    yield "versions", formatting.versions(summary.versions)
-    yield "git commit", run.git_commit or ""
-    yield "variables", formatting.settings(run.environment)
-    yield "tags", formatting.settings(run.tags)
-    shared = (summary.alike, formatting.settings(summary.shared))
-    yield "in all points", "; ".join(filter(None, shared))
-    yield "job file's SHA-256", run.job_sha256
-    yield "nodes lost", ", ".join(summary.lost_nodes)
-
-
 def device_table(devices: pd.DataFrame) -> Table:
     """Return the table of devices by host and index; columns that are empty for all are left out.
 
     devices: the table of the run; may be empty.
     """
-
-    def column(name: str) -> ColumnOf[Any]:
-        """Return a column of the table, and what makes its cell of a row."""
-
-        def cell(row: Any) -> str:
-            """Return the value as text; empty where it is unknown."""
-            value = row[name]
-            if not formatting.has_value(value):
-                return ""
-            if name.endswith("_bytes"):
-                return formatting.size(float(value))
-            return f"{value:g}" if isinstance(value, float) else str(value)
-
-        return Column(title=_HEADS[name], is_text=True), cell
-
     used = [name for name in _HEADS if name in devices]
     ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
-    return make_table(ordered[used].to_dict("records"), map(column, used))
+
+    def text(name: str, value: Any) -> str:
+        if not formatting.has_value(value):
+            return ""
+        if name.endswith("_bytes"):
+            return formatting.size(float(value))
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    columns: list[ColumnOf[Any]] = [
+        (Column(title=_HEADS[name], is_text=True), lambda row, name=name: text(name, row[name]))  # type: ignore[misc]
+        for name in used
+    ]
+    return make_table(ordered[used].to_dict("records"), columns)
 
 
 def _point_table(rows: Sequence[ScaledRow], summary: Summary) -> Table:
@@ -328,43 +315,36 @@ def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[ScaledRow]
 
 def _figures(comparison: Comparison) -> list[Figure]:
     """Return the bars of the points that have a step time on both sides; [] where none has."""
-    known = [row for row in comparison.compared if row.ratio is not None]
-    if not known:
+    changes = [(row.ratio - 1, row) for row in comparison.compared if row.ratio is not None]
+    if not changes:
         return []
     # What changed most, whichever way, is drawn; of that the slowest comes first.
-    rows = sorted(known, key=lambda row: -abs(_change(row)))[:_MOST_BARS]
-    rows.sort(key=_change, reverse=True)
+    drawn = sorted(changes, key=lambda one: -abs(one[0]))[:_MOST_BARS]
+    drawn.sort(key=lambda one: -one[0])
+    rows = [row for _, row in drawn]
     present = {row.verdict for row in rows}
     colors = {name: color for name, color in _COLORS.items() if name in present}
     note = "Change of the median step, the slowest first."
     if any(row.ratio_low is not None for row in rows):
         note += " Thin lines are 90 % intervals."
-    if len(known) > len(rows):
-        note += f" The {len(rows)} largest changes of {len(known)} points; the table has more."
-    settings = distinguishing_settings(rows)
-    names = [short_name(row, settings, "ranks") for row in rows]
+    if len(changes) > len(rows):
+        note += f" The {len(rows)} largest changes of {len(changes)} points; the table has more."
+    settings, bars = distinguishing_settings(rows), []
+    for change, row in drawn:
+        name, words, interval = short_name(row, settings, "ranks"), percent(change), ""
+        # An interval of no width keeps the text beside its bar: the panels have one scale.
+        low, high = change, change
+        if row.ratio_low is not None and row.ratio_high is not None:
+            low, high = row.ratio_low - 1, row.ratio_high - 1
+            interval = f", {percent(low)} to {percent(high)}"
+        tip = f"{name}\n{words}{interval}: {row.verdict}"
+        place: Mark = {"x": change, "x2": 0.0, "low": low, "high": high}
+        bars.append(("", name, [{**place, "line": row.verdict, "text": words, "tip": tip}]))
     panels = bar_panels(
-        [("", name, [_mark(row, name)]) for row, name in zip(rows, names, strict=True)],
+        bars,
         axis("change of the step", format="+%"),
         series=list(colors),
         colors=list(colors.values()),
         is_stacked=True,
     )
     return [Figure(anchor="changes", title="Slower or faster", note=note, panels=panels)]
-
-
-def _change(row: ComparedPoint) -> float:
-    return (row.ratio or 1.0) - 1
-
-
-def _mark(row: ComparedPoint, name: str) -> Mark:
-    """Return the bar of a point from 0 to its change, with its interval; name: begins its tip."""
-    change, words = _change(row), percent(_change(row))
-    # An interval of no width keeps the text beside its bar: the panels have one scale.
-    low, high = change, change
-    tip = f"{name}\n{words}: {row.verdict}"
-    if row.ratio_low is not None and row.ratio_high is not None:
-        low, high = row.ratio_low - 1, row.ratio_high - 1
-        tip = f"{name}\n{words}, {percent(low)} to {percent(high)}: {row.verdict}"
-    ends = {"low": low, "high": high}
-    return {"x": change, "x2": 0.0, "line": row.verdict, "text": words, "tip": tip, **ends}

@@ -1,16 +1,22 @@
-"""The report of a run: what each format shows of its summary, in order."""
+"""The report of a run: what it found in a sentence and in figures, and what each format shows."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from raybench.analysis.references import impossible_among
+from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
+from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
+from raybench.hardware.peaks import memory_peak_gb_s
+from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.blocks import (
     HOW_TO_ADD_ROUNDS,
@@ -21,29 +27,42 @@ from raybench.report.blocks import (
     Table,
 )
 from raybench.report.documents import Document
-from raybench.report.formatting import counted
-from raybench.report.lead import Insight, insights, listings
-from raybench.report.lead import lead as lead_of
-from raybench.report.messages import list_messages
+from raybench.report.formatting import counted, span
+from raybench.report.messages import doubts, list_messages
+from raybench.report.point_settings import settings_words
 from raybench.report.sections import (
     MOST_ROWS,
     SECTIONS,
     Section,
     answer_table,
-    has_gpus,
     reference_lines,
 )
-from raybench.report.summary import RATIOS, Case, Summary
+from raybench.report.summary import (
+    RATIOS,
+    Candidate,
+    Case,
+    Summary,
+    find_metric,
+    follows_step_time,
+    size_of,
+    with_most_ranks,
+)
+from raybench.results.breakdown import is_slowed_by_one_rank
 from raybench.sweep import command
 from raybench.sweep.scheduler import WORTHWHILE
 
 _MOST_WARNINGS = 3
-_MOST_FIGURES = 4
-_COMMAND_CHARS = 74
-# Options of `sweep` that say where results go; a command that goes on with a run has its own.
-_ABOUT_RESULTS = ("-o", "--output", "--resume")
-_WARNING_CHARS = 150
-_ONE_START = f"one start; `--set measure.rounds={WORTHWHILE}` gives an interval"
+_MOST_GROUPS = 4
+# A loss below this share of the step in every point is not worth a line.
+_MIN_SHARE = 0.01
+_NOUNS = {
+    "step_ms_p50": "step time",
+    "step_ms_p99": "99th percentile of the step time",
+    "peak_mem_allocated_bytes": "memory",
+    "busbw_gb_s": "bus bandwidth",
+    "memory_gb_s": "memory bandwidth",
+    "wall_unsynced_share": "share of the step that time.time() shows without waiting",
+}
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
@@ -62,17 +81,17 @@ class RunReport(Document):
     def lead(self) -> str:
         """Return what the run found in a sentence without full stop; empty where nothing ran."""
         summary = self.summary
-        leads = (section.lead(summary) for section in self._sections if section.lead)
+        leads = (section.lead(summary) for section in SECTIONS if section.lead)
         text = next(filter(None, leads), "") or "; ".join(
-            filter(None, (self._why_not_compared(), lead_of(summary)))
+            filter(None, (self._why_not_compared(), lead(summary)))
         )
         # What is not decided asks for rounds itself.
         if text and not summary.largest_batches and "measure.rounds" not in text:
-            ones = sum(row.status == "ok" and row.rounds == 1 for row in summary.rows)
-            if summary.has_one_start:
-                text += f"; {_ONE_START}"
-            elif ones and "±" not in text:
-                text += f"; {counted(ones, 'point')} of {_ONE_START}"
+            ok = [row for row in summary.rows if row.status == "ok"]
+            ones = sum(row.rounds == 1 for row in ok)
+            if ones == len(ok) or (ones and "±" not in text):
+                of = "" if ones == len(ok) else f"{counted(ones, 'point')} of "
+                text += f"; {of}one start; `--set measure.rounds={WORTHWHILE}` gives an interval"
         count = sum(bool(impossible_among(row.warnings)) for row in summary.rows)
         if text and count:
             text += f"; {counted(count, 'point')} with numbers that cannot be: see the warnings"
@@ -80,42 +99,36 @@ class RunReport(Document):
 
     def _why_not_compared(self) -> str:
         """Return how many points should have been compared and are not, and why."""
-        rows = self.summary.rows
-        others = [row for row in rows if row.status == "ok" and not row.is_baseline]
-        reasons = Counter(row.why for row in others if row.why is not None)
-        is_asked = self.summary.answer.metric in RATIOS and not self.summary.largest_batches
-        if not reasons or not self.summary.run.baseline or not is_asked:
+        summary = self.summary
+        if summary.answer.metric not in RATIOS or summary.largest_batches:
             return ""
-        count = sum(reasons.values())
-        if count == len(others):
+        others = [row for row in summary.rows if row.status == "ok" and not row.is_baseline]
+        reasons = Counter(row.why for row in others if row.why is not None)
+        if not reasons or not summary.run.baseline:
+            return ""
+        if (count := reasons.total()) == len(others):
             return f"no point has a speed-up: {reasons.most_common(1)[0][0]}"
-        are = "is" if count == 1 else "are"
-        text = f"{count} of {len(others)} points {are} not compared"
+        text = f"{count} of {len(others)} points {'is' if count == 1 else 'are'} not compared"
         return f"{text}: {next(iter(reasons))}" if len(reasons) == 1 else text
-
-    @cached_property
-    def _sections(self) -> list[Section]:
-        return [section for section in SECTIONS if section.applies(self.summary)]
 
     @cached_property
     def sections(self) -> list[tuple[Section, list[Listing | Table]]]:
         """Return the sections that apply, each with its listings and tables."""
-        return [(section, list(section.blocks(self.summary))) for section in self._sections]
+        found = ((section, list(section.blocks(self.summary))) for section in SECTIONS)
+        return [(section, blocks) for section, blocks in found if blocks]
 
     @property
     def listings(self) -> list[Listing]:
         """Return the findings, those of sections that answer the question first."""
-        own = list(listings(self.summary))
-        first, after = (
-            [
-                block
-                for section, blocks in self.sections
-                for block in blocks
-                if isinstance(block, Listing) and bool(section.lead) == is_first
-            ]
-            for is_first in (True, False)
-        )
-        return [*first, *own, *after]
+        found = [
+            (bool(section.lead), block)
+            for section, blocks in self.sections
+            for block in blocks
+            if isinstance(block, Listing)
+        ]
+        first = [block for is_first, block in found if is_first]
+        after = [block for is_first, block in found if not is_first]
+        return [*first, *_listings(self.summary), *after]
 
     @property
     def tables(self) -> list[tuple[Section, list[Table]]]:
@@ -139,7 +152,7 @@ class RunReport(Document):
     @property
     def key_figures(self) -> list[Insight]:
         """Return at most four insights, which a page shows as large figures."""
-        return insights(self.summary)[:_MOST_FIGURES]
+        return insights(self.summary)[:4]
 
     def blocks(self) -> Iterator[Block]:
         """Yield what follows the title in a text."""
@@ -149,10 +162,8 @@ class RunReport(Document):
             return
         if self.lead:
             yield Line(text=formatting.sentence(self.lead), tone="strong")
-        lost, shared = (
-            formatting.some(summary.lost_nodes),
-            "; ".join(filter(None, (summary.alike, formatting.settings(summary.shared)))),
-        )
+        lost = formatting.some(summary.lost_nodes)
+        shared = "; ".join(filter(None, (summary.alike, formatting.settings(summary.shared))))
         head = (
             summary.machine,
             f"{summary.course}; {summary.counts}",
@@ -180,8 +191,7 @@ class RunReport(Document):
             yield Line(text=formatting.sentence(self.lead), tone="strong")
         yield Line(text=summary.machine, is_apart=True)
         yield Line(text=f"{summary.course}; {summary.counts}")
-        if has_gpus(summary):
-            _, text = next(reference_lines(summary))
+        for _, text in islice(reference_lines(summary), 1):
             yield Line(text=formatting.sentence(text.removesuffix(".")))
         if summary.rows:
             table = answer_table(summary, MOST_ROWS)
@@ -192,35 +202,33 @@ class RunReport(Document):
             yield Line(text="No point has been finished yet.", is_apart=True)
         found = [*summary.failures, *summary.without_speed_up, *summary.warnings]
         for place, group in enumerate(found[:_MOST_WARNINGS]):
-            text = f"{group.count} x {group.shortened(_WARNING_CHARS)}"
+            text = f"{group.count} x {group.shortened(150)}"
             yield Line(text=text, is_apart=place == 0)
         if (more := len(found) - _MOST_WARNINGS) > 0:
             yield Line(text=f"and {more} more: --full")
-        first, *others = _folded(self._next_command())
+        text = self._next_command()
+        if len(text) > 74:  # a line for each option, which a shell joins
+            text = re.sub(r" (?=--?[a-z])", r" \\\n    ", text)
+        first, *others = text.split("\n")
         yield Line(text=f"Next: {first}", tone="aside", is_apart=True, is_whole=True)
         for text in others:
             yield Line(text=text, tone="aside", is_whole=True, is_indented=True)
-        yield Line(
-            text=f"`{command('explain', 'TERM')}` says what a heading or mark means.", tone="aside"
-        )
+        text = f"`{command('explain', 'TERM')}` says what a heading or mark means."
+        yield Line(text=text, tone="aside")
 
     def _next_command(self) -> str:
         """Return the command that brings most: an interval where there is none, else all of it."""
         run, more = self.summary.run, self.summary.more_rounds
-        words, of_script = list(run.argv[1:]), []
-        if "--" in words:
-            end = words.index("--")
-            words, of_script = words[:end], words[end:]
+        words = list(run.argv[1:])
+        end = words.index("--") if "--" in words else len(words)
+        words, of_script = words[:end], words[end:]
         is_usual = self.summary.folder == Path("results")
         if more is None or words[:1] != ["sweep"]:
             place = [] if is_usual else ["--results", str(self.summary.folder)]
             return command("report", run.run_id, "--full", *place)
-        # A resumed run takes its `--set` from its tables.
-        kept = [
-            word
-            for before, word in zip(["", *words], words, strict=False)
-            if not {before, word} & {*_ABOUT_RESULTS, "--set"}
-        ]
+        # Results are where the run is, which takes its `--set` from its tables.
+        own, pairs = {"-o", "--output", "--resume", "--set"}, zip(["", *words], words, strict=False)
+        kept = [word for before, word in pairs if not {before, word} & own]
         place = [] if is_usual else ["-o", str(self.summary.folder)]
         rounds = ["--set", f"measure.rounds={more.rounds}"]
         return command(*kept, "--resume", run.run_id, *place, *rounds, *of_script)
@@ -235,49 +243,468 @@ class RunReport(Document):
         beside them), regions (of the step, by point).
         """
         summary = self.summary
+        of_region = ("region", "calls", "region_ms", "share_pct")
         return {
-            "run": asdict(summary.run),
+            "run": summary.run,
             "machine": summary.machine,
             "lead": self.lead,
-            "answer": {**asdict(summary.answer), "cases": list(map(_case_members, summary.cases))},
+            "answer": {
+                **asdict(summary.answer),
+                "cases": [
+                    {
+                        "name": case.name,
+                        "ranked": [
+                            {**{n: getattr(one, n) for n in names}, "point_id": one.row.point_id}
+                            for one in case.ranked
+                        ],
+                    }
+                    for case in summary.cases
+                    for names in [("name", "value", "low", "high")]
+                ],
+            },
             "lost_nodes": summary.lost_nodes,
-            "points": list(map(vars, summary.rows)),
-            "largest_batches": _as_dicts(summary.largest_batches),
-            "failures": _as_dicts(summary.failures),
-            "warnings": _as_dicts(summary.warnings),
+            "points": summary.rows,
+            "largest_batches": summary.largest_batches,
+            "failures": summary.failures,
+            "warnings": summary.warnings,
             "plus_minus": summary.plus_minus,
-            "more_rounds": asdict(summary.more_rounds) if summary.more_rounds else None,
+            "more_rounds": summary.more_rounds,
             "references": [one.members for one in summary.standings],
-            "regions": {name: list(map(vars, found)) for name, found in summary.regions.items()},
+            "regions": {
+                point_id: [{name: getattr(one, name) for name in of_region} for one in found]
+                for point_id, found in summary.regions.items()
+            },
         }
 
 
-def _folded(text: str) -> list[str]:
-    """Return a command in one line, or a line for each option where it is long; a shell joins them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Insight:
+    """A number that a run found, or the range of it over several points.
 
-    A line before another one ends in a backslash.
+    value: with its unit. what: what it is a number of; empty where the unit says it. where: the
+    settings that it holds for. half_width: of its 95 % interval, over the value; of a range the
+    widest; None where one is not known. rows: the points.
     """
-    if len(text) <= _COMMAND_CHARS:
-        return [text]
-    first, *options = re.split(r" (?=--?[a-z])", text)
-    lines = [first, *(f"    {option}" for option in options)]
-    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
+
+    value: str
+    what: str = ""
+    where: str = ""
+    half_width: float | None = None
+    rows: tuple[ScaledRow, ...] = ()
+
+    @property
+    def sure(self) -> str:
+        """Return `±1.2%`, for a range `±1.2% or less`; empty where it is not known."""
+        if self.half_width is None:
+            return ""
+        is_range = len(self.rows) > 1
+        return (formatting.widest_half_width if is_range else formatting.half_width)(
+            self.half_width
+        )
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Return in words what makes the number doubtful; of a range what all its points share."""
+        if len(self.rows) == 1:
+            return doubts(self.rows[0])
+        shared = doubts(self.rows[0]) if self.rows else ()
+        return tuple(f"all {one}" for one in shared if all(one in doubts(r) for r in self.rows))
 
 
-def _as_dicts(values: Sequence[Any]) -> list[dict[str, Any]]:
-    return [asdict(one) for one in values]
+def insights(summary: Summary) -> list[Insight]:
+    """Return the numbers that answer the question of a run, in the order in which they are told."""
+    if summary.largest_batches:
+        return _largest_batches(summary)
+    if not summary.compared:
+        return _ranked(summary)
+    return _speed_ups(summary) if _is_scaling(summary) else _gains(summary)
 
 
-def _case_members(case: Case) -> dict[str, Any]:
-    """Return a case for JSON: its name, and of each point name, value, interval and point_id."""
-    ranked = [
-        {
-            "name": one.name,
-            "value": one.value,
-            "low": one.low,
-            "high": one.high,
-            "point_id": one.row.point_id,
-        }
-        for one in case.ranked
+def lead(summary: Summary) -> str:
+    """Return the sentence that a report begins with; empty where nothing was measured."""
+    if not summary.largest_batches and not summary.compared:
+        return ranking(summary)
+    found = insights(summary)
+    if summary.largest_batches:
+        first, *others = found
+        text = f"the largest batch per device that fits is {first.value}{_in_brackets(first.where)}"
+        return text + "".join(f", {one.value} ({one.where})" for one in others[:2])
+    return _scaling_lead(summary, found) if _is_scaling(summary) else _gains_lead(found)
+
+
+def _is_scaling(summary: Summary) -> bool:
+    """Return whether points are compared with a baseline on fewer devices."""
+    base = summary.run.baseline.get("world_size")
+    rows = with_most_ranks(summary.rows)
+    return base is not None and bool(rows) and rows[0].world_size > int(base)
+
+
+def _in_brackets(*words: str) -> str:
+    found = ", ".join(filter(None, words))
+    return f" ({found})" if found else ""
+
+
+def _words(settings: Mapping[str, Any], ranks: str) -> str:
+    return ", ".join(formatting.setting_words(name, v, ranks) for name, v in settings.items())
+
+
+def speed_up_half_width(row: ScaledRow) -> float | None:
+    """Return half of the interval of a speed-up over it; None where it is not known."""
+    return formatting.relative_half_width(row.speed_up_low, row.speed_up, row.speed_up_high)
+
+
+def _speed_up(rows: Sequence[ScaledRow], what: str, where: str) -> Insight:
+    """Return the speed-up of one point, or the range over several.
+
+    The best of many is best by chance too, so its own interval would promise too much.
+    """
+    values = sorted(row.speed_up or 0.0 for row in rows)
+    halves = [speed_up_half_width(row) for row in rows]
+    return Insight(
+        value=span(*(f"{formatting.ratio(value)}x" for value in (values[0], values[-1]))),
+        what=what,
+        where=where,
+        half_width=None if None in halves else max(half or 0.0 for half in halves),
+        rows=tuple(rows),
+    )
+
+
+def _speed_ups(summary: Summary) -> list[Insight]:
+    """Return the speed-ups on the most devices, by the first setting in which points differ."""
+    rows, baseline = with_most_ranks(summary.rows), summary.run.baseline
+    devices = formatting.ranks_words(rows[0].world_size, summary.ranks)
+    what = f"the {summary.answer.items}/s of {_words(baseline, summary.ranks)} on {devices}"
+    sizes = ("batch", "world_size", "scaling", "workload")
+    for name in [name for name in varying(rows) if name not in sizes][:1]:
+        groups: dict[str, list[ScaledRow]] = {}
+        for row in rows:
+            words = settings_words(row, [name], summary.ranks)
+            groups.setdefault(words, []).append(row)
+        if len(groups) <= _MOST_GROUPS:
+            return [_speed_up(members, what, where) for where, members in groups.items()]
+    return [_speed_up(rows, what, "")]
+
+
+def _scaling_lead(summary: Summary, found: Sequence[Insight]) -> str:
+    """Write `4 GPUs do 2.41x to 2.75x (bf16) the samples/s of 1 GPU, each ±2.1% or less; ...`."""
+    rows, baseline = with_most_ranks(summary.rows), summary.run.baseline
+    devices = formatting.ranks_words(rows[0].world_size, summary.ranks)
+    phrases = [
+        (f"{one.value} {one.sure}".rstrip() if len(one.rows) == 1 else one.value)
+        + _in_brackets(one.where, *one.doubts)
+        for one in found
     ]
-    return {"name": case.name, "ranked": ranked}
+    what = found[0].what.removesuffix(f" on {devices}")
+    text = f"{devices} do {', '.join(phrases)} {what}"
+    halves = [one.half_width for one in found if one.half_width is not None]
+    if len(halves) == len(found) < len(rows):
+        each = "each " if max(halves) < 1 else ""
+        text += f", {each}{formatting.widest_half_width(max(halves))}"
+    ideal = ""
+    if any(len(set(row.models_by_rank or ())) > 1 for row in rows):
+        shares = sorted(row.efficiency for row in rows if row.efficiency is not None)
+        ends = [formatting.percent(share) for share in shares[:: len(shares) - 1 or 1]]
+        ideal = f"{span(*ends)} of what they do alone" if ends else "their ideal is not known"
+    elif len(baseline) == 1:
+        ideal = f"{rows[0].world_size / int(baseline['world_size']):.4g}x is ideal"
+    return "; ".join(filter(None, (text, ideal, _main_loss(rows) if ideal else "")))
+
+
+def _gains(summary: Summary) -> list[Insight]:
+    """Return the speed-ups over the baseline by the settings that it names, the largest first."""
+    baseline = summary.run.baseline
+    of = _words({k: v for k, v in baseline.items() if k != "world_size"}, summary.ranks)
+    groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
+    for row in summary.compared:
+        groups.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
+    found = []
+    for values in sorted(groups, key=lambda values: [setting_order(one) for one in values]):
+        settings = dict(zip(baseline, values, strict=True))
+        changed = {k: v for k, v in settings.items() if str(v) != str(baseline.get(k))}
+        where = _words(changed or settings, summary.ranks)
+        found.append(_speed_up(groups[values], f"as fast as {of or 'the baseline'}", where))
+    return sorted(found, key=lambda one: -max(row.speed_up or 0.0 for row in one.rows))
+
+
+def _gains_lead(found: Sequence[Insight]) -> str:
+    """Write `bf16 is 4.19x to 6.83x as fast as fp32; whether tf32 is faster is not decided`."""
+    phrases = []
+    for one in found[:_MOST_GROUPS]:
+        told, row = f"{one.value} {one.sure}".rstrip(), one.rows[0]
+        low, high = row.speed_up_low or math.inf, row.speed_up_high or 0.0
+        if len(one.rows) == 1 and low < 1 < high:
+            phrases.append(
+                f"whether {one.where} is faster than {one.what.removeprefix('as fast as ')} is not "
+                f"decided: {told} as fast, between {formatting.ratio(low)}x and "
+                f"{formatting.ratio(high)}x{_in_brackets(*one.doubts)}, {_more_rounds(row)}"
+            )
+        else:
+            phrases.append(f"{one.where} is {told} {one.what}{_in_brackets(*one.doubts)}")
+    if (more := len(found) - _MOST_GROUPS) > 0:
+        phrases.append(f"{more} others gain less")
+    return "; ".join(phrases)
+
+
+def _more_rounds(row: ScaledRow) -> str:
+    """Write how many rounds to ask for; as many as the report's next command where these help."""
+    rounds = WORTHWHILE if row.rounds < WORTHWHILE else 2 * row.rounds
+    return f"more rounds would tell: `--set measure.rounds={rounds}`"
+
+
+def _main_loss(rows: Sequence[ScaledRow]) -> str:
+    """Return which cause takes the largest part of the loss, or why that is not known."""
+    losing = [
+        row
+        for row in rows
+        if row.efficiency is not None
+        and row.efficiency < 1 - _MIN_SHARE
+        # What may be ideal has lost nothing for certain.
+        and not (row.efficiency_high is not None and row.efficiency_high >= 1)
+    ]
+    explained = [row for row in losing if has_causes(row)]
+    contradicted = [row for row in losing if row.why_no_breakdown is not None]
+    if not losing:
+        return ""
+    if not explained and contradicted:
+        return "what the rest is lost to is not known: the parts of the step exceed it"
+    if len(explained) + len(contradicted) < len(losing):
+        return "what the rest is lost to was not measured"
+    causes: Counter[str] = Counter()
+    for row in explained:
+        # One rank is a cause only where it stands out.
+        named = [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
+        causes[max(named, key=lambda name: getattr(row, name) or 0.0)] += 1
+    cause, count = causes.most_common(1)[0]
+    if count < len(losing):
+        certain = "" if len(losing) == len(rows) else " that lose for certain"
+        points = f"{counted(len(losing), 'point')}{certain}"
+        return f"{CAUSES[cause]} is the largest loss in {count} of {points}"
+    shares = sorted(min(1.0, getattr(row, cause) / (1 - (row.efficiency or 0.0))) for row in losing)
+    return f"{CAUSES[cause]} is {span(f'{shares[0]:.0%}', f'{shares[-1]:.0%}')} of the loss"
+
+
+def _largest_batches(summary: Summary) -> list[Insight]:
+    """Return the largest batch of each series, the largest first."""
+    batches = sorted(summary.largest_batches, key=lambda one: -one.batch_size)
+    names = [n for n in batches[0].settings if len({str(one.settings[n]) for one in batches}) > 1]
+    found = []
+    for one in batches:
+        peak = one.peak_mem_allocated_bytes
+        used = "" if peak is None else f" in {formatting.gib(peak)} GiB"
+        what = f"fit per device{used}; {one.ran_out:,} run out of memory"
+        where = _words({n: one.settings[n] for n in names or one.settings}, summary.ranks)
+        found.append(Insight(value=f"{one.batch_size:,}", what=what, where=where))
+    return found
+
+
+def answer_metric(summary: Summary) -> Metric | None:
+    """Return the metric by which points are ranked; None where none was measured."""
+    return find_metric(summary.rows, summary.ranked_by.metric)
+
+
+def metric_noun(summary: Summary, metric: Metric) -> str:
+    """Return what a metric is, in words: `tokens/s`, `step time`."""
+    if metric.name == "throughput":
+        return f"{summary.answer.items}/s"
+    return _NOUNS.get(metric.name, metric.title)
+
+
+def amount(summary: Summary, metric: Metric, value: float) -> str:
+    """Write a value with its unit: `587,718 samples/s`, `11.60 µs`, `1.50 GiB`."""
+    if metric.name == "throughput":
+        return f"{formatting.number(value)} {summary.answer.items}/s"
+    if metric.name.endswith("_ms") or metric.name.startswith("step_ms"):
+        return formatting.duration(value)
+    text = formatting.metric(metric, value)
+    unit = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}.get(metric.format)
+    return f"{text} {metric.unit or metric.title if unit is None else unit}".rstrip()
+
+
+def _ranked(summary: Summary) -> list[Insight]:
+    """Return the points of the one case, or the best of each case, the best value first."""
+    metric, cases = answer_metric(summary), summary.cases
+    if metric is None:
+        return []
+    if len(cases) > 1:
+        cases = summary.contested or _largest_messages(cases)[1]
+        places = [(case, case.best) for case in cases]
+    else:
+        places = [(case, one) for case in cases for one in case.ranked]
+    places.sort(key=lambda place: place[1].value, reverse=summary.ranked_by.best == "max")
+    noun, found = metric_noun(summary, metric), []
+    for case, one in places:
+        value = amount(summary, metric, one.value)
+        found.append(
+            Insight(
+                value=value,
+                what="" if value.endswith(noun) else noun,
+                where=", ".join(filter(None, (one.name, case.name))),
+                half_width=one.half_width,
+                rows=(one.row,),
+            )
+        )
+    return found
+
+
+def ranking(summary: Summary) -> str:
+    """Return which points are the best: case by case, or which setting wins most of many cases.
+
+    A range of values where nothing is compared; empty where nothing was measured.
+    """
+    metric, cases = answer_metric(summary), summary.cases
+    if metric is None or not cases:
+        return ""
+    if not summary.contested:
+        return _range(summary, metric, cases)
+    if len(cases) > 3:
+        return _winner(summary, metric, summary.contested)
+    return "; ".join(_verdict(summary, metric, case) for case in cases)
+
+
+def _told(summary: Summary, metric: Metric, one: Candidate) -> str:
+    """Write a value with its interval and its doubts, which are about times and rates."""
+    half = "" if one.half_width is None else f" {formatting.half_width(one.half_width)}"
+    found = () if metric.format == "gib" else doubts(one.row)
+    return f"{amount(summary, metric, one.value)}{half}{_in_brackets(*found)}"
+
+
+def _superlative(summary: Summary, metric: Metric) -> str:
+    word = "most" if summary.ranked_by.best == "max" else "least"
+    return f"the {word} {metric_noun(summary, metric)}"
+
+
+def _verdict(summary: Summary, metric: Metric, case: Case) -> str:
+    """Write `FSDP 2 has the most tokens/s: 12,300 tokens/s ±1.0%, 1.08x the next (TP 2)`."""
+    best, where = case.best, f"{case.name}: " if case.name else ""
+    told = _told(summary, metric, best)
+    if len(case.ranked) == 1:
+        return f"{where}{told}"
+    if rivals := case.rivals:
+        others = ", ".join(f"{one.name} {_told(summary, metric, one)}" for one in rivals[:2])
+        behind = next((one for one in case.ranked[1:] if one not in rivals), None)
+        rest = ""
+        if behind and best.value:
+            bound = "most" if summary.ranked_by.best == "max" else "least"
+            share = formatting.ratio(behind.value / best.value)
+            rest = f"; all others are at {bound} {share}x that"
+        return (
+            f"{where}which has {_superlative(summary, metric)} is not decided: {best.name} {told}, "
+            f"{others}{rest}; {_more_rounds(best.row)}"
+        )
+    return (
+        f"{where}{best.name} has {_superlative(summary, metric)}: {told}, "
+        f"{_over_next(summary, metric, case)}"
+    )
+
+
+def _gain(summary: Summary, case: Case) -> float:
+    """Return how many times as good the best is as the next."""
+    best, following = case.ranked[0].value, case.ranked[1].value
+    over, under = (best, following) if summary.ranked_by.best == "max" else (following, best)
+    return over / under if under else 1.0
+
+
+def _over_next(summary: Summary, metric: Metric, case: Case) -> str:
+    best, following = case.ranked[:2]
+    if follows_step_time(metric):
+        return f"{formatting.ratio(_gain(summary, case))}x as fast as the next ({following.name})"
+    return f"{formatting.ratio(best.value / (following.value or 1.0))}x the next ({following.name})"
+
+
+def _winner(summary: Summary, metric: Metric, contested: Sequence[Case]) -> str:
+    """Write which setting is the best most often, and where it gains most."""
+    decided = [case for case in contested if not case.rivals]
+    noun, count = _superlative(summary, metric), len(contested)
+    if not decided:
+        case = max(contested, key=lambda one: _gain(summary, one))
+        told = _verdict(summary, metric, case)
+        return f"which has {noun} is not decided in any of {count} cases; {told}"
+    is_most = summary.ranked_by.best == "max"
+    wins = Counter(case.best.name for case in decided)
+    # Of settings that are the best equally often, the one with the best value.
+    most = max(
+        decided,
+        key=lambda case: (
+            wins[case.best.name],
+            case.best.value if is_most else _gain(summary, case),
+        ),
+    )
+    undecided = counted(count - len(decided), "case")
+    open_cases = f"; {undecided} not decided" if len(decided) < count else ""
+    told = _told(summary, metric, most.best) + _of_datasheet(metric, most.best.row)
+    return (
+        f"{most.best.name} has {noun} in {wins[most.best.name]} of {count} cases: {told} with "
+        f"{most.name}, {_over_next(summary, metric, most)}{open_cases}"
+    )
+
+
+def _largest_messages(cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
+    """Return the cases of all_reduce, or all where there are none, and of these the largest."""
+    sums = [one for one in cases if one.best.row.params.get("operation") == "all_reduce"]
+    sums = sums or list(cases)
+    most = max(size_of(one.best.row) for one in sums)
+    return sums, [one for one in sums if size_of(one.best.row) == most]
+
+
+def _range(summary: Summary, metric: Metric, cases: Sequence[Case]) -> str:
+    """Write the values of points none of which competes with another: up to the largest one.
+
+    Of messages and arrays those of the largest size, of collectives those of all_reduce.
+    """
+    noun = metric_noun(summary, metric)
+    sums, shown = _largest_messages(cases)
+    sizes = {size for one in cases if (size := size_of(one.best.row))}
+    least, *_, most = sorted([*shown, shown[0]], key=lambda case: case.best.value)
+    # One of several sizes is named before its value.
+    place = "" if len(shown) == 1 and len(sizes) > 1 else most.name
+    told = f"{_told(summary, metric, most.best)}{_in_brackets(place)}"
+    if len(cases) == 1:
+        return told + _of_datasheet(metric, most.best.row)
+    if summary.ranked_by.best == "min":
+        first = f"{_told(summary, metric, least.best)}{_in_brackets(least.name)}"
+        return f"{noun} from {first} to {told}"
+    among = "all_reduce: " if len(sums) < len(cases) else ""
+    among += f"with {formatting.size(max(sizes))}, " if len(sizes) > 1 else ""
+    upto = f"up to {told}" if noun in told else f"{noun} of up to {told}"
+    text = f"{among}{upto}{_of_datasheet(metric, most.best.row)}"
+    if metric.name == "busbw_gb_s" and len(sizes) > 1:
+        rows = [one.best.row for one in sums if size_of(one.best.row) == min(sizes)]
+        alike = [row for row in rows if row.world_size == most.best.row.world_size]
+        if step_ms := min((row.step_ms_p50 or 0.0 for row in alike), default=0.0):
+            text += f"; {formatting.size(min(sizes))} takes {formatting.duration(step_ms)}"
+    return text
+
+
+def _of_datasheet(metric: Metric, row: ScaledRow) -> str:
+    """Write the share of the datasheet's peak, and what a product reached in its first moments."""
+    peak_gb_s = memory_peak_gb_s(str(row.device_name))
+    if metric.name == "memory_gb_s" and peak_gb_s is not None:
+        share = formatting.percent((row.memory_gb_s or 0.0) / peak_gb_s)
+        return f", {share} of the datasheet's {peak_gb_s:,.0f} GB/s"
+    if metric.name != "achieved_tflops_per_device":
+        return ""
+    burst, of_peak = row.burst_tflops_per_device, row.mfu_pct
+    peak = "" if of_peak is None else f", {of_peak:.1f}% of the datasheet's peak"
+    is_faster = burst is not None and burst >= 1.01 * (row.achieved_tflops_per_device or 0)
+    first = f" ({formatting.number(burst)} TFLOP/s in its first 30 ms)" if is_faster else ""
+    return first + peak
+
+
+def _listings(summary: Summary) -> Iterator[Listing]:
+    """Yield what the lead has no room for: the largest batches, and what steps lose to what."""
+    if summary.largest_batches:
+        lines = [(one.where, f"{one.value} {one.what}") for one in insights(summary)]
+        yield Listing(title="Largest batches", lines=lines)
+    rows = with_most_ranks(summary.rows)
+    if not _is_scaling(summary) or not any(map(has_causes, rows)):
+        return
+    causes = []
+    for name in LOSSES:
+        lost = sorted(value for row in rows if (value := getattr(row, name)) is not None)
+        if lost and max(abs(lost[0]), abs(lost[-1])) >= _MIN_SHARE:
+            causes.append(f"{span(*map(formatting.percent, (lost[0], lost[-1])))} {CAUSES[name]}")
+    if causes:
+        over = formatting.settings(summary.run.baseline)
+        title = f"Share of the step that is lost, against {over}"
+        devices = formatting.ranks_words(rows[0].world_size, summary.ranks)
+        yield Listing(title=title, lines=[(devices, ", ".join(causes))])

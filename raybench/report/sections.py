@@ -8,7 +8,7 @@ case, the best first. Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
@@ -27,10 +27,10 @@ from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.blocks import (
     MARKS_TITLE,
-    Column,
     ColumnOf,
     Listing,
     Table,
+    column,
     make_table,
     metric_column,
 )
@@ -45,20 +45,22 @@ if TYPE_CHECKING:
     from raybench.results.tables import RegionRow
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """A part of the report of a run.
 
     anchor: its id in the page. title: its heading there.
-    applies: whether the run has what the section is about; nothing else of it is called if not.
-    blocks: its listings, which stand among the findings, and its tables.
+    blocks: its listings, which stand among the findings, and its tables; none where it does not
+    apply.
     lead: the sentence that the report begins with, where this section answers the question of the
     job; empty where it does not. None: it never does.
     """
 
     anchor: str
     title: str
-    applies: Callable[[Summary], bool]
     blocks: Callable[[Summary], Iterable[Listing | Table]]
     lead: Callable[[Summary], str] | None = None
 
@@ -68,36 +70,57 @@ SECTIONS: list[Section] = []
 
 
 def section(
-    anchor: str,
-    title: str,
-    applies: Callable[[Summary], bool],
-    lead: Callable[[Summary], str] | None = None,
+    anchor: str, title: str, lead: Callable[[Summary], str] | None = None
 ) -> Callable[[Callable[[Summary], Iterable[Listing | Table]]], None]:
-    """Return a decorator that adds the blocks which a function yields to SECTIONS."""
+    """Return a decorator that adds a section to SECTIONS; the function yields its blocks."""
     return lambda blocks: SECTIONS.append(
-        Section(anchor=anchor, title=title, applies=applies, blocks=blocks, lead=lead)
+        Section(anchor=anchor, title=title, blocks=blocks, lead=lead)
     )
 
 
-@section(
-    "uneven",
-    "Slow devices",
-    applies=lambda report: bool(report.fleets),
-    lead=lambda report: lead_of(report.fleets, report.ranks),
-)
-def _uneven(report: Summary) -> Iterator[Listing | Table]:
+@section("uneven", "Slow devices", lead=lambda summary: lead_of(summary.fleets, summary.ranks))
+def _uneven(summary: Summary) -> Iterator[Listing | Table]:
     """Yield a verdict for each fleet, then a table of the shares that were compared."""
-    fleets = report.fleets
-    verdicts = [(fleet_name(fleet, report.ranks), verdict(fleet)) for fleet in fleets]
+    if not summary.fleets:
+        return
+    verdicts = [(fleet_name(fleet, summary.ranks), verdict(fleet)) for fleet in summary.fleets]
     yield Listing(title="What to do with the slow devices", lines=verdicts)
-    yield _scenario_table(fleets)
+
+    def in_first(cell: Callable[[Fleet], str]) -> Callable[[tuple[Fleet, Scenario]], str]:
+        return lambda line: cell(line[0]) if line[1].row is line[0].first else ""
+
+    def over_equal(line: tuple[Fleet, Scenario]) -> str:
+        equal = line[0].scenarios.get(EQUAL)
+        return _gain(gain_over(line[1], equal)) if equal and line[1] is not equal else ""
+
+    def predicted(line: tuple[Fleet, Scenario]) -> str:
+        error = line[1].prediction_error
+        return "" if error is None else f"{error:+.1%}"
+
+    slow = in_first(lambda fleet: f"{fleet.slow_count} of {fleet.first.world_size}")
+    columns: list[ColumnOf[tuple[Fleet, Scenario]]] = [
+        column("speed", in_first(lambda fleet: f"{fleet.probe_ratio:.2f}"), is_setting=True),
+        column("slow", slow, is_setting=True, is_text=True),
+        column("shares", lambda line: line[1].shares, is_setting=True, is_text=True),
+        column("samples", lambda line: "/".join(str(r.items) for r in line[1].ranks), is_text=True),
+        column("step ms", lambda line: formatting.step_in(formatting.MILLISECONDS, line[1].row)),
+        column("predicted", predicted, drop=8),
+        column("samples/s", lambda line: formatting.number(line[1].throughput), drop=7),
+        column("over equal", over_equal),
+        column("fast idle", lambda line: formatting.percent(line[1].idle_share_of_fast)),
+    ]
+    lines = [(fleet, one) for fleet in summary.fleets for one in fleet.scenarios.values()]
+    subject = str(summary.fleets[0].first.workload)
+    yield make_table(lines, columns, subject=subject, kind="slow devices")
 
 
 def lead_of(fleets: Sequence[Fleet], ranks: str) -> str:
-    """Return which shares were best most often, and where they gained most.
+    """Return which shares were best most often, and where they gained most; "" for no fleets.
 
     A case counts only where its intervals leave no other shares that may be as good.
     """
+    if not fleets:
+        return ""
     decided = [fleet for fleet in fleets if not fleet.as_good()]
     cases = f"{len(fleets)} cases"
     if not decided:
@@ -139,20 +162,15 @@ def verdict(fleet: Fleet) -> str:
         if name in fleet.scenarios and name != best.shares
     ]
     text = f"{best.shares}: {', '.join(gains)}" if gains else best.shares
-    rivals = fleet.as_good()
-    if rivals:
+    if rivals := fleet.as_good():
         text += f"; {' and '.join(rivals)} may be as good"
     called = fleet.predicted_best
     if called and called is not best and called.shares not in rivals:
         text += f"; {called.shares} was predicted to be"
     batch = fleet.crossover_batch
     if batch is not None and best.shares not in (EQUAL, FAST):
-        is_ever = batch >= 1
-        text += (
-            f"; below a global batch of {batch:,.0f} fast should be faster"
-            if is_ever
-            else "; fast should be slower at any batch"
-        )
+        below = f"below a global batch of {batch:,.0f} fast should be faster"
+        text += f"; {below if batch >= 1 else 'fast should be slower at any batch'}"
     return text
 
 
@@ -160,66 +178,10 @@ def _gain(gain: Gain) -> str:
     return f"{gain.gain:+.1%} {formatting.half_width(gain.half_width)}"
 
 
-# A scenario, its fleet, and whether it is the first of its fleet.
-_Line = tuple[Scenario, Fleet, bool]
-
-
-def _scenario_table(fleets: Sequence[Fleet]) -> Table:
-    """Return a line for each way to share the work; the speed stands in the first of a fleet."""
-    lines = [
-        (scenario, fleet, place == 0)
-        for fleet in fleets
-        for place, scenario in enumerate(fleet.scenarios.values())
-    ]
-
-    def setting(title: str, cell: Callable[[_Line], str], *, is_text: bool) -> ColumnOf[_Line]:
-        return Column(title=title, is_text=is_text, is_setting=True), cell
-
-    def column(
-        title: str, cell: Callable[[Scenario, Fleet], str], drop: int | None = None
-    ) -> ColumnOf[_Line]:
-        return Column(title=title, drop=drop), lambda line: cell(line[0], line[1])
-
-    columns = [
-        setting("speed", lambda ln: f"{ln[1].probe_ratio:.2f}" if ln[2] else "", is_text=False),
-        setting(
-            "slow",
-            lambda ln: f"{ln[1].slow_count} of {ln[1].first.world_size}" if ln[2] else "",
-            is_text=True,
-        ),
-        setting("shares", lambda ln: ln[0].shares, is_text=True),
-        (
-            Column(title="samples", is_text=True),
-            lambda ln: "/".join(str(rank.items) for rank in ln[0].ranks),
-        ),
-        column("step ms", lambda one, _: formatting.step_in(formatting.MILLISECONDS, one.row)),
-        column("predicted", lambda one, _: _percent(one.prediction_error, signed=True), 8),
-        column("samples/s", lambda one, _: formatting.number(one.throughput), 7),
-        column("over equal", _over_equal),
-        column("fast idle", lambda one, _: _percent(one.idle_share_of_fast)),
-    ]
-    subject = str(fleets[0].first.workload)
-    return make_table(lines, columns, subject=subject, kind="slow devices")
-
-
-def _over_equal(scenario: Scenario, fleet: Fleet) -> str:
-    equal = fleet.scenarios.get(EQUAL)
-    return _gain(gain_over(scenario, equal)) if equal and scenario is not equal else ""
-
-
 def _over_best_other(scenario: Scenario, fleet: Fleet) -> Gain:
     others = [other for other in fleet.scenarios.values() if other is not scenario]
     return gain_over(scenario, max(others, key=lambda other: other.throughput))
 
-
-def _percent(share: float | None, *, signed: bool = False) -> str:
-    """Return a share of 1 as `12.3%`, or `+12.3%` where signed; empty where it is None."""
-    if share is None:
-        return ""
-    return f"{share:+.1%}" if signed else f"{share:.1%}"
-
-
-T = TypeVar("T")
 
 # A short report shows so many points.
 MOST_ROWS = 16
@@ -249,10 +211,11 @@ def table_of_points(
     """
     names = summary.table_settings
     if any(name in DEGREES for name in names):
-        words = Column(title="layout", is_text=True, is_setting=True, min_chars=20)
-        settings: list[ColumnOf[ScaledRow]] = [
-            (words, lambda row: short_name(row, names, summary.ranks))
-        ]
+
+        def layout(row: ScaledRow) -> str:
+            return short_name(row, names, summary.ranks)
+
+        settings = [column("layout", layout, is_text=True, is_setting=True, min_chars=20)]
     else:
         settings = setting_columns(summary.rows, names, summary.ranks)
     shown: list[ColumnOf[tuple[ScaledRow, T]]] = [
@@ -273,39 +236,27 @@ def answer_table(summary: Summary, limit: int | None = None) -> Table:
     if limit is not None and len(rows) > limit:
         finished = [row for row in rows if row.status == "ok"] or rows
         most = max(row.world_size for row in finished)
-        rows = _first_of_each_case(
-            [row for row in finished if row.world_size == most], summary.case_settings, limit
-        )
+        finished = [row for row in finished if row.world_size == most]
+        met: Counter[tuple[str, ...]] = Counter()
+        places = []
+        for index, row in enumerate(finished):
+            case = tuple(str(setting(row, name)) for name in summary.case_settings)
+            places.append((met[case], index))
+            met[case] += 1
+        rows = [finished[index] for index in sorted(index for _, index in sorted(places)[:limit])]
     meaning = f"{STEP_MEANING}. Rates follow the mean of the iterations. {summary.plus_minus}"
     explained = meaning.rstrip(". ") if any(row.status == "ok" for row in rows) else ""
+
+    def step(row: ScaledRow) -> str:
+        is_ok = row.status == "ok"
+        return formatting.step_in(unit, row) if is_ok else formatting.STATUS_WORDS[row.status]
+
     columns: list[ColumnOf[ScaledRow]] = [
-        (
-            Column(title=f"step {unit.name}", unit=unit.name, meaning=explained),
-            lambda row: step_cell(row, unit),
-        ),
-        (Column(title=MARKS_TITLE, meaning=summary.marks_meaning, is_text=True), marks),
+        column(f"step {unit.name}", step, unit=unit.name, meaning=explained),
+        column(MARKS_TITLE, marks, meaning=summary.marks_meaning, is_text=True),
         *_rate_columns(summary),
     ]
     return table_of_points(summary, [(row, row) for row in rows], columns, kind=summary.alike)
-
-
-def _first_of_each_case(
-    rows: Sequence[ScaledRow], cases: Sequence[str], limit: int
-) -> list[ScaledRow]:
-    """Return `limit` of the rows in their order: the first of each case before any second one."""
-    met: Counter[tuple[str, ...]] = Counter()
-    places = []
-    for index, row in enumerate(rows):
-        case = tuple(str(setting(row, name)) for name in cases)
-        places.append((met[case], index))
-        met[case] += 1
-    return [rows[index] for index in sorted(index for _, index in sorted(places)[:limit])]
-
-
-def step_cell(row: ScaledRow, unit: formatting.Unit) -> str:
-    """Write the step time with its ±, or how a point without one ended."""
-    is_ok = row.status == "ok"
-    return formatting.step_in(unit, row) if is_ok else formatting.STATUS_WORDS[row.status]
 
 
 def _rate_columns(summary: Summary) -> Iterator[ColumnOf[ScaledRow]]:
@@ -340,27 +291,23 @@ def _metric_column(
     )
 
 
-_BROKEN_DOWN = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
-
-
-@section("points", "All points", applies=lambda report: bool(report.rows))
-def point_tables(summary: Summary) -> Iterator[Table]:
+@section("points", "All points")
+def _points(summary: Summary) -> Iterator[Table]:
     """Yield the tables of all points: what was measured, where steps go, and their memory."""
-    yield answer_table(summary)
-    if not summary.has_throughput:
+    if summary.rows:
+        yield answer_table(summary)
+    if not summary.rows or not summary.has_throughput:
         return
     unit = summary.unit
+    names = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
     apart = [
         row
         for row in summary.ordered
-        if row.why_no_breakdown or any(getattr(row, name) is not None for name in _BROKEN_DOWN)
+        if row.why_no_breakdown or any(getattr(row, name) is not None for name in names)
     ]
     parts: list[ColumnOf[ScaledRow]] = [
-        (
-            Column(title=MARKS_TITLE, is_text=True),
-            lambda row: "b" if row.why_no_breakdown else "",
-        ),
-        (Column(title="step"), lambda row: formatting.time_in(unit, row.step_ms_p50)),
+        column(MARKS_TITLE, lambda row: "b" if row.why_no_breakdown else "", is_text=True),
+        column("step", lambda row: formatting.time_in(unit, row.step_ms_p50)),
     ]
     watched = [row for row in summary.ordered if row.mem_parameters_bytes is not None]
     for kind, rows, shows, first, note in (
@@ -390,16 +337,11 @@ _CLOCK_NOTE = (
 
 
 def _rank_columns(unit: formatting.Unit) -> list[ColumnOf[RankStep]]:
-    def time(name: str) -> Callable[[RankStep], str]:
-        return lambda one: "" if (ms := getattr(one, name)) is None else formatting.part(ms, unit)
+    def time(name: str) -> ColumnOf[RankStep]:
+        return column(name, lambda one: formatting.part(getattr(one, f"{name}_ms"), unit))
 
-    return [
-        (Column(title="rank"), lambda one: _rank_name(one.rank)),
-        *(
-            (Column(title=name), time(f"{name}_ms"))
-            for name in ("computes", "idle", "waits", "exchange")
-        ),
-    ]
+    rank: ColumnOf[RankStep] = column("rank", lambda one: _rank_name(one.rank))
+    return [rank, *map(time, ("computes", "idle", "waits", "exchange"))]
 
 
 def _rank_name(rank: int) -> str:
@@ -407,17 +349,20 @@ def _rank_name(rank: int) -> str:
     return str(rank) if rank else "0*"
 
 
-@section("ranks", "Ranks that differ", applies=lambda report: bool(report.rows))
-def _ranks(report: Summary) -> Iterator[Table]:
-    """Yield tables of the points in which one rank slows the others: a line for each rank."""
-    if report.fleets:
-        return  # Tables of uneven shares show the ranks themselves.
-    slowed = [row for row in report.ordered if row.status == "ok" and is_slowed_by_one_rank(row)]
+@section("ranks", "Ranks that differ")
+def _ranks(summary: Summary) -> Iterator[Table]:
+    """Yield a table of the points in which one rank slows the others: a line for each rank.
+
+    Tables of uneven shares show the ranks themselves.
+    """
+    rows = [] if summary.fleets else summary.ordered
+    slowed = [row for row in rows if row.status == "ok" and is_slowed_by_one_rank(row)]
     if lines := [(row, rank) for row in slowed for rank in telling_ranks(ranks_of_step(row))]:
-        kind = f"where ranks differ, {report.unit.name} of each"
-        yield table_of_points(
-            report, lines, _rank_columns(report.unit), kind=kind, note=_RANKS_NOTE
+        columns, kind = (
+            _rank_columns(summary.unit),
+            f"where ranks differ, {summary.unit.name} of each",
         )
+        yield table_of_points(summary, lines, columns, kind=kind, note=_RANKS_NOTE)
 
 
 def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
@@ -428,30 +373,29 @@ def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
     steps = {one.rank: one for one in telling_ranks(ranks_of_step(row))}
     known = (row.wall_unsynced_ms_by_rank or (), row.wall_synced_ms_by_rank or ())
     clocks = dict(enumerate(zip(*known, strict=True))) if all(known) else {}
-    columns: list[ColumnOf[int]] = [
-        (column, lambda rank, cell=cell: cell(steps[rank]) if rank in steps else "")  # type: ignore[misc]
-        for column, cell in _rank_columns(unit)[1:]
-    ]
-    columns += [
-        (
-            Column(title=title),
-            lambda rank, place=place: formatting.part(clocks[rank][place], unit) if clocks else "",  # type: ignore[misc]
-        )
-        for place, title in enumerate(("not waited", "waited"))
-    ]
     shown = sorted(steps) or sorted(clocks)[:MOST_RANKS]
     if not shown:
         return None
+
+    def of_step(shown: ColumnOf[RankStep]) -> ColumnOf[int]:
+        return shown[0], lambda rank: shown[1](steps[rank]) if rank in steps else ""
+
+    def of_clock(title: str, place: int) -> ColumnOf[int]:
+        return column(
+            title, lambda rank: formatting.part(clocks[rank][place], unit) if clocks else ""
+        )
+
+    columns = [
+        column("rank", _rank_name),
+        *map(of_step, _rank_columns(unit)[1:]),
+        of_clock("not waited", 0),
+        of_clock("waited", 1),
+    ]
+    kind = f"Each rank's step, {unit.name}, from steps after the timed ones"
     notes = [_RANKS_NOTE] * bool(steps) + [_CLOCK_NOTE] * bool(clocks)
-    return make_table(
-        shown,
-        [(Column(title="rank"), _rank_name), *columns],
-        kind=f"Each rank's step, {unit.name}, from steps after the timed ones",
-        note=" ".join(notes),
-    )
+    return make_table(shown, columns, kind=kind, note=" ".join(notes))
 
 
-SCOPE = "scope"
 _SCOPES_TITLE = "Module beside end to end"
 _SCOPES_NOTE = (
     "Cold: the first step after the workload was built, on the slowest rank; of several rounds the "
@@ -462,76 +406,50 @@ _SCOPES_NOTE = (
 )
 
 
-@section("scopes", _SCOPES_TITLE, applies=lambda report: bool(_workloads(report.rows)))
-def _scope_tables(report: Summary) -> Iterator[Table]:
-    """Yield a table for each workload that was measured in several scopes."""
-    for group in _workloads(report.rows):
-        yield _table(group, report)
+@section("scopes", _SCOPES_TITLE)
+def _scopes(summary: Summary) -> Iterator[Table]:
+    """Yield a table of the ok points of each workload that differ in their parameter `scope`.
 
+    It says how much of the whole a step runs; the scope with the shortest step comes first.
+    """
+    workloads: dict[str, dict[str, list[ScaledRow]]] = {}
+    for row in summary.ordered:
+        if row.status == "ok" and "scope" in row.params:
+            scopes = workloads.setdefault(row.workload, {})
+            scopes.setdefault(row.params["scope"], []).append(row)
+    bases = {row.series: row for row in summary.rows if row.is_baseline and row.status == "ok"}
 
-def _workloads(rows: Sequence[ScaledRow]) -> list[list[ScaledRow]]:
-    """Return the points of each workload that was measured in several scopes."""
-    groups: dict[str, list[ScaledRow]] = {}
-    for row in rows:
-        if SCOPE in row.params:
-            groups.setdefault(row.workload, []).append(row)
-    return [group for group in groups.values() if len(_scopes(group)) > 1]
+    def cold_gain(row: ScaledRow) -> str:
+        # A first step is cold where it found nothing of an earlier point in its processes.
+        base = bases.get(row.series)
+        if base is None or not (row.new_processes and base.new_processes):
+            return ""
+        first, cold = base.first_step_ms, row.first_step_ms
+        return "" if first is None or cold is None else formatting.ratio(first / cold)
 
+    def share_of_step(name: str) -> Callable[[ScaledRow], str]:
+        return lambda row: formatting.percent(
+            None if (part := getattr(row, name)) is None else part / row.step_ms_p50
+        )
 
-def _scopes(rows: Sequence[ScaledRow]) -> list[str]:
-    """Return the scopes that were measured, that with the shortest step first."""
-    steps: dict[str, list[float]] = {}
-    for row in rows:
-        if row.step_ms_p50 is not None:
-            steps.setdefault(row.params[SCOPE], []).append(row.step_ms_p50)
-    return sorted(steps, key=lambda scope: min(steps[scope]))
-
-
-def _table(rows: Sequence[ScaledRow], report: Summary) -> Table:
-    """Return a line for each ok point of a workload, the scope with the shortest step first."""
-    scopes = _scopes(rows)
-    lines = sorted(
-        ((row, row) for row in report.ordered if row in rows and row.status == "ok"),
-        key=lambda line: scopes.index(line[0].params[SCOPE]),
-    )
-    bases = {row.series: row for row in rows if row.is_baseline and row.status == "ok"}
-    unit = formatting.MILLISECONDS
     columns: list[ColumnOf[ScaledRow]] = [
-        (Column(title="cold"), lambda row: formatting.time_in(unit, row.first_step_ms)),
-        (Column(title="warm"), lambda row: formatting.time_in(unit, row.step_ms_p50)),
-        (Column(title=MARKS_TITLE, is_text=True), marks),
-        (Column(title="cold gain"), lambda row: formatting.ratio(_cold_gain(row, bases))),
-        (Column(title="warm gain"), lambda row: formatting.ratio(row.speed_up)),
-        (Column(title="exposed comm"), lambda row: _share_of_step(row, "comm_exposed_ms")),
-        (Column(title="host gap", drop=1), lambda row: _share_of_step(row, "host_gap_ms")),
-        (
-            Column(title="GiB", drop=0),
-            lambda row: formatting.gib(row.peak_mem_allocated_bytes),
-        ),
+        column("cold", lambda row: formatting.number(row.first_step_ms)),
+        column("warm", lambda row: formatting.number(row.step_ms_p50)),
+        column(MARKS_TITLE, marks, is_text=True),
+        column("cold gain", cold_gain),
+        column("warm gain", lambda row: formatting.ratio(row.speed_up)),
+        column("exposed comm", share_of_step("comm_exposed_ms")),
+        column("host gap", share_of_step("host_gap_ms"), drop=1),
+        column("GiB", lambda row: formatting.gib(row.peak_mem_allocated_bytes), drop=0),
     ]
     kind = f"{_SCOPES_TITLE.lower()}, ms"
-    return table_of_points(report, lines, columns, kind=kind, note=_SCOPES_NOTE)
+    for scopes in workloads.values():
+        ordered = sorted(scopes.values(), key=lambda rows: min(r.step_ms_p50 or 0.0 for r in rows))
+        lines = [(row, row) for rows in ordered for row in rows]
+        if len(scopes) > 1:
+            yield table_of_points(summary, lines, columns, kind=kind, note=_SCOPES_NOTE)
 
 
-def _cold_gain(row: ScaledRow, bases: Mapping[int, ScaledRow]) -> float | None:
-    """Return the first step of the baseline over that of the point; None where one is not cold.
-
-    A first step is cold where it found nothing of an earlier point in its processes.
-    """
-    base = bases.get(row.series)
-    if base is None or not (row.new_processes and base.new_processes):
-        return None
-    if row.first_step_ms is None or base.first_step_ms is None:
-        return None
-    return base.first_step_ms / row.first_step_ms
-
-
-def _share_of_step(row: ScaledRow, name: str) -> str:
-    part, step = getattr(row, name), row.step_ms_p50
-    return formatting.percent(part / step) if part is not None and step else ""
-
-
-_REGION_CHARS = 20
 _REGIONS_NOTE = (
     "Regions: parts that the step names itself, each on the rank where it takes longest, and their "
     "share of the instrumented step in which they were timed."
@@ -541,24 +459,20 @@ _REGIONS_NOTE = (
 def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
     """Return the columns of a region: its name, its calls, its time in `unit`, and its share."""
     return [
-        (Column(title="region", is_text=True, min_chars=_REGION_CHARS), lambda one: one.region),
-        (Column(title="calls"), lambda one: "" if one.calls is None else str(one.calls)),
-        (Column(title="time"), lambda one: formatting.part(one.region_ms, unit)),
-        (
-            Column(title="of step"),
-            lambda one: "" if one.share_pct is None else formatting.percent(one.share_pct / 100),
-        ),
+        column("region", lambda one: one.region, is_text=True, min_chars=20),
+        column("calls", lambda one: str(one.calls)),
+        column("time", lambda one: formatting.part(one.region_ms, unit)),
+        column("of step", lambda one: formatting.percent(one.share_pct / 100)),
     ]
 
 
-@section("regions", "Regions of the step", applies=lambda report: bool(report.regions))
-def _regions(report: Summary) -> Iterator[Table]:
+@section("regions", "Regions of the step")
+def _regions(summary: Summary) -> Iterator[Table]:
     """Yield a table with a line for each region of a point."""
-    lines = [
-        (row, region) for row in report.ordered for region in report.regions.get(row.point_id, ())
-    ]
-    kind = f"regions of the step, {report.unit.name}"
-    yield table_of_points(report, lines, region_columns(report.unit), kind=kind, note=_REGIONS_NOTE)
+    found, columns = summary.regions, region_columns(summary.unit)
+    if lines := [(row, one) for row in summary.ordered for one in found.get(row.point_id, ())]:
+        kind = f"regions of the step, {summary.unit.name}"
+        yield table_of_points(summary, lines, columns, kind=kind, note=_REGIONS_NOTE)
 
 
 _REFERENCE_TITLE = "Against the reference"
@@ -566,30 +480,32 @@ _REFERENCE_TITLE = "Against the reference"
 _MOST_SHOWN = 4
 
 
-def has_gpus(summary: Summary) -> bool:
-    """Return whether a point that is ok ran on GPUs, of which there may be references."""
-    return any(row.status == "ok" and row.device_type == "cuda" for row in summary.rows)
-
-
-@section("references", _REFERENCE_TITLE, applies=has_gpus)
-def _references(report: Summary) -> Iterator[Listing]:
+@section("references", _REFERENCE_TITLE)
+def _references(summary: Summary) -> Iterator[Listing]:
     """Yield how the figures of the run stand against the references of its devices."""
-    yield Listing(title=_REFERENCE_TITLE, lines=list(reference_lines(report)))
+    if lines := list(reference_lines(summary)):
+        yield Listing(title=_REFERENCE_TITLE, lines=lines)
 
 
-def reference_lines(report: Summary) -> Iterator[tuple[str, str]]:
-    """Yield how many figures are within their reference, then those outside, the slowest first."""
-    found = sorted(report.standings, key=lambda one: one.share)
+def reference_lines(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Yield how many figures are within their reference, then those outside, the slowest first.
+
+    Nothing where no point that is ok ran on GPUs.
+    """
+    if not any(row.status == "ok" and row.device_type == "cuda" for row in summary.rows):
+        return
+    found = sorted(summary.standings, key=lambda one: one.share)
     if not found:
         yield "none", HOW_TO_MAKE
         return
-    outside = [one for one in found if not one.is_within]
     if len(found) > 1:
-        is_part = any(report.run.run_id in one.entry.measured for one in found)
+        is_part = any(summary.run.run_id in one.entry.measured for one in found)
         own = "; it was made from this run too" if is_part else ""
         middle = median(one.share for one in found)
         yield "all", f"{count_within(found)}, the median is {middle:.0%} of it{own}"
-    names = dict(zip((row.point_id for row in report.rows), point_names(report.rows), strict=True))
+    rows = summary.rows
+    names = dict(zip((row.point_id for row in rows), point_names(rows), strict=True))
+    outside = [one for one in found if not one.is_within]
     shown = found if len(found) <= _MOST_SHOWN else outside
     for one in shown[:_MOST_SHOWN]:
         mark = "" if one.is_within else "! "

@@ -6,7 +6,7 @@ Nothing here loads pandas, which listing runs does not need.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,11 @@ from raybench.report import formatting
 from raybench.report.blocks import (
     SETTING_CHARS,
     Block,
-    Column,
     ColumnOf,
     Line,
     Listing,
     Table,
+    column,
     make_table,
     metric_column,
 )
@@ -40,16 +40,14 @@ if TYPE_CHECKING:
     from raybench.results.tables import PointRow, RegionRow
 
 
-_TAGS_CHARS = 30
-_REASON_CHARS = 80
-_MIN_REASON_CHARS = 24
 # A model has hundreds of modules; the table `modules` holds the rest.
 _MAX_MODULES = 20
-_MODULE_CHARS = 20
 # The end of a traceback or a log says most; `--json` has all of it.
 _DETAIL_LINES = 15
 # Columns of a point that are not among its facts, because a block of their own shows them.
 _APART = ("methods", "error_detail", "workload_metrics", "workload_headings")
+# Less is not worth a change.
+_WORTHWHILE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +83,15 @@ class RunList(Document):
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object: runs, the oldest first."""
-        return {"runs": [asdict(run) for run in self.runs]}
+        return {"runs": self.runs}
 
     def _table(self) -> Table:
         """Return a line per run; counts are empty while a run is running."""
 
         def count(title: str, name: str) -> ColumnOf[Run]:
-            return (
-                Column(title=title),
-                lambda run: "" if run.status is RunStatus.RUNNING else str(getattr(run, name)),
+            is_running = RunStatus.RUNNING
+            return column(
+                title, lambda run: "" if run.status is is_running else str(getattr(run, name))
             )
 
         def took(run: Run) -> str:
@@ -101,25 +99,22 @@ class RunList(Document):
             time = formatting.run_time(run)
             return time.replace(" min", "m").replace(" h", "h").replace(" s", "s")
 
+        def started(run: Run) -> str:
+            return f"{run.started_at:%Y-%m-%d %H:%M}"
+
+        def tags(run: Run) -> str:
+            return shorten(formatting.settings(run.tags), 30)
+
         columns: list[ColumnOf[Run]] = [
-            (Column(title="run", is_text=True, is_setting=True), lambda run: run.run_id),
-            (
-                Column(title="started, UTC", is_text=True, drop=3),
-                lambda run: f"{run.started_at:%Y-%m-%d %H:%M}",
-            ),
-            (Column(title="status", is_text=True), lambda run: run.status.value),
+            column("run", lambda run: run.run_id, is_text=True, is_setting=True),
+            column("started, UTC", started, is_text=True, drop=3),
+            column("status", lambda run: run.status.value, is_text=True),
             count("ok", "points_ok"),
             count("fail", "points_failed"),
             count("skip", "points_skipped"),
-            (Column(title="took", drop=2), took),
-            (
-                Column(title="on", is_text=True, drop=1),
-                lambda run: self.machines.get(run.run_id, ""),
-            ),
-            (
-                Column(title="tags", is_text=True, drop=0),
-                lambda run: shorten(formatting.settings(run.tags), _TAGS_CHARS),
-            ),
+            column("took", took, drop=2),
+            column("on", lambda run: self.machines.get(run.run_id, ""), is_text=True, drop=1),
+            column("tags", tags, is_text=True, drop=0),
         ]
         return make_table(self.runs, columns)
 
@@ -132,22 +127,14 @@ class PointList(Document):
     points: Sequence[PointRow]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the table: the settings that vary among the points, and what was measured."""
-        if not self.points:
-            yield Line(text="No point has been finished yet.")
-        else:
-            yield self._table()
-
-    def members(self) -> Mapping[str, Any]:
-        """Return the members of the JSON object: run_id and points, with all columns."""
-        return {"run_id": self.run_id, "points": list(map(vars, self.points))}
-
-    def _table(self) -> Table:
-        """Return the table of the points.
+        """Yield the table: the settings that vary among the points, and what was measured.
 
         Where it is too wide, it is shown without further metrics, then without reasons of failures,
         without the rate, and without a status that is ok everywhere.
         """
+        if not self.points:
+            yield Line(text="No point has been finished yet.")
+            return
         rows, unit = self.points, formatting.unit_of(self.points)
         found = [m for m in MAIN_RATES if any(getattr(row, m.name) is not None for row in rows)]
         rates = [*found, *workload_metrics(rows)]
@@ -155,26 +142,28 @@ class PointList(Document):
         count = len(extras)
 
         def of_metric(metric: Metric, drop: int, unit: formatting.Unit) -> ColumnOf[PointRow]:
-            column = metric_column(metric, unit, {}, drop)
-            return column, lambda row: formatting.metric(metric, value_of(row, metric), unit)
+            head = metric_column(metric, unit, {}, drop)
+            return head, lambda row: formatting.metric(metric, value_of(row, metric), unit)
 
-        status, step = _status_and_step(unit)
-        if all(row.status == "ok" for row in rows):
-            status = (Column(title="status", is_text=True, drop=count + 3), status[1])
+        def reason(row: PointRow) -> str:
+            return shorten(_reason(row), 80)
+
+        are_ok = all(row.status == "ok" for row in rows)
         columns: list[ColumnOf[PointRow]] = [
-            (Column(title="point", is_text=True), lambda row: row.point_id),
+            column("point", lambda row: row.point_id, is_text=True),
             *_round_column(rows),
             *setting_columns(rows),
-            status,
-            step,
+            column("status", _status, is_text=True, drop=count + 3 if are_ok else None),
+            column(f"step {unit.name}", lambda row: formatting.step_in(unit, row)),
             *(of_metric(metric, count + 2, formatting.MILLISECONDS) for metric in rates[:1]),
             *(of_metric(metric, count - place, unit) for place, metric in enumerate(extras)),
-            (
-                Column(title="reason", is_text=True, min_chars=_MIN_REASON_CHARS, drop=count + 1),
-                lambda row: shorten(_reason(row), _REASON_CHARS),
-            ),
+            column("reason", reason, is_text=True, min_chars=24, drop=count + 1),
         ]
-        return make_table(rows, columns)
+        yield make_table(rows, columns)
+
+    def members(self) -> Mapping[str, Any]:
+        """Return the members of the JSON object: run_id and points, with all columns."""
+        return {"run_id": self.run_id, "points": self.points}
 
 
 def _round_column(rows: Sequence[PointRow]) -> list[ColumnOf[PointRow]]:
@@ -185,14 +174,11 @@ def _round_column(rows: Sequence[PointRow]) -> list[ColumnOf[PointRow]]:
         return f"{number} control" if row.control_of is not None else number
 
     has_rounds = any(row.round is not None and row.round > 1 for row in rows)
-    return [(Column(title="round", is_text=True), cell)] if has_rounds else []
+    return [column("round", cell, is_text=True)] if has_rounds else []
 
 
-def _status_and_step(unit: formatting.Unit) -> tuple[ColumnOf[PointRow], ColumnOf[PointRow]]:
-    return (
-        (Column(title="status", is_text=True), lambda row: formatting.STATUS_WORDS[row.status]),
-        (Column(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
-    )
+def _status(row: PointRow) -> str:
+    return formatting.STATUS_WORDS[row.status]
 
 
 def _reason(row: PointRow) -> str:
@@ -235,12 +221,12 @@ class PointDetails(Document):
         point, ranks, modules, regions, traces, attempts, references.
         """
         return {
-            "point": vars(self.row),
+            "point": self.row,
             "ranks": records(self.ranks),
             "modules": records(self.modules),
-            "regions": list(map(vars, self.regions)),
-            "traces": list(self.traces),
-            "attempts": list(map(vars, self.attempts)),
+            "regions": self.regions,
+            "traces": self.traces,
+            "attempts": self.attempts,
             "references": [one.members for one in self.standings],
         }
 
@@ -262,7 +248,17 @@ class PointDetails(Document):
             found = [(one.entry.metric, one.text) for one in self.standings]
             yield Listing(title="Against the reference", lines=found)
         if len(self.attempts) > 1:
-            yield self._attempts()
+            unit = formatting.unit_of(self.attempts)
+            columns: list[ColumnOf[PointRow]] = [
+                column("attempt", lambda row: str(row.attempt), is_text=True),
+                *_round_column(self.attempts),
+                column("status", _status, is_text=True),
+                column("started, UTC", lambda row: f"{row.started_at:%F %T}", is_text=True),
+                column("took s", lambda row: formatting.number(row.duration_s, 3)),
+                column(f"step {unit.name}", lambda row: formatting.step_in(unit, row)),
+                column("reason", _reason, is_text=True, min_chars=SETTING_CHARS),
+            ]
+            yield make_table(self.attempts, columns, kind="Attempts")
         if methods := row.methods:
             told = zip(methods.items(), ["", *methods.values()], strict=False)
             found = [(name, "the same" if text == last else text) for (name, text), last in told]
@@ -288,23 +284,6 @@ class PointDetails(Document):
         for metric in workload_metrics([self.row]):
             yield metric.title, formatting.metric(metric, value_of(self.row, metric))
 
-    def _attempts(self) -> Table:
-        """Return a line per attempt, in order."""
-        status, step = _status_and_step(formatting.unit_of(self.attempts))
-        columns: list[ColumnOf[PointRow]] = [
-            (Column(title="attempt", is_text=True), lambda row: str(row.attempt)),
-            *_round_column(self.attempts),
-            status,
-            (
-                Column(title="started, UTC", is_text=True),
-                lambda row: f"{row.started_at:%Y-%m-%d %H:%M:%S}",
-            ),
-            (Column(title="took s"), lambda row: formatting.number(row.duration_s, 3)),
-            step,
-            (Column(title="reason", is_text=True, min_chars=SETTING_CHARS), _reason),
-        ]
-        return make_table(self.attempts, columns, kind="Attempts")
-
     def _tables(self) -> Iterator[Table]:
         """Yield the tables of ranks, of regions and of modules that are not empty."""
         from raybench.report.sections import ranks_of_point, region_columns  # loads pandas
@@ -329,16 +308,13 @@ class PointDetails(Document):
 def _table_of_frame(frame: pd.DataFrame, kind: str) -> Table:
     """Return a table with the columns of a frame, named without underscores."""
 
-    def column(name: str) -> ColumnOf[Mapping[Any, Any]]:
+    def of_name(name: str) -> ColumnOf[Mapping[Any, Any]]:
         is_text = name in ("module", "kind")
-        shown = Column(
-            title="class" if name == "kind" else name.replace("_", " "),
-            is_text=is_text,
-            min_chars=_MODULE_CHARS if is_text else None,
-        )
-        return shown, lambda row: str(_in_few_digits(row[name]))
+        title = "class" if name == "kind" else name.replace("_", " ")
+        least = 20 if is_text else None
+        return column(title, lambda row: _value(row[name], ""), is_text=is_text, min_chars=least)
 
-    return make_table(frame.to_dict("records"), map(column, frame.columns), kind=kind)
+    return make_table(frame.to_dict("records"), map(of_name, frame.columns), kind=kind)
 
 
 def _value(value: Any, unit: str) -> str:
@@ -380,10 +356,6 @@ def format_logs(logs: Sequence[RankLog]) -> str:
     return "\n".join(blocks)
 
 
-# Less is not worth a change.
-_WORTHWHILE = 0.02
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """about: what is to be chosen. rows: point_ids, or tests of a health check."""
@@ -393,26 +365,37 @@ class Advice:
     rows: tuple[str, ...]
 
 
-def advise_run(summary: Summary) -> list[Advice]:
-    """Return what the points of a run advise; empty where nothing follows from them."""
-    from raybench.report.lead import ranking
+def advise_run(summary: Summary) -> Iterator[Advice]:
+    """Yield what the points of a run advise; nothing where nothing follows from them.
+
+    Of points where one rank slowed equal shares down, that with the most samples on each number of
+    ranks says what other shares would gain.
+    """
+    from raybench.report.run_report import ranking
     from raybench.report.sections import fleet_name, verdict  # loads pandas
 
-    rows = summary.rows
-    measured = sum(row.status == "ok" for row in rows)
-    of_fleets = (
-        Advice(
-            about="shares",
-            text=f"{fleet_name(fleet, summary.ranks)}: {verdict(fleet)}",
-            rows=tuple(str(scenario.row.point_id) for scenario in fleet.scenarios.values()),
-        )
-        for fleet in summary.fleets
-    )
-    of_choice = (
-        Advice(about="choice", text=text, rows=(f"all {measured} points that are ok",))
-        for text in ([ranking(summary)] if summary.contested and not summary.fleets else [])
-    )
-    return [*of_fleets, *_from_slow_ranks(rows, summary.ranks), *of_choice]
+    for fleet in summary.fleets:
+        text = f"{fleet_name(fleet, summary.ranks)}: {verdict(fleet)}"
+        point_ids = tuple(scenario.row.point_id for scenario in fleet.scenarios.values())
+        yield Advice(about="shares", text=text, rows=point_ids)
+    measured = [row for row in summary.rows if row.status == "ok"]
+    slowed: dict[int, ScaledRow] = {}
+    for row in measured:
+        if not row.share_by_rank and is_slowed_by_one_rank(row):
+            best = slowed.setdefault(row.world_size, row)
+            if (row.global_batch_size or 0) > (best.global_batch_size or 0):
+                slowed[row.world_size] = row
+    for row in slowed.values():
+        local_ms = row.local_step_ms_by_rank or ()
+        slowest_ms = max(local_ms)
+        exchange_ms = max(0.0, (row.step_ms_p50 or 0.0) - slowest_ms)
+        if text := estimate_gains([1 / ms for ms in local_ms], exchange_ms / slowest_ms):
+            about = formatting.ranks_words(row.world_size, summary.ranks)
+            text = f"{about}, of which rank {local_ms.index(slowest_ms)} is slow: {text}"
+            yield Advice(about="shares", text=text, rows=(row.point_id,))
+    if summary.contested and not summary.fleets:
+        points = f"all {len(measured)} points that are ok"
+        yield Advice(about="choice", text=ranking(summary), rows=(points,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,35 +416,11 @@ class AdviceList(Document):
             lines = [(one.about, one.text), ("from", ", ".join(one.rows))]
             yield Listing(lines=lines, is_quoted=True)
         if not self.advice:
-            text = "nothing to advise: no choice was measured, and no device stands out"
-            yield Line(text=text)
+            yield Line(text="nothing to advise: no choice was measured, and no device stands out")
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object: run_id and advice (about, text, rows)."""
-        return {"run_id": self.run_id, "advice": [asdict(one) for one in self.advice]}
-
-
-def _from_slow_ranks(rows: Sequence[ScaledRow], ranks: str) -> Iterator[Advice]:
-    """Yield what other shares would gain at points where one rank slowed equal shares down.
-
-    Of the point with the most samples on each number of ranks.
-    """
-    slowed: dict[int, ScaledRow] = {}
-    for row in rows:
-        if row.status == "ok" and not row.share_by_rank and is_slowed_by_one_rank(row):
-            best = slowed.setdefault(row.world_size, row)
-            if (row.global_batch_size or 0) > (best.global_batch_size or 0):
-                slowed[row.world_size] = row
-    for row in slowed.values():
-        local_ms = row.local_step_ms_by_rank or ()
-        speeds = [1 / ms for ms in local_ms]
-        exchange_ms = max(0.0, (row.step_ms_p50 or 0.0) - max(local_ms))
-        text = estimate_gains(speeds, exchange_ms / max(local_ms))
-        if text:
-            about = formatting.ranks_words(row.world_size, ranks)
-            slowest = local_ms.index(max(local_ms))
-            text = f"{about}, of which rank {slowest} is slow: {text}"
-            yield Advice(about="shares", text=text, rows=(str(row.point_id),))
+        return {"run_id": self.run_id, "advice": self.advice}
 
 
 def estimate_gains(speeds: Sequence[float], exchange: float) -> str:
@@ -478,8 +437,7 @@ def estimate_gains(speeds: Sequence[float], exchange: float) -> str:
         FAST: count * slowest / (len(fast) * min(fast)),
     }
     gains = {shares: (1 + exchange) / (step + exchange) - 1 for shares, step in own.items()}
-    best = max(gains, key=lambda shares: gains[shares])
-    if gains[best] < _WORTHWHILE:
+    if max(gains.values()) < _WORTHWHILE:
         return ""
     words = ", ".join(f"shares={shares} {gain:+.1%}" for shares, gain in gains.items())
     return f"an estimate, at most: {words} over equal shares; jobs/uneven_gpus.yaml measures it"

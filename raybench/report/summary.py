@@ -115,10 +115,10 @@ class Summary:
 
     @cached_property
     def ranks(self) -> str:
-        """Return what a rank runs on, `GPUs` or `workers`."""
-        is_known = not self.devices.empty
-        first = [self.devices["kind"].iloc[0]] if is_known else []
-        return ranks_word(first or (row.device_type for row in self.rows))
+        """Return what a rank runs on: `workers` where all are of the CPU, else `GPUs`."""
+        known = list(self.devices["kind"][:1]) if not self.devices.empty else []
+        kinds = {kind for kind in known or [row.device_type for row in self.rows] if kind}
+        return "workers" if kinds == {"cpu"} else "GPUs"
 
     @cached_property
     def shared(self) -> Mapping[str, str]:
@@ -149,20 +149,50 @@ class Summary:
         return formatting.unit_of(self.rows)
 
     @cached_property
+    def settings(self) -> list[str]:
+        """Return the settings that tell the points apart."""
+        return distinguishing_settings(self.rows)
+
+    @cached_property
     def case_settings(self) -> list[str]:
-        """Return the settings that make cases, in each of which one point is the best."""
-        return settings_of_cases(self.rows, self.answer)
+        """Return the settings that make cases, in each of which one point is the best.
+
+        These are sizes of the problem, and what is not compared. Where the job asks for sizes
+        alone, all other settings are compared. Batch and accumulation are compared themselves where
+        it asks for nothing else; so are numbers of ranks that share the same work by layouts.
+        """
+        asked = [name for name in self.settings if name in self.answer.over]
+        if asked and {"batch", "grad_accumulation"}.issuperset(asked):
+            return [name for name in self.settings if name not in asked]
+        free = [name for name in self.settings if name not in _SIZES]
+        compared = [name for name in asked if name in free] or free
+        is_strong = {row.scaling for row in self.rows} == {"strong"}
+        if is_strong and any(name in DEGREES for name in compared):
+            compared.append("world_size")
+        return [name for name in self.settings if name not in compared]
 
     @cached_property
     def table_settings(self) -> list[str]:
         """Return the settings that tell the points apart; those that make cases come first."""
-        names, cases = distinguishing_settings(self.rows), self.case_settings
-        return sorted(names, key=lambda name: name not in cases)
+        return sorted(self.settings, key=lambda name: name not in self.case_settings)
 
     @cached_property
     def ordered(self) -> list[ScaledRow]:
-        """Return `rows` case by case, in each the best first."""
-        return in_order_of_answer(self.rows, self.answer)
+        """Return `rows` case by case; in each the best first, and those without a value last.
+
+        Points whose answer is a ratio to their baseline stand in the order of their settings.
+        """
+        answer, metric = self.answer, find_metric(self.rows, self.answer.metric)
+        is_ranked = metric is not None and answer.metric not in RATIOS
+        names = self.case_settings if is_ranked else self.table_settings
+
+        def place(row: ScaledRow) -> tuple[object, ...]:
+            case = [setting_order(setting(row, name)) for name in names]
+            is_ok = is_ranked and row.status == "ok"
+            value = value_of(row, metric) if is_ok and metric else None
+            return case, value is None, (value or 0.0) * (-1 if answer.best == "max" else 1)
+
+        return sorted(self.rows, key=place)
 
     @cached_property
     def alike(self) -> str:
@@ -201,8 +231,7 @@ class Summary:
     def marks_meaning(self) -> str:
         """Return what the marks of the points mean, of those that are set."""
         letters = {letter for row in self.rows for letter in marks(row)}
-        found = (f"{mark} {text}" for mark, text in MARKS.items() if mark in letters)
-        return "; ".join(found)
+        return "; ".join(f"{mark} {text}" for mark, text in MARKS.items() if mark in letters)
 
     @cached_property
     def answer(self) -> Answer:
@@ -225,18 +254,91 @@ class Summary:
 
     @cached_property
     def largest_batches(self) -> tuple[LargestBatch, ...]:
-        """Return the largest batch of each series that was searched for it."""
-        return largest_batches(self.rows)
+        """Return one for each series in which a batch ran out of memory just above one that is ok.
+
+        A list of batch sizes in a job leaves a wider gap: there, the largest is not known.
+        """
+        series: dict[tuple[str, ...], list[ScaledRow]] = {}
+        names = varying(self.rows, ("scaling", "batch"), always=("precision", "world_size"))
+        for row in self.rows:
+            if row.scaling == "weak" and row.batch_size is not None:
+                key = tuple(str(setting(row, name)) for name in names)
+                series.setdefault(key, []).append(row)
+        found = []
+        for rows in series.values():
+            sizes = {
+                status: [row.batch_size or 0 for row in rows if row.status == status]
+                for status in ("ok", "oom")
+            }
+            ran_out = min(sizes["oom"], default=0)
+            fits = max((size for size in sizes["ok"] if size < ran_out), default=None)
+            if fits is not None and is_found(fits, ran_out):
+                row = next(r for r in rows if r.batch_size == fits and r.status == "ok")
+                found.append(
+                    LargestBatch(
+                        settings={name: setting(row, name) for name in names},
+                        batch_size=fits,
+                        ran_out=ran_out,
+                        peak_mem_allocated_bytes=row.peak_mem_allocated_bytes,
+                    )
+                )
+        return tuple(
+            sorted(found, key=lambda one: [setting_order(v) for v in one.settings.values()])
+        )
 
     @cached_property
     def ranked_by(self) -> Answer:
-        """Return the answer by a metric that can rank points, also where it asks for a speed-up."""
-        return usable_answer(self.rows, self.answer)
+        """Return the answer by a metric that can rank points, also where it asks for a speed-up.
+
+        That is the one that was asked for where it was measured and is no ratio to a baseline, else
+        what the points reach by themselves.
+        """
+        asked = self.answer
+        if asked.metric not in RATIOS and find_metric(self.rows, asked.metric) is not None:
+            return asked
+        for name in ("throughput", "busbw_gb_s", "memory_gb_s", "achieved_tflops_per_device"):
+            if find_metric(self.rows, name) is not None:
+                return replace(asked, metric=name, best="max")
+        return replace(asked, metric="step_ms_p50", best="min")
 
     @cached_property
     def cases(self) -> list[Case]:
-        """Return the points case by case, the best first."""
-        return rank_cases(self.rows, self.ranked_by, self.ranks)
+        """Return the points case by case, in the order of their settings, in each the best first.
+
+        Empty where no point has the metric.
+        """
+        metric, of_cases = find_metric(self.rows, self.ranked_by.metric), self.case_settings
+        if metric is None:
+            return []
+        names = [name for name in self.settings if name not in of_cases]
+        groups: dict[tuple[Any, ...], list[Candidate]] = {}
+        for row in self.rows:
+            if row.status == "ok" and (value := value_of(row, metric)) is not None:
+                low, high = _interval(row, metric, value)
+                one = Candidate(
+                    name=short_name(row, names, self.ranks) if names else "",
+                    value=float(value),
+                    low=low,
+                    high=high,
+                    # Memory is the same in each start.
+                    between_starts=0.0 if metric.format == "gib" else _BETWEEN_STARTS,
+                    row=row,
+                )
+                key = tuple(setting_order(setting(row, name)) for name in of_cases)
+                groups.setdefault(key, []).append(one)
+        is_most = self.ranked_by.best == "max"
+        return [
+            Case(
+                name=settings_words(groups[key][0].row, of_cases, self.ranks),
+                ranked=tuple(sorted(groups[key], key=lambda one: one.value, reverse=is_most)),
+            )
+            for key in sorted(groups)
+        ]
+
+    @cached_property
+    def compared(self) -> list[ScaledRow]:
+        """Return the points with a speed-up, where the run asks for one; without the baseline."""
+        return rows_compared(self.rows) if self.answer.metric in RATIOS else []
 
     @property
     def contested(self) -> list[Case]:
@@ -250,8 +352,12 @@ class Summary:
         if devices.empty:
             return self.run.cluster
         most = max((row.node_count or 0 for row in self.rows), default=0)
-        # After `--resume` elsewhere no point may have had all of them.
-        nodes = _node_count(devices, most)
+        # A Ray that was started anew gives the same host another id. Hosts may have the same name;
+        # one has a device of each index once. After `--resume` elsewhere no point may have had all.
+        alike = devices.groupby(["host", "address", "index"]).size()
+        nodes = int(alike.groupby(level=["host", "address"]).max().sum())
+        if not 0 < most <= nodes:
+            nodes = int(devices["node_id"].nunique())
         text = formatting.machine(records(devices), nodes)
         if 0 < most < nodes:
             text += f", at most {counted(most, 'node')} in a point"
@@ -325,19 +431,15 @@ class Summary:
     @cached_property
     def without_speed_up(self) -> tuple[MessageGroup, ...]:
         """Return why points have no speed-up."""
-        return messages.group_messages(messages.reasons_without_speed_up(self.rows))
+        without = [row for row in self.rows if row.why is not None]
+        # Why baseline points have none only if nothing else.
+        others = [row for row in without if not row.is_baseline] or without
+        return messages.group_messages(row.why or "" for row in others)
 
     @cached_property
     def warnings(self) -> tuple[MessageGroup, ...]:
         """Return what makes figures doubtful, the most harmful first."""
-        drifts = messages.drift_warnings(self._trials, self.ranks)
-        found = messages.group_messages([*drifts, *messages.warnings_of(self.rows)])
-        return messages.by_harm(found)
-
-    @property
-    def has_one_start(self) -> bool:
-        """Return whether each ok point has one round, so that no number has an interval."""
-        return all(row.rounds == 1 for row in self.rows if row.status == "ok")
+        return messages.warnings(self.rows, self._trials, self.ranks)
 
     @cached_property
     def plus_minus(self) -> str:
@@ -363,22 +465,6 @@ class Summary:
         ]
         more = WORTHWHILE - done
         return MoreRounds(rounds=WORTHWHILE, seconds=more * (sum(each_s) / done + BETWEEN_ROUNDS_S))
-
-
-def ranks_word(device_types: Iterable[str | None]) -> str:
-    """Return what a rank runs on, `workers` where all are of the CPU, else `GPUs`."""
-    return "workers" if {kind for kind in device_types if kind} == {"cpu"} else "GPUs"
-
-
-def _node_count(devices: pd.DataFrame, most: int) -> int:
-    """Return the number of nodes. most: the nodes that a point had at most.
-
-    A Ray that was started anew gives the same host another id. Hosts may have the same name; one
-    has a device of each index once.
-    """
-    alike = devices.groupby(["host", "address", "index"]).size()
-    hosts = int(alike.groupby(level=["host", "address"]).max().sum())
-    return hosts if 0 < most <= hosts else int(devices["node_id"].nunique())
 
 
 # Ratios to a baseline: these points are told by their speed-up, not by a rank among each other.
@@ -416,9 +502,7 @@ class Candidate:
     @property
     def half_width(self) -> float | None:
         """Return half of the interval over the value; None where it is not known."""
-        if self.low is None or self.high is None or not self.value:
-            return None
-        return (self.high - self.low) / 2 / self.value
+        return formatting.relative_half_width(self.low, self.value, self.high)
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -474,95 +558,7 @@ def find_metric(rows: Iterable[ScaledRow], name: str) -> Metric | None:
     return found if has_value else None
 
 
-def usable_answer(rows: Sequence[ScaledRow], asked: Answer) -> Answer:
-    """Return the answer by a metric that can rank points.
-
-    That is the one that was asked for where it was measured and is no ratio to a baseline, else
-    what the points reach by themselves.
-    """
-    usual = ("throughput", "busbw_gb_s", "memory_gb_s", "achieved_tflops_per_device")
-    if asked.metric not in RATIOS and find_metric(rows, asked.metric) is not None:
-        return asked
-    for name in usual:
-        if find_metric(rows, name) is not None:
-            return replace(asked, metric=name, best="max")
-    return replace(asked, metric="step_ms_p50", best="min")
-
-
-def settings_of_cases(rows: Sequence[ScaledRow], answer: Answer) -> list[str]:
-    """Return the settings that make cases: sizes of the problem, and what is not compared.
-
-    Where the job asks for sizes alone, all other settings are compared. Batch and accumulation are
-    compared themselves where it asks for nothing else; so are numbers of ranks that share the same
-    work by layouts.
-    """
-    names = distinguishing_settings(rows)
-    asked = [name for name in names if name in answer.over]
-    if asked and {"batch", "grad_accumulation"}.issuperset(asked):
-        return [name for name in names if name not in asked]
-    free = [name for name in names if name not in _SIZES]
-    compared = [name for name in asked if name in free] or free
-    if any(name in DEGREES for name in compared) and {row.scaling for row in rows} == {"strong"}:
-        compared.append("world_size")
-    return [name for name in names if name not in compared]
-
-
-def rank_cases(rows: Sequence[ScaledRow], answer: Answer, ranks: str) -> list[Case]:
-    """Return the cases in the order of their settings; empty where no point has the metric."""
-    metric = find_metric(rows, answer.metric)
-    if metric is None:
-        return []
-    of_cases, names = settings_of_cases(rows, answer), distinguishing_settings(rows)
-    compared = [name for name in names if name not in of_cases]
-    groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
-    for row in rows:
-        if row.status == "ok" and value_of(row, metric) is not None:
-            key = tuple(setting_order(setting(row, name)) for name in of_cases)
-            groups.setdefault(key, []).append(row)
-    return [
-        Case(
-            name=settings_words(groups[key][0], of_cases, ranks),
-            ranked=tuple(
-                sorted(
-                    (_candidate(row, metric, compared, ranks) for row in groups[key]),
-                    key=lambda one: one.value,
-                    reverse=answer.best == "max",
-                )
-            ),
-        )
-        for key in sorted(groups)
-    ]
-
-
-def in_order_of_answer(rows: Sequence[ScaledRow], answer: Answer) -> list[ScaledRow]:
-    """Return the points case by case; in each the best first, and those without a value last.
-
-    Points whose answer is a ratio to their baseline stand in the order of their settings.
-    """
-    cases, metric = settings_of_cases(rows, answer), find_metric(rows, answer.metric)
-    names = sorted(distinguishing_settings(rows), key=lambda name: name not in cases)
-    if metric is None or answer.metric in RATIOS:
-        return sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
-    sign = -1 if answer.best == "max" else 1
-
-    def place(row: ScaledRow) -> tuple[object, ...]:
-        value = value_of(row, metric) if row.status == "ok" else None
-        case = [setting_order(setting(row, name)) for name in cases]
-        return (case, value is None, sign * (value or 0.0))
-
-    return sorted(rows, key=place)
-
-
-def _candidate(row: ScaledRow, metric: Metric, names: Sequence[str], ranks: str) -> Candidate:
-    value = float(value_of(row, metric))
-    low, high = interval_of(row, metric, value)
-    name = short_name(row, names, ranks) if names else ""
-    # Memory is the same in each start.
-    scatter = 0.0 if metric.format == "gib" else _BETWEEN_STARTS
-    return Candidate(name=name, value=value, low=low, high=high, between_starts=scatter, row=row)
-
-
-def interval_of(
+def _interval(
     row: ScaledRow, metric: Metric, value: float
 ) -> tuple[float, float] | tuple[None, None]:
     """Return the 95 % interval over rounds of a metric that is a ratio, a time or a rate.
@@ -603,47 +599,6 @@ def with_most_ranks(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
     compared = rows_compared(rows)
     most = max((row.world_size for row in compared), default=0)
     return [row for row in compared if row.world_size == most]
-
-
-def groups_compared(
-    rows: Sequence[ScaledRow], baseline: Mapping[str, Any]
-) -> Iterator[tuple[dict[str, Any], list[ScaledRow]]]:
-    """Yield the values of the baseline's settings, and the points that are compared with them."""
-    groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
-    for row in rows:
-        groups.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
-    for values in sorted(groups, key=lambda values: [setting_order(one) for one in values]):
-        yield dict(zip(baseline, values, strict=True)), groups[values]
-
-
-def largest_batches(rows: Sequence[ScaledRow]) -> tuple[LargestBatch, ...]:
-    """Return one for each series in which a batch ran out of memory just above one that is ok.
-
-    A list of batch sizes in a job leaves a wider gap: there, the largest is not known.
-    """
-    series: dict[tuple[str, ...], list[tuple[int, ScaledRow]]] = {}
-    names = varying(rows, ("scaling", "batch"), always=("precision", "world_size"))
-    for row in rows:
-        if row.scaling == "weak" and row.batch_size is not None:
-            key = tuple(str(setting(row, name)) for name in names)
-            series.setdefault(key, []).append((row.batch_size, row))
-    found = []
-    for members in series.values():
-        ran_out = min((batch for batch, row in members if row.status == "oom"), default=0)
-        fits = [one for one in members if one[1].status == "ok" and one[0] < ran_out]
-        if not fits:
-            continue
-        largest, row = max(fits, key=lambda one: one[0])
-        if is_found(largest, ran_out):
-            found.append(
-                LargestBatch(
-                    settings={name: setting(row, name) for name in names},
-                    batch_size=largest,
-                    ran_out=ran_out,
-                    peak_mem_allocated_bytes=row.peak_mem_allocated_bytes,
-                )
-            )
-    return tuple(sorted(found, key=lambda one: [setting_order(v) for v in one.settings.values()]))
 
 
 # What a point is judged by: the first of these that it has, and its burst.

@@ -17,6 +17,7 @@ from raybench.records import (
     Column,
     Device,
     DeviceSample,
+    ModuleTime,
     RankMetrics,
     Record,
     Samples,
@@ -30,7 +31,7 @@ from raybench.results.breakdown import (
     part_columns,
     part_warnings,
 )
-from raybench.results.columns import TableColumn, arrow_schema, columns_of
+from raybench.results.columns import TableColumn, arrow_schema, columns_of, to_row
 from raybench.results.metrics import (
     NO_ITEMS,
     ConditionColumns,
@@ -121,9 +122,21 @@ class PointColumns(AttemptKey):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnevenColumns:
-    """How a step is shared out, and what probes found of each device beforehand."""
+class PointRow(
+    MemoryColumns,
+    PartColumns,
+    ConditionColumns,
+    RateColumns,
+    StepColumns,
+    RankMetrics,
+    PointColumns,
+):
+    """A row of `points`: an attempt at a point, or the mean of its rounds.
 
+    None: not known, or the metric does not apply.
+    """
+
+    # How an uneven step is shared out, and what probes found of each device beforehand.
     share_by_rank: Annotated[
         tuple[int, ...] | None, Column("samples", "of a step, where shares are uneven")
     ] = None
@@ -145,24 +158,6 @@ class UnevenColumns:
     crossover_batch: Annotated[
         float | None, Column("samples", "global; above it by_speed beats fast")
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointRow(
-    UnevenColumns,
-    MemoryColumns,
-    PartColumns,
-    ConditionColumns,
-    RateColumns,
-    StepColumns,
-    RankMetrics,
-    PointColumns,
-):
-    """A row of `points`: an attempt at a point, or the mean of its rounds.
-
-    None: not known, or the metric does not apply.
-    """
-
     workload_metrics: Annotated[
         Mapping[str, float] | None, Column("", "those that the workload declares")
     ] = None
@@ -363,18 +358,6 @@ class SampleRow(AttemptKey):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleRow(AttemptKey):
-    """A module of the model on a profiled rank: a row of `modules`."""
-
-    rank: Annotated[int, Column("", "rank")]
-    module: Annotated[str, Column("", "name in the model")]
-    kind: Annotated[str, Column("", "class")]
-    calls: Annotated[int, Column("", "per step")]
-    forward_ms: Annotated[float, Column("ms", "per step")]
-    backward_ms: Annotated[float | None, Column("ms", "per step")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RegionRow(AttemptKey):
     """A region of the step on a rank: a row of `regions`."""
 
@@ -425,6 +408,7 @@ class SummaryRow:
 
 
 _OF_RUN = TableColumn(name="run_id", kind="string", about=Column("", "run"), read=str, null=MISSING)
+_RANK = TableColumn(name="rank", kind="int64", about=Column("", "rank"), read=int, null=MISSING)
 TABLES: Mapping[str, tuple[TableColumn, ...]] = {
     "runs": columns_of(Run),
     "points": columns_of(PointRow),
@@ -432,7 +416,7 @@ TABLES: Mapping[str, tuple[TableColumn, ...]] = {
     "samples": columns_of(SampleRow),
     "devices": (_OF_RUN, *columns_of(Device)),
     "telemetry": (_OF_RUN, *columns_of(DeviceSample)),
-    "modules": columns_of(ModuleRow),
+    "modules": (*columns_of(AttemptKey), _RANK, *columns_of(ModuleTime)),
     "regions": columns_of(RegionRow),
     "health": (_OF_RUN, *columns_of(Finding)),
 }
@@ -522,34 +506,26 @@ def _iterations(place: Mapping[str, Any], samples: Samples) -> dict[str, Iterabl
     }
 
 
-def module_rows(run_id: str, record: Record) -> list[ModuleRow]:
+def module_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
     """Return the times by module of each profiled rank, in rank order; empty without a profile."""
     return [
-        ModuleRow(
-            **keys_of(run_id, record),
-            rank=measurement.rank,
-            module=module.name,
-            kind=module.kind,
-            calls=module.calls,
-            forward_ms=module.forward_ms,
-            backward_ms=module.backward_ms,
-        )
+        {**keys_of(run_id, record), "rank": measurement.rank, **to_row(module)}
         for measurement in record.measurements
         for module in (measurement.profile.modules if measurement.profile else ())
     ]
 
 
-def region_rows(run_id: str, record: Record) -> list[RegionRow]:
+def region_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
     """Return the regions that the step names, of each rank in rank order; empty without any."""
     return [
-        RegionRow(
+        {
             **keys_of(run_id, record),
-            rank=measurement.rank,
-            region=region.name,
-            calls=region.calls,
-            region_ms=region.ms,
-            share_pct=100 * region.share,
-        )
+            "rank": measurement.rank,
+            "region": region.name,
+            "calls": region.calls,
+            "region_ms": region.ms,
+            "share_pct": 100 * region.share,
+        }
         for measurement in record.measurements
         for region in (measurement.breakdown.regions if measurement.breakdown else ())
     ]

@@ -110,8 +110,7 @@ class RunStore:
 
     def write_summary(self, rows: Sequence[SummaryRow]) -> None:
         """Write the summary of the run, in place of what was there. No file without rows."""
-        if rows:
-            self._write("summary", "summary", arrow_table("summary", list(map(to_row, rows))))
+        self._write_of_run("summary", "summary", rows)
 
     def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
         """Return attempts at points as they were kept; one of which no row can be made is an error.
@@ -160,16 +159,12 @@ class RunStore:
         """Return the rows of a record by table, without the tables that have none."""
         import pyarrow as pa
 
-        rows: dict[str, Sequence[Any]] = {
+        rows = {
             "modules": module_rows(self.run_id, record),
             "regions": region_rows(self.run_id, record),
-            "points": [point_row(self.run_id, record, self.measure, self.code)],
+            "points": [to_row(point_row(self.run_id, record, self.measure, self.code))],
         }
-        made = {
-            table: arrow_table(table, list(map(to_row, found)))
-            for table, found in rows.items()
-            if found
-        }
+        made = {table: arrow_table(table, found) for table, found in rows.items() if found}
         if columns := sample_columns(self.run_id, record):
             made["samples"] = pa.table(columns, schema("samples"))
         return made

@@ -10,6 +10,7 @@ docs/explanation/health.md has that rule, and `benchmarks/simulated_fleets.py` m
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -83,6 +84,14 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
     excess_ms = median(slow) - median(peer)
     parts = max(1, min(_MOST_PARTS, min(map(len, series)) // _LEAST_OF_A_PART))
     by_part = [[median(part) for part in _separate(steps, parts)] for steps in series]
+    wandering_ms = 0.0
+    if parts > 2:
+        # A host is slower for tenths of a second and faster again, each on its own: neighbouring
+        # steps are more alike than independent ones. numpy: statistics.variance takes 0.1 ms a
+        # rank. The median over ranks, so that one stall among many does not hide a slow rank.
+        typical = float(np.median(np.var(by_part, axis=1, ddof=1)))
+        reach = student_t(len(by_part) * (parts - 1), 1 - _CHANCE)
+        wandering_ms = reach / MARK_ERRORS * math.sqrt(2 * typical / parts)
     least_ms = min(a - b for a, b in zip(by_part[rank], by_part[other], strict=True))
     return Straggler(
         rank=rank,
@@ -90,7 +99,7 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
         excess_ms=excess_ms,
         error_ms=max(
             math.hypot(median_error(slow), median_error(peer)),
-            _wandering_ms(by_part),
+            wandering_ms,
             max(0.0, excess_ms - least_ms) * 2 / MARK_ERRORS,
         ),
     )
@@ -148,13 +157,12 @@ def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
     Median over steps of the maximum over ranks, less the largest of the ranks' medians. None below
     two ranks, where one has no steps, and where the ranks have not run equally many.
     """
-    series = [[ms for block in blocks for ms in block] for blocks in ranks]
+    series = [list(chain(*blocks)) for blocks in ranks]
     counts = {len(steps) for steps in series}
     if len(series) < 2 or len(counts) > 1 or not all(series):
         return None
-    in_turn_ms = median(max(steps) for steps in zip(*series, strict=True))
-    alone_ms = max(median(steps) for steps in series)
-    return float(max(0.0, in_turn_ms - alone_ms))
+    in_turn_ms, alone_ms = np.median(np.max(series, axis=0)), np.median(series, axis=1).max()
+    return max(0.0, float(in_turn_ms - alone_ms))
 
 
 def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[float]]) -> float:
@@ -191,23 +199,6 @@ def _pace_scatter(steps: Sequence[float], confidence: float) -> float:
     wandering = max(0.0, variance(map(median, windows)) - independent)
     reach = _UNSEEN * student_t(_WINDOWS - 1, confidence)
     return reach / MARK_ERRORS * math.sqrt(2 * wandering)
-
-
-def _wandering_ms(by_part: Sequence[Sequence[float]]) -> float:
-    """Return the standard error of the difference of two ranks whose pace wanders, in ms.
-
-    by_part: [ranks, parts], medians. A host is slower for tenths of a second and faster again, each
-    on its own: neighbouring steps are more alike than independent ones. Larger for few parts by
-    Student's t; 0 below three.
-    """
-    parts = len(by_part[0])
-    if parts < 3:
-        return 0.0
-    # numpy: statistics.variance takes 0.1 ms a rank. The median over ranks, so that one stall among
-    # many ranks does not hide a slow one.
-    typical = float(np.median(np.var(by_part, axis=1, ddof=1)))
-    reach = student_t(len(by_part) * (parts - 1), 1 - _CHANCE)
-    return reach / MARK_ERRORS * math.sqrt(2 * typical / parts)
 
 
 def _separate(steps: Sequence[float], parts: int) -> list[Sequence[float]]:
@@ -279,6 +270,8 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
     is_reference = _fast_group(ratios, floor)
     if not is_reference.all():
         shares = values / _median(values[:, is_reference], axis=1)[:, None]
+    from scipy.special import ndtr
+
     middle = _median(shares, axis=0)
     sigma = _spread(middle[is_reference], floor)
     limit = max(SLOW_SHARE, SLOW_SIGMAS * sigma)
@@ -290,7 +283,7 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
         sigma=sigma,
         limit=limit,
         is_beyond=(typical > limit) & (least > limit),
-        p_values=_upper_tail(typical / sigma),
+        p_values=np.asarray(ndtr(-typical / sigma)),
         is_reference=is_reference,
     )
 
@@ -337,9 +330,8 @@ def compare_few(
     ratios = np.asarray(typical / typical[fastest])
     each = times / times[:, [fastest]]
     least = np.where(np.isnan(each), np.inf, each).min(axis=0)
-    limit = min(bad_ratio, 1 + max(_FEW_SHARE, _FEW_FLOORS * floor))
-    if bad_ratio > BAD_RATIO:
-        limit = bad_ratio
+    usual = min(bad_ratio, 1 + max(_FEW_SHARE, _FEW_FLOORS * floor))
+    limit = bad_ratio if bad_ratio > BAD_RATIO else usual
     return ratios, (ratios > limit) & (least > limit * (1 - floor))
 
 
@@ -351,12 +343,9 @@ def _as_times(values: Floats, is_time: bool) -> Floats:
 
 def _median(values: Floats, axis: int) -> Floats:
     """Return the median without NaN; NaN where there is no value, without a warning of numpy."""
-    is_unknown = np.isnan(values)
-    if not is_unknown.any():
-        return np.asarray(np.median(values, axis=axis))
-    nowhere = is_unknown.all(axis=axis)
-    filled = np.where(np.expand_dims(nowhere, axis), 0.0, values)
-    return np.where(nowhere, np.nan, np.nanmedian(filled, axis=axis))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.asarray(np.nanmedian(values, axis=axis))
 
 
 def _spread(values: Floats, floor: float) -> float:
@@ -390,10 +379,3 @@ def _fast_group(ratios: Floats, floor: float) -> Bools:
         if least <= size <= len(known) - least and gaps[last] > limit:
             return np.asarray(ratios <= known[last])
     return np.ones(len(ratios), dtype=np.bool_)
-
-
-def _upper_tail(deviations: Floats) -> Floats:
-    """Return the one-sided p-values of deviations, given in standard deviations."""
-    from scipy.special import ndtr
-
-    return np.asarray(ndtr(-deviations))

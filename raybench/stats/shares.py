@@ -151,7 +151,11 @@ def balance(
     each device's own step, 0 where it has no share. Raises as `shares_by_speed`.
     """
     equal = equal_shares(len(speeds), batch, unit)
-    found = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))} if _fits(speeds, equal) else {}
+    fits = all(
+        speed.most is None or items <= speed.most
+        for items, speed in zip(equal, speeds, strict=True)
+    )
+    found = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))} if fits else {}
     for _ in range(1 + _CORRECTIONS):
         shares = shares_by_speed(speeds, batch, unit)
         if shares in found:
@@ -165,12 +169,6 @@ def balance(
             for speed, items, s in zip(speeds, shares, own_s, strict=True)
         ]
     return min(found.items(), key=lambda one: max(one[1]))
-
-
-def _fits(speeds: Sequence[DeviceSpeed], shares: Shares) -> bool:
-    """Return whether no share is larger than the `most` of its device."""
-    limits = (speed.most for speed in speeds)
-    return all(most is None or items <= most for items, most in zip(shares, limits, strict=True))
 
 
 def crossover_batch(

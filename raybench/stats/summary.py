@@ -45,7 +45,6 @@ class Summary:
     std is the sample standard deviation (n - 1), and 0 for one sample.
     """
 
-    mean: float
     p50: float
     p90: float
     p95: float
@@ -62,7 +61,6 @@ def summarize(samples: ArrayLike) -> Summary:
         raise ValueError("a summary needs at least one sample")
     p50, p90, p95, p99 = np.percentile(values, [50, 90, 95, 99])
     return Summary(
-        mean=float(values.mean()),
         p50=float(p50),
         p90=float(p90),
         p95=float(p95),
@@ -278,36 +276,26 @@ def scatter(
         degrees += np.maximum(counts - 1, 0)
     known = degrees > 0
     found: list[Scatter | None] = [None] * len(values)
-    if known.any():
-        moderated = _moderate(rest[known], degrees[known])
-        for place, one in zip(np.flatnonzero(known), moderated, strict=True):
-            found[place] = one
-    return found
-
-
-def _moderate(rest: NDArray[np.float64], degrees: NDArray[np.float64]) -> list[Scatter]:
-    """Return the scatter of each point, in order, its variance shrunk towards that of all points.
-
-    rest: [points, starts], the values less the mean of their side, NaN where a start lacks a point.
-    degrees: of freedom, by point, above 0.
-    """
+    if not known.any():
+        return found
+    rest, degrees = rest[known], degrees[known]
     variances = np.nansum(rest**2, axis=1) / degrees
     level, more = _fit_prior(variances, degrees)
     others = _independent_points(rest, variances, degrees) - 1
     more = min(more, min(others, _MOST_OTHERS) * float(degrees.mean()))
-    whole = degrees + more
-    return [
-        Scatter(sd=math.sqrt(variance), degrees=float(of_point))
-        for variance, of_point in zip(
-            (degrees * variances + more * level) / whole, whole, strict=True
-        )
-    ]
+    deviations = np.sqrt((degrees * variances + more * level) / (degrees + more))
+    for place, sd, own in zip(np.flatnonzero(known), deviations, degrees, strict=True):
+        found[place] = Scatter(sd=float(sd), degrees=float(own + more))
+    return found
 
 
 def _independent_points(
     rest: NDArray[np.float64], variances: NDArray[np.float64], degrees: NDArray[np.float64]
 ) -> float:
     """Return how many independent points would say as much as these do together; 1 or more.
+
+    rest: [points, starts], the values less the mean of their side, NaN where a start lacks a point.
+    degrees: of freedom, by point, above 0.
 
     The mean of n independent points has the n-th part of their variance. Where a start moves all
     points alike, the mean scatters as one point does. With d degrees of freedom the count is
@@ -338,19 +326,13 @@ def _fit_prior(variances: NDArray[np.float64], degrees: NDArray[np.float64]) -> 
     beyond = float(logs.var(ddof=1) - polygamma(1, half).mean())
     if beyond <= 0:
         return float(variances.mean()), math.inf
-    more = 2 * _inverse_trigamma(beyond)
-    return float(np.exp(logs.mean() + digamma(more / 2) - math.log(more / 2))), more
-
-
-def _inverse_trigamma(value: float) -> float:
-    """Return x with trigamma(x) = value, which is above 0; by Newton's method, Smyth's appendix."""
-    from scipy.special import polygamma
-
-    found = 0.5 + 1 / value
+    # Twice the x with trigamma(x) = beyond, by Newton's method: Smyth's appendix.
+    found = 0.5 + 1 / beyond
     for _ in range(50):
         at = float(polygamma(1, found))
-        step = at * (1 - at / value) / float(polygamma(2, found))
+        step = at * (1 - at / beyond) / float(polygamma(2, found))
         found += step
         if abs(step) < 1e-8 * found:
             break
-    return found
+    more = 2 * found
+    return float(np.exp(logs.mean() + digamma(more / 2) - math.log(more / 2))), more

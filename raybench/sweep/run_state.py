@@ -17,7 +17,7 @@ from raybench.errors import ClusterError, JobError, UsageError
 from raybench.job.model import NOT_MEASURED, Job, Measure, job_from_text
 from raybench.job.plan import Plan, script_path
 from raybench.job.point import SCRIPT
-from raybench.job.registry import module_of
+from raybench.job.registry import module_and_class
 from raybench.job.source import overrides_in
 from raybench.records import Device, Record, Status, TrialKey, by_point
 from raybench.records.devices import DeviceList
@@ -293,7 +293,7 @@ def code_of_job(job: Job) -> Code:
     Raises UsageError where there is no such workload.
     """
     script = script_path(job) if job.workload.kind == SCRIPT else None
-    return code_of_script(script) if script else code_of(module_of(job.workload.kind))
+    return code_of_script(script) if script else code_of(module_and_class(job.workload.kind)[0])
 
 
 # A run that goes on: `raybench sweep --resume`.

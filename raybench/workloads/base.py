@@ -31,6 +31,7 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -54,9 +55,6 @@ if TYPE_CHECKING:
     from raybench.job.model import Answer
     from raybench.records import Metric
 
-# Steps after which a scaler grows: more than its counter, an int32, can hold.
-_NEVER_GROWS = 2**31
-
 
 class WrongResultError(Exception):
     """A step computed something wrong; the text says what, and on which rank."""
@@ -69,7 +67,7 @@ class PartTimes:
     """
 
     def __init__(self) -> None:
-        self._spent_ns: dict[str, int] = {}
+        self._spent_ns: Counter[str] = Counter()
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -78,12 +76,11 @@ class PartTimes:
         try:
             yield
         finally:
-            spent_ns = time.perf_counter_ns() - start_ns
-            self._spent_ns[name] = self._spent_ns.get(name, 0) + spent_ns
+            self._spent_ns[name] += time.perf_counter_ns() - start_ns
 
     def take(self) -> dict[str, int]:
         """Return the nanoseconds of each part since the last call, by name, and begin anew."""
-        spent_ns, self._spent_ns = self._spent_ns, {}
+        spent_ns, self._spent_ns = self._spent_ns, Counter()
         return spent_ns
 
 
@@ -110,11 +107,11 @@ class Regions:
         """Return the context of a region; see Context.region. Sets `are_used` or `compiled`."""
         if self._is_compiling():
             self._leave_out(name)
-            return _UNTIMED
-        if self._time is None:
+        elif self._time is None:
             self.are_used = True
-            return _UNTIMED
-        return self._time(name)
+        else:
+            return self._time(name)
+        return _UNTIMED
 
     @contextmanager
     def timed_by(self, time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
@@ -132,9 +129,7 @@ _UNTIMED = nullcontext()
 # A communication hook of DistributedDataParallel.
 CommHook: TypeAlias = "Callable[[Any, GradBucket], Future[Tensor]]"
 
-_NOT_WRAPPED = "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
 COMPILED = "unknown: a compiled model would be compiled anew for another way of reducing"
-_OWN_HOOK = "unknown: the workload has a communication hook of its own"
 
 
 class DdpOptions(TypedDict, total=False):
@@ -202,11 +197,11 @@ class Replicas:
         Where no model was wrapped, code was compiled since, or a model has a hook of the workload.
         """
         if not self.wrapped:
-            return _NOT_WRAPPED
+            return "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
         if count_compiled_frames() > self._compiled_before:
             return COMPILED
         if any(len(ddp._comm_hooks) > one.has_our_hook for ddp, one in self.wrapped.items()):
-            return _OWN_HOOK
+            return "unknown: the workload has a communication hook of its own"
         return None
 
     def set_comm_hook(self, hook: CommHook | None) -> None:
@@ -367,7 +362,8 @@ class Context(Execution):
         import torch
 
         is_fp16 = self.precision is Precision.FP16 and self.device.type != "meta"
-        return torch.amp.GradScaler(self.device.type, growth_interval=_NEVER_GROWS, enabled=is_fp16)
+        # After more steps than its counter, an int32, can hold.
+        return torch.amp.GradScaler(self.device.type, growth_interval=2**31, enabled=is_fp16)
 
 
 class Workload(ABC):
@@ -490,10 +486,11 @@ def as_workload(workload_class: type) -> type[Workload]:
     if issubclass(workload_class, Workload):
         return workload_class
 
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace["__module__"] = workload_class.__module__
-
-    return new_class(workload_class.__name__, (workload_class, Workload), exec_body=fill)
+    return new_class(
+        workload_class.__name__,
+        (workload_class, Workload),
+        exec_body=lambda namespace: namespace.update(__module__=workload_class.__module__),
+    )
 
 
 def builtin_class(kind: str) -> type[Workload] | None:
@@ -563,16 +560,15 @@ def precision_warning(precision: Precision, device: torch.device) -> str | None:
     """
     import torch
 
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else "a CPU"
     # TF32 came with Ampere, compute capability 8.0.
-    has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    has_tf32 = on_gpu and torch.cuda.get_device_capability(device) >= (8, 0)
     if precision is Precision.TF32 and not has_tf32:
-        return f"precision tf32 asked, but {_name(device)} has no TF32: the numbers are fp32's"
-    if (
-        precision is Precision.BF16
-        and device.type == "cuda"
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
-        return f"precision bf16 asked, but {_name(device)} emulates bfloat16"
+        return f"precision tf32 asked, but {name} has no TF32: the numbers are fp32's"
+    has_bf16 = not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision is Precision.BF16 and not has_bf16:
+        return f"precision bf16 asked, but {name} emulates bfloat16"
     return None
 
 
@@ -581,9 +577,3 @@ def _switches() -> tuple[Any, ...]:
 
     cudnn: Any = backends.cudnn  # `conv` and `rnn` are missing from torch's types
     return (backends.cuda.matmul, cudnn.conv, cudnn.rnn)
-
-
-def _name(device: torch.device) -> str:
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"

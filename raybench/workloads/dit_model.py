@@ -36,8 +36,6 @@ Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 _EPSILON = 1e-6
 _LONGEST_PERIOD = 10_000.0
-_TIME_SCALE = 1000.0
-_GUIDANCE = 3.5
 
 
 class Rotation(NamedTuple):
@@ -57,17 +55,6 @@ class Rotation(NamedTuple):
             dim=-1,
         )
         return rotated.flatten(-2).to(heads.dtype)
-
-
-class Conditions(NamedTuple):
-    """The inputs of a forward pass beside the image and the time.
-
-    text: (text tokens, text width). pooled: (1, pooled width). guidance: (1, 1).
-    """
-
-    text: Tensor
-    pooled: Tensor
-    guidance: Tensor
 
 
 class _Head(nn.Module):
@@ -196,18 +183,25 @@ class Dit(nn.Module):
         self.out = nn.Linear(width, shape.channels)
 
     def forward(
-        self, image: Tensor, time: Tensor, conditions: Conditions, rotation: Rotation
+        self,
+        image: Tensor,
+        time: Tensor,
+        text: Tensor,
+        pooled: Tensor,
+        guidance: Tensor,
+        rotation: Rotation,
     ) -> Tensor:
         """Return the velocity of each image token, (tokens, channels).
 
-        time: (1, 1), from 1 (noise) to 0. rotation: of the text's tokens, then the image's.
+        time: (1, 1), from 1 (noise) to 0. text: (text tokens, text width). pooled: (1, pooled
+        width). guidance: (1, 1). rotation: of the text's tokens, then the image's.
         """
         embedded: Tensor = (
             self.time_in(sinusoids(time, self._frequencies))
-            + self.guidance_in(sinusoids(conditions.guidance, self._frequencies))
-            + self.pooled_in(conditions.pooled)
+            + self.guidance_in(sinusoids(guidance, self._frequencies))
+            + self.pooled_in(pooled)
         )
-        x, text = self.image_in(image), self.text_in(conditions.text)
+        x, text = self.image_in(image), self.text_in(text)
         for block in self.double_blocks:
             text, x = block(text, x, embedded, *rotation)
         x = torch.cat((text, x))
@@ -223,7 +217,7 @@ def sinusoids(time: Tensor, count: int) -> Tensor:
     wide = torch.promote_types(time.dtype, torch.float32)
     places = torch.arange(count // 2, dtype=wide, device=time.device)
     rates = torch.exp(-math.log(_LONGEST_PERIOD) * places / (count // 2))
-    angles = _TIME_SCALE * time.to(wide) * rates
+    angles = 1000.0 * time.to(wide) * rates
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(time.dtype)
 
 
@@ -339,27 +333,34 @@ class Steps:
             generator = torch.Generator(self.device).manual_seed(self.seed)
         options: Any = {"device": self.device, "dtype": self.dtype}
         draw = partial(torch.randn, generator=generator, **options)
+        # Of this rank's tokens, those of the text first.
+        whole = rotation(
+            shape,
+            text_tokens=self.text_tokens,
+            rows=self.rows,
+            columns=self.columns,
+            like=torch.empty(0, **options),
+        )
+        parts = ((one[: self.text_tokens], one[self.text_tokens :]) for one in whole)
+        turned = Rotation(*(torch.cat([*map(parallel.shard, both)]) for both in parts))
         if scope in ("double_block", "single_block"):
             kind = DoubleBlock if scope == "double_block" else SingleBlock
             block = self._make_module(kind, generator)
             text = parallel.shard(draw(self.text_tokens, shape.width))
             image = parallel.shard(draw(pixels, shape.width))
-            time, turned = draw(1, shape.width), self._rotation()
+            time = draw(1, shape.width)
             if scope == "double_block":
                 return lambda: torch.cat(block(text, image, time, *turned))
             joint = torch.cat((text, image))
             return lambda: block(joint, time, *turned)
         model = self._make_module(Dit, generator)
         noise = draw(pixels, shape.channels)
-        conditions = Conditions(
-            text=parallel.shard(draw(self.text_tokens, shape.text_width)),
-            pooled=draw(1, shape.pooled_width),
-            guidance=torch.full((1, 1), _GUIDANCE, **options),
-        )
-        turned = self._rotation()
+        text = parallel.shard(draw(self.text_tokens, shape.text_width))
+        pooled, guidance = draw(1, shape.pooled_width), torch.full((1, 1), 3.5, **options)
 
         def predict(image: Tensor, time: Tensor) -> Tensor:
-            return parallel.gather(model(parallel.shard(image), time, conditions, turned))
+            own = model(parallel.shard(image), time, text, pooled, guidance, turned)
+            return parallel.gather(own)
 
         if scope == "forward":
             time = torch.ones(1, 1, **options)
@@ -403,25 +404,7 @@ class Steps:
             compile_blocks(module, DoubleBlock, SingleBlock)
         return module
 
-    def _rotation(self) -> Rotation:
-        """Return the rotation of this rank's tokens."""
-        whole = rotation(
-            self.shape,
-            text_tokens=self.text_tokens,
-            rows=self.rows,
-            columns=self.columns,
-            like=torch.empty(0, device=self.device, dtype=self.dtype),
-        )
-        shard, length = self.parallel.shard, self.text_tokens
-        return Rotation(*(torch.cat((shard(one[:length]), shard(one[length:]))) for one in whole))
 
-
-# Tokens of the copy for each rank: of the image, and of the text.
-_ROWS, _COLUMNS, _TEXT = 2, 8, 8
-# Of queries and keys: a token attends to few others. With all alike attention is next to the mean
-# of all tokens, and a wrong one could not be told from a right one.
-_NORM = 2.0
-_GAIN = 1.5
 # Of what the copy computes. Two ranks on a CPU differ from the whole by 3e-7 (fp32) and 5e-3
 # (bf16); a log-sum-exp to base 2 is off by 3e-2, parts merged by their mean by 0.16, the heads of
 # another rank by 0.8.
@@ -446,13 +429,15 @@ def difference_to_whole(steps: Steps) -> float:
     copy = replace(
         steps,
         shape=replace(steps.shape, double_blocks=1, single_blocks=1),
-        rows=_ROWS * ranks,
-        columns=_COLUMNS,
-        text_tokens=_TEXT * ranks,
+        rows=2 * ranks,
+        columns=8,
+        text_tokens=8 * ranks,
         attention=steps.kernel,
         compile=False,
-        # So that attention matters for the output, and single tokens for attention.
-        fill=partial(fill, norm=_NORM, gain=_GAIN),
+        # Norms of queries and keys so large that a token attends to few others: with all alike
+        # attention is next to the mean of all tokens, and a wrong one could not be told from a
+        # right one. And weights so large that attention matters for the output.
+        fill=partial(fill, norm=2.0, gain=1.5),
     )
     undivided = replace(copy, parallel=form_groups(0, ulysses=1, ring=1))
     with torch.inference_mode():

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_SAMPLED = 64
 # Of the largest error among the sampled elements, in units of sqrt(k), which is the standard
 # deviation of an element. Rounding the result alone gives 5 standard deviations half of the
 # format's epsilon: 0.002 in fp16, 0.02 in bf16. The inputs of tf32 are rounded to 10 bits, which
@@ -84,7 +83,7 @@ class Gemm(Workload):
         import torch
 
         rows, columns = (
-            torch.randint(size, (_SAMPLED,), generator=torch.Generator().manual_seed(size))
+            torch.randint(size, (64,), generator=torch.Generator().manual_seed(size))
             for size in self.product.shape
         )
         rows, columns = rows.to(self._context.device), columns.to(self._context.device)
@@ -238,7 +237,6 @@ _NOT_SENT = -1
 _CHECKED_AT_A_TIME = 2**24
 # How often a result may be rounded: an error of an epsilon of the operands each, at most.
 _ROUNDINGS: Mapping[Operation, int] = {"copy": 0, "scale": 1, "add": 1, "triad": 2}
-_TIMED_S = 0.1
 # Arrays far above the caches. A CPU's are smaller, and it is slower.
 _ARRAY_BYTES = {"cuda": 2**30, "cpu": 2**25}
 
@@ -353,7 +351,7 @@ def memory_gb_s(context: Context) -> float | None:
         return None
     triad = Memory(replace(context, precision=Precision.FP32), size_bytes=size_bytes)
     timer = Timer("step()", globals={"step": triad.step}, num_threads=torch.get_num_threads())
-    step_s = timer.blocked_autorange(min_run_time=_TIMED_S).median
+    step_s = timer.blocked_autorange(min_run_time=0.1).median
     moved = triad.memory_bytes
     # With the timer, which holds it: its memory is for the workload that asks.
     del triad, timer

@@ -181,18 +181,24 @@ class Linear(Model):
         generator = context.generator() if on_device else one_for_all
         options: Any = {"generator": generator, "device": context.device if on_device else "cpu"}
         inputs, targets = torch.randn(rows, FEATURES, **options), torch.randn(rows, 1, **options)
-        own_rows = None
+        is_shared = not on_device and distributed_sampler and context.world_size > 1
+        own_rows = rows // context.world_size if is_shared else rows
+        if context.batch_size > own_rows:
+            why = f"{rows} rows over {context.world_size} ranks" if is_shared else "all of them"
+            raise UsageError(
+                f"workload linear: batch_size {context.batch_size} is more than the {own_rows} "
+                f"rows that each rank has ({why}); lower batch_size or raise rows"
+            )
         if on_device:
-            _check_batch_size(context, rows, "all of them")
             batches = slices(inputs, targets, context.batch_size)
         else:
-            batches, own_rows = load_batches(
+            batches = load_batches(
                 context,
                 inputs,
                 targets,
                 num_workers=num_workers,
                 pin_memory=pin_memory,
-                distributed_sampler=distributed_sampler,
+                distributed_sampler=is_shared,
             )
         self.build(
             mode,
@@ -203,7 +209,7 @@ class Linear(Model):
             grad_accumulation=grad_accumulation,
             compile=compile,
         )
-        if own_rows is not None:
+        if not on_device:
             # Rows on the device are each rank's own, no data set that they go through together.
             self.epoch_s = own_rows / self.items_per_step
 
@@ -227,15 +233,6 @@ class Linear(Model):
         return FEATURES + 1
 
 
-def _check_batch_size(context: Context, rows: int, origin: str) -> None:
-    """Raise UsageError when the rows of this rank do not fill a batch; origin: why so few."""
-    if context.batch_size > rows:
-        raise UsageError(
-            f"workload linear: batch_size {context.batch_size} is more than the {rows} rows "
-            f"that each rank has ({origin}); lower batch_size or raise rows"
-        )
-
-
 def load_batches(
     context: Context,
     inputs: Tensor,
@@ -244,20 +241,19 @@ def load_batches(
     num_workers: int,
     pin_memory: bool,
     distributed_sampler: bool,
-) -> tuple[Iterator[Batch], int]:
-    """Return endless full batches from a DataLoader, and the rows of this rank in an epoch.
+) -> Iterator[Batch]:
+    """Return an endless iterator over full batches from a DataLoader.
 
     The batches are on the device. The processes of the loader start here, and end when the iterator
     is closed or dropped. inputs, targets: rows in host memory, the same on all ranks, which share
-    them out with `distributed_sampler`. Raises UsageError when a rank has too few rows for a batch.
+    them out with `distributed_sampler`; for each rank there must be enough for a batch.
     """
     from torch import Generator
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
     dataset = TensorDataset(inputs, targets)
     sampler: DistributedSampler[tuple[Tensor, ...]] | None = None
-    rows, origin = len(inputs), "all of them"
-    if distributed_sampler and context.world_size > 1:
+    if distributed_sampler:
         sampler = DistributedSampler(
             dataset,
             num_replicas=context.world_size,
@@ -265,9 +261,6 @@ def load_batches(
             seed=context.seed,
             drop_last=True,
         )
-        origin = f"{rows} rows over {context.world_size} ranks"
-        rows = len(sampler)
-    _check_batch_size(context, rows, origin)
     processes = None
     if num_workers:
         # A process with the threads of CUDA, NCCL and Ray must not be forked: a lock that one of
@@ -307,7 +300,7 @@ def load_batches(
             x, y = batch
             yield x.to(device, non_blocking=is_pinned), y.to(device, non_blocking=is_pinned)
 
-    return batches(first_epoch), rows
+    return batches(first_epoch)
 
 
 _CLASSES = 1000

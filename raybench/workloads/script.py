@@ -227,7 +227,7 @@ class RunningScript(Workload):
         """
         if self._has_ended:
             raise ScriptEndedError
-        self._send(do="mark_parts", how={"module": module, "has_peers": has_peers})
+        self._send(do="mark_parts", module=module, has_peers=has_peers)
         return str(self._receive()["why_not"])
 
     def time_gradients(self) -> None:

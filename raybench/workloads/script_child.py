@@ -160,9 +160,22 @@ class _Steps:
         """
         if self._marks is not None:
             self._marks.end_optimizer()
-        if optimizer is not self._counted and not self._is_new(optimizer):
-            return
-        assert self._clock is not None
+        if optimizer is not self._counted:
+            name = type(optimizer).__name__
+            is_new = optimizer not in self._known
+            self._known.add(optimizer)
+            self.names[name] = None
+            # A new one ends iterations from now on: in the warm-up, and where it is of `step_of`.
+            if not is_new or self._is_warm or (self._step_of and name != self._step_of):
+                return
+            self._counted = optimizer
+        if self._clock is None:
+            devices = (p.device for group in optimizer.param_groups for p in group["params"])
+            self._clock = _Clock(next(devices, None))
+            dist: Any = sys.modules.get("torch.distributed")
+            is_joined = dist is not None and dist.is_available() and dist.is_initialized()
+            ranks = dist.get_world_size() if is_joined else 1
+            self._channel.send(begun={"clock": self._clock.name, "ranks": ranks})
         if self._marks is not None:
             self._marks.end_step()
         if self._lead_in:
@@ -189,29 +202,6 @@ class _Steps:
         count = len(samples["step_ns"])
         return {**samples, "parts": {} if self._marks is None else self._marks.take(count)}
 
-    def _is_new(self, optimizer: Any) -> bool:
-        """Return whether this optimizer is new, and ends iterations from now on.
-
-        Only in the warm-up, and only of the class `step_of` where one is given. Tells the parent of
-        the first one.
-        """
-        if optimizer in self._known:
-            return False
-        self._known.add(optimizer)
-        name = type(optimizer).__name__
-        self.names[name] = None
-        if self._is_warm or (self._step_of and name != self._step_of):
-            return False
-        self._counted = optimizer
-        if self._clock is None:
-            devices = (p.device for group in optimizer.param_groups for p in group["params"])
-            self._clock = _Clock(next(devices, None))
-            dist: Any = sys.modules.get("torch.distributed")
-            is_joined = dist is not None and dist.is_available() and dist.is_initialized()
-            ranks = dist.get_world_size() if is_joined else 1
-            self._channel.send(begun={"clock": self._clock.name, "ranks": ranks})
-        return True
-
     def _obey(self, clock: _Clock) -> None:
         """Do what messages of the parent ask, until one asks for steps."""
         while True:
@@ -228,28 +218,24 @@ class _Steps:
                     if clock.cuda:
                         clock.cuda.reset_peak_memory_stats(clock.device)
                 case "mark_parts":
-                    self._channel.send(why_not=self._mark_parts(clock, **message["how"]))
+                    # Only after the timed steps: until then there is nothing of raybench here.
+                    sys.path.append(str(Path(__file__).parents[2]))
+                    why_not = ""
+                    try:
+                        device = clock.device or sys.modules["torch"].device("cpu")
+                        self._marks = import_module(message["module"]).ScriptMarks(device)
+                        if message["has_peers"]:
+                            why_not = str(self._marks.hook_gradients())
+                    except Exception as error:  # the samples are there already
+                        self._marks = None
+                        why_not = f"unknown: raybench cannot be loaded beside the script: {error!r}"
+                    self._channel.send(why_not=why_not)
                 case "time_gradients":
                     self._marks.time_gradients()
                 case "keep_gradients":
                     self._marks.keep_gradients()
                 case "end":
                     os._exit(0)
-
-    def _mark_parts(self, clock: _Clock, module: str, has_peers: bool) -> str:
-        """Load raybench to time parts of steps; return why that cannot be, else an empty text.
-
-        Only after the timed steps: until then the process has nothing of raybench.
-        """
-        sys.path.append(str(Path(__file__).parents[2]))
-        try:
-            device = clock.device or sys.modules["torch"].device("cpu")
-            marks = import_module(module).ScriptMarks(device)
-            why_not = str(marks.hook_gradients()) if has_peers else ""
-        except Exception as error:  # the samples are there already
-            return f"unknown: raybench cannot be loaded beside the script: {error!r}"
-        self._marks = marks
-        return why_not
 
 
 def main(descriptor: str, options: str, script: str, *arguments: str) -> int:

@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 # Inputs and targets of one forward and backward pass.
 Batch: TypeAlias = "tuple[Tensor, Tensor]"
 Forward: TypeAlias = "Callable[[Tensor], Tensor]"
-OptimizerName = Literal["sgd", "adam", "adamw"]
-ModeName = Literal["train", "inference"]
 
 Optimizer = Annotated[
-    OptimizerName, Field(description="Class of torch.optim; all but the learning rate default.")
+    Literal["sgd", "adam", "adamw"],
+    Field(description="Class of torch.optim; all but the learning rate default."),
 ]
 GradAccumulation = Annotated[
     int,
@@ -43,8 +42,12 @@ Compile = Annotated[
     bool, Field(description="Compile the model, with DDP around it; happens in the warm-up.")
 ]
 Mode = Annotated[
-    ModeName,
+    Literal["train", "inference"],
     Field(description="train: optimizer steps. inference: forward passes, without gradients."),
+]
+AttentionKernel = Annotated[
+    Literal["auto", "flash", "efficient", "cudnn", "math"],
+    Field(description="Kernel of torch's attention; auto: the one that torch takes."),
 ]
 CastWeights = Annotated[
     bool,
@@ -119,7 +122,7 @@ class Model(Workload):
 
     def build(
         self,
-        mode: ModeName,
+        mode: Mode,
         context: Context,
         make_model: Callable[[], nn.Module],
         batches: Iterator[Batch],
@@ -146,10 +149,10 @@ class Model(Workload):
         batches: Iterator[Batch],
         *,
         loss: Callable[[Tensor, Tensor], Tensor],
-        optimizer: OptimizerName = "adam",
+        optimizer: Optimizer = "adam",
         grad_accumulation: int = 1,
         compile: bool = False,
-        divide: Callable[[nn.Module], nn.Module] | None = None,
+        divide: Callable[[Any], nn.Module] | None = None,
         is_fused: bool = False,
         is_cast: bool = False,
     ) -> None:
@@ -300,20 +303,24 @@ class Model(Workload):
         for to_go in reversed(range(self._passes)):
             inputs, targets = next(batches)
             with context.no_sync(self.replica) if to_go else nullcontext():
-                loss = self._mean_loss(self._forward, inputs, targets)
-                # A division by one would still be a kernel.
-                loss = loss / divisor if divisor != 1 else loss
-                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                # Kept in no variable: its graph must be gone before the next pass.
+                self._scaled_loss(self._forward, inputs, targets, divisor).backward()  # type: ignore[no-untyped-call]
 
-    def _mean_loss(self, forward: Forward, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _scaled_loss(
+        self, forward: Forward, inputs: Tensor, targets: Tensor, divisor: float = 1.0
+    ) -> Tensor:
+        """Return the mean loss of these samples, divided and then scaled as fp16 needs it."""
         with nullcontext() if self._is_cast else self._context.autocast():
-            return self.loss(forward(inputs), targets)
+            loss = self.loss(forward(inputs), targets)
+        # A division by one would still be a kernel.
+        scaled: Tensor = self.scaler.scale(loss / divisor if divisor != 1 else loss)
+        return scaled
 
     def _gradients_alone(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of the mean loss of these samples; `.grad` stays as it is."""
         import torch
 
-        loss = self.scaler.scale(self._mean_loss(self._forward_alone, inputs, targets))
+        loss = self._scaled_loss(self._forward_alone, inputs, targets)
         return torch.autograd.grad(loss, tuple(self.model.parameters()))
 
 

@@ -1,4 +1,4 @@
-"""Where the time goes on GPUs, from the workers to the row: `pytest -m gpu tests/gpu`."""
+"""Where the time and the memory of a step go on GPUs, from the workers to the row."""
 
 import gzip
 import json
@@ -15,26 +15,33 @@ from tests.unit.fakes import make_point
 
 pytestmark = GPU
 SLOWED = "tests.gpu.gpu_workloads:SlowedMlp"
+OWN_DDP, REDUCE = "tests.gpu.gpu_workloads:OwnDdp", "tests.gpu.gpu_workloads:Reduce"
 EXAMPLE = "docs.examples.convnet:ConvNet"
 DELAY_MS = 10.0
+# A real fault: NCCL is left a single channel of the many that it spreads a message over.
+ONE_CHANNEL = {"NCCL_MAX_NCHANNELS": "1"}
+# Steps of 1.5 ms: the clock of an idle device needs some 0.3 s to settle.
+IDLE_CLOCK = {"warmup": 200, "batch_size": 1}
 cluster = cluster_of(2)
 
 
-def record_of(cluster, workload="mlp", *, profile=False, **given):
-    names = ("world_size", "batch_size", "precision")
+def record_of(cluster, workload="mlp", *, profile=False, warmup=10, **given):
+    names = ("world_size", "batch_size", "precision", "env")
     settings = {"precision": Precision.BF16, "batch_size": 64}
     settings |= {name: given.pop(name) for name in names if name in given}
+    if workload == "collective":
+        settings = dict.fromkeys(("batch_size", "global_batch_size", "scaling"))
+        settings["world_size"] = 2
     point = make_point(workload=workload, params=given, **settings)
-    measure = Measure(warmup=10, iterations=40)
+    measure = Measure(warmup=warmup, iterations=60)
     return measure_record(cluster, Task(point=point, settings=measure, profile=profile))
 
 
 def row_of(cluster, workload="mlp", **settings):
     row = point_row("run-a", record_of(cluster, workload, **settings), Measure())
-    columns = [name for name in vars(row) if name.endswith("_ms") or name == "step_ms_p50"]
-    told = {name: getattr(row, name) for name in (*columns, "host_bound", "slowest_rank")}
     # Shown with -rP: these are figures to look at, not only to pass.
-    print({name: round(value, 3) if value else value for name, value in told.items()})
+    told = {name: value for name, value in vars(row).items() if name.endswith(("_ms", "_bytes"))}
+    print(workload, settings, told, row.host_bound, row.slowest_rank, row.warnings)
     return row
 
 
@@ -42,14 +49,8 @@ def row_of(cluster, workload="mlp", **settings):
 @pytest.mark.parametrize("slow_rank", [0, 1])
 def test_a_slow_rank_is_named_with_its_delay(cluster, slow_rank):
     # Large enough that the other rank waits for nothing else: a slow host takes 4 ms for the step.
-    row = row_of(
-        cluster,
-        SLOWED,
-        world_size=2,
-        batch_size=16384,
-        slow_rank=slow_rank,
-        delay_ms=DELAY_MS,
-    )
+    slowed = {"slow_rank": slow_rank, "delay_ms": DELAY_MS}
+    row = row_of(cluster, SLOWED, world_size=2, batch_size=16384, **slowed)
     assert row.slowest_rank == slow_rank
     assert row.straggler_ms == pytest.approx(DELAY_MS, rel=0.2)
     assert row.straggler_device_ms == pytest.approx(DELAY_MS, rel=0.2)
@@ -86,6 +87,55 @@ def test_the_host_holds_up_a_tiny_model_only(cluster, settings, host_bound):
     drift = 0.5 if host_bound else 0.15
     assert row.local_step_ms == pytest.approx(row.step_ms_p50, rel=drift)
     assert row.comm_ms is None
+
+
+@needs_two
+def test_a_ddp_step_alone_takes_as_long_by_copies_as_by_its_hook(cluster):
+    # Of 8 layers of 8192 x 8192, which the devices bound: some 50 ms.
+    by_hook, by_copies = (
+        row_of(cluster, OWN_DDP, world_size=2, batch_size=4096, by_context=by_context)
+        for by_context in (True, False)
+    )
+    assert "noop_hook" in by_hook.methods["local_step_ms"]
+    assert "noop_hook" not in by_copies.methods["local_step_ms"]
+    assert by_copies.local_step_ms == pytest.approx(by_hook.local_step_ms, rel=0.01)
+    assert by_copies.comm_bytes == by_hook.comm_bytes
+
+
+@needs_two
+def test_exposed_communication_is_what_the_collective_takes_alone(cluster):
+    alone, row = (
+        row_of(cluster, REDUCE, world_size=world_size, **IDLE_CLOCK) for world_size in (1, 2)
+    )
+    message = {"operation": "all_reduce", "size_bytes": 512 * 2**20}
+    collective = row_of(cluster, "collective", **message)
+    assert row.local_step_ms == pytest.approx(alone.step_ms_p50, rel=0.05)
+    assert row.comm_exposed_ms == pytest.approx(collective.step_ms_p50, rel=0.15)
+    assert row.comm_bytes == {"all_reduce": 512 * 2**20}
+
+
+def test_the_memory_at_the_peak_is_made_of_what_the_model_needs(cluster):
+    row = row_of(cluster, OWN_DDP, batch_size=1024, by_context=True)
+    parameters = 8 * (8192 * 8192 + 8192) * 4
+    assert row.mem_parameters_bytes == parameters
+    assert row.mem_optimizer_bytes == pytest.approx(2 * parameters, rel=0.01)
+    assert 0 < row.mem_gradients_bytes <= 1.01 * parameters
+    names = ("parameters", "gradients", "optimizer", "activations", "other")
+    total = sum(getattr(row, f"mem_{name}_bytes") for name in names)
+    assert total == pytest.approx(row.peak_mem_allocated_bytes, rel=0.02)
+
+
+@needs_two
+def test_a_slow_collective_is_found_to_be_communication_and_nothing_else(cluster):
+    sound, slow = (
+        row_of(cluster, REDUCE, world_size=2, env=env, **IDLE_CLOCK) for env in ({}, ONE_CHANNEL)
+    )
+    more_ms = slow.step_ms_p50 - sound.step_ms_p50
+    assert more_ms > 2 * sound.comm_exposed_ms
+    assert slow.comm_exposed_ms - sound.comm_exposed_ms == pytest.approx(more_ms, rel=0.1)
+    assert abs(slow.local_step_ms - sound.local_step_ms) < more_ms / 10
+    assert slow.slowest_rank is None
+    assert slow.host_bound is not True
 
 
 # The last one: it replaces the processes.

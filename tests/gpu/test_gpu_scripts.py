@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from raybench.records import Failure, Measurement, RankInfo, Status
+from raybench.records import Measurement, RankInfo, Status
 from raybench.worker.worker import Worker
 from tests.gpu.gpus import private_ray
 from tests.real_scripts import SCRIPTS, make_task
@@ -91,24 +91,23 @@ for step in range(10**9):
 """
 
 
-def run_faulty(cluster, folder, fault, timeout_s):
-    text = FAULTY.format(fault=fault)
-    task = task_of(folder, text, world_size=2, timeout_s=timeout_s, max_seconds=5)
-    answers = cluster.run(task, (0, 1))
-    return [answer for answer in answers if isinstance(answer, Failure)]
-
-
-def test_a_rank_that_raises_frees_the_other_from_nccl(two_gpus, tmp_path):
+@pytest.mark.parametrize(
+    ("fault", "timeout_s", "status", "words"),
+    [
+        ("raise ValueError('no')", 100.0, Status.ERROR, "no"),
+        ("time.sleep(1000)", 20.0, Status.TIMEOUT, "at train.py:"),
+    ],
+)
+def test_a_rank_that_raises_or_hangs_is_named_and_frees_the_other_from_nccl(
+    two_gpus, tmp_path, fault, timeout_s, status, words
+):
     before = [device.process_id for device in two_gpus.devices]
-    first, second = run_faulty(two_gpus, tmp_path, "raise ValueError('no')", 100.0)
-    assert (first.error_type, second.error_type) == ("PeerFailed", "ValueError")
-    assert [device.process_id for device in two_gpus.devices] == before
-    answers = two_gpus.run(make_task("ddp.py", 2), (0, 1))
-    assert all(isinstance(answer, Measurement) for answer in answers), answers
-
-
-def test_a_rank_that_hangs_is_named(two_gpus, tmp_path):
-    first, second = run_faulty(two_gpus, tmp_path, "time.sleep(1000)", 20.0)
-    assert second.status is Status.TIMEOUT
-    assert "at train.py:" in second.message
-    assert first.error_type == "PeerFailed"
+    text = FAULTY.format(fault=fault)
+    task = task_of(tmp_path, text, world_size=2, timeout_s=timeout_s, max_seconds=5)
+    first, second = two_gpus.run(task, (0, 1))
+    assert (first.error_type, second.status) == ("PeerFailed", status)
+    assert words in second.message
+    if status is Status.ERROR:
+        assert [device.process_id for device in two_gpus.devices] == before
+        answers = two_gpus.run(make_task("ddp.py", 2), (0, 1))
+        assert all(isinstance(answer, Measurement) for answer in answers), answers

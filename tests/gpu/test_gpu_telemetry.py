@@ -5,12 +5,7 @@ import time
 import pytest
 import torch
 
-from raybench.hardware.devices import (
-    Counters,
-    Sampler,
-    describe_device,
-    energy_j,
-)
+from raybench.hardware.devices import Counters, Sampler, describe_device, energy_j
 from raybench.hardware.peaks import dense_peak_tflops
 from raybench.job.point import Precision
 from raybench.measure.profiling import tflops_sustained
@@ -45,8 +40,7 @@ def keep_busy(device, seconds):
 
 
 def test_the_device_is_described(described):
-    assert described.sm_clock_max_mhz > 0
-    assert described.power_cap_w > 0
+    assert min(described.sm_clock_max_mhz, described.power_cap_w) > 0
     assert described.power_cap_default_w > 0
     assert 0 < described.temperature_c < 100
     assert described.driver_version
@@ -74,25 +68,18 @@ def test_a_reading_is_cheap_and_grows_with_the_work(device, described):
     assert all(0 <= grown <= elapsed_s * 1.1 for grown in grown_s.values())
 
 
-def test_the_clock_is_read_while_the_device_works(device, described):
-    sampler = Sampler([described])
-    sampler.start()
-    begin_ns = time.monotonic_ns()
-    keep_busy(device, BUSY_S)
-    found = sampler.sm_clocks_mhz(described.uuid, [(begin_ns, time.monotonic_ns())])
-    sampler.stop()
-    assert len(found) > 5 * BUSY_S
-    assert all(0 < mhz <= described.sm_clock_max_mhz for mhz in found)
-
-
-def test_the_samples_see_a_busy_device(device, described):
+def test_samples_and_clocks_see_a_busy_device(device, described):
     sampler = Sampler([described], period_s=0.5)
     sampler.start()
     time.sleep(2.0)
     idle = sampler.drain()
+    begin_ns = time.monotonic_ns()
     keep_busy(device, BUSY_S)
     busy = sampler.drain()
+    clocks_mhz = sampler.sm_clocks_mhz(described.uuid, [(begin_ns, time.monotonic_ns())])
     sampler.stop()
+    assert len(clocks_mhz) > 5 * BUSY_S
+    assert all(0 < mhz <= described.sm_clock_max_mhz for mhz in clocks_mhz)
     assert max(sample.gpu_utilization_pct for sample in idle[-1:]) < 50
     assert max(sample.gpu_utilization_pct for sample in busy) > 90
     assert max(s.power_w for s in busy) > max(s.power_w for s in idle[-1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,14 @@ os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 def _in_the_repository(monkeypatch):
     """Workers find the workloads of the tests below the current directory."""
     monkeypatch.chdir(REPOSITORY)
+
+
+@pytest.fixture(scope="module")
+def place():
+    """A folder as /tmp is, short enough for Ray's sockets, which pytest's own are not."""
+    with TemporaryDirectory(prefix="rb", dir="/tmp") as folder:
+        Path(folder).chmod(0o1777)
+        yield Path(folder)
 
 
 # Those that take longest go first, so that no process is left with one of them at the end.

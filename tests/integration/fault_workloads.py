@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -178,7 +179,7 @@ def _device_hang(context: Context) -> None:
     torch.cuda.synchronize(context.device)
 
 
-FAULTS: dict[str, Callable[[Context], None]] = {
+FAULTS: dict[str, Callable[[Context], object]] = {
     "raise_init": _raise,
     "hang_init": lambda _: time.sleep(3600),
     "exit_init": lambda _: os._exit(3),
@@ -191,6 +192,9 @@ FAULTS: dict[str, Callable[[Context], None]] = {
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda _: ctypes.memset(0, 0, 1),  # type: ignore[func-returns-value]
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+    # Two that a process survives, and keeps.
+    "thread": lambda _: threading.Thread(target=time.sleep, args=(3600,), daemon=True).start(),
+    "child": lambda _: subprocess.Popen(["sleep", "3601"]),
     "loop": _loop,
     "hold_gil": _hold_gil,
     "sleep": lambda _: time.sleep(3600),

@@ -5,10 +5,9 @@ import os
 import signal
 import socket
 import subprocess
-import threading
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
@@ -95,33 +94,6 @@ class Failing(Mlp):
         if self._fault == "late":
             time.sleep(2.0)
             raise ValueError("not even closed")
-
-
-class Mess:
-    """Writes down what it sees of its process, and leaves that in a mess of the chosen kind."""
-
-    def __init__(
-        self,
-        context: Context,
-        *,
-        folder: Annotated[str, Field(description="where each rank writes its file")],
-        mess: Literal["none", "thread", "child"] = "none",
-    ) -> None:
-        self.items_per_step = 1
-        self.flops_per_step = 1.0  # not counted: the counting would build it once more
-        self._context = context
-        self._mess = mess
-        Path(folder, f"{context.rank}.json").write_text(json.dumps({"pid": os.getpid()}))
-
-    def step(self) -> None:
-        if dist.is_initialized():
-            dist.all_reduce(torch.ones(1))
-
-    def close(self) -> None:
-        if self._mess == "thread" and self._context.rank == 1:
-            threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
-        if self._mess == "child" and self._context.rank == 1:
-            subprocess.Popen(["sleep", "3601"])
 
 
 class Straggler(Mlp):

@@ -7,6 +7,7 @@ import pytest
 from raybench.job.model import Measure
 from raybench.records import Failure, Task
 from raybench.results.breakdown import is_slowed_by_one_rank
+from tests.cluster_contract import process_ids, run
 from tests.measured_points import measure_row
 from tests.unit.fakes import make_point
 
@@ -57,6 +58,16 @@ def test_of_equal_ranks_none_is_slow(cluster):
     assert row.compute_ms > 0
 
 
+def test_another_class_of_the_users_has_new_processes_and_the_same_class_keeps_its_own(cluster):
+    used = []
+    for measure in (run, measured, measured):
+        measure(cluster, *[0, 1] * (measure is run))
+        used.append(process_ids(cluster)[:2])
+    first, second, third = used
+    assert not set(first) & set(second)
+    assert second == third
+
+
 SMALL = {"channels": 4, "image_size": 8}
 PARTS = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms")
 
@@ -78,13 +89,10 @@ def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster):
 @pytest.mark.long
 def test_a_profiled_process_is_replaced(cluster):
     measured(cluster)  # another class would have new processes
-    before = [device.process_id for device in cluster.devices[:2]]
-    measured(cluster)
-    assert [device.process_id for device in cluster.devices[:2]] == before
+    before = process_ids(cluster)[:2]
     measured(cluster, profile=True)
     measured(cluster)
-    after = [device.process_id for device in cluster.devices[:2]]
-    assert not set(before) & set(after)
+    assert not set(before) & set(process_ids(cluster))
 
 
 UNEVEN = make_point(

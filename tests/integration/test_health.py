@@ -78,17 +78,14 @@ def test_the_samples_of_a_check_lie_in_the_tables_as_of_any_run(checked):
     assert len(load(output, "health")) == len(found["findings"])
 
 
-def test_each_direction_of_each_pair_is_in_the_tables(checked):
-    health = load(checked[1], "health")
+def test_all_stages_are_judged_and_each_direction_of_each_pair(checked):
+    found, output = checked
+    assert {one["stage"] for one in found["findings"]} == set(ALL)
+    assert not [one for one in found["findings"] if one["verdict"] == "untested"]
+    health = load(output, "health")
     sends = health[health["test"] == "send 4 MiB"]
     assert sends["subject"].nunique() == len(sends) == 2
     assert (sends["value"] > 0).all()
-
-
-def test_all_stages_are_judged(checked):
-    found, _ = checked
-    assert {one["stage"] for one in found["findings"]} == set(ALL)
-    assert not [one for one in found["findings"] if one["verdict"] == "untested"]
 
 
 @pytest.mark.long

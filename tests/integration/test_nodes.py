@@ -10,12 +10,10 @@ import pytest
 
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.start import connect
-from raybench.job.model import Measure
-from raybench.records import Failure, Measurement, Status, Task
+from raybench.records import Failure, Status
+from tests.cluster_contract import failures, run
 from tests.integration.clusters import start_cluster
-from tests.unit.fakes import make_point
 
-FAULTY = "tests.integration.probe_workloads:Failing"
 # A node is lost after 20 s. A machine that does other things too has more time, though less than
 # the 90 s after which the point itself would be given up.
 NODE_S = 20.0
@@ -72,17 +70,6 @@ def freeze(raylet):
         os.kill(process, signal.SIGSTOP)
 
 
-def run(cluster, worker_ids, fault="none"):
-    params = {"fault": fault, "faulty_rank": 0}
-    point = make_point(workload=FAULTY, params=params, world_size=len(worker_ids))
-    settings = Measure(warmup=2, iterations=4, timeout_s=90.0, breakdown=False)
-    return cluster.run(Task(point=point, settings=settings), worker_ids)
-
-
-def are_measured(answers):
-    return all(isinstance(answer, Measurement) for answer in answers)
-
-
 @pytest.mark.parametrize(
     ("fault", "harm"),
     [
@@ -105,19 +92,19 @@ def test_a_lost_node_costs_its_workers_and_the_others_go_on(cluster, node, told,
         harm(raylet_of(node))
 
     threading.Timer(2.0, strike).start()
-    answers = run(cluster, (0, 1, 2), "sleep")
+    answers = run(cluster, 0, 1, 2, fault="sleep", rank=0, timeout_s=90.0)
     ended_s = time.monotonic() - harmed_s[0]
     lost = [answers[worker_id] for worker_id in sorted(here)]
     assert all(isinstance(answer, Failure) for answer in answers)
     assert {(one.status, one.error_type) for one in lost} == {(Status.LOST, "NodeLost")}
     assert lost[0].message == f"node {cluster.devices[min(here)].host} does not answer"
     assert cluster.lost == here
-    assert are_measured(run(cluster, left))
+    assert failures(run(cluster, *left)) == []
     spent_s = time.monotonic() - harmed_s[0]
     print(f"{fault}: point ended {ended_s:.1f} s after, next point done {spent_s:.1f} s after")
     assert spent_s < NODE_S + SLACK_S
     assert told == [f"{lost[0].message}: 2 workers are lost"]
-    assert [type(answer) for answer in run(cluster, (0, 1, 2))] == [Failure] * 3
+    assert [type(answer) for answer in run(cluster, 0, 1, 2)] == [Failure] * 3
 
 
 @pytest.mark.long
@@ -127,7 +114,7 @@ def test_a_node_that_comes_late_gets_workers_and_a_frozen_one_that_answers_again
     try:
         cluster.start(3, "pack")
         assert (len(cluster.devices), cluster.pending, cluster.capacity) == (1, 2, 3)
-        assert are_measured(run(cluster, (0,)))
+        assert failures(run(cluster, 0)) == []
         cluster.refresh(0.0)
         assert cluster.pending == 2
         node = head.add_node(num_cpus=2, num_gpus=0)
@@ -136,7 +123,7 @@ def test_a_node_that_comes_late_gets_workers_and_a_frozen_one_that_answers_again
             cluster.refresh(1.0)
         print(f"a late node's workers are there {time.monotonic() - started_s:.1f} s later")
         assert (len(cluster.devices), cluster.pending) == (3, 0)
-        assert are_measured(run(cluster, (0, 1, 2)))
+        assert failures(run(cluster, 0, 1, 2)) == []
         freeze(raylet_of(node))
         while not cluster.lost:
             cluster.refresh(0.0)
@@ -147,7 +134,7 @@ def test_a_node_that_comes_late_gets_workers_and_a_frozen_one_that_answers_again
         started_s = time.monotonic()
         while len(cluster.devices) < 5 and time.monotonic() < started_s + 60:
             cluster.refresh(1.0)
-        assert are_measured(run(cluster, (0, 3, 4)))
+        assert failures(run(cluster, 0, 3, 4)) == []
     finally:
         cluster.close()
         if node is not None:

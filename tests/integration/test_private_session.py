@@ -9,7 +9,6 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -76,14 +75,6 @@ def family(folder):
         for one in found
         if (one.info["environ"] or {}).get(_FAMILY) == str(folder) and lives(one.pid)
     ]
-
-
-@pytest.fixture(scope="module")
-def place():
-    """A folder as /tmp is, short enough for Ray's sockets, which pytest's own are not."""
-    with TemporaryDirectory(prefix="rb", dir="/tmp") as folder:
-        Path(folder).chmod(0o1777)
-        yield Path(folder)
 
 
 @pytest.fixture(scope="module")

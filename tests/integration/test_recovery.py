@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import threading
 import time
 
@@ -9,6 +10,7 @@ import pytest
 
 from raybench.records import Failure, Status
 from tests.cluster_contract import PointContract, failures, places, process_ids, run
+from tests.integration.sweeps import wait_for
 
 # A machine that does other things too starts a process more slowly.
 SLACK_S = 25.0
@@ -105,6 +107,28 @@ class TestRay(PointContract):
             for thread in threads:
                 thread.join(60)
             assert [failures(answers.pop(ids)) for ids in disjoint] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("mess", "phrase"),
+    [
+        pytest.param("thread", "1 running thread (", marks=pytest.mark.long),
+        ("child", "1 child process (sleep)"),
+    ],
+)
+def test_what_a_rank_leaves_behind_is_told_and_costs_its_process(cluster, mess, phrase):
+    assert failures(run(cluster, 0, 1)) == []
+    before = process_ids(cluster)
+    answers = run(cluster, 0, 1, fault=mess)
+    assert answers[0].warnings == ()
+    (warning,) = answers[1].warnings
+    assert warning.startswith(f"the workload left {phrase}")
+    assert " behind: the next point gets new processes" in warning
+    assert [one.warnings for one in run(cluster, 0, 1)] == [(), ()]
+    after = process_ids(cluster)
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+    # A child process ends with the worker that left it.
+    wait_for(lambda: subprocess.run(["pgrep", "-f", "^sleep 3601$"]).returncode != 0, within_s=15)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A driver that is told to stop, is killed, loses its Ray or cannot write, and `--resume`."""
 
 import os
+import random
 import re
 import resource
 import shlex
@@ -11,17 +12,22 @@ from contextlib import suppress
 
 import pytest
 
+import raybench
+from raybench.results.reader import RunStatus, read_runs
+from raybench.results.tables import TABLES
+from tests.integration import sweeps
 from tests.integration.fault_injection import harmed_sweep
 from tests.integration.fault_runs import rows, start_sweep, write_job
 from tests.integration.fault_workloads import HARMED
 from tests.integration.sweeps import (
     RAYBENCH,
     begin,
+    count_rows,
+    cpu_sweep,
     descendants,
-    raybench,
     sweep_command,
     table,
-    wait_for_rows,
+    wait_for,
     write_text,
 )
 
@@ -48,75 +54,176 @@ def fill(process, results):
             file.write(bytes(512))
 
 
-def kill_head(process):
+def kill(process, program):
     # The raylet has the command lines of all others among its arguments.
     there = descendants(process.pid).items()
-    [head] = [pid for pid, title in there if "gcs_server" in title.split()[0]]
-    os.kill(head, signal.SIGKILL)
+    [found] = [pid for pid, title in there if program in title.split()[0]]
+    os.kill(found, signal.SIGKILL)
 
 
-def test_a_run_goes_on_after_a_full_disk_a_killed_driver_and_a_dead_head(small_disk, tmp_path):
+# What is done to the sweep, the exit code and the statuses that follow, and how long ranks stay in
+# the point after it: None where nothing lets them go on.
+HARMS = [
+    (fill, 2, ["ok"], 0.0),
+    (lambda sweep, _: sweep.kill(), -signal.SIGKILL, ["ok"], 0.0),
+    (lambda sweep, _: kill(sweep, "gcs_server"), 3, ["ok", "lost"], None),
+]
+RARER_HARMS = [
+    (lambda sweep, _: sweep.terminate(), 130, ["ok", "cancelled"], 0.0),
+    (lambda sweep, _: kill(sweep, "/raylet/raylet"), 3, ["ok", "cancelled", "lost"], None),
+]
+
+
+@pytest.mark.parametrize("harms", [HARMS, pytest.param(RARER_HARMS, marks=pytest.mark.long)])
+def test_a_run_goes_on_after_whatever_ended_its_sweep(harms, small_disk, tmp_path):
     write_job(tmp_path, [("none", 0), ("wait", 0), ("none", 0)], 1, timeout_s=90.0)
     command = sweep_command(tmp_path, "--device", "cpu")
-
-    def ended_by(harm, stay_s=0.0):
+    for harm, code, statuses, stay_s in harms:
         for name in ("marks.jsonl", HARMED):
             (tmp_path / name).unlink(missing_ok=True)
-        ended = harmed_sweep(command, tmp_path, 1, 1, lambda sweep, _: harm(sweep), stay_s=stay_s)
+        ended = harmed_sweep(
+            command,
+            tmp_path,
+            1,
+            1,
+            lambda sweep, _, harm=harm: harm(sweep, small_disk),
+            stay_s=stay_s,
+        )
         assert ended.gone_s is not None, ended.left
-        return ended, [row["status"] for row in rows(tmp_path)]
-
-    ended, statuses = ended_by(lambda sweep: fill(sweep, small_disk))
-    assert (ended.code, statuses) == (2, ["ok"]), ended.said
-    *_, go_on, kept, line = ended.said.splitlines()
-    assert line.startswith(f"{small_disk}/")
-    reason = "No space left on device; make room there|File too large; .*"
-    assert re.search(f": cannot be written: ({reason})$", line)
-    assert kept.startswith("stopped: 1 finished point is kept")
-    (small_disk / "filler").unlink(missing_ok=True)
-    command = [*RAYBENCH, *shlex.split(go_on.removeprefix("go on with: python -m raybench "))]
-
-    ended, statuses = ended_by(subprocess.Popen.kill)
-    assert (ended.code, statuses) == (-signal.SIGKILL, ["ok"])
-
-    ended, statuses = ended_by(kill_head, stay_s=None)
-    assert (ended.code, statuses) == (3, ["ok", "lost"]), ended.said
-    assert ended.end_s < 20
-
+        assert (ended.code, [row["status"] for row in rows(tmp_path)]) == (code, statuses)
+        assert "Traceback" not in ended.said
+        if code == 3:
+            assert ended.end_s < 20
+        if harm is fill:
+            *_, kept, line = ended.said.splitlines()
+            assert line.startswith(f"{small_disk}/")
+            reason = "No space left on device; make room there|File too large; .*"
+            assert re.search(f": cannot be written: ({reason})$", line)
+            assert kept.startswith("stopped: 1 finished point is kept")
+            (small_disk / "filler").unlink(missing_ok=True)
+        for go_on in re.findall("^go on with: python -m raybench (.*)$", ended.said, re.MULTILINE):
+            command = [*RAYBENCH, *shlex.split(go_on)]
     last = start_sweep(command, tmp_path)
     _, said = last.communicate(timeout=240)
     assert last.returncode == 0, said
     assert [row["number"] for row in rows(tmp_path) if row["status"] == "ok"] == [0, 1, 2]
 
 
-JOB = """\
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_when_the_head_of_a_joined_cluster_is_killed_a_sweep_ends_in_seconds(tmp_path):
+    from tests.integration.clusters import start_cluster
+
+    cluster = start_cluster(num_cpus=2)
+    head = cluster.head_node.all_processes["gcs_server"][0].process.pid
+    write_job(tmp_path, [("none", 0), ("wait", 0), ("none", 0)], 2, timeout_s=90.0)
+    command = sweep_command(tmp_path, "--device", "cpu", address=cluster.address)
+    try:
+        ended = harmed_sweep(
+            command, tmp_path, 1, 2, lambda *_: os.kill(head, signal.SIGKILL), stay_s=5.0
+        )
+    finally:
+        cluster.shutdown()
+    assert ended.code == 3, ended.said
+    assert ended.end_s < 20
+    assert ended.gone_s is not None, ended.left
+    assert [row["status"] for row in rows(tmp_path)] == ["ok", "lost"]
+
+
+POINTS = 8
+SMALL = """\
 workload: {kind: mlp, hidden: 64, layers: 2}
-matrix: {world_size: [1, 2], batch_size: [4, 8]}
-measure: {warmup: 3, iterations: 1000, max_seconds: 0.5}
+matrix: {world_size: [1, 2], batch_size: [1, 2, 3, 4]}
+measure: {warmup: 3, iterations: 2000, max_seconds: 0.2, breakdown: false}
 """
 
 
+class KilledSweep:
+    """A sweep whose driver is killed again and again, and resumed each time."""
+
+    def __init__(self, folder):
+        write_text(folder, SMALL)
+        self.folder, self.results = folder, folder / "results"
+        self._said = folder / "stderr.txt"
+
+    def options(self):
+        """Begin the run, or go on with it where there is one."""
+        there = list(self.results.glob("runs/*/run.parquet"))
+        return ["--resume", "latest"] if there else []
+
+    def started(self):
+        with self._said.open("wb") as said:
+            return begin(self.folder, *self.options(), stdout=subprocess.DEVNULL, stderr=said)
+
+    def killed(self, chance):
+        """Kill its driver at a random moment and read every table; what it came after."""
+        before = count_rows(self.folder)
+        with self.started() as process:
+            moment = chance.choice(["start", "workers", "row", "row"])
+            if moment == "start":
+                time.sleep(chance.uniform(0.5, 3.0))
+            else:
+                self.wait_until_it_has(process, before if moment == "workers" else before + 1)
+                time.sleep(chance.uniform(0.0, 0.6))
+            assert process.poll() is None, self._said.read_text()
+            process.kill()
+        self.check_readable()
+        if self.results.exists():
+            assert [run.status for run in read_runs(self.results)] in ([RunStatus.INTERRUPTED], [])
+        return moment, count_rows(self.folder)
+
+    def wait_until_it_has(self, process, count):
+        """Wait until the driver has its cluster, and the run so many rows."""
+
+        def has_them():
+            assert process.poll() is None, self._said.read_text()
+            return "; run " in self._said.read_text() and count_rows(self.folder) >= count
+
+        wait_for(has_them, within_s=120)
+
+    def check_readable(self):
+        for name in TABLES:
+            if list(self.results.glob(f"{name}/*/[!.]*.parquet")):
+                table(self.folder, name)
+                raybench.load(self.results, name)
+
+    def finish(self):
+        """Resume it once more, to its end, and read every table meanwhile."""
+        with self.started() as process:
+            while process.poll() is None:
+                self.check_readable()
+                time.sleep(0.1)
+        assert process.returncode == 0, self._said.read_text()
+
+    def check_each_point_once(self):
+        found = table(self.folder)
+        assert list(found["status"]) == ["ok"] * POINTS
+        assert list(found["attempt"]) == [1] * POINTS
+        assert found["point_id"].is_unique
+        samples = table(self.folder, "samples")
+        # What a killed attempt left is removed when the run goes on, and made again.
+        counts = samples[~samples["is_warmup"]].groupby("point_id")["iteration"].nunique()
+        assert counts.to_dict() == found.set_index("point_id")["iterations"].to_dict()
+        (run,) = read_runs(self.results)
+        assert (run.status, run.points_ok, run.points_total) == (RunStatus.OK, POINTS, POINTS)
+        assert {path.name for path in self.results.rglob(".*")} <= {".driver"}
+
+
 @pytest.mark.long
-def test_sigterm_keeps_what_finished_and_the_command_it_prints_does_the_rest(tmp_path):
-    write_text(tmp_path, JOB)
-    with begin(tmp_path) as process:
-        wait_for_rows(process, tmp_path, 1)
-        time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
-    # None where the signal came between two points.
-    assert list(table(tmp_path)["status"]).count("cancelled") <= 1
-    (line,) = re.findall("^go on with: python -m raybench (.*)$", said, re.MULTILINE)
-    resumed = raybench(*shlex.split(line))
-    assert resumed.returncode == 0, resumed.stderr
-    points = table(tmp_path)
-    ok = points[points["status"] == "ok"]
-    assert len(ok) == 4
-    assert ok["point_id"].is_unique
-    again = ok[ok["attempt"] == 2]["point_id"]
-    assert list(again) == list(points[points["status"] == "cancelled"]["point_id"])
-    nothing = raybench(*shlex.split(line))
-    assert nothing.returncode == 0, nothing.stderr
-    assert "nothing to do" in nothing.stderr
+def test_after_each_sigkill_the_tables_are_whole_and_at_the_end_each_point_is_there_once(tmp_path):
+    seed = random.randrange(1000)
+    print("seed", seed)
+    chance = random.Random(seed)
+    sweep = KilledSweep(tmp_path)
+    for _ in range(2):
+        print(sweep.killed(chance))
+    with sweep.started() as process:
+        sweep.wait_until_it_has(process, 0)
+        # Beside the first, which has the processors, or it would be refused for that.
+        second = cpu_sweep(tmp_path, *sweep.options(), "--shared")
+        process.kill()
+    assert second.returncode == 2
+    assert "is being written by another sweep" in second.stderr
+    assert " interrupted " in sweeps.raybench("list", "--results", sweep.results).stdout
+    sweep.finish()
+    sweep.check_each_point_once()

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -31,14 +30,6 @@ EVIL = "[red]boo[/red] | a <script>alert(1)</script> `x` ![i](//h/p.png) @you\nl
 def job(folder, workload="{kind: mlp}"):
     write_text(folder, f"workload: {workload}\nmatrix: {{world_size: 1, batch_size: 4}}\n")
     return folder / "job.yaml"
-
-
-@pytest.fixture
-def place():
-    """A folder as /tmp is, short enough for Ray's sockets, which pytest's own are not."""
-    with TemporaryDirectory(prefix="rb", dir="/tmp") as folder:
-        Path(folder).chmod(0o1777)
-        yield Path(folder)
 
 
 # Sees no process that it has not started: a cluster of other tests would be joined.

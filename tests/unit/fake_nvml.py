@@ -4,6 +4,7 @@ The library itself is not loaded; the structures and errors are pynvml's own.
 """
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,7 @@ class FakeNvml:
     def install(self, monkeypatch):
         from raybench.hardware import nvml
 
-        nvml._is_open.cache_clear()
+        monkeypatch.setattr(nvml, "_is_open", cache(nvml._is_open.__wrapped__))
         for name in _REAL:
             if callable(getattr(pynvml, name)):
                 monkeypatch.setattr(pynvml, name, self._function(name))

@@ -185,33 +185,25 @@ def bar_figure(
 ) -> Figure:
     """Return a figure with a bar for each point, in the order of `rows`.
 
+    Batches, numbers of ranks and sizes are read along the bars of a panel, and all other settings
+    tell the panels apart; where a panel would have fewer than two bars, all bars are in one.
     Of more than 72 points the first 72 are drawn, and the note says so. marks: returns those of a
     point; its second argument is `point_name`, for their tips. of_bars: as `bar_panels` has them.
     """
-    shown, names = rows[:MOST_BARS], distinguishing_settings(rows)
+    shown, names, ranks = rows[:MOST_BARS], distinguishing_settings(rows), data.ranks
+    along = [name for name in names if name in _ALONG]
+    rest = [name for name in names if name not in along]
+    panels_of = [settings_words(row, rest, ranks) for row in shown]
+    bars_of = [settings_words(row, along, ranks) for row in shown]
+    if len(shown) < 2 * len(set(panels_of)):
+        panels_of, bars_of = [""] * len(shown), [short_name(row, names, ranks) for row in shown]
     bars = [
-        (panel, bar, marks(row, point_name(row, names, data.ranks)))
-        for row, (panel, bar) in zip(shown, _bar_names(shown, data.ranks), strict=True)
+        (panel, bar, marks(row, point_name(row, names, ranks)))
+        for panel, bar, row in zip(panels_of, bars_of, shown, strict=True)
     ]
     note += drawn_of(len(shown), len(rows))
     panels = bar_panels(bars, x, **of_bars)
     return Figure(anchor=anchor, title=title, note=note, panels=panels, table=table)
-
-
-def _bar_names(rows: Sequence[ScaledRow], ranks: str) -> list[tuple[str, str]]:
-    """Return the title of the panel and the name of the bar of each point.
-
-    Batches, numbers of ranks and sizes are read along the bars of a panel, and all other settings
-    tell the panels apart; where a panel would have fewer than two bars, all bars are in one.
-    """
-    names = distinguishing_settings(rows)
-    along = [name for name in names if name in _ALONG]
-    rest = [name for name in names if name not in along]
-    titles = [settings_words(row, rest, ranks) for row in rows]
-    if len(rows) < 2 * len(set(titles)):
-        return [("", short_name(row, names, ranks)) for row in rows]
-    bars = [settings_words(row, along, ranks) for row in rows]
-    return list(zip(titles, bars, strict=True))
 
 
 def line_figure(
@@ -267,10 +259,11 @@ def line_figure(
     if few := [f"{some} of {many} {noun}" for some, many, noun in counts if some < many]:
         note += f" The first {' and '.join(few)} are drawn; the table of the points has all."
     legend = [line for line in lines if any(one["line"] == line for _, one in drawn)]
-    panels = [
-        line_panel(some, legend, x, y, title=panel, missing=_not_drawn(missing[panel]), **of_lines)
-        for panel, some in marks.items()
-    ]
+    panels = []
+    for panel, drawn_marks in marks.items():
+        text = "; ".join(f"{', '.join(names)}: {why}" for why, names in missing[panel].items())
+        text = f"Not drawn: {text}." if text else ""
+        panels.append(line_panel(drawn_marks, legend, x, y, title=panel, missing=text, **of_lines))
     return Figure(anchor=anchor, title=title, note=note, panels=panels)
 
 
@@ -293,9 +286,3 @@ def _panels_and_lines(
         groups.setdefault(title, []).append((line_name(row, of_lines, ranks), row))
     by_size = sorted(rows, key=lambda row: [setting_order(setting(row, n)) for n in of_lines])
     return groups, list(dict.fromkeys(line_name(row, of_lines, ranks) for row in by_size))
-
-
-def _not_drawn(points: dict[str, list[str]]) -> str:
-    """Return `Not drawn: batch 256: out of memory.` of names of points by reason; "" for none."""
-    text = "; ".join(f"{', '.join(names)}: {why}" for why, names in points.items())
-    return f"Not drawn: {text}." if text else ""

@@ -7,7 +7,7 @@ import math
 from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
 from raybench.analysis.scaling import CAUSES, LOSSES
 from raybench.report import formatting
-from raybench.report.blocks import Column, ColumnOf, Table, make_table
+from raybench.report.blocks import Column, ColumnOf, make_table
 from raybench.report.charts import (
     Chart,
     ChartData,
@@ -29,8 +29,8 @@ from raybench.report.charts.grammar import (
 )
 from raybench.report.charts.lines import speed_up_words, time_figure
 from raybench.report.formatting import counted
-from raybench.report.lead import amount, answer_metric, metric_noun
 from raybench.report.point_settings import distinguishing_settings, settings_words
+from raybench.report.run_report import amount, answer_metric, metric_noun
 from raybench.results.breakdown import is_slowed_by_one_rank
 
 _MOST_RANKED = 12
@@ -157,9 +157,21 @@ def operations_figure(data: ChartData) -> Figure | None:
             name = settings_words(row, rest, data.ranks) or row.workload
             if is_product:
                 name = " × ".join(str(row.params[one]) for one in _SHAPE)
-            marks = _operation_marks(row, point_name(row, names, data.ranks))[: 1 + has_burst]
+            reached, burst = row.achieved_tflops_per_device or 0.0, row.burst_tflops_per_device
+            begin, text = point_name(row, names, data.ranks), formatting.number(reached)
+            tip = f"{begin}\n{text} TFLOP/s"
+            if row.mfu_pct:
+                # The datasheet's, from the share of it that was reached.
+                peak = reached / (row.mfu_pct / 100)
+                tip += f", {reached / peak:.1%} of the datasheet's {peak:,.1f}"
+                text += f" · {reached / peak:.0%}"
+            tip += f"\n{formatting.step_time(row)}"
+            marks: list[Mark] = [{"x": reached, "line": _SUSTAINED, "text": text, "tip": tip}]
+            if burst and has_burst:
+                text = formatting.number(burst)
+                tip = f"{begin}\n{text} TFLOP/s in its first 30 ms"
+                marks.append({"x": burst, "line": _BURST, "text": text, "tip": tip})
             bars.append((precision if "precision" in names else "", name, marks))
-            peak = _peak_tflops(row) or peak
         panels += bar_panels(
             bars,
             axis("TFLOP/s"),
@@ -174,32 +186,6 @@ def operations_figure(data: ChartData) -> Figure | None:
     note += drawn_of(len(shown), len(known))
     title = "TFLOP/s against the datasheet" if has_peak else "TFLOP/s"
     return Figure(anchor="tflops", title=title, note=note, panels=panels)
-
-
-def _peak_tflops(row: ScaledRow) -> float | None:
-    """Return the datasheet's peak in TFLOP/s, from the share that was reached; None if unknown."""
-    reached = row.achieved_tflops_per_device or 0.0
-    return reached / (row.mfu_pct / 100) if row.mfu_pct else None
-
-
-def _operation_marks(row: ScaledRow, name: str) -> list[Mark]:
-    """Return the bar of the whole measurement, then that of its first 30 ms where that is known.
-
-    name: the first lines of their tips.
-    """
-    reached, burst = row.achieved_tflops_per_device or 0.0, row.burst_tflops_per_device
-    peak, text = _peak_tflops(row), formatting.number(reached)
-    tip = f"{name}\n{text} TFLOP/s"
-    if peak:
-        tip += f", {reached / peak:.1%} of the datasheet's {peak:,.1f}"
-        text += f" · {reached / peak:.0%}"
-    tip += f"\n{formatting.step_time(row)}"
-    marks: list[Mark] = [{"x": reached, "line": _SUSTAINED, "text": text, "tip": tip}]
-    if burst:
-        text = formatting.number(burst)
-        tip = f"{name}\n{text} TFLOP/s in its first 30 ms"
-        marks.append({"x": burst, "line": _BURST, "text": text, "tip": tip})
-    return marks
 
 
 def parts_figure(data: ChartData) -> Figure | None:
@@ -220,16 +206,53 @@ def parts_figure(data: ChartData) -> Figure | None:
             f" Not drawn: {counted(count, 'point')} whose parts exceed the step by more than 10 %, "
             "so that they are no breakdown of it."
         )
+    names = distinguishing_settings(known)
+    columns: list[ColumnOf[ScaledRow]] = [
+        (Column(title="point", is_text=True), lambda row: str(row.point_id)),
+        (
+            Column(title="settings", is_text=True),
+            lambda row: settings_words(row, names, data.ranks),
+        ),
+        (Column(title="step ms"), lambda row: formatting.number(row.step_ms_p50)),
+        *(
+            (
+                Column(title=f"{title} ms"),
+                lambda row, name=name: formatting.part_ms(_parts_ms(row)[name], row.step_ms_p50),
+            )
+            for name, (title, _) in _PARTS.items()
+        ),
+        # Against perfect scaling.
+        *(
+            (
+                Column(title=f"lost: {CAUSES[name]}"),
+                lambda row, name=name: formatting.percent(getattr(row, name)),
+            )
+            for name in LOSSES
+        ),
+    ]
+
+    def marks(row: ScaledRow, name: str) -> list[Mark]:
+        """Return the marks of the parts of a step, one after the other along x, as shares of it."""
+        found: list[Mark] = []
+        start = 0.0
+        for part, share in _shares(row).items():
+            title, ms = _PARTS[part][0], _parts_ms(row)[part] or 0.0
+            of_step = f"{formatting.duration(ms)}, {formatting.percent(share)} of the step"
+            tip = f"{name}\n{title}: {of_step}"
+            found.append({"x": start, "x2": start + share, "line": title, "tip": tip})
+            start += share
+        return found
+
     longest = max(1.0, *(sum(_shares(row).values()) for row in known))
     return bar_figure(
         data,
         known,
-        _part_marks,
+        marks,
         axis("share of the step", format="~%", scale={"domain": [0, longest], "nice": False}),
         anchor="parts",
         title="Where the step goes",
         note=note,
-        table=_parts_table(known, data.ranks),
+        table=make_table(known, columns),
         series=[_PARTS[name][0] for name in used],
         colors=[_PARTS[name][1] for name in used],
         is_stacked=True,
@@ -257,66 +280,26 @@ def times_figure(data: ChartData) -> Figure | None:
 
 def _shares(row: ScaledRow) -> dict[str, float]:
     """Return the parts above 0 as shares of the step, by name; {} where they are not known."""
-    if row.step_ms_p50 is None:
+    step_ms = row.step_ms_p50
+    if step_ms is None:
         return {}
-    known = {name: _part_ms(row, name) or 0.0 for name in _PARTS}
-    return {name: ms / row.step_ms_p50 for name, ms in known.items() if ms > 0}
+    return {name: ms / step_ms for name, ms in _parts_ms(row).items() if ms and ms > 0}
 
 
-def _part_ms(row: ScaledRow, name: str) -> float | None:
-    """Return a part of the step in ms, without what one slow rank adds; None where unknown.
+def _parts_ms(row: ScaledRow) -> dict[str, float | None]:
+    """Return the parts of the step in ms, by name; None where a part is unknown.
 
-    That is the part `slower_ms`; it is None where no single rank slows the others down.
+    What one slow rank takes longer is a part of its own, without which the others are. It is None
+    where no single rank slows the others down.
     """
-    slower_ms = row.straggler_ms or 0.0
-    if name == _SLOWER:
-        return slower_ms if is_slowed_by_one_rank(row) else None
-    value: float | None = getattr(row, name)
-    if value is None or not is_slowed_by_one_rank(row):
-        return value
-    device_ms = slower_ms if row.straggler_device_ms is None else row.straggler_device_ms
-    in_part = {"compute_ms": device_ms, "host_gap_ms": slower_ms - device_ms}
-    return value - in_part.get(name, 0.0)
-
-
-def _part_marks(row: ScaledRow, name: str) -> list[Mark]:
-    """Return the marks of the parts of a step, one after the other along x, as shares of it."""
-    marks: list[Mark] = []
-    start = 0.0
-    for part, share in _shares(row).items():
-        title, time = _PARTS[part][0], formatting.duration(_part_ms(row, part) or 0.0)
-        tip = f"{name}\n{title}: {time}, {formatting.percent(share)} of the step"
-        marks.append({"x": start, "x2": start + share, "line": title, "tip": tip})
-        start += share
-    return marks
-
-
-def _parts_table(rows: list[ScaledRow], ranks: str) -> Table:
-    """Return the parts in ms, and the shares of the step lost against perfect scaling, by cause."""
-    names = distinguishing_settings(rows)
-    columns: list[ColumnOf[ScaledRow]] = [
-        (Column(title="point", is_text=True), lambda row: str(row.point_id)),
-        (
-            Column(title="settings", is_text=True),
-            lambda row: settings_words(row, names, ranks),
-        ),
-        (Column(title="step ms"), lambda row: formatting.number(row.step_ms_p50)),
-    ]
-    columns += [_part_column(name, title) for name, (title, _) in _PARTS.items()]
-    columns += [_loss_column(name) for name in LOSSES]
-    return make_table(rows, columns)
-
-
-def _part_column(name: str, title: str) -> ColumnOf[ScaledRow]:
-    """Return the column of a part of _PARTS, in ms."""
-    return (
-        Column(title=f"{title} ms"),
-        lambda row: formatting.part_ms(_part_ms(row, name), row.step_ms_p50),
-    )
-
-
-def _loss_column(name: str) -> ColumnOf[ScaledRow]:
-    return Column(title=f"lost: {CAUSES[name]}"), lambda row: formatting.percent(getattr(row, name))
+    parts: dict[str, float | None] = {name: getattr(row, name, None) for name in _PARTS}
+    if is_slowed_by_one_rank(row):
+        slower_ms = parts[_SLOWER] = row.straggler_ms or 0.0
+        device_ms = slower_ms if row.straggler_device_ms is None else row.straggler_device_ms
+        for name, ms in (("compute_ms", device_ms), ("host_gap_ms", slower_ms - device_ms)):
+            value = parts[name]
+            parts[name] = None if value is None else value - ms
+    return parts
 
 
 CHARTS = (

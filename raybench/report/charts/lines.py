@@ -11,7 +11,7 @@ from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData, line_figure
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Mark, axis
-from raybench.report.lead import speed_up_half_width
+from raybench.report.run_report import speed_up_half_width
 from raybench.report.summary import SIZE, size_of
 
 # Room for the numbers beside the last points.
@@ -230,11 +230,6 @@ def memory_figure(data: ChartData) -> Figure | None:
     )
 
 
-def _asks_for_throughput(data: ChartData) -> bool:
-    """Return whether points are ranked by their throughput."""
-    return data.summary.ranked_by.metric == "throughput"
-
-
 def _over_batch(
     data: ChartData, value: Callable[[ScaledRow], float | None], *, note: str, **rest: Any
 ) -> Figure | None:
@@ -285,7 +280,10 @@ CHARTS = (
         is_only_first=True,
     ),
     Chart(
-        draw=lambda data: throughput_figure(data) if _asks_for_throughput(data) else None,
+        # Points are ranked by their throughput.
+        draw=lambda data: (
+            throughput_figure(data) if data.summary.ranked_by.metric == "throughput" else None
+        ),
         place=60,
         answers=55,
         is_only_first=True,

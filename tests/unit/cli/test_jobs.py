@@ -1,11 +1,14 @@
-"""`plan`, `schema`, `init` and `workloads`, as a user calls them."""
+"""`plan`, `schema`, `init` and `workloads`, as a user calls them; the jobs of the package."""
 
 from __future__ import annotations
 
 import errno
 import json
+import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -16,9 +19,11 @@ from ruamel.yaml import YAML
 
 import raybench
 from raybench.cli import raybench as command_line
+from raybench.cli.jobs import templates
 from raybench.cli.shared import write_file
 from raybench.errors import UsageError
-from raybench.job.model import Job, job_schema
+from raybench.job.model import Job, job_from_text, job_schema
+from raybench.job.plan import make_plan
 
 ROOT = Path(__file__).parents[3]
 JOBS = sorted((ROOT / "jobs").glob("*.yaml"))
@@ -265,3 +270,40 @@ def test_a_bad_job_exits_with_2_and_nothing_on_stdout():
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert all(line.startswith("job.yaml:1:1: ") for line in done.stderr.splitlines())
+
+
+ALL = templates()
+
+
+def overrides_for_two_cores(text):
+    """The `--set` values of the command in the comment of a job."""
+    command = re.search(r"^#   raybench sweep \S+(.*(?:\n#     .*)*)", text, re.MULTILINE)
+    words = shlex.split(re.sub(r"\n# +", " ", command[1]))
+    return tuple(word for word in words if word != "--set")
+
+
+def test_the_package_has_the_jobs_of_the_repository():
+    assert list(ALL) == sorted(path.stem for path in (ROOT / "jobs").glob("*.yaml"))
+    # An editable install reads the link; a wheel has the files in its place.
+    (package,) = raybench.__path__
+    assert Path(package, "jobs").resolve() == ROOT / "jobs"
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert built["targets"]["wheel"] == {
+        "packages": ["raybench"],
+        "exclude": ["raybench/jobs", "raybench/how-to"],
+        "force-include": {"jobs": "raybench/jobs", "docs/how-to": "raybench/how-to"},
+    }
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_job_asks_a_question_and_cut_down_needs_two_cores_and_five_minutes(name):
+    overrides = overrides_for_two_cores(ALL[name])
+    assert overrides
+    job = job_from_text(f"{name}.yaml", ALL[name], overrides)
+    assert job.question.endswith("?")
+    assert job.question.count("?") == 1
+    points = make_plan(job).points
+    assert max(point.world_size for point in points) <= 2
+    # What a point takes beside its budget: its set-up, and the steps that are taken apart.
+    assert len(points) * (job.measure.max_seconds + 3) < 300
+    assert not any(point.cuda_graph for point in points)

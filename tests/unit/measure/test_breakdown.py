@@ -12,7 +12,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from raybench.measure import breakdown
 from raybench.measure.breakdown import Extent, break_down, time_by_wall_clock
-from raybench.measure.instruments import make_timer
+from raybench.measure.instruments import Timer
 from raybench.measure.marks import OptimizerMarks, comm_ms, tail_ms
 from raybench.records import WallTimes
 from raybench.workloads.base import Workload
@@ -60,7 +60,7 @@ def test_collectives_run_one_after_the_other(buckets, comm, tail):
 
 def test_one_rank_on_a_cpu_has_a_local_step_and_an_optimizer():
     workload = Slow()
-    found = break_down(workload, make_timer(CPU), ALONE, Extent(steps=5))
+    found = break_down(workload, Timer(CPU), ALONE, Extent(steps=5))
     assert [len(block) for block in found.local_ms] == [3, 3]
     # Not how much longer: the machine may be busy.
     assert found.optimizer_ms >= 4
@@ -97,7 +97,7 @@ def test_optimizers_of_one_step_are_added_up():
 def test_what_cannot_be_taken_apart_has_its_reason_and_runs_no_step():
     workload, reason = Slow(), "CUDA graph"
     context = replace(ALONE, cuda_graph=True)
-    found = break_down(workload, make_timer(CPU), context, Extent(steps=5))
+    found = break_down(workload, Timer(CPU), context, Extent(steps=5))
     assert workload.steps == 0
     assert found.local_ms == ()
     assert found.comm_ms == ()

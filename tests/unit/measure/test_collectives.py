@@ -24,12 +24,11 @@ from docs.examples.sharded import Sharded
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.collectives import (
     Collective,
-    CountedCopies,
     LocalCopies,
     add_up,
     replace_collectives,
 )
-from raybench.measure.instruments import make_timer
+from raybench.measure.instruments import Timer
 from raybench.records import Breakdown
 from raybench.workloads.base import Context, Workload
 
@@ -53,15 +52,16 @@ EXPECTED = {
 
 
 def watch(way: str) -> SimpleNamespace:
-    issue, copies = WAYS[way], CountedCopies()
+    issue = WAYS[way]
+    seen: list[Collective] = []
     real = issue(RANKS).tolist()
-    with replace_collectives(copies):
+    with replace_collectives(LocalCopies(seen)):
         local = issue(RANKS).tolist()
     return SimpleNamespace(
         real=real,
         local=local,
         real_again=issue(RANKS).tolist(),
-        traffic=add_up(copies.collectives),
+        traffic=add_up(seen),
     )
 
 
@@ -99,7 +99,7 @@ def saved_alone() -> float:
 
 def taken_apart(workload: Workload, context: Context) -> Breakdown:
     workload.step()
-    return break_down(workload, make_timer(CPU), context, Extent(steps=4))
+    return break_down(workload, Timer(CPU), context, Extent(steps=4))
 
 
 def break_all_down(rank: int) -> dict[str, Breakdown]:
@@ -216,7 +216,7 @@ def test_what_is_all_communication_or_none_is_not_taken_apart(answers):
     found = answers[0].breakdowns["collective"]
     assert found.local_ms == ()
     assert found.methods["comm_exposed_ms"] == "none: the step itself is communication"
-    found = break_down(Silent(), make_timer(CPU), context_of(0), Extent(steps=3))
+    found = break_down(Silent(), Timer(CPU), context_of(0), Extent(steps=3))
     assert found.local_ms == ()
     assert "no collective of torch.distributed was seen" in found.methods["local_step_ms"]
 

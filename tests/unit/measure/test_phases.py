@@ -312,7 +312,7 @@ def test_a_warm_up_goes_on_while_heat_holds_the_clocks_back_for_half_the_budget(
 def test_the_peak_memory_is_of_what_follows_the_warm_up(clock, monkeypatch):
     done: list[str] = []
 
-    class Watched(phases.PeakMemory):
+    class Watched(phases.MemoryUse):
         def restart(self) -> None:
             done.append("forget")
             super().restart()
@@ -322,7 +322,7 @@ def test_the_peak_memory_is_of_what_follows_the_warm_up(clock, monkeypatch):
             done.append("step")
             super().step()
 
-    monkeypatch.setattr(phases, "PeakMemory", Watched)
+    monkeypatch.setattr(phases, "MemoryUse", Watched)
     settings = Measure(warmup=3, iterations=2, breakdown=False)
     build = partial(Stepping, clock, 0.1, 0.1)
     phases.measure(build, make_context(), settings)

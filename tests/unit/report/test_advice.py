@@ -32,7 +32,7 @@ def test_of_a_rank_that_slowed_the_others_the_gain_of_other_shares_is_estimated(
 
 
 def test_nothing_is_advised_where_all_ranks_are_alike():
-    advice = advise_run(make_summary([make_apart([10.0, 10.0], 11.0)]))
+    advice = list(advise_run(make_summary([make_apart([10.0, 10.0], 11.0)])))
     assert advice == []
     assert "nothing to advise" in format_document(
         AdviceList(run_id="run-a", advice=advice), "terminal"

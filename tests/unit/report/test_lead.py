@@ -27,10 +27,9 @@ from raybench.analysis.rows import setting, value_of
 from raybench.analysis.scaling import LOSSES
 from raybench.job.point import Precision
 from raybench.records import Status
-from raybench.report.lead import amount, answer_metric, lead
 from raybench.report.point_settings import distinguishing_settings, short_name
-from raybench.report.run_report import RunReport
-from raybench.report.summary import Summary, settings_of_cases
+from raybench.report.run_report import RunReport, amount, answer_metric, lead
+from raybench.report.summary import Summary
 from raybench.results.breakdown import BREAKDOWN
 from raybench.results.tables import PointRow
 
@@ -260,7 +259,7 @@ def runs(draw):
 def groups(summary):
     """The values of the points of each case, with their names: what a reader sees in the table."""
     metric, found = answer_metric(summary), {}
-    cases = settings_of_cases(summary.rows, summary.ranked_by)
+    cases = summary.case_settings
     compared = [n for n in distinguishing_settings(summary.rows) if n not in cases]
     for row in summary.rows:
         if row.status == "ok" and value_of(row, metric) is not None:

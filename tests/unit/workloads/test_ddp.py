@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raybench.job.point import Precision
 from raybench.measure.breakdown import Extent, break_down
-from raybench.measure.instruments import make_timer
+from raybench.measure.instruments import Timer
 from raybench.measure.marks import BucketMarks
 from raybench.records import Breakdown
 from raybench.workloads.base import Context, as_workload
@@ -137,7 +137,7 @@ def rehook(case: str, rank: int) -> SimpleNamespace:
 def broken_down(rank: int) -> Breakdown:
     context = context_of("small buckets", rank)
     workload = build("small buckets", context)
-    found = break_down(workload, make_timer(torch.device("cpu")), context, Extent(steps=4))
+    found = break_down(workload, Timer(torch.device("cpu")), context, Extent(steps=4))
     workload.close()
     return found
 
@@ -166,7 +166,7 @@ def own_class(rank: int) -> Breakdown:
     workload = as_workload(Twice)(context)
     held = list(workload.models)
     workload.step()
-    found = break_down(workload, make_timer(torch.device("cpu")), context, Extent(steps=4))
+    found = break_down(workload, Timer(torch.device("cpu")), context, Extent(steps=4))
     # The same objects, which may be held anywhere.
     assert all(one is other for one, other in zip(held, workload.models, strict=True))
     assert not any(model.module.training for model in workload.models)

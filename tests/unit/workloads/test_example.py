@@ -10,7 +10,7 @@ from builders import make_context
 from raybench.job import registry
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.measure.breakdown import Extent, break_down
-from raybench.measure.instruments import make_timer
+from raybench.measure.instruments import Timer
 
 DOCS = Path(__file__).parents[3] / "docs"
 EXAMPLE = DOCS / "examples" / "convnet.py"
@@ -35,7 +35,7 @@ def test_the_step_of_the_example_with_regions_names_all_of_its_parts():
     context = make_context(batch_size=2, precision=Precision.BF16)
     workload = names["DecoderParts"](context, width=16, layers=2, seq_len=4)
     workload.step()
-    found = break_down(workload, make_timer(context.device), context, Extent(steps=3))
+    found = break_down(workload, Timer(context.device), context, Extent(steps=3))
     calls = {region.name: region.calls for region in found.regions}
     assert calls == {"forward": 1, "attention": 2, "mlp": 2, "backward": 1}
 

@@ -1,0 +1,416 @@
+"""What a device says of itself: identity, counters, samples, state and errors; NVML may refuse."""
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import fields as fields_of
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+import torch
+
+from raybench.hardware import devices, nvml
+from raybench.hardware.devices import (
+    Counters,
+    FactReader,
+    Reading,
+    Sampler,
+    clocks_within,
+    describe_device,
+    energy_j,
+    is_held_back,
+    kernel_xids,
+    throttle_reasons,
+    wait_until_unlimited,
+)
+from raybench.records.devices import DeviceFacts, NvLink
+from tests.unit.fake_nvml import UUID, FakeNvml, XidEvents, fabric, fields, processes, refusal
+from tests.unit.fakes import make_device
+
+CUDA, CPU = torch.device("cuda", 2), torch.device("cpu")
+GIB = 2**30
+ALL = {
+    "nvmlDeviceGetPciInfo": SimpleNamespace(busId="00000000:1B:00.0"),
+    "nvmlSystemGetDriverVersion": "580.95",
+    "nvmlDeviceGetClockInfo": lambda _, kind: {1: 1980, 2: 3201}[kind],
+    "nvmlDeviceGetMaxClockInfo": 1985,
+    "nvmlDeviceGetPowerUsage": 698_500,
+    "nvmlDeviceGetEnforcedPowerLimit": 600_000,
+    "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
+    "nvmlDeviceGetTemperatureV": 61,
+    "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=99, memory=40),
+    "nvmlDeviceGetMemoryInfo": lambda _, version: SimpleNamespace(
+        total=141 * GIB, reserved=GIB, free=139 * GIB, used=7 * GIB
+    ),
+    "nvmlDeviceGetTotalEccErrors": lambda _, kind, since: 3 if (kind, since) == (1, 0) else 0,
+    "nvmlDeviceGetFieldValues": fields(
+        NVLINK_THROUGHPUT_DATA_TX=2000, NVLINK_THROUGHPUT_DATA_RX=1000
+    ),
+    "nvmlDeviceGetPersistenceMode": 1,
+    "nvmlDeviceGetMigMode": [0, 1],
+    "nvmlDeviceGetCurrPcieLinkGeneration": 1,
+    "nvmlDeviceGetCurrPcieLinkWidth": 8,
+    "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+    "nvmlDeviceGetMaxPcieLinkWidth": 16,
+    "nvmlDeviceGetPcieReplayCounter": 12,
+    "nvmlDeviceGetMemoryAffinity": [0b10, 0, 0, 0],
+    "nvmlDeviceGetComputeRunningProcesses": processes(os.getpid(), 4242),
+    "nvmlDeviceGetGraphicsRunningProcesses": processes(4242, 4343),
+    "nvmlDeviceGetCount": 1,
+    "nvmlDeviceGetHandleByIndex": "handle",
+    "nvmlDeviceGetUUID": UUID,
+    "nvmlDeviceGetCudaComputeCapability": (9, 0),
+    "nvmlDeviceGetRemappedRows": (3, 1, 1, 0),
+    "nvmlDeviceGetRetiredPages": lambda _, cause: [0xA, 0xB] if cause == 1 else [0xC],
+    "nvmlDeviceGetRetiredPagesPendingStatus": 0,
+    "nvmlDeviceGetNvLinkState": lambda _, link: (1, 1, 0)[link] if link < 3 else refusal(),
+    "nvmlDeviceGetNvLinkErrorCounter": lambda _, link, counter: (
+        {0: 5, 1: 1, 2: 700}[counter] if link == 1 else 0
+    ),
+    "nvmlDeviceGetGpuFabricInfoV": fabric(3, health_mask=0b01),
+}
+
+
+@pytest.fixture(autouse=True)
+def _a_cuda_device(monkeypatch):
+    found = SimpleNamespace(
+        uuid=UUID.removeprefix("GPU-"), name="NVIDIA H200", total_memory=150 * 10**9
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+
+
+def described():
+    return describe_device(CUDA, 2, node_id="n", address="10.0.0.1")
+
+
+def test_a_gpu_is_described_with_all_that_nvml_knows(monkeypatch):
+    FakeNvml(**ALL).install(monkeypatch)
+    device = described()
+    assert (device.uuid, device.index, device.name) == (UUID, 2, "NVIDIA H200")
+    assert (device.pci_bus_id, device.driver_version) == ("00000000:1B:00.0", "580.95")
+    assert (device.sm_clock_mhz, device.sm_clock_max_mhz) == (1980, 1985)
+    assert (device.power_cap_w, device.power_cap_default_w) == (600.0, 700.0)
+    assert (device.temperature_c, device.throttle_reasons) == (61.0, ("power_cap",))
+    assert (device.ecc_errors, device.persistence_mode, device.mig_mode) == (3, True, False)
+    assert (device.pcie_link, device.pcie_link_max) == ("gen1 x8", "gen5 x16")
+    assert (device.numa_node, device.other_processes) == (1, 2)
+    assert device.topology == "NVLink x2"
+    # Unknown where NVML does not even name this process.
+    others = {"nvmlDeviceGetComputeRunningProcesses": processes(7, 8)}
+    FakeNvml(**ALL | others).install(monkeypatch)
+    assert described().other_processes is None
+
+
+def test_without_nvml_the_facts_of_the_device_are_unknown(monkeypatch):
+    missing = refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    FakeNvml(nvmlInit=lambda: missing).install(monkeypatch)
+    device = described()
+    assert device.memory_bytes == 150 * 10**9
+    assert device.throttle_reasons == ()
+    unknown = ("power_cap_default_w", "temperature_c", "ecc_errors", "persistence_mode")
+    assert [getattr(device, name) for name in unknown] == [None] * 4
+    assert (device.mig_mode, device.pcie_link, device.numa_node) == (None, None, None)
+    assert device.other_processes is None
+
+
+@pytest.mark.parametrize(("words", "node"), [([0, 1], 64), ([0b11, 0], None), ([0, 0], None)])
+def test_the_numa_node_is_told_where_one_is_nearest(monkeypatch, words, node):
+    FakeNvml(**{**ALL, "nvmlDeviceGetMemoryAffinity": words}).install(monkeypatch)
+    assert described().numa_node == node
+
+
+def test_free_space_is_that_of_the_disk_and_of_shared_memory():
+    device = describe_device(CPU, 3, node_id="n", address="10.0.0.1")
+    assert device.index == 3
+    assert device.disk_free_bytes > 0
+    status = os.statvfs("/dev/shm")
+    assert device.shm_free_bytes <= status.f_blocks * status.f_frsize
+
+
+def reading(time_s: float, energy: float | None = None, **limited_s: float) -> Reading:
+    return Reading(time_s=time_s, energy_j=energy, limited_s=limited_s)
+
+
+def test_without_nvml_there_are_no_counters(monkeypatch):
+    assert Counters(CPU).read() is None
+    missing = refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    FakeNvml(nvmlInit=lambda: missing).install(monkeypatch)
+    assert Counters(CUDA).read() is None
+
+
+def test_a_reading_is_in_joules_and_seconds(monkeypatch):
+    FakeNvml(
+        nvmlDeviceGetTotalEnergyConsumption=1_234_500,
+        nvmlDeviceGetFieldValues=fields(
+            CLOCKS_EVENT_REASON_SW_POWER_CAP=2_500_000_000,
+            CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN=0,
+        ),
+    ).install(monkeypatch)
+    read = Counters(CUDA).read()
+    assert read.energy_j == 1234.5
+    assert read.limited_s == {"power_cap": 2.5, "thermal_sw": 0.0}
+    assert read.time_s > 0
+
+
+def test_an_old_driver_counts_by_policy_and_the_fields_win_where_both_are(monkeypatch):
+    policies = {pynvml.NVML_PERF_POLICY_POWER: 9_000_000_000, pynvml.NVML_PERF_POLICY_THERMAL: 1}
+
+    def status(handle, policy):
+        if policy not in policies:
+            return refusal()
+        return pynvml.c_nvmlViolationTime_t(referenceTime=7, violationTime=policies[policy])
+
+    fake = FakeNvml(nvmlDeviceGetViolationStatus=status).install(monkeypatch)
+    assert Counters(CUDA).read().limited_s == {"power_cap": 9.0, "thermal_sw": 1e-9}
+    fake.answers["nvmlDeviceGetFieldValues"] = fields(CLOCKS_EVENT_REASON_SW_POWER_CAP=10**9)
+    assert Counters(CUDA).read().limited_s == {"power_cap": 1.0, "thermal_sw": 1e-9}
+
+
+def test_a_limit_that_both_readings_know_counts_as_throttling_above_two_percent_of_the_time():
+    before = reading(10.0, power_cap=100.0, thermal_hw=5.0, sync_boost=0.0)
+    after = reading(20.0, power_cap=100.3, thermal_hw=5.1, sync_boost=0.0)
+    assert throttle_reasons(before, after) == ("power_cap",)
+    assert throttle_reasons(reading(0.0), reading(1.0, power_cap=50.0)) == ()
+    assert throttle_reasons(None, reading(1.0, power_cap=50.0)) == ()
+    assert throttle_reasons(reading(0.0, power_cap=1.0), None) == ()
+    # Clocks that an administrator set, and idling, are not counted.
+    benign = {"idle", "app_clocks", "display_clocks"}
+    assert not benign & {*nvml.LIMITED_NS_FIELDS.values(), *nvml.LIMITED_NS_POLICIES.values()}
+
+
+def test_energy_is_told_from_two_seconds_on():
+    assert energy_j(reading(0.0, 100.0), reading(2.0, 1500.0)) == 1400.0
+    assert energy_j(reading(0.0, 100.0), reading(1.9, 1500.0)) is None
+    assert energy_j(reading(0.0), reading(5.0, 1500.0)) is None
+    assert energy_j(None, None) is None
+
+
+class Limited:
+    """Counters of a device whose power cap has acted for `limited_s(now)` at a time of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, limited_s: Callable[[float], float]):
+        self.now_s = 100.0
+        self._limited_s = limited_s
+        clock = SimpleNamespace(monotonic=lambda: self.now_s, sleep=self._sleep)
+        monkeypatch.setattr(devices, "time", clock)
+
+    def _sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+    def read(self) -> Reading:
+        return reading(self.now_s, power_cap=self._limited_s(self.now_s))
+
+    def waited_s(self, since: Reading | None, **more: float) -> float:
+        began_s = self.now_s
+        wait_until_unlimited(self, since, **more)
+        return self.now_s - began_s
+
+
+@pytest.mark.parametrize(
+    ("limited_s", "since_s", "more", "waited_s"),
+    [
+        pytest.param(lambda now_s: min(now_s, 101.0), 100, {}, 1.3, id="until it acts no more"),
+        pytest.param(lambda now_s: now_s, 100, {}, 3.0, id="three seconds at most"),
+        pytest.param(lambda now_s: now_s, 100, {"at_most_s": 0.5}, 0.5, id="no longer than asked"),
+        pytest.param(lambda now_s: 5.0, 100, {}, 0.3, id="until it surely acts no more"),
+        pytest.param(lambda now_s: 5.0, 99, {}, 0.0, id="the device stood idle meanwhile"),
+    ],
+)
+def test_what_follows_a_limit_waits(monkeypatch, limited_s, since_s, more, waited_s):
+    limited = Limited(monkeypatch, limited_s)
+    since = reading(since_s, power_cap=limited_s(since_s))
+    assert limited.waited_s(since, **more) == pytest.approx(waited_s, abs=0.1)
+
+
+def test_where_no_limits_are_counted_nothing_is_waited_for(monkeypatch):
+    limited = Limited(monkeypatch, lambda now_s: now_s)
+    monkeypatch.setattr(limited, "read", lambda: reading(limited.now_s))
+    assert limited.waited_s(None) == 0.0
+    assert limited.waited_s(limited.read()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_so"),
+    [("thermal_sw", True), ("thermal_hw", True), ("power_brake", True), ("power_cap", False)],
+)
+def test_clocks_are_held_back_by_heat_or_a_fault_and_not_by_the_power_cap(reason, is_so):
+    before = reading(0.0, **{reason: 5.0})
+    assert is_held_back(before, reading(1.0, **{reason: 5.5})) is is_so
+    assert not is_held_back(before, reading(1.0, **{reason: 5.0}))
+    assert not is_held_back(before, None)
+
+
+def sampled(devices, count: int = 1):
+    """The first `count` samples or more, from a sampler that is then stopped."""
+    sampler = Sampler(devices, period_s=0.01)
+    sampler.start()
+    samples = []
+    deadline_s = time.monotonic() + 10
+    while len(samples) < count and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+        samples.extend(sampler.drain())
+    sampler.stop()
+    return samples
+
+
+def test_a_sample_holds_what_nvml_said_of_the_device_at_that_time(monkeypatch):
+    FakeNvml(**ALL).install(monkeypatch)
+    (sample, *_) = sampled([make_device(index=3, uuid=UUID)])
+    assert (sample.node_id, sample.index, sample.uuid) == ("a", 3, UUID)
+    assert datetime.now(UTC) - sample.time < timedelta(seconds=10)
+    assert (sample.sm_clock_mhz, sample.memory_clock_mhz) == (1980, 3201)
+    assert (sample.power_w, sample.temperature_c) == (698.5, 61.0)
+    assert (sample.gpu_utilization_pct, sample.memory_utilization_pct) == (99.0, 40.0)
+    assert (sample.memory_used_bytes, sample.ecc_errors) == (7 * 2**30, 3)
+    assert (sample.nvlink_tx_bytes, sample.nvlink_rx_bytes) == (2_048_000, 1_024_000)
+    assert sample.throttle_reasons == ("power_cap",)
+
+
+@pytest.mark.alone
+def test_the_clock_is_read_more_often_and_kept_by_the_time_at_which_it_was(monkeypatch):
+    read_mhz = iter(range(1000, 9000))
+    FakeNvml(nvmlDeviceGetClockInfo=lambda *_: next(read_mhz)).install(monkeypatch)
+    sampler = Sampler([make_device(uuid=UUID)], period_s=60.0)
+    sampler.start()
+    begin_ns = time.monotonic_ns()
+    time.sleep(0.6)
+    end_ns = time.monotonic_ns()
+    time.sleep(0.3)
+    sampler.stop()
+    found = sampler.sm_clocks_mhz(UUID, [(begin_ns, end_ns)])
+    assert len(found) >= 3
+    assert found == tuple(range(1000, 1000 + len(found)))
+    assert len(sampler.sm_clocks_mhz(UUID, [(begin_ns, time.monotonic_ns())])) > len(found)
+    assert sampler.sm_clocks_mhz("GPU-other", [(begin_ns, end_ns)]) == ()
+    assert sampler.drain() == ()
+
+
+CLOCKS = [(0, 345), (10**9, 1980), (2 * 10**9, 1965), (3 * 10**9, 1950)]
+
+
+@pytest.mark.parametrize(
+    ("spans_s", "found"),
+    [
+        ([(0.5, 2.5)], (1980, 1965)),
+        ([(0.5, 1.5), (2.5, 3.0)], (1980, 1950)),
+        ([(1.02, 1.03)], (1980,)),  # too short to have one: that which is nearest
+        ([(0.2, 0.25), (1.95, 1.96)], (1965,)),
+        ([(1.4, 1.5)], ()),  # none is near
+        ([], ()),
+    ],
+)
+def test_the_clocks_of_a_point_are_those_of_its_timed_blocks(spans_s, found):
+    spans_ns = [(round(begin * 1e9), round(end * 1e9)) for begin, end in spans_s]
+    assert clocks_within(CLOCKS, spans_ns) == found
+    assert clocks_within([], spans_ns) == ()
+
+
+NO_LOG = Path("/no/such/log")
+LOG = """\
+6,1,100,-;usb 1-1: new device
+4,2,200,-;NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python, Ch 00000008, intr 00000000
+4,3,300,-;NVRM: Xid (PCI:0000:9d:00): 79, pid='<unknown>', GPU has fallen off the bus.
+4,4,400,-;NVRM: Xid (PCI:0000:1b:00): 48, pid=7, name=python, DBE (double bit error)
+4,5,500,-;NVRM: GPU at PCI:0000:1b:00: Xid is no error here
+"""
+
+
+def read(log: Path = NO_LOG) -> DeviceFacts:
+    (facts,) = FactReader(log).read([make_device(uuid=UUID)])
+    return facts
+
+
+def test_the_facts_of_a_gpu_are_all_that_nvml_knows(monkeypatch):
+    FakeNvml(**ALL, **XidEvents().answers).install(monkeypatch)
+    facts = read()
+    assert (facts.unread, facts.compute_capability) == ("", "9.0")
+    assert (facts.memory_total_bytes, facts.memory_free_bytes) == (140 * GIB, 139 * GIB)
+    assert (facts.remapped_rows, facts.is_remap_pending, facts.is_remap_failed) == (4, True, False)
+    assert (facts.retired_pages, facts.is_retirement_pending, facts.ecc_errors) == (3, False, 3)
+    assert (facts.pcie_replays, facts.pcie_lanes, facts.pcie_lanes_max) == (12, 8, 16)
+    none = {"crc": 0, "replay": 0, "recovery": 0}
+    assert facts.nvlinks == (
+        NvLink(link=0, is_active=True, errors=none),
+        NvLink(link=1, is_active=True, errors={"crc": 700, "replay": 5, "recovery": 1}),
+        NvLink(link=2, is_active=False, errors=none),
+    )
+    assert (facts.fabric_state, facts.fabric_faults) == ("completed", ("degraded bandwidth",))
+    assert (facts.kernel_xids, facts.new_xids) == (None, ())
+
+
+def test_each_unsupported_question_costs_only_its_own_answer(monkeypatch):
+    answers = {**ALL, **XidEvents().answers}
+    with monkeypatch.context() as patched:
+        FakeNvml(**answers).install(patched)
+        whole = read()
+    for name in answers:
+        left = {key: value for key, value in answers.items() if key != name}
+        with monkeypatch.context() as patched:
+            FakeNvml(**left).install(patched)
+            partly = read()
+        differing = [
+            field.name
+            for field in fields_of(DeviceFacts)
+            if getattr(partly, field.name) != getattr(whole, field.name)
+            and field.name not in ("read_at", "xids_watched_since")
+        ]
+        assert len(differing) <= 4, (name, differing)
+
+
+def test_a_gpu_that_nvml_does_not_know_is_unread_and_a_cpu_has_nothing_to_read(monkeypatch):
+    FakeNvml(**ALL).install(monkeypatch)
+    reader = FactReader(NO_LOG)
+    other, cpu = reader.read([make_device(uuid="GPU-0"), make_device(kind="cpu", uuid="a/1")])
+    assert other.unread == "NVML does not answer"
+    assert (cpu.unread, cpu.new_xids) == ("", None)
+
+
+def test_errors_of_links_that_newer_drivers_count_by_field_are_read_there(monkeypatch):
+    counted = fields(NVLINK_ERROR_DL_REPLAY=4, NVLINK_ERROR_DL_RECOVERY=0)
+    answers = {
+        **ALL,
+        "nvmlDeviceGetNvLinkErrorCounter": lambda *_: refusal(),
+        "nvmlDeviceGetFieldValues": counted,
+    }
+    FakeNvml(**answers).install(monkeypatch)
+    assert {tuple(link.errors.items()) for link in read().nvlinks or ()} == {
+        (("replay", 4), ("recovery", 0))
+    }
+
+
+def test_a_fabric_that_could_not_be_joined_is_a_fault(monkeypatch):
+    failed = fabric(3, status=pynvml.NVML_ERROR_UNKNOWN)
+    FakeNvml(**{**ALL, "nvmlDeviceGetGpuFabricInfoV": failed}).install(monkeypatch)
+    assert read().fabric_faults == ("error 999 of the fabric manager",)
+
+
+def test_errors_of_the_driver_are_told_from_the_first_reading_on(monkeypatch):
+    events = XidEvents()
+    fake = FakeNvml(**ALL, **events.answers).install(monkeypatch)
+    reader, devices = FactReader(NO_LOG), [make_device(uuid=UUID)]
+    (before,) = reader.read(devices)
+    events.numbers += [31, 79]
+    (after,) = reader.read(devices)
+    (later,) = reader.read(devices)
+    assert [before.new_xids, after.new_xids, later.new_xids] == [(), (31, 79), (31, 79)]
+    assert before.xids_watched_since == after.xids_watched_since == before.read_at
+    assert fake.asked.count("nvmlDeviceRegisterEvents") == 1
+
+
+def test_the_kernels_log_is_read_for_the_errors_of_each_device(monkeypatch, tmp_path):
+    log = tmp_path / "kmsg"
+    log.write_text(LOG)
+    assert kernel_xids(log) == {(0, 0x1B, 0): [31, 48], (0, 0x9D, 0): [79]}
+    FakeNvml(**ALL).install(monkeypatch)
+    assert read(log).kernel_xids == (31, 48)
+    log.write_text(re.sub("Xid.*", "", LOG))
+    assert read(log).kernel_xids == ()
+    # Unknown, and not empty.
+    assert kernel_xids(NO_LOG) is None
+    assert kernel_xids(tmp_path) is None

@@ -1,0 +1,100 @@
+"""Single questions to NVML, which may refuse, and the peaks of datasheets."""
+
+import pynvml
+import pytest
+
+from raybench.hardware import nvml
+from raybench.hardware.peaks import dense_peak_tflops
+from raybench.job.point import Precision
+from tests.unit.fake_nvml import NO_PERMISSION, UUID, FakeNvml, fields, refusal
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, NO_PERMISSION])
+def test_a_refused_question_has_no_answer(monkeypatch, code):
+    FakeNvml(nvmlDeviceGetPowerUsage=lambda _: refusal(code)).install(monkeypatch)
+    assert nvml.ask(pynvml.nvmlDeviceGetPowerUsage, "handle") is None
+    assert nvml.watts(pynvml.nvmlDeviceGetPowerUsage, "handle") is None
+
+
+def test_fields_that_the_driver_does_not_know_are_left_out(monkeypatch):
+    known = fields(POWER_INSTANT=700, NVLINK_THROUGHPUT_DATA_TX=12.5)
+    FakeNvml(nvmlDeviceGetFieldValues=known).install(monkeypatch)
+    power = pynvml.NVML_FI_DEV_POWER_INSTANT
+    sent = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, 3)
+    unknown = pynvml.NVML_FI_DEV_C2C_LINK_COUNT
+    assert nvml.field_values("handle", (unknown, power, sent)) == {power: 700, sent: 12.5}
+
+
+@pytest.mark.parametrize(
+    ("bits", "reasons"),
+    [
+        (0, ()),
+        (0x1, ("idle",)),
+        (0x4 | 0x40, ("power_cap", "thermal_hw")),
+        (0x2 | 0x8 | 0x20 | 0x80, ("app_clocks", "hw_slowdown", "thermal_sw", "power_brake")),
+        (0x4 | 0x4000, ("power_cap", "0x4000")),
+    ],
+)
+def test_throttle_reasons_have_names_and_a_new_one_its_bit(monkeypatch, bits, reasons):
+    FakeNvml(nvmlDeviceGetCurrentClocksEventReasons=bits).install(monkeypatch)
+    assert nvml.throttle_reasons("handle") == reasons
+
+
+def test_an_old_driver_tells_reasons_and_temperature_under_their_old_names(monkeypatch):
+    FakeNvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x4, nvmlDeviceGetTemperature=41).install(
+        monkeypatch
+    )
+    assert nvml.throttle_reasons("handle") == ("power_cap",)
+    assert nvml.temperature_c("handle") == 41.0
+
+
+OTHER = UUID.replace("1", "9")
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "uuid"),
+    [
+        (None, 1, OTHER),
+        ("", 1, OTHER),
+        ("1,0", 0, OTHER),
+        (f"{UUID},{OTHER}", 1, OTHER),
+        ("GPU-11", 0, None),  # a prefix is no name
+        ("7", 0, None),
+    ],
+)
+def test_the_uuid_of_a_device_is_that_of_its_place_in_cudas_list(monkeypatch, visible, index, uuid):
+    by_index = {0: UUID, 1: OTHER}
+    FakeNvml(
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid if uuid in (UUID, OTHER) else refusal(),
+        nvmlDeviceGetHandleByIndex=lambda index: by_index.get(index, refusal()),
+        nvmlDeviceGetUUID=lambda handle: handle,
+    ).install(monkeypatch)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert nvml.uuid_of(index) == uuid
+
+
+@pytest.mark.parametrize(
+    ("name", "fp32", "tf32", "bf16"),
+    [
+        ("NVIDIA H200", 67.0, 494.5, 989.5),
+        ("NVIDIA H100 80GB HBM3", 66.9, 494.7, 989.4),
+        ("A100-SXM4-40GB", 19.5, 156.0, 312.0),  # as drivers before 460 call it
+        ("NVIDIA B200", None, 1125.0, 2250.0),
+        ("AMD Instinct MI355X", 157.3, None, 2516.6),
+        ("Tesla V100-SXM2-16GB", 15.7, None, None),
+        # A name that is only similar may be another card, or a slice of one.
+        ("NVIDIA H100", None, None, None),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", None, None, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None, None, None),
+        ("Intel(R) Xeon(R)", None, None, None),
+    ],
+)
+def test_each_form_factor_has_its_own_dense_peaks_and_an_unknown_device_none(
+    name, fp32, tf32, bf16
+):
+    asked = [dense_peak_tflops(name, p) for p in (Precision.FP32, Precision.TF32, Precision.BF16)]
+    assert asked == [fp32, tf32, bf16]
+    assert dense_peak_tflops("NVIDIA H100 PCIe", Precision.FLOAT8) == 1513.0
