@@ -56,15 +56,6 @@ def part_of(results, table, run_id="run-old"):
     return sorted((results / table / run_id).glob("*.parquet"))[0]
 
 
-def test_pandas_reads_a_table_with_no_help(results):
-    points = pd.read_parquet(results / "points")
-    assert list(points.columns) == schema("points").names
-    assert sorted(points["status"]) == ["ok", "oom", "skipped"]
-    assert points["run_id"].dtype == load(results, "points")["run_id"].dtype
-    ok = points[points["status"] == "ok"].iloc[0]
-    assert dict(ok["params"]) == {"grad_accumulation": "1", "hidden": "4096", "layers": "8"}
-
-
 @pytest.mark.parametrize("table", ["runs", "points", "samples", "devices"])
 def test_pandas_and_load_read_the_same(results, table):
     plain = pd.read_parquet(results / table)
@@ -207,18 +198,15 @@ def test_a_run_id_that_is_no_plain_name_is_refused(tmp_path, run_id):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_whose_folders_were_taken_away_is_not_begun_anew(results):
+def test_a_run_is_never_written_over_and_not_begun_anew_where_its_folders_were_taken_away(results):
     store = old_run(results)
+    with pytest.raises(ResultsError, match="run run-old is already there"):
+        RunStore.create(results, make_run("run-old"), make_measure())
     results.rename(results.with_name("elsewhere"))
     with pytest.raises(ResultsError, match="the folders of run run-old are gone") as told:
         store.write_records([(2, make_record())])
     assert "\n" not in str(told.value)
     assert not results.exists()
-
-
-def test_a_run_is_never_written_over(results):
-    with pytest.raises(ResultsError, match="run run-old is already there"):
-        RunStore.create(results, make_run("run-old"), make_measure())
 
 
 def test_a_part_that_cannot_be_written_is_one_line(results):
@@ -288,25 +276,30 @@ def test_an_empty_table_has_its_columns(results):
 def test_an_unknown_table_and_a_folder_that_is_missing_or_a_file_are_one_line(tmp_path):
     with pytest.raises(ResultsError, match=r"got 'point'; did you mean 'points'\?"):
         load(tmp_path, "point")
+    with pytest.raises(ResultsError, match="no runs yet; `raybench sweep JOB` makes one"):
+        find_run(tmp_path, "latest")
     with pytest.raises(ResultsError, match="no such folder of results"):
         load(tmp_path / "nowhere", "points")
+    with pytest.raises(ResultsError, match="File name too long") as refused:
+        read_runs(Path("x" * 5000))
+    assert len(str(refused.value)) < 200
     (tmp_path / "file").touch()
     with pytest.raises(ResultsError, match="file: a file, not a folder of results"):
         load(tmp_path / "file", "points")
 
 
 @pytest.mark.parametrize(
-    ("text", "run_id"),
-    [("run-old", "run-old"), ("run-o", "run-old"), ("latest", "run-new")],
+    ("text", "run_id"), [("run-old", "run-old"), ("run-o", "run-old"), ("latest", "run-new")]
 )
 def test_a_run_is_found_by_id_prefix_and_latest(results, text, run_id):
     assert find_run(results, text) == (results, run_id)
+    assert set(load(results, "points", text)["run_id"]) == {run_id}
 
 
 @pytest.mark.parametrize("path", ["runs/run-old", "points/run-old/", "runs/run-old/run.parquet"])
 def test_a_path_finds_a_run_in_its_results_and_in_others_too(results, path):
-    assert find_run(results, f"{results}/{path}") == (results, "run-old")
-    assert find_run(results / "nowhere", f"{results}/points/run-old") == (results, "run-old")
+    for root in (results, results / "nowhere"):
+        assert find_run(root, f"{results}/{path}") == (results, "run-old")
 
 
 @pytest.mark.parametrize(
@@ -330,13 +323,6 @@ def test_a_run_that_cannot_be_told_names_the_candidates(results, text, message, 
     assert "\n" not in str(caught.value)
 
 
-def test_load_takes_a_run_as_the_commands_do_and_names_the_runs_when_there_is_none(results):
-    assert set(load(results, "points", "latest")["run_id"]) == {"run-new"}
-    assert set(load(results, "points", "run-o")["run_id"]) == {"run-old"}
-    with pytest.raises(ResultsError, match="no run 'run-odl'; did you mean 'run-old'"):
-        load(results, "points", "run-odl")
-
-
 def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(tmp_path, monkeypatch):
     check_writable(tmp_path / "new" / "results")
     assert list(tmp_path.iterdir()) == []
@@ -346,11 +332,6 @@ def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(tmp_pat
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(ResultsError, match=f"no permission to write to {tmp_path}; choose"):
         check_writable(tmp_path / "results")
-
-
-def test_without_runs_the_user_is_told_how_to_make_one(tmp_path):
-    with pytest.raises(ResultsError, match="no runs yet; `raybench sweep JOB` makes one"):
-        find_run(tmp_path, "latest")
 
 
 def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before():
@@ -450,9 +431,3 @@ def test_a_row_without_its_key_is_refused_with_the_name_of_its_part(results, tab
     pq.write_table(rows.set_column(place, key, pa.nulls(rows.num_rows, key.type)), path)
     with pytest.raises(ResultsError, match=f"{path.name}: a row without {name}; remove or"):
         read_table(results, table, "run-old")
-
-
-def test_a_results_folder_with_an_impossible_name_is_one_short_line():
-    with pytest.raises(ResultsError, match="File name too long") as refused:
-        read_runs(Path("x" * 5000))
-    assert len(str(refused.value)) < 200

@@ -1,0 +1,218 @@
+"""Which devices and ranks are slow: fleets, trials on H200s and noise with a known answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from raybench.stats.outliers import (
+    compare_few,
+    compare_peers,
+    find_slow,
+    find_straggler,
+    host_error_ms,
+    late_in_turn_ms,
+    slowest_and_other,
+    stands_out,
+)
+
+FLOOR = 0.01
+
+
+def fleet(levels, passes=3, noise=0.005):
+    """Rates of devices of these levels."""
+    rng = np.random.default_rng(len(levels))
+    return 700 * np.array(levels) * (1 + noise * rng.standard_normal((passes, len(levels))))
+
+
+def slow(values, *, is_time=False):
+    found = find_slow([compare_peers(values, is_time=is_time, floor=FLOOR)])[0]
+    return [int(place) for place in np.flatnonzero(found)]
+
+
+def test_a_device_that_is_slow_in_two_of_three_passes_is_not_called_slow():
+    values = fleet([1.0] * 8)
+    values[:2, 4] *= 0.8
+    assert slow(values) == []
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [list(1 + 0.03 * np.random.default_rng(1).standard_normal(200)), [1.0] * 7 + [1.3]],
+    ids=["a spread that the model has", "one that is faster"],
+)
+def test_what_healthy_devices_do_makes_none_slow(levels):
+    assert slow(fleet(levels)) == []
+
+
+@pytest.mark.parametrize("slower", [2, 4, 6])
+def test_of_a_divided_fleet_the_slower_group_is_named_be_it_the_larger(slower):
+    values = fleet([0.8] * slower + [1.0] * (8 - slower))
+    assert slow(values) == list(range(slower))
+    assert compare_peers(values, is_time=False, floor=FLOOR).is_divided
+
+
+def test_what_did_not_run_is_neither_slow_nor_a_measure_for_others():
+    values = fleet([1.0] * 8)
+    values[:, 2] = np.nan
+    values[0, 3] = np.nan
+    values[:, 6] *= 0.9
+    peers = compare_peers(values, is_time=False, floor=FLOOR)
+    assert np.isnan(peers.ratios[2])
+    assert slow(values) == [6]
+
+
+def test_a_rate_of_nothing_is_infinitely_slow():
+    values = fleet([1.0] * 5)
+    values[:, 1] = 0
+    assert compare_peers(values, is_time=False, floor=FLOOR).ratios[1] == np.inf
+    assert slow(values) == [1]
+
+
+def test_among_more_tests_the_same_excess_has_to_be_rarer():
+    """4.9 standard deviations: rare enough for 1,000 values, not for 100,000."""
+    rng = np.random.default_rng(0)
+    levels = 1 + 0.013 * rng.standard_normal((100, 1, 1000))
+    levels[0, 0, 0] = 1 - 4.9 * 0.013
+    tests = [
+        compare_peers(np.repeat(each, 3, axis=0), is_time=False, floor=FLOOR) for each in levels
+    ]
+    assert tests[0].is_beyond[0]
+    assert find_slow(tests[:1])[0][0]
+    assert not find_slow(tests)[0][0]
+
+
+def test_of_two_devices_the_slower_is_held_against_the_faster():
+    ratios, is_slow = compare_few(fleet([1.0, 0.5], noise=0), is_time=False, floor=FLOOR)
+    assert list(ratios) == pytest.approx([1.0, 2.0])
+    assert list(is_slow) == [False, True]
+
+
+def test_of_two_devices_a_figure_that_the_host_bounds_may_differ_more():
+    """Launches on two H200s: 6.5 and 9.0 us, with a floor of 10 %."""
+    values = np.array([[6.5, 9.0]] * 3)
+    assert not compare_few(values, is_time=True, floor=0.1)[1].any()
+    assert list(compare_few(values, is_time=True, floor=0.01)[1]) == [False, True]
+
+
+def test_of_two_devices_one_that_is_not_slow_in_one_pass_is_not_called_so():
+    values = np.array([[1.0, 2.0], [1.0, 1.05], [1.0, 2.0]])
+    assert not compare_few(values, is_time=True, floor=FLOOR)[1].any()
+
+
+def test_where_no_pass_of_any_device_ran_nothing_is_said():
+    nothing = np.full((3, 4), np.nan)
+    assert np.isnan(compare_peers(nothing, is_time=True, floor=FLOOR).ratios).all()
+    ratios, is_slow = compare_few(nothing, is_time=True, floor=FLOOR)
+    assert np.isnan(ratios).all()
+    assert not is_slow.any()
+    assert not find_slow([compare_peers(nothing, is_time=True, floor=FLOOR)])[0].any()
+    assert find_slow([]) == []
+
+
+def steps_of(level_ms, scatter, seed):
+    """Two blocks of five steps with normal noise."""
+    rng = np.random.default_rng(seed)
+    return [
+        [float(ms) for ms in level_ms * (1 + scatter * rng.standard_normal(5))] for _ in range(2)
+    ]
+
+
+# One rank of two delayed on H200s: the step, the local steps of the delayed and the other rank, in
+# ms, and whether it is slow.
+AUDIT = {
+    "device 5": (11.51, 11.03, 6.05, True),
+    "host 5": (8.50, 8.55, 6.05, True),
+    "device 2": (8.49, 8.03, 6.05, True),
+    "host 2": (6.49, 6.03, 6.05, False),
+    "long, device 5": (68.0, 66.61, 62.0, True),
+    "long, host 5": (63.95, 62.03, 62.0, False),
+    "long, device 2": (65.48, 63.60, 62.0, True),
+    "long, host 2": (63.99, 62.0, 62.0, False),
+    "clean bf16 512": (5.925, 4.88, 4.88, False),
+    "clean bf16 1024": (6.22, 5.36, 5.35, False),
+    "clean tf32 512": (6.41, 5.40, 5.38, False),
+}
+
+
+@pytest.mark.parametrize("delayed_rank", [0, 1])
+@pytest.mark.parametrize(
+    ("step_ms", "delayed_ms", "other_ms", "is_slow"), AUDIT.values(), ids=AUDIT
+)
+def test_the_trials_of_the_audit_are_marked_right(
+    step_ms, delayed_ms, other_ms, is_slow, delayed_rank
+):
+    ranks = [steps_of(other_ms, 0.003, 1), steps_of(other_ms, 0.003, 2)]
+    ranks[delayed_rank] = steps_of(delayed_ms, 0.003, 3)
+    found = find_straggler(ranks)
+    assert stands_out(found.excess_ms, found.error_ms, step_ms) is is_slow
+    if is_slow:
+        assert found.rank == delayed_rank
+        assert found.excess_ms == pytest.approx(delayed_ms - other_ms, abs=0.005 * delayed_ms)
+
+
+@pytest.mark.parametrize(("count", "trials"), [(2, 600), (4, 300), (64, 100)])
+@pytest.mark.parametrize("scatter", [0.01, 0.03, 0.08])
+def test_equal_ranks_hardly_ever_have_a_slow_one_however_much_they_scatter(scatter, count, trials):
+    marked = 0
+    for trial in range(trials):
+        found = find_straggler([steps_of(10.0, scatter, count * trial + n) for n in range(count)])
+        marked += stands_out(found.excess_ms, found.error_ms, 10.0)
+    assert marked <= 0.01 * trials
+
+
+def of_hosts(rng, late_ms):
+    """Ten steps of 10 ms on each rank, whose host is 3 % slower or faster all the while."""
+    paces = 10 * (1 + 0.03 * rng.standard_normal(len(late_ms))) + late_ms
+    return [[[pace] * 5, [pace] * 5] for pace in paces.tolist()]
+
+
+@pytest.mark.parametrize("count", [6, 16, 64])
+def test_the_slowest_of_many_hosts_that_differ_by_chance_is_not_slow(count):
+    rng = np.random.default_rng(3)
+    marked = 0
+    for _ in range(300):
+        ranks = of_hosts(rng, [0.0] * count)
+        found = find_straggler(ranks)
+        marked += stands_out(found.excess_ms, host_error_ms(ranks, []), 10.0)
+    assert marked <= 9
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+def test_a_host_that_is_later_than_chance_stands_out_and_hides_no_other(slow):
+    ranks = of_hosts(np.random.default_rng(4), [4.0] * slow + [0.0] * (16 - slow))
+    found = find_straggler(ranks)
+    assert found.rank < slow
+    assert stands_out(found.excess_ms, host_error_ms(ranks, []), 10.0)
+
+
+def test_two_hosts_differ_by_what_the_timed_steps_wander_but_not_by_their_noise():
+    ranks = of_hosts(np.random.default_rng(5), [0.0, 0.5])
+    noise = 0.1 * np.random.default_rng(6).standard_normal(200)
+    pace = np.repeat([10.0, 10.8, 10.1, 10.9, 10.2, 10.7, 10.0, 10.6], 25)
+    assert host_error_ms(ranks, [(10 + noise).tolist()]) < 0.1
+    assert host_error_ms(ranks, [(pace + noise).tolist()]) > 0.3
+
+
+def test_a_rank_that_was_late_for_a_moment_only_is_not_slow():
+    late = [[12.0] * 12, [10.0] * 10]
+    found = find_straggler([late, [[10.0] * 12, [10.0] * 10]])
+    assert found.excess_ms == pytest.approx(2.0)
+    assert not stands_out(found.excess_ms, found.error_ms, 10.0)
+
+
+def test_of_four_ranks_the_slowest_is_held_against_the_lower_median_of_the_others():
+    assert slowest_and_other([10.0, 13.0, 11.0, 10.5]) == (1, 3)
+    assert slowest_and_other([10.0, 13.0, 11.0]) == (1, 0)
+    assert slowest_and_other([5.0, 5.0]) == (0, 1)
+    with pytest.raises(ValueError, match="no others"):
+        slowest_and_other([5.0])
+
+
+def test_ranks_that_are_late_in_turn_cost_what_no_one_of_them_does():
+    first = [[10.0, 12.0] * 5]
+    second = [[12.0, 10.0] * 5]
+    assert late_in_turn_ms([first, second]) == pytest.approx(1.0)
+    assert late_in_turn_ms([first, first]) == pytest.approx(1.0 - 1.0)
+    found = find_straggler([first, second])
+    assert not stands_out(found.excess_ms, found.error_ms, 12.0)
