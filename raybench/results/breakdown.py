@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 from raybench.records import Breakdown, Column, Measurement, Traffic
-from raybench.results.metrics import NS_PER_MS, data_wait_ms
+from raybench.results.metrics import BYTES_PER_GB, MS_PER_S, NS_PER_MS, data_wait_ms
 from raybench.stats import summary as stats
 from raybench.stats.outliers import (
     NEARLY_ALL,
@@ -28,8 +28,6 @@ from raybench.stats.outliers import (
 if TYPE_CHECKING:
     from raybench.results.tables import PointRow
 
-_MS_PER_S = 1e3
-_BYTES_PER_GB = 1e9
 # Below this share of a step the device's idle time may be noise.
 _HOST_BOUND_SHARE = 0.05
 # A step with timed communication that differs by more is another step: its waits are not the
@@ -169,7 +167,7 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     # Where nothing but gradients is reduced, `comm_ms` is the time of that alone.
     sent, bus_gb_s = broken_down[0].traffic if broken_down else (), None
     if comm_ms and [one.kind for one in sent] == ["all_reduce"]:
-        bus_gb_s = {"all_reduce": sent[0].bus_bytes / (comm_ms / _MS_PER_S) / _BYTES_PER_GB}
+        bus_gb_s = {"all_reduce": sent[0].bus_bytes / (comm_ms / MS_PER_S) / BYTES_PER_GB}
     return PartColumns(
         host_bound=is_bound,
         local_step_ms=longest_ms,
