@@ -84,11 +84,11 @@ _REDUCED = {
     "wait_ms": "last gradient ready to last one reduced, less the minimum over ranks",
     "slowest_rank": "its local step is longer than the others'",
 }
+_ONLY_DDP = "unknown: told for gradients that DistributedDataParallel reduces"
 _NOT_HOOKED = {
     **_REDUCED,
-    "comm_ms": "unknown: told for gradients that DistributedDataParallel reduces",
+    **dict.fromkeys(("comm_ms", "wait_ms"), _ONLY_DDP),
     "comm_exposed_ms": "step less the slowest rank's step with local copies for collectives",
-    "wait_ms": "unknown: told for gradients that DistributedDataParallel reduces",
 }
 _COUNTED = dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies")
 _PLAIN_STEP = "the step as it is"

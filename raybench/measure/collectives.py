@@ -229,13 +229,6 @@ def _parts(whole: Tensor, ranks: int) -> Sequence[Tensor]:
     return whole.reshape(-1).chunk(ranks)
 
 
-def _gather(given: _Arguments, ranks: int, rank: int) -> _Effect:
-    """Return the effect of a gather: every output gets this rank's input."""
-    own = given["input_tensors"]
-    copies = [(out, own[0]) for outputs in given["output_tensors"] for out in outputs]
-    return "gather", ranks * _bytes(own), copies
-
-
 def _scatter(given: _Arguments, ranks: int, rank: int) -> _Effect:
     """Return the effect of a scatter; outputs of ranks that do not send have no source here."""
     own, lists = given["output_tensors"], given["input_tensors"]
@@ -280,7 +273,12 @@ _READ: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
     ),
     "alltoall_": lambda a, ranks, rank: _all_to_all(a["output_tensors"], a["input_tensors"]),
     "alltoall_base_": lambda a, ranks, rank: _all_to_all([a["output"]], [a["input"]]),
-    "gather_": _gather,
+    # Every output gets this rank's input; ranks that do not collect have no outputs.
+    "gather_": lambda a, ranks, rank: (
+        "gather",
+        ranks * _bytes(a["input_tensors"]),
+        [(out, a["input_tensors"][0]) for out in chain(*a["output_tensors"])],
+    ),
     "scatter_": _scatter,
     "send": lambda a, ranks, rank: ("send", _bytes(a["tensors"]), []),
     "recv_": _receive,

@@ -245,11 +245,6 @@ class RegionMarks(_StepMarks[_RegionSpan]):
         )
 
 
-_NO_DDP = "unknown: the script has no model in DistributedDataParallel, whose gradients have a hook"
-_OWN_HOOK = "unknown: the script has a communication hook of its own"
-_OWN_GROUP = "unknown: the script's DistributedDataParallel has a process group of its own"
-
-
 class ScriptMarks:
     """Buckets and optimizers of a script's steps; it lives in the script's own process.
 
@@ -273,11 +268,14 @@ class ScriptMarks:
         """
         self._models = [m for m in gc.get_objects() if type(m) is DistributedDataParallel]
         if not self._models:
-            return _NO_DDP
+            return (
+                "unknown: the script has no model in DistributedDataParallel, whose gradients have "
+                "a hook"
+            )
         if any(model._comm_hooks for model in self._models):
-            return _OWN_HOOK
+            return "unknown: the script has a communication hook of its own"
         if any(model.process_group is not dist.group.WORLD for model in self._models):
-            return _OWN_GROUP
+            return "unknown: the script's DDP has a process group of its own"
         return COMPILED if count_compiled_frames() else ""
 
     def time_gradients(self) -> None:
