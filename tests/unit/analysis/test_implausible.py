@@ -18,10 +18,9 @@ from raybench.analysis.references import (
     shipped,
 )
 from raybench.analysis.rows import ScaledRow
-from raybench.cli.results import load_summary
 from raybench.errors import ResultsWarning
 from raybench.records import Status
-from raybench.report.summary import Summary
+from raybench.report.summary import Summary, load_summary
 
 EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
 GIB = 2**30

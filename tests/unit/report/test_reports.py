@@ -32,7 +32,6 @@ from builders import (
 )
 
 from raybench.analysis.rows import ScaledRow
-from raybench.cli.results import load_summary
 from raybench.records import Status
 from raybench.report import documents, formatting
 from raybench.report.blocks import legend_paragraphs
@@ -40,7 +39,7 @@ from raybench.report.documents import format_document
 from raybench.report.messages import group_messages
 from raybench.report.run_report import RunReport
 from raybench.report.show import PointDetails, PointList, RunList
-from raybench.report.summary import Summary
+from raybench.report.summary import Summary, load_summary
 from raybench.results.columns import SCHEMA_VERSION, to_row
 from raybench.results.reader import RunStatus
 
