@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from raybench.job.point import Precision
-from raybench.workloads import language_models, parallelism
+from raybench.workloads import language_models
 from raybench.workloads.base import Context
 from raybench.workloads.shapes import Layout
 from raybench.workloads.transformer import Transformer
@@ -114,13 +114,13 @@ def difference(rank: int, world_size: int, options: dict[str, Any]) -> float:
 
 
 def _faults() -> dict[str, tuple[dict[str, Any], AbstractContextManager[object]]]:
-    def first_part(layout: Layout, rank: int) -> Any:
-        return lambda tokens: tokens.chunk(layout.tp, dim=1)[0]
+    def first_part(tokens: Tensor, layout: Layout, rank: int) -> Tensor:
+        return tokens.chunk(layout.tp, dim=1)[0]
 
     return {
         "targets of another part": (
             {"tp": 2},
-            mock.patch.object(parallelism, "sequence_part", first_part),
+            mock.patch.object(language_models, "sequence_part", first_part),
         ),
         "each rank of a group with a batch of its own": (
             {"tp": 2},
@@ -129,7 +129,7 @@ def _faults() -> dict[str, tuple[dict[str, Any], AbstractContextManager[object]]
         "keys of this rank alone": (
             {"cp": 2},
             mock.patch.object(
-                parallelism.collectives,
+                language_models.collectives,
                 "all_gather_tensor_autograd",
                 lambda own, gather_dim, group: own.repeat(1, 1, 2, 1),
             ),

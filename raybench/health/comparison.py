@@ -17,7 +17,7 @@ from raybench.health.references import limit_elsewhere
 from raybench.health.report import HealthReport, reason_with_value
 from raybench.health.suite import COMM_TEST, SUITE, WAIT_TEST
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
-from raybench.records.devices import Finding, Verdict, figure, is_time
+from raybench.records.devices import Finding, Verdict, is_time
 from raybench.report import formatting
 from raybench.report.blocks import (
     SETTING_CHARS,
@@ -33,7 +33,7 @@ from raybench.report.blocks import (
 )
 from raybench.report.comparison import changes_listing, hidden_line, percent
 from raybench.report.documents import Document
-from raybench.report.formatting import counted
+from raybench.report.formatting import counted, number
 from raybench.report.history import sparkline
 
 # The limit of a test that only another version of the suite has.
@@ -219,8 +219,8 @@ class HealthComparison(Document):
             return
         yield _figure_table(
             self.figures[: changed + _MOST_SAME],
-            (Column(title="base"), lambda change: figure(change.base)),
-            (Column(title="new"), lambda change: figure(change.values[-1])),
+            (Column(title="base"), lambda change: number(change.base, 3)),
+            (Column(title="new"), lambda change: number(change.values[-1], 3)),
             (Column(title="change"), lambda change: percent(change.relative_change)),
             (
                 Column(title="slower from", drop=0),
@@ -277,7 +277,7 @@ class HealthHistory(Document):
             yield _figure_table(
                 self.figures[:_MOST_IN_HISTORY],
                 (Column(title="checks"), lambda change: str(len(change.values))),
-                (Column(title="last"), lambda change: figure(change.values[-1])),
+                (Column(title="last"), lambda change: number(change.values[-1], 3)),
                 (Column(title="change"), lambda change: percent(change.relative_change)),
                 (Column(title="by check", is_text=True), lambda change: sparkline(change.values)),
             )

@@ -18,8 +18,8 @@ from raybench.analysis.references import Measurement, Quantity, References
 from raybench.health.readings import Group, placement_of
 from raybench.health.suite import HealthTest
 from raybench.records import Device
-from raybench.records.devices import Finding, Subject, Verdict, figure
-from raybench.report.formatting import some
+from raybench.records.devices import Finding, Subject, Verdict
+from raybench.report.formatting import number, some
 from raybench.report.summary import Standing, count_within, standings
 from raybench.results import reader
 from raybench.results.columns import from_row
@@ -81,7 +81,7 @@ class ValueRange:
 
     def words(self, unit: str) -> str:
         """Return the range as `671 to 782 TFLOP/s (source)`."""
-        ends = dict.fromkeys((figure(self.low), figure(self.high)))
+        ends = dict.fromkeys((number(self.low, 3), number(self.high, 3)))
         return f"{' to '.join(ends)} {unit} ({self.source})"
 
 

@@ -10,7 +10,7 @@ stands before a figure that is not healthy, so that it is seen without colour.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from raybench.analysis.references import Measurement
 from raybench.health.references import grade_text
 from raybench.health.suite import BETWEEN_NODES
-from raybench.records.devices import Action, Finding, Subject, Verdict, figure, is_time
+from raybench.records.devices import Action, Finding, Subject, Verdict, is_time
 from raybench.report import blocks, formatting
 from raybench.report.blocks import (
     SETTING_CHARS,
@@ -44,7 +44,7 @@ from raybench.report.charts.grammar import (
 )
 from raybench.report.documents import Document, format_document
 from raybench.report.export import JUnitCase, csv_text, junit_text
-from raybench.report.formatting import course, sentence, some
+from raybench.report.formatting import course, number, sentence, some
 from raybench.report.page import device_table, render
 from raybench.report.show import Advice, estimate_gains
 from raybench.report.summary import HOW_TO_MAKE, Standing
@@ -133,7 +133,9 @@ def reason_with_value(finding: Finding) -> str:
     is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
     if not is_compared or not finding.expected:
         return text
-    value = "" if finding.value is None else f"{figure(finding.value)} {finding.unit}".strip()
+    value = (
+        f"{number(finding.value, 3)} {finding.unit}".strip() if finding.value is not None else ""
+    )
     return f"{text} ({', against '.join(filter(None, (value, finding.expected)))})"
 
 
@@ -425,7 +427,7 @@ def _stage_table(title: str, findings: Sequence[Finding]) -> Table:
     range_rows = []
     for test, own in by_test.items():
         values = [one.value for one in own.values() if one.value is not None]
-        ends = [figure(of(values)) for of in (min, median, max)] if values else ["", "", ""]
+        ends = [number(of(values), 3) for of in (min, median, max)] if values else ["", "", ""]
         outliers = [f"{name} {_marked(one)}" for name, one in own.items() if one.verdict in _MARKS]
         range_rows.append((*test, *ends, some(outliers, _MOST_OUTLIERS)))
     ranges = Table(
@@ -452,11 +454,7 @@ def _stage_table(title: str, findings: Sequence[Finding]) -> Table:
 
 def _marked(finding: Finding) -> str:
     """Return the value after its mark: `! 470`; an empty text where it has neither."""
-    return f"{_MARKS.get(finding.verdict, '')} {_value(finding)}".strip()
-
-
-def _value(finding: Finding) -> str:
-    return "" if finding.value is None else figure(finding.value)
+    return f"{_MARKS.get(finding.verdict, '')} {number(finding.value, 3)}".strip()
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
@@ -608,17 +606,7 @@ def health_figures(report: HealthReport) -> list[Figure]:
             "median of the similar pairs, those on a node and those between nodes apart. ! bad, "
             "? suspect.",
             panels=[_heat_map(one) for one in maps],
-            table=Table(
-                columns=tuple(
-                    Column(title=name, is_text=name != "value")
-                    for name in ("what", "from", "to", "value")
-                ),
-                rows=tuple(
-                    (one.title, *pair, _value(found))
-                    for one in maps
-                    for pair, found in one.findings.items()
-                ),
-            ),
+            table=_drawn_values([found for one in maps for found in one.findings.values()]),
         )
         figures.append(pairs)
     compared = [
@@ -655,7 +643,7 @@ def _heat_map(pairs: _PairMap) -> Panel:
                 "excess": round(ratio - 1, 4),
                 "text": _marked(one) if has_text else _marked(replace(one, value=None)),
                 "is_marked": one.verdict is not Verdict.HEALTHY,
-                "tip": f"{start} to {end}\n{figure(value)} {one.unit}, {change} "
+                "tip": f"{start} to {end}\n{number(value, 3)} {one.unit}, {change} "
                 "than the median of similar pairs",
             }
         )
@@ -688,8 +676,8 @@ def _device_figure(compared: Sequence[Finding], unhealthy: Collection[str]) -> F
             "y": short[one.subject.name],
             "x": round(min(one.ratio or 1.0, 100.0), 4),
             "line": one.verdict.value if one.verdict.is_slow else _LIKE_THE_OTHERS,
-            "tip": formatting.plain(f"{one.subject.name}, {one.test}:")
-            + f"\n{_value(one)} {one.unit}, {one.ratio:.2f} times the time of similar devices",
+            "tip": f"{formatting.plain(f'{one.subject.name}, {one.test}:')}\n"
+            f"{number(one.value, 3)} {one.unit}, {one.ratio:.2f} times the time of similar devices",
         }
         for one in compared
         if one.subject.name in short
@@ -718,14 +706,22 @@ def _device_figure(compared: Sequence[Finding], unhealthy: Collection[str]) -> F
         note="Each mark is a test: the time that the device takes, against the median of the "
         f"similar devices, or the fastest of fewer than four. Above 1 is slower.{more}",
         panels=[panel],
-        table=make_table(
-            compared,
-            [
-                (Column(title="device", is_text=True), lambda one: one.subject.name),
-                (Column(title="test", is_text=True), lambda one: one.test),
-                (Column(title="value"), lambda one: f"{_value(one)} {one.unit}".strip()),
-                (Column(title="time against similar devices"), lambda one: f"{one.ratio:.3f}"),
-                (Column(title="verdict"), lambda one: one.verdict.value),
-            ],
-        ),
+        table=_drawn_values(compared),
+    )
+
+
+def _drawn_values(findings: Iterable[Finding]) -> Table:
+    """Return the values that a chart draws: a row for each finding, without repeats."""
+    return make_table(
+        list(dict.fromkeys(findings)),
+        [
+            (Column(title="of", is_text=True), lambda one: one.subject.name),
+            (Column(title="test", is_text=True), lambda one: one.test),
+            (Column(title="value"), lambda one: f"{number(one.value, 3)} {one.unit}".strip()),
+            (
+                Column(title="time against similar ones"),
+                lambda one: "" if one.ratio is None else f"{one.ratio:.3f}",
+            ),
+            (Column(title="verdict", is_text=True), lambda one: one.verdict.value),
+        ],
     )

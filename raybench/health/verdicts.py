@@ -25,8 +25,8 @@ from raybench.health.readings import ACTIONS, Group, Reading, devices_by_uuid, g
 from raybench.health.references import Elsewhere
 from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, device_subjects
 from raybench.records import Device
-from raybench.records.devices import Action, Finding, Subject, SubjectKind, Verdict, figure
-from raybench.report.formatting import some
+from raybench.records.devices import Action, Finding, Subject, SubjectKind, Verdict
+from raybench.report.formatting import number, some
 from raybench.stats.outliers import (
     LEAST_ALIKE,
     Bools,
@@ -206,10 +206,10 @@ def _expected_words(one: _Comparison) -> str:
         return ""
     if one.peers is None:
         best = np.nanmin(typical) if one.group.test.is_time else np.nanmax(typical)
-        return f"{figure(float(best))} {unit}, the best of {count} alike"
+        return f"{number(float(best), 3)} {unit}, the best of {count} alike"
     among = one.peers.is_reference & ~np.isnan(typical)
     fastest = f"the {int(among.sum())} fastest of " if one.peers.is_divided else ""
-    middle = figure(float(np.median(typical[among])))
+    middle = number(float(np.median(typical[among])), 3)
     return f"{middle} {unit}, the median of {fastest}{count} alike"
 
 
@@ -259,7 +259,7 @@ def _against_elsewhere(finding: Finding, group: Group, elsewhere: Elsewhere) -> 
     if expected := "; ".join(filter(None, words)):
         return {"expected": expected}
     peak = peak_of(group.model, {"test": test.name})
-    note = f"; its datasheet says {figure(peak)} {test.unit}" if peak else ""
+    note = f"; its datasheet says {number(peak, 3)} {test.unit}" if peak else ""
     where = "" if group.placement.kind == "device" else f", {group.placement},"
     return {
         "verdict": Verdict.UNKNOWN,

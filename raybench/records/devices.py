@@ -233,11 +233,6 @@ class Finding:
     command: Annotated[str, Column("", "what to type; never run")] = ""
 
 
-def figure(value: float) -> str:
-    """Return a value as text of three digits, or as a whole number from 100 on: `1,234`."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".removesuffix(".")
-
-
 def is_time(unit: str) -> bool:
     """Return whether less is better for figures of this unit: true for all but rates."""
     return not unit.endswith("/s")

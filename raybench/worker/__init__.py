@@ -41,6 +41,6 @@ workloads:
 
 * `torch._fused_sdp_choice` and `torch._C._get_sdp_priority_order` (attention): the attention kernel
   that torch would take. The operators `torch.ops.aten._scaled_dot_product_…_attention` (attention,
-  parallelism) give the log-sum-exp with the result; the public function does not.
+  language_models) give the log-sum-exp with the result; the public function does not.
 * `torch._dynamo.utils.counters` (workloads.base): as above.
 """

@@ -14,7 +14,7 @@ log-sum-exp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Kernel = Literal["flash", "efficient", "cudnn", "math"]
 KernelOrAuto = Literal["auto", "flash", "efficient", "cudnn", "math"]
 Part: TypeAlias = tuple[Tensor, Tensor]
-Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Part]
 
 # As torch._fused_sdp_choice numbers them.
 _CHOICES: dict[int, Kernel] = {
@@ -87,34 +86,27 @@ def _check_device(asked: Kernel, device: torch.device) -> None:
         raise UsageError(f"attention {asked} is for CUDA devices; on a CPU take flash or math")
 
 
-def attention_part(kernel: Kernel) -> Attention:
-    """Return a function of query, key and value that returns the output and the log-sum-exp.
+def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Part:
+    """Return the output of attention by this kernel and the log-sum-exp.
 
     Not causal; shapes as this module has them. Raises UsageError for math, which computes no
     log-sum-exp.
     """
-    aten = torch.ops.aten
-
-    def flash(query: Tensor, key: Tensor, value: Tensor) -> Part:
-        if query.device.type == "cpu":
-            found = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
-        else:
-            found = aten._scaled_dot_product_flash_attention(query, key, value)
+    aten: Any = torch.ops.aten
+    if kernel == "flash" and query.device.type == "cpu":
+        found = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
         return found[0], found[1]
-
-    def efficient(query: Tensor, key: Tensor, value: Tensor) -> Part:
+    if kernel == "flash":
+        found = aten._scaled_dot_product_flash_attention(query, key, value)
+        return found[0], found[1]
+    if kernel == "efficient":
         found = aten._scaled_dot_product_efficient_attention(query, key, value, None, True)
         # The kernel fills the queries up to a multiple of 32.
         return found[0], found[1][..., : query.shape[2]]
-
-    def cudnn(query: Tensor, key: Tensor, value: Tensor) -> Part:
+    if kernel == "cudnn":
         found = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True)
         return found[0], found[1].reshape(query.shape[:3])
-
-    parts: dict[str, Attention] = {"flash": flash, "efficient": efficient, "cudnn": cudnn}
-    if kernel not in parts:
-        raise UsageError(f"attention {kernel} gives no log-sum-exp to merge parts by; take flash")
-    return parts[kernel]
+    raise UsageError(f"attention {kernel} gives no log-sum-exp to merge parts by; take flash")
 
 
 def merge(parts: Iterable[Part]) -> Tensor:
@@ -175,9 +167,8 @@ class SequenceParallel:
         """
         query, key, value = map(self._to_heads, (query, key, value))
         if self.ring > 1 and self.ring_kind == "p2p":
-            attention = attention_part(kernel)
             parts = (
-                attention(*map(_as_batch, (query, one_key, one_value)))
+                attention_part(kernel, *map(_as_batch, (query, one_key, one_value)))
                 for one_key, one_value in self._round(key, value)
             )
             out = _from_batch(merge(parts))
@@ -287,7 +278,7 @@ def attend_whole(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> T
     if kernel == "math" or query.device.type == "meta":
         with sdpa_kernel(SDPBackend.MATH):
             return _from_batch(functional.scaled_dot_product_attention(query, key, value))
-    return _from_batch(attention_part(kernel)(query, key, value)[0])
+    return _from_batch(attention_part(kernel, query, key, value)[0])
 
 
 def _as_batch(tokens: Tensor) -> Tensor:

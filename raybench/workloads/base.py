@@ -31,6 +31,7 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ class PartTimes:
     """
 
     def __init__(self) -> None:
-        self._spent_ns: dict[str, int] = {}
+        self._spent_ns: Counter[str] = Counter()
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -75,12 +76,11 @@ class PartTimes:
         try:
             yield
         finally:
-            spent_ns = time.perf_counter_ns() - start_ns
-            self._spent_ns[name] = self._spent_ns.get(name, 0) + spent_ns
+            self._spent_ns[name] += time.perf_counter_ns() - start_ns
 
     def take(self) -> dict[str, int]:
         """Return the nanoseconds of each part since the last call, by name, and begin anew."""
-        spent_ns, self._spent_ns = self._spent_ns, {}
+        spent_ns, self._spent_ns = self._spent_ns, Counter()
         return spent_ns
 
 
@@ -107,11 +107,11 @@ class Regions:
         """Return the context of a region; see Context.region. Sets `are_used` or `compiled`."""
         if self._is_compiling():
             self._leave_out(name)
-            return _UNTIMED
-        if self._time is None:
+        elif self._time is None:
             self.are_used = True
-            return _UNTIMED
-        return self._time(name)
+        else:
+            return self._time(name)
+        return _UNTIMED
 
     @contextmanager
     def timed_by(self, time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
@@ -486,10 +486,11 @@ def as_workload(workload_class: type) -> type[Workload]:
     if issubclass(workload_class, Workload):
         return workload_class
 
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace["__module__"] = workload_class.__module__
-
-    return new_class(workload_class.__name__, (workload_class, Workload), exec_body=fill)
+    return new_class(
+        workload_class.__name__,
+        (workload_class, Workload),
+        exec_body=lambda namespace: namespace.update(__module__=workload_class.__module__),
+    )
 
 
 def builtin_class(kind: str) -> type[Workload] | None:

@@ -15,30 +15,9 @@ from raybench.workloads.training import AttentionKernel
 if TYPE_CHECKING:
     from torch import Tensor
 
+Pixels = Annotated[int, Field(gt=0, description="Pixels of the image; 16 x 16 are a token.")]
 # A token of the image is two by two of the eight by eight pixels that the latents stand for.
 _PIXELS = 16
-
-Preset = Annotated[
-    Literal["flux", "tiny"], Field(description="Sizes: Flux.1-dev, or some for CPUs.")
-]
-Scope = Annotated[
-    Literal["double_block", "single_block", "forward", "loop"],
-    Field(description="What a step runs: one block, a forward pass, or a loop of them."),
-]
-LoopSteps = Annotated[int, Field(gt=0, description="Forward passes of scope loop.")]
-Pixels = Annotated[int, Field(gt=0, description="Pixels of the image; 16 x 16 are a token.")]
-TextTokens = Annotated[int, Field(gt=0, description="Tokens of the text.")]
-Ulysses = Annotated[
-    int | None, Field(gt=0, description="Ranks that divide the heads. none: world_size / ring.")
-]
-Ring = Annotated[
-    int | None, Field(gt=0, description="Ranks that pass keys on. none: world_size / ulysses.")
-]
-RingKind = Annotated[
-    Literal["p2p", "allgather"],
-    Field(description="Keys and values go from rank to rank, or are gathered at once."),
-]
-Compile = Annotated[bool, Field(description="Compile each kind of block; happens in the warm-up.")]
 
 
 class Dit(Workload):
@@ -58,17 +37,33 @@ class Dit(Workload):
         self,
         context: Context,
         *,
-        preset: Preset = "flux",
-        scope: Scope = "forward",
-        steps: LoopSteps = 28,
+        preset: Annotated[
+            Literal["flux", "tiny"], Field(description="Sizes: Flux.1-dev, or some for CPUs.")
+        ] = "flux",
+        scope: Annotated[
+            Literal["double_block", "single_block", "forward", "loop"],
+            Field(description="What a step runs: one block, a forward pass, or a loop of them."),
+        ] = "forward",
+        steps: Annotated[int, Field(gt=0, description="Forward passes of scope loop.")] = 28,
         height: Pixels = 1024,
         width: Pixels = 1024,
-        text_tokens: TextTokens = 512,
-        ulysses: Ulysses = None,
-        ring: Ring = None,
-        ring_kind: RingKind = "p2p",
+        text_tokens: Annotated[int, Field(gt=0, description="Tokens of the text.")] = 512,
+        ulysses: Annotated[
+            int | None,
+            Field(gt=0, description="Ranks that divide the heads. none: world_size / ring."),
+        ] = None,
+        ring: Annotated[
+            int | None,
+            Field(gt=0, description="Ranks that pass keys on. none: world_size / ulysses."),
+        ] = None,
+        ring_kind: Annotated[
+            Literal["p2p", "allgather"],
+            Field(description="Keys and values go from rank to rank, or are gathered at once."),
+        ] = "p2p",
         attention: AttentionKernel = "auto",
-        compile: Compile = False,
+        compile: Annotated[
+            bool, Field(description="Compile each kind of block; happens in the warm-up.")
+        ] = False,
     ) -> None:
         import torch
 

@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -174,22 +173,20 @@ class Pairs(Workload):
         incoming = torch.full_like(outgoing, -1)
         send = dist.P2POp(dist.isend, outgoing, peer)
         receive = dist.P2POp(dist.irecv, incoming, peer)
+        sends = is_first == (self._direction == "forward")
+        batches = [[send if sends else receive]]
         if self._direction == "both":
-            self._issue = partial(exchange, [send, receive])
+            batches = [[send, receive]]
         elif self._direction == "round_trip":
-            first, second = (send, receive) if is_first else (receive, send)
+            batches = [[send], [receive]] if is_first else [[receive], [send]]
 
-            def issue_in_order() -> None:
-                exchange([first])
-                exchange([second])
+        def issue() -> None:
+            for operations in batches:
+                exchange(operations)
 
-            self._issue = issue_in_order
-        elif is_first == (self._direction == "forward"):
-            self._issue = partial(exchange, [send])
-            return
-        else:
-            self._issue = partial(exchange, [receive])
-        self._arrival = peer, rank, incoming, _message(peer, size_bytes, device)
+        self._issue = issue
+        if self._direction in _TWICE or not sends:
+            self._arrival = peer, rank, incoming, _message(peer, size_bytes, device)
 
     def _prepare_copy(self, context: Context, pairs: Sequence[Pair], size_bytes: int) -> None:
         """Set the copy that a step issues on the lower rank of a pair, to its peer or from it.

@@ -152,7 +152,7 @@ class Model(Workload):
         optimizer: Optimizer = "adam",
         grad_accumulation: int = 1,
         compile: bool = False,
-        divide: Callable[[nn.Module], nn.Module] | None = None,
+        divide: Callable[[Any], nn.Module] | None = None,
         is_fused: bool = False,
         is_cast: bool = False,
     ) -> None:
@@ -303,20 +303,24 @@ class Model(Workload):
         for to_go in reversed(range(self._passes)):
             inputs, targets = next(batches)
             with context.no_sync(self.replica) if to_go else nullcontext():
-                loss = self._mean_loss(self._forward, inputs, targets)
-                # A division by one would still be a kernel.
-                loss = loss / divisor if divisor != 1 else loss
-                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                # Kept in no variable: its graph must be gone before the next pass.
+                self._scaled_loss(self._forward, inputs, targets, divisor).backward()  # type: ignore[no-untyped-call]
 
-    def _mean_loss(self, forward: Forward, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _scaled_loss(
+        self, forward: Forward, inputs: Tensor, targets: Tensor, divisor: float = 1.0
+    ) -> Tensor:
+        """Return the mean loss of these samples, divided and then scaled as fp16 needs it."""
         with nullcontext() if self._is_cast else self._context.autocast():
-            return self.loss(forward(inputs), targets)
+            loss = self.loss(forward(inputs), targets)
+        # A division by one would still be a kernel.
+        scaled: Tensor = self.scaler.scale(loss / divisor if divisor != 1 else loss)
+        return scaled
 
     def _gradients_alone(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of the mean loss of these samples; `.grad` stays as it is."""
         import torch
 
-        loss = self.scaler.scale(self._mean_loss(self._forward_alone, inputs, targets))
+        loss = self._scaled_loss(self._forward_alone, inputs, targets)
         return torch.autograd.grad(loss, tuple(self.model.parameters()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
@@ -304,8 +304,7 @@ class Transformer(Model):
         """
         import torch
 
-        from raybench.workloads.language_models import LanguageModel, next_token_loss
-        from raybench.workloads.parallelism import convert_linear_layers, divide, sequence_part
+        from raybench.workloads import language_models as models
 
         # On the meta device operations are counted, of the whole model, and what is recomputed does
         # not train.
@@ -321,17 +320,16 @@ class Transformer(Model):
             usual = torch.get_default_dtype()
             torch.set_default_dtype(torch.bfloat16 if is_stored else usual)
             try:
-                model = LanguageModel(
+                model = models.LanguageModel(
                     shape, seq_len=seq_len, checkpointing="none" if is_counted else checkpointing
                 )
             finally:
                 torch.set_default_dtype(usual)
             if is_float8:
-                convert_linear_layers(model.blocks, context.device)
+                models.convert_linear_layers(model.blocks, context.device)
             return model
 
-        loss = torch.compile(next_token_loss) if compiles_blocks else next_token_loss
-        own = sequence_part(layout, context.rank)
+        loss = torch.compile(models.next_token_loss) if compiles_blocks else models.next_token_loss
         # Ranks that share a batch have the same tokens, and each the targets that follow its part.
         mine = replace(context, rank=layout.batch_of(context.rank))
         rows = context.batch_size * grad_accumulation
@@ -344,12 +342,14 @@ class Transformer(Model):
             # The losses of a tp group add up to their mean, and FSDP takes the mean over cp.
             loss=loss
             if layout.ranks_per_batch == 1
-            else lambda logits, targets: loss(logits, own(targets)) / layout.tp,
+            else lambda logits, targets: (
+                loss(logits, models.sequence_part(targets, layout, context.rank)) / layout.tp
+            ),
             optimizer=optimizer,
             grad_accumulation=grad_accumulation,
             compile=compile and not is_by_block,
-            divide=lambda model: divide(
-                cast("LanguageModel", model), context, layout, options, compiles=compiles_blocks
+            divide=lambda model: models.divide(
+                model, context, layout, options, compiles=compiles_blocks
             ),
             is_fused=options["fused_optimizer"],
             is_cast=is_stored or layout.is_divided,

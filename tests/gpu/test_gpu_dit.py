@@ -1,5 +1,7 @@
 """The diffusion transformer on a CUDA device: kernels of attention, compiled blocks, graphs."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ def test_each_kernel_gives_the_log_sum_exp_by_which_parts_are_merged(kernel):
     generator = torch.Generator("cuda").manual_seed(1)
     drawn = torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator)
     query, key, value = drawn.transpose(2, 3).unbind()
-    attention = attention_part(kernel)
+    attention = partial(attention_part, kernel)
     scores = query.float() @ key.float().transpose(-1, -2) / 128**0.5
     whole, logsumexp = attention(query, key, value)
     torch.testing.assert_close(logsumexp.float(), scores.logsumexp(-1), rtol=1e-3, atol=1e-2)

@@ -94,7 +94,7 @@ def test_the_check_tells_right_from_wrong(precision, ranks):
 
 def test_parts_are_merged_to_the_whole():
     query, key, value = torch.randn(3, 1, 2, 12, 8, dtype=torch.float64).unbind()
-    attention = attention_part("flash")
+    attention = partial(attention_part, "flash")
     parts = [attention(query, key[:, :, own], value[:, :, own]) for own in (
         slice(0, 1), slice(1, 7), slice(7, 12),
     )]  # fmt: skip

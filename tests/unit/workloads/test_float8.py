@@ -11,8 +11,7 @@ import torch
 
 from jobs import HEAD, plan, problems_of
 from raybench.errors import UsageError
-from raybench.workloads.language_models import LanguageModel
-from raybench.workloads.parallelism import convert_linear_layers
+from raybench.workloads.language_models import LanguageModel, convert_linear_layers
 from raybench.workloads.shapes import LLAMA_PRESETS
 
 CPU = torch.device("cpu")
