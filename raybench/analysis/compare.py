@@ -9,7 +9,8 @@ is no verdict.
 
 Two figures of each point are tested: the median step, and the rate (samples/s), which follows the
 mean step: a stall now and then shows in the mean alone. What may have changed it comes after: the
-facts of the runs, and parts and clocks of the points. Pure.
+facts of the runs, and parts and clocks of the points; last the `history` of points over many runs.
+Pure.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from raybench.analysis.history import THRESHOLD
 from raybench.analysis.rounds import (
     ATTEMPT_COLUMNS,
     latest_trials,
@@ -39,6 +40,8 @@ from raybench.results.reader import Run
 from raybench.results.tables import PointRow
 from raybench.stats.summary import Scatter, scatter
 
+# Smaller changes of the step time are none.
+THRESHOLD = 0.015
 # At most this share of comparisons in which nothing changed calls a point slower, and as many call
 # one faster (Y. Benjamini, Y. Hochberg, J. R. Stat. Soc. B 57(1), 1995, over all points).
 FALSE_VERDICTS = 0.0175
@@ -242,7 +245,7 @@ class _Test:
 
     figure: `ratio` or `rate_ratio`. size: the change of the logarithm of its time, which is larger
     where it is slower. share: variance of the change over that of one run. found: how far runs lie
-    apart.
+    apart. change, low, high: the relative change, and the ends of its interval.
     """
 
     point_id: str
@@ -250,16 +253,9 @@ class _Test:
     size: float
     share: float
     found: Scatter
-
-    @property
-    def change(self) -> float:
-        return math.expm1(self.size)
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Return the ends of the interval of the relative change."""
-        half_width = self.found.half_width(self.share, _INTERVAL)
-        return math.expm1(self.size - half_width), math.expm1(self.size + half_width)
+    change: float
+    low: float
+    high: float
 
 
 def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, Any]]:
@@ -288,7 +284,7 @@ def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, A
         reach = max(test.found.half_width(test.share, alone) for test, _ in members)
         found["least_seen"] = max(threshold, math.expm1(reach))
         for test, _ in members:
-            low, high = (1 + end for end in test.ends)
+            low, high = 1 + test.low, 1 + test.high
             if test.figure == "rate_ratio":
                 low, high = 1 / high, 1 / low
             found |= {f"{test.figure}_low": low, f"{test.figure}_high": high}
@@ -312,12 +308,17 @@ def _tests(pairs: Sequence[_Pair], figure: str) -> Iterator[_Test]:
         values[place, columns] = np.concatenate(one.logs[figure])
     for one, found in zip(known, scatter(values, [number for number, _ in starts]), strict=True):
         if found is not None:
+            size, share = _change(one.logs[figure]), sum(1 / len(side) for side in one.ok)
+            half_width = found.half_width(share, _INTERVAL)
             yield _Test(
                 point_id=one.newest.point_id,
                 figure=figure,
-                size=_change(one.logs[figure]),
-                share=sum(1 / len(side) for side in one.ok),
+                size=size,
+                share=share,
                 found=found,
+                change=math.expm1(size),
+                low=math.expm1(size - half_width),
+                high=math.expm1(size + half_width),
             )
 
 
@@ -330,8 +331,8 @@ def _verdict(tests: Sequence[tuple[_Test, Sequence[float]]], threshold: float) -
         rates = [rates[place] for test, rates in tests if sign * test.change > threshold]
         if rates and min(rates) <= FALSE_VERDICTS:
             return {"verdict": verdict, "q_value": min(rates), "why": None}
-    low = min(test.ends[0] for test, _ in tests)
-    high = max(test.ends[1] for test, _ in tests)
+    low = min(test.low for test, _ in tests)
+    high = max(test.high for test, _ in tests)
     if -threshold <= low and high <= threshold:
         return {"verdict": SAME, "why": None}
     if any(abs(test.change) > threshold for test, _ in tests):
@@ -505,3 +506,109 @@ def all_point_changes(
         for row in new
         if row.status is Status.OK and row.point_id in of_base
     }
+
+
+# The step time of a point over many runs, and where it changed its level. A step is searched for by
+# binary segmentation (A. J. Scott, M. Knott, "A cluster analysis method for grouping means in the
+# analysis of variance", Biometrics 30(3), 1974): the place where the runs before and after differ
+# most is a step if that is too much to be chance, and then either side is searched.
+
+# The chance that a series without a step shows one.
+FALSE_STEPS = 0.02
+# What `history` reads of the table `points`.
+HISTORY_COLUMNS = (
+    *(*ATTEMPT_COLUMNS, *_SETTINGS, *_WORLD),
+    *("host_bound", "step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),
+)
+# Below this, the differences of neighbours may be the step itself.
+_MIN_RUNS = 5
+# The efficiency of the median absolute deviation for normal noise, and its scale.
+_EFFICIENCY = 0.37
+_NORMAL = 1.4826
+_TWO_SIDED_95 = 1.96
+# Runs that agree to the last digit still differ by as much.
+_LEAST_SD = 1e-6
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryRow(PointRow):
+    """A point of a run among those of other runs.
+
+    machine: counts from 0, a number for each model and count of nodes. level_ms: geometric mean of
+    the runs between two steps. step: relative change from the level before, in the first run of a
+    new level; None in the others.
+    """
+
+    machine: int
+    level_ms: float
+    step: float | None = None
+
+
+def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list[HistoryRow]:
+    """Return the ok points of all runs with the level of each, by point and in order of time.
+
+    points: of any runs, with HISTORY_COLUMNS at least. threshold: relative; smaller changes are no
+    step. A point has a history for each machine; their rows are mixed, in order of time.
+    """
+    order = {name: place for place, name in enumerate(dict.fromkeys(p.point_id for p in points))}
+    ok = [row for row in mean_of_rounds(points) if row.status is Status.OK and row.step_ms_p50]
+    ok.sort(key=lambda row: (row.started_at, row.run_id))
+    machines: dict[tuple[object, ...], int] = {}
+    series: dict[tuple[str, int], list[PointRow]] = {}
+    for row in ok:
+        key = (row.device_type, row.device_name, row.node_count)
+        machine = machines.setdefault(key, len(machines))
+        series.setdefault((row.point_id, machine), []).append(row)
+    found = []
+    for (_, machine), rows in series.items():
+        values = np.log([row.step_ms_p50 or math.nan for row in rows])
+        spans = [
+            row.step_ms_ci_high / row.step_ms_ci_low
+            for row in rows
+            if row.step_ms_ci_high and row.step_ms_ci_low
+        ]
+        within = math.log(float(np.median(spans))) / 2 / _TWO_SIDED_95 if spans else 0.0
+        firsts = [0, *find_steps(values, within, threshold), len(values)]
+        before: float | None = None
+        for first, end in pairwise(firsts):
+            level = float(values[first:end].mean())
+            step = None if before is None else math.expm1(level - before)
+            shared: dict[str, Any] = {"machine": machine, "level_ms": math.exp(level)}
+            found.append(HistoryRow(**vars(rows[first]), **shared, step=step))
+            found += [HistoryRow(**vars(row), **shared) for row in rows[first + 1 : end]]
+            before = level
+    return sorted(found, key=lambda row: (order[row.point_id], row.started_at, row.run_id))
+
+
+def find_steps(values: Values, within: float, threshold: float) -> list[int]:
+    """Return the places where another level begins, in order; none in fewer than five runs.
+
+    values: logarithms of step times, one a run. within: standard deviation that the samples of a
+    run alone leave open. threshold: relative; smaller steps are none.
+    """
+    from scipy.special import stdtr
+
+    if len(values) < _MIN_RUNS:
+        return []
+    # Of the differences of neighbours, of which steps spoil few.
+    seen = _NORMAL * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
+    sd, degrees = max(seen, within, _LEAST_SD), _EFFICIENCY * (len(values) - 1)
+    found: list[int] = []
+    open_ends = [(0, len(values))]
+    while open_ends:
+        first, end = open_ends.pop()
+        if (count := end - first) < 2:
+            continue
+        before, sums = np.arange(1, count), np.cumsum(values[first:end])
+        change = (sums[-1] - sums[:-1]) / (count - before) - sums[:-1] / before
+        statistics = np.abs(change) / (sd * np.sqrt(1 / before + 1 / (count - before)))
+        largest = int(statistics.argmax())
+        # Bonferroni: any of the places could have been the largest.
+        chance = 2 * float(stdtr(degrees, -statistics[largest])) * (count - 1)
+        if abs(math.expm1(change[largest])) > threshold and chance <= FALSE_STEPS:
+            place = first + largest + 1
+            found.append(place)
+            open_ends += [(first, place), (place, end)]
+    return sorted(found)

@@ -33,8 +33,7 @@ from raybench.errors import ResultsError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.analysis.compare import Change
-    from raybench.analysis.history import HistoryRow
+    from raybench.analysis.compare import Change, HistoryRow
     from raybench.health.comparison import HealthComparison, HealthHistory
     from raybench.job.point import Point, Scalar
     from raybench.records.devices import Finding
@@ -343,7 +342,7 @@ def history_command(
     Runs on other devices, or on another number of nodes, are apart from each other. A step that
     one run alone shows may be undone by the next one. Health checks are left out: --health.
     """
-    from raybench.analysis.history import history
+    from raybench.analysis.compare import history
     from raybench.report.charts.grammar import draw_figure
     from raybench.report.history import History, history_figure
 
@@ -389,11 +388,11 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> list[P
     prefix: of a point id. Raises ResultsError where none is left, and UsageError for a wrong
     expression.
     """
-    from raybench.analysis.history import POINT_COLUMNS
+    from raybench.analysis.compare import HISTORY_COLUMNS
     from raybench.analysis.rows import point_rows
     from raybench.results import reader
 
-    table = reader.read_table(results, "points", None, POINT_COLUMNS)
+    table = reader.read_table(results, "points", None, HISTORY_COLUMNS)
     # Points of a check are short, and of devices that may be shared: their figures have limits.
     runs = reader.read_table(results, "runs", None, ["run_id", "argv"]).to_pylist()
     checks = {run["run_id"] for run in runs if (run["argv"] or [])[1:2] == ["health"]}

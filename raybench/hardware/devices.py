@@ -119,25 +119,15 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
         properties = torch.cuda.get_device_properties(device)
         uuid = f"GPU-{properties.uuid}"
         nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-        return Device(
-            kind="cuda",
-            uuid=uuid,
-            name=properties.name,
-            memory_bytes=properties.total_memory,
-            versions={**package_versions(), "cuda": str(torch.version.cuda), "nccl": nccl},
-            **_nvml_facts(uuid),
-            **facts,
-        )
+        versions = {**package_versions(), "cuda": str(torch.version.cuda), "nccl": nccl}
+        facts |= {"name": properties.name, "memory_bytes": properties.total_memory}
+        return Device(kind="cuda", uuid=uuid, versions=versions, **facts, **_nvml_facts(uuid))
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return Device(
-        kind="cpu",
-        uuid=f"{node_id}/{os.getpid()}",
-        name=names[0] if names else platform.processor() or platform.machine(),
-        versions=package_versions(),
-        **facts,
-    )
+    facts["name"] = names[0] if names else platform.processor() or platform.machine()
+    uuid = f"{node_id}/{os.getpid()}"
+    return Device(kind="cpu", uuid=uuid, versions=package_versions(), **facts)
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
@@ -236,8 +226,7 @@ class Counters:
             import torch
 
             # torch has no prefix, NVML has one.
-            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-            self._handle = nvml.device(uuid)
+            self._handle = nvml.device(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
     def read(self) -> Reading | None:
         """Return all counters as they are now; None on a CPU, and where NVML does not answer."""

@@ -280,7 +280,8 @@ class ScriptTimer(MemoryUse):
         if allocated_bytes is not None and reserved_bytes is not None:
             self.allocated_bytes = max(allocated_bytes, self.allocated_bytes or 0)
             self.reserved_bytes = max(reserved_bytes, self.reserved_bytes or 0)
-        done = min_over_ranks(len(samples.step_ns), self._agree_on)
+        # The fewest of any rank.
+        done = -max_over_ranks([-len(samples.step_ns)], self._agree_on)[0]
         self._blocks.append(_cut(samples, 0, done))
         if done == iterations:
             return samples
@@ -429,11 +430,6 @@ def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> in
 def any_rank(condition: bool, device: torch.device) -> bool:
     """Return True on all ranks where the condition is true on at least one of them."""
     return bool(max_over_ranks([int(condition)], device)[0])
-
-
-def min_over_ranks(value: int, device: torch.device) -> int:
-    """Return the smallest value over the ranks."""
-    return -max_over_ranks([-value], device)[0]
 
 
 def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:

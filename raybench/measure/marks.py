@@ -14,7 +14,7 @@ import gc
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -202,10 +202,6 @@ class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
         ]
 
 
-# Name of a region -> how long each of its blocks took in a step, in ms.
-RegionSpans = Mapping[str, Sequence[float]]
-
-
 @dataclass(slots=True, kw_only=True)
 class _RegionSpan:
     name: str
@@ -224,37 +220,29 @@ class RegionMarks(_StepMarks[_RegionSpan]):
         yield
         span.end = self._mark()
 
-    def take(self) -> list[RegionSpans]:
-        """Return for each ended step the ms of each region's blocks, by name; forget the steps.
+    def take(self, steps: int, step_ms: float) -> tuple[RegionTime, ...]:
+        """Return the median of each region over the last `steps` ended steps; forget all of them.
 
-        The device must be done with the steps.
+        In the order in which regions were entered; a step that did not enter one counts with 0 ms.
+        step_ms: duration of such a step, of which each region is a share. The device must be done
+        with the steps.
         """
-        found: list[RegionSpans] = []
-        for step in self._take_ended():
+        spans_ms: list[dict[str, list[float]]] = []
+        for step in self._take_ended()[-steps:]:
             by_name: dict[str, list[float]] = defaultdict(list)
             for span in step:
                 assert span.end is not None, "a step returned inside of a region"
                 by_name[span.name].append(elapsed_ms(span.start, span.end))
-            found.append(by_name)
-        return found
-
-
-def region_times(steps: Sequence[RegionSpans], step_ms: float) -> tuple[RegionTime, ...]:
-    """Return the median of each region over the steps, in the order in which they were entered.
-
-    A step that did not enter a region counts with 0 ms. step_ms: the duration of such a step, of
-    which each region is a share.
-    """
-    names = dict.fromkeys(name for step in steps for name in step)
-    return tuple(
-        RegionTime(
-            name=name,
-            calls=max(len(step.get(name, ())) for step in steps),
-            ms=(ms := statistics.median(sum(step.get(name, ())) for step in steps)),
-            share=ms / step_ms if step_ms else 0.0,
+            spans_ms.append(by_name)
+        return tuple(
+            RegionTime(
+                name=name,
+                calls=max(len(step.get(name, ())) for step in spans_ms),
+                ms=(ms := statistics.median(sum(step.get(name, ())) for step in spans_ms)),
+                share=ms / step_ms if step_ms else 0.0,
+            )
+            for name in dict.fromkeys(name for step in spans_ms for name in step)
         )
-        for name in names
-    )
 
 
 _NO_DDP = "unknown: the script has no model in DistributedDataParallel, whose gradients have a hook"

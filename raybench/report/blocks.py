@@ -7,7 +7,7 @@ documents.py, the templates of html/) makes it harmless in one place. Nothing he
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# The command that adds rounds to a run.
+HOW_TO_ADD_ROUNDS = "sweep JOB --resume RUN --set measure.rounds=3"
 MARKS_TITLE = "!"
 # Terminals do not fold cells of settings below this: `world_size` stays whole.
 SETTING_CHARS = 10
@@ -123,20 +125,13 @@ class Table:
         """Return the texts of all cells, row by row."""
         return tuple(tuple(map(text_of, row)) for row in self.rows)
 
-    def without(self, column: Column) -> Table:
-        """Return the table without one of its columns."""
-        place = self.columns.index(column)
-        return replace(
-            self,
-            columns=(*self.columns[:place], *self.columns[place + 1 :]),
-            rows=tuple((*row[:place], *row[place + 1 :]) for row in self.rows),
-        )
-
     def legend(self) -> list[str]:
         """Return a sentence for each column that has a meaning, then the note."""
-        sentences = [
-            f"{_name(column)}: {column.meaning}." for column in self.columns if column.meaning
-        ]
+        sentences = []
+        for column in self.columns:
+            name = column.title.removesuffix(f" {column.unit}")
+            if column.meaning:
+                sentences.append(f"{name[:1].upper()}{name[1:]}: {column.meaning}.")
         return [*sentences, *filter(None, [self.note])]
 
 
@@ -214,13 +209,3 @@ def metric_column(metric: Metric, unit: Unit, words: dict[str, str], drop: int |
         meaning=meaning.removesuffix("."),
         drop=drop,
     )
-
-
-def _name(column: Column) -> str:
-    """Return the head of a column with a capital and without the unit behind it."""
-    name = column.title.removesuffix(f" {column.unit}")
-    return name[:1].upper() + name[1:]
-
-
-# The command that adds rounds to a run.
-HOW_TO_ADD_ROUNDS = "sweep JOB --resume RUN --set measure.rounds=3"

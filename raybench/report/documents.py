@@ -11,8 +11,8 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from datetime import datetime
 from enum import Enum
 from itertools import groupby
@@ -235,18 +235,14 @@ def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
                 yield from _titled(fitted.title)
                 yield _grid(fitted, width)
             case Legend():
-                for paragraph in _legend(shown, width):
+                paragraphs = list(legend_paragraphs(table for table, _ in shown))
+                if hidden := dict.fromkeys(title for _, titles in shown for title in titles):
+                    paragraphs.append(
+                        f"Left out to fit {width} columns: {', '.join(hidden)}. A wider terminal "
+                        "or `--format md` shows them."
+                    )
+                for paragraph in paragraphs:
                     yield from (Text(""), Text(one_line(paragraph), style="dim"))
-
-
-def _legend(shown: Sequence[tuple[Table, list[str]]], width: int) -> Iterator[str]:
-    """Yield what the columns of the tables mean, and which columns had no room."""
-    yield from legend_paragraphs(table for table, _ in shown)
-    if left_out := dict.fromkeys(title for _, titles in shown for title in titles):
-        yield (
-            f"Left out to fit {width} columns: {', '.join(left_out)}. A wider terminal or "
-            "`--format md` shows them."
-        )
 
 
 def _titled(title: str) -> list[Text]:
@@ -284,7 +280,9 @@ def fit(table: Table, width: int) -> tuple[Table, list[str]]:
     ):
         if _min_width(table) <= width:
             break
-        table = table.without(column)
+        at = table.columns.index(column)
+        rows = tuple((*row[:at], *row[at + 1 :]) for row in table.rows)
+        table = replace(table, columns=(*table.columns[:at], *table.columns[at + 1 :]), rows=rows)
         left_out.append(column.title)
     if table.narrower is not None and _min_width(table) > width:
         return fit(table.narrower, width)
@@ -351,20 +349,15 @@ def _grid(table: Table, width: int) -> RichTable:
             no_wrap=column.min_chars is None,
             min_width=size,
         )
+
     # Rows that are never folded are drawn as one: it looks the same and is several times as fast.
-    for (style, is_short), rows in groupby(
-        table.rows, lambda row: (_style(row), _fits(row, least))
-    ):
+    def look(row: tuple[str | Cell, ...]) -> tuple[str, bool]:
+        tones = (cell.tone for cell in row if isinstance(cell, Cell) and cell.tone != "plain")
+        fits = all(cell_len(text_of(c)) <= size for c, size in zip(row, least, strict=True))
+        return _STYLES[next(tones, "plain")], fits
+
+    for (style, is_short), rows in groupby(table.rows, look):
         for block in [list(rows)] if is_short else [[row] for row in rows]:
             lines = zip(*([one_line(text_of(cell)) for cell in row] for row in block), strict=True)
             grid.add_row(*(Text("\n".join(texts)) for texts in lines), style=style)
     return grid
-
-
-def _style(row: Sequence[str | Cell]) -> str:
-    tones = (cell.tone for cell in row if isinstance(cell, Cell))
-    return next((_STYLES[tone] for tone in tones if tone != "plain"), "")
-
-
-def _fits(row: Sequence[str | Cell], widths: Sequence[int]) -> bool:
-    return all(cell_len(text_of(cell)) <= size for cell, size in zip(row, widths, strict=True))

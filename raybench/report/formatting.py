@@ -211,15 +211,11 @@ def gib(value: float | None) -> str:
     return f"{value / _GIB:.2f}" if has_value(value) else ""
 
 
-def choices(texts: Sequence[str]) -> str:
-    """Write what NCCL ran, without the collectives and their sizes: RING LL, 8 channels."""
-    return "; ".join(dict.fromkeys(text.partition(": ")[2] for text in texts))
-
-
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
     """Write the value of a metric as its format says; `unit` is that of the times in its table."""
     if shown.format == "choices":
-        return choices(value or ())
+        # What NCCL ran, without the collectives and their sizes: RING LL, 8 channels.
+        return "; ".join(dict.fromkeys(text.partition(": ")[2] for text in value or ()))
     if not has_value(value):
         return ""
     if shown.format in ("part", "time"):
@@ -348,22 +344,18 @@ def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None)
     devices: rows of the table `devices`. node_count: where it is not that of their ids.
     """
     if all(device["kind"] == "cpu" for device in devices):
-        return _processors(devices)
+        # The processors of each host once, however many workers are on it.
+        hosts = {(one["host"], one["address"]): one for one in devices}
+        processors = Counter((str(one["name"]), int(one["cpu_count"])) for one in hosts.values())
+        text = ", ".join(
+            f"{count} x {name} ({counted(cores, 'core')}{' each' * (count > 1)})"
+            for (name, cores), count in processors.items()
+        )
+        return f"{counted(len(devices), 'worker')} on {text}"
     names = Counter(device["name"] for device in devices)
     models = ", ".join(f"{count} x {name}" for name, count in names.items())
     count = node_count or len({device["node_id"] for device in devices})
     return f"{models} on {counted(count, 'node')}"
-
-
-def _processors(workers: Sequence[Mapping[str, Any]]) -> str:
-    """Write the processors of each host once, however many workers are on it."""
-    hosts = {(one["host"], one["address"]): one for one in workers}
-    models = Counter((str(one["name"]), int(one["cpu_count"])) for one in hosts.values())
-    text = ", ".join(
-        f"{count} x {name} ({counted(cores, 'core')}{' each' * (count > 1)})"
-        for (name, cores), count in models.items()
-    )
-    return f"{counted(len(workers), 'worker')} on {text}"
 
 
 def versions(found: Mapping[str, str]) -> str:

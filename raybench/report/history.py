@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from raybench.analysis.compare import Change
-from raybench.analysis.history import POINT_COLUMNS, HistoryRow
+from raybench.analysis.compare import HISTORY_COLUMNS, Change, HistoryRow
 from raybench.analysis.rows import varying
 from raybench.report import formatting
 from raybench.report.blocks import (
@@ -46,7 +45,7 @@ _CHART_HEIGHT, _COLOR = 180, "var(--s1)"
 class History(Document):
     """The step times of points over several runs: a document (see `raybench.report.documents`).
 
-    rows: as `raybench.analysis.history.history` gives them, one or more.
+    rows: as `raybench.analysis.compare.history` gives them, one or more.
     causes: (point_id, run_id of the run with the step) -> what changed in its environment.
     """
 
@@ -95,7 +94,7 @@ class History(Document):
 
     def members(self) -> Mapping[str, Any]:
         """Return the member of the JSON object: points, with what was read and the levels."""
-        names = (*POINT_COLUMNS, "machine", "level_ms", "step")
+        names = (*HISTORY_COLUMNS, "machine", "level_ms", "step")
         return {"points": [{name: getattr(row, name) for name in names} for row in self.rows]}
 
 
@@ -159,7 +158,7 @@ def history_figure(rows: Sequence[HistoryRow]) -> Figure:
     """Return a panel for each point and machine, of its step times over the time of the runs.
 
     Points with a step come first, and at most 40 are drawn. Points of one run alone are left out,
-    unless all are. rows: as `raybench.analysis.history.history` gives them.
+    unless all are. rows: as `raybench.analysis.compare.history` gives them.
     """
     has_models = len({row.device_name for row in rows}) > 1
     has_node_counts = len({row.node_count for row in rows}) > 1

@@ -7,8 +7,9 @@ with the range of each figure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 
 from raybench.analysis.rounds import LARGEST_DRIFT, Trials
 from raybench.analysis.rows import ScaledRow
@@ -37,9 +38,6 @@ MARKS = {
 # "rank 1 to 3".
 _FIGURE = re.compile(r"±?(?<!\d)(?<!^rank )\d+(?:[.,]\d+)*(?: (?:[KMGT]iB|bytes)\b|%)?")
 _BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_MAX_RANKS = 4
-_MAX_GROUPS = 20
-_MAX_CHARS = 300
 # A GPU at work runs at its power cap: a fact, which the head of the report has.
 _POWER_CAP = re.compile(r"clocks were .* of the samples: (?:power_cap|sync_boost|, )+$")
 _UNSTEADY = re.compile(
@@ -69,9 +67,12 @@ class MessageGroup:
         return shorten(self.text, most) + (f" ({self.where})" if self.where else "")
 
 
+_MAX_GROUPS = 20
+
+
 def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
     """Return (`4 x`, message) for each of the first 20 groups, then the number of others."""
-    lines = [(f"{one.count} x", one.shortened(_MAX_CHARS)) for one in groups[:_MAX_GROUPS]]
+    lines = [(f"{one.count} x", one.shortened(300)) for one in groups[:_MAX_GROUPS]]
     if more := sum(group.count for group in groups[_MAX_GROUPS:]):
         lines.append((f"{more} x", "others, each another; `--format json` has all"))
     return Listing(title=title, lines=lines, is_quoted=True)
@@ -106,17 +107,6 @@ def marks(row: ScaledRow) -> str:
     return "".join(mark for mark, is_set in found.items() if is_set)
 
 
-def by_harm(groups: Iterable[MessageGroup]) -> tuple[MessageGroup, ...]:
-    """Return the messages, those first that make figures most doubtful."""
-
-    def place(group: MessageGroup) -> tuple[int, int]:
-        harms = [place for place, harm in enumerate(_HARM) if harm.search(group.text)]
-        usual = len(_HARM) + bool(_UNSTEADY.match(group.text))
-        return min([*harms, usual]), -group.count
-
-    return tuple(sorted(groups, key=place))
-
-
 def group_messages(
     texts: Iterable[str], rows: Sequence[PointRow] | None = None
 ) -> tuple[MessageGroup, ...]:
@@ -128,98 +118,92 @@ def group_messages(
     for place, text in enumerate(texts):
         row = rows[place] if rows is not None else None
         alike.setdefault(_FIGURE.sub("#", text), []).append((text, row))
-    return tuple(
-        MessageGroup(
-            text=_with_ranges([text for text, _ in members]),
-            count=len(members),
-            where=_places([row for _, row in members if row is not None]),
-        )
-        for members in alike.values()
-    )
-
-
-def _with_ranges(texts: Sequence[str]) -> str:
-    """Return texts that differ in figures only as one: `tried 1.5 to 4.5 GiB`."""
-    columns = zip(*(_FIGURE.findall(text) for text in texts), strict=True)
-    ranges = iter([_range(figures) for figures in columns])
-    return _FIGURE.sub(lambda _: next(ranges), texts[0])
+    groups = []
+    for members in alike.values():
+        figures = zip(*(_FIGURE.findall(text) for text, _ in members), strict=True)
+        between = _FIGURE.split(members[0][0])
+        pieces = zip_longest(between, map(_range, figures), fillvalue="")
+        places = _places([row for _, row in members if row is not None])
+        text = "".join(chain.from_iterable(pieces))
+        groups.append(MessageGroup(text=text, count=len(members), where=places))
+    return tuple(groups)
 
 
 def _range(figures: Sequence[str]) -> str:
-    ordered = sorted(dict.fromkeys(figures), key=_size)
-    lowest, highest = ordered[0], ordered[-1]
-    if len(ordered) == 1:
+    """Write the least and the greatest figure, sizes by their bytes, versions part by part."""
+
+    def size(figure: str) -> list[float]:
+        digits, _, unit = figure.replace(",", "").strip("±%").partition(" ")
+        parts = digits.split(".") if digits.count(".") > 1 else [digits]
+        return [float(part) * _BYTES.get(unit, 1) for part in parts]
+
+    lowest, highest = min(figures, key=size), max(figures, key=size)
+    if lowest == highest:
         return lowest
     if lowest.partition(" ")[2] == highest.partition(" ")[2]:
         lowest = lowest.partition(" ")[0]
     return f"{lowest} to {highest}"
 
 
-def _size(figure: str) -> list[float]:
-    """Return a key that sorts figures by size, sizes by bytes, and versions part by part."""
-    digits, _, unit = figure.replace(",", "").strip("±%").partition(" ")
-    parts = digits.split(".") if digits.count(".") > 1 else [digits]
-    return [float(part) * _BYTES.get(unit, 1) for part in parts]
-
-
-def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
-    """Return how the points that are not ok ended, and why; rows of `points`."""
-    failed = [row for row in rows if row.status != "ok"]
-    return group_messages(map(_reason, failed), failed)
-
-
-def _reason(row: PointRow) -> str:
-    """Return status and message, without the place that the message begins with."""
-    message = "no reason known" if row.error_message is None else row.error_message
-    if row.error_host is not None:
-        place = f"rank {row.error_rank} ({row.error_host}, {row.error_device}): "
-        message = message.removeprefix(place)
-    text = formatting.failure(row.status, row.error_type, message)
-    return f"{formatting.STATUS_WORDS[row.status]}: {text}"
-
-
 def _places(rows: Sequence[PointRow]) -> str:
     """Write the ranks, hosts and devices of failures; empty where they are not known."""
-    placed = [
-        (row.error_rank, row.error_host, row.error_device)
-        for row in rows
-        if row.error_rank is not None and row.error_host is not None
-    ]
+    placed = [row for row in rows if row.error_rank is not None and row.error_host is not None]
     if not placed:
         return ""
-    ranks = sorted({rank for rank, _, _ in placed})
-    hosts = list(dict.fromkeys(host for _, host, _ in placed))
-    devices = list(dict.fromkeys(device for _, _, device in placed))
+    ranks = sorted({row.error_rank or 0 for row in placed})
+    hosts = list(dict.fromkeys(str(row.error_host) for row in placed))
+    devices = {row.error_device for row in placed}
     if len(ranks) == len(hosts) == len(devices) == 1:
-        return f"rank {ranks[0]}, {hosts[0]}, {devices[0]}"
+        return f"rank {ranks[0]}, {hosts[0]}, {devices.pop()}"
     # In each of these points one rank has failed, not always the same one.
     if len(ranks) == 1:
         who = f"rank {ranks[0]}"
-    elif len(ranks) > _MAX_RANKS:
+    elif len(ranks) > 4:
         who = f"one rank each, of {ranks[0]} to {ranks[-1]},"
     else:
         who = f"one rank each, {', '.join(map(str, ranks[:-1]))} or {ranks[-1]},"
     return f"{who} on {formatting.some(hosts)}"
 
 
-def reasons_without_speed_up(rows: Iterable[ScaledRow]) -> list[str]:
-    """Return why points have no speed-up; why baseline points have none only if nothing else."""
-    without = [(row.why, row.is_baseline) for row in rows if row.why is not None]
-    others = [why for why, is_baseline in without if not is_baseline]
-    return others or [why for why, _ in without]
+def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
+    """Return how the points that are not ok ended, and why; rows of `points`."""
+    failed, texts = [row for row in rows if row.status != "ok"], []
+    for row in failed:
+        message = "no reason known" if row.error_message is None else row.error_message
+        # The place that it begins with stands in brackets behind it.
+        place = f"rank {row.error_rank} ({row.error_host}, {row.error_device}): "
+        text = formatting.failure(row.status, row.error_type, message.removeprefix(place))
+        texts.append(f"{formatting.STATUS_WORDS[row.status]}: {text}")
+    return group_messages(texts, failed)
 
 
-def warnings_of(rows: Sequence[ScaledRow]) -> Iterator[str]:
-    """Yield the warnings of points, except those that say why there is no speed-up."""
+def warnings(rows: Sequence[ScaledRow], trials: Trials, ranks: str) -> tuple[MessageGroup, ...]:
+    """Return what makes figures doubtful, the most harmful first.
+
+    rows: their own warnings count, except those that say why there is no speed-up. trials: of the
+    run; each control that moved between the ends of a block is a warning.
+    """
+
+    def harm(group: MessageGroup) -> tuple[int, int]:
+        harms = [place for place, pattern in enumerate(_HARM) if pattern.search(group.text)]
+        usual = len(_HARM) + bool(_UNSTEADY.match(group.text))
+        return min([*harms, usual]), -group.count
+
+    found = [
+        f"round {number}: at the end of the block of {block} {ranks} the control took "
+        f"{abs(drift):.1%} {'longer' if drift > 0 else 'less'} than at first, more than "
+        f"{LARGEST_DRIFT:.0%}: the machine drifts; ratios are taken against the mean of both"
+        for number, block, drift in trials.drifts()
+    ]
     bases = {row.series: row for row in rows if row.is_baseline}
     for row in rows:
         texts = [text for text in row.warnings if text != row.why and not _POWER_CAP.search(text)]
         unsteady = [text for text in texts if _UNSTEADY.match(text)]
         # One fact gives one warning: the first says it.
-        yield from (text for text in texts if text not in unsteady[1:])
+        found += [text for text in texts if text not in unsteady[1:]]
         if (ratio := row.clock_ratio) is not None:
             part = "is due to them" if ratio > 1 else "is lost by them"
-            yield (
+            found.append(
                 f"SM clocks are {formatting.ratio(ratio)} times those of the baseline point, by "
                 f"the power cap; at most so much of the speed-up {part}"
             )
@@ -227,17 +211,8 @@ def warnings_of(rows: Sequence[ScaledRow]) -> Iterator[str]:
         own, others = row.attention_kernels, base.attention_kernels
         is_asked = row.params.get("attention") != base.params.get("attention")
         if own and others and own != others and not is_asked:
-            yield (
+            found.append(
                 f"attention by {', '.join(own)}, at the baseline point by {', '.join(others)}: "
                 "speed-ups are of the kernels too"
             )
-
-
-def drift_warnings(trials: Trials, ranks: str) -> Iterator[str]:
-    """Yield a sentence for each control that moved between the ends of a block."""
-    for number, block, drift in trials.drifts():
-        yield (
-            f"round {number}: at the end of the block of {block} {ranks} the control took "
-            f"{abs(drift):.1%} {'longer' if drift > 0 else 'less'} than at first, more than "
-            f"{LARGEST_DRIFT:.0%}: the machine drifts; ratios are taken against the mean of both"
-        )
+    return tuple(sorted(group_messages(found), key=harm))

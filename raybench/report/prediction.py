@@ -10,11 +10,12 @@ from typing import Any
 from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, Prediction
 from raybench.analysis.rows import EXECUTION, varying
 from raybench.report import formatting
-from raybench.report.blocks import Block, Column, ColumnOf, Line, Listing, Table, make_table
+from raybench.report.blocks import Block, Column, ColumnOf, Line, Listing, make_table
 from raybench.report.documents import Document
 from raybench.report.formatting import counted, span
 from raybench.report.point_settings import setting_columns
 from raybench.results.reader import Run
+from raybench.results.tables import PointRow
 
 _COLUMNS = (
     "step: what it would take, between from and to in 19 of 20 cases; ±: half of that, in percent. "
@@ -55,43 +56,6 @@ class Forecast(Document):
         return f"{formatting.title(self.run)}, {measured.device_name}"
 
     @property
-    def headline(self) -> str:
-        """Return the answer in a sentence, for the most devices that were asked for."""
-        most = max(one.world_size for one in self.predictions)
-        largest = [one for one in self.predictions if one.world_size == most]
-        shares, halves = (
-            span(*(formatting.percent(one) for one in (min(values), max(values))))
-            for values in (
-                [one.efficiency for one in largest],
-                [one.half_interval for one in largest],
-            )
-        )
-        return (
-            f"{counted(most, self.ranks)} would reach an efficiency of {shares} over "
-            f"{counted(largest[0].base_world, self.ranks)}, with steps known to ±{halves} "
-            f"({counted(len(largest), 'point')})."
-        )
-
-    @property
-    def table(self) -> Table:
-        """Return the table: a line for each point and number of devices."""
-        rows = [replace(one.measured, world_size=one.world_size) for one in self.predictions]
-        names = varying(rows, always=("precision", "world_size"), params_first=True)
-        settings = [
-            (column, lambda one, cell=cell: cell(replace(one.measured, world_size=one.world_size)))
-            for column, cell in setting_columns(rows, names)
-        ]
-        measured: list[ColumnOf[Prediction]] = [
-            (Column(title="step ms"), lambda one: formatting.number(one.step_ms)),
-            (Column(title="±"), lambda one: f"{one.half_interval:.0%}"),
-            (Column(title="from"), lambda one: formatting.number(one.step_ms_low)),
-            (Column(title="to"), lambda one: formatting.number(one.step_ms_high)),
-            (Column(title="comm"), lambda one: formatting.number(one.comm_exposed_ms)),
-            (Column(title="efficiency"), lambda one: formatting.percent(one.efficiency)),
-        ]
-        return make_table(self.predictions, [*settings, *measured])
-
-    @property
     def assumptions(self) -> str:
         """Return the assumptions of the predictions, as a paragraph."""
         worlds = {one.measured.world_size for one in self.predictions}
@@ -105,30 +69,57 @@ class Forecast(Document):
         )
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the answer, the table, and what it rests on."""
-        yield Line(text=self.headline, tone="strong")
-        yield self.table
-        base = counted(self.predictions[0].base_world, self.ranks)
-        for text in (_COLUMNS.format(base=base), self.assumptions, _INTERVAL, *self._doubts()):
-            yield Line(text=text, tone="aside", is_apart=True)
+        """Yield the answer for the most devices asked for, the table, and what it rests on."""
+        found = self.predictions
+        most = max(one.world_size for one in found)
+        largest = [one for one in found if one.world_size == most]
+        base = counted(largest[0].base_world, self.ranks)
+        shares, halves = (
+            span(formatting.percent(min(values)), formatting.percent(max(values)))
+            for values in (
+                [one.efficiency for one in largest],
+                [one.half_interval for one in largest],
+            )
+        )
+        yield Line(
+            text=f"{counted(most, self.ranks)} would reach an efficiency of {shares} over {base}, "
+            f"with steps known to ±{halves} ({counted(len(largest), 'point')}).",
+            tone="strong",
+        )
+
+        def point(one: Prediction) -> PointRow:
+            return replace(one.measured, world_size=one.world_size)
+
+        rows = list(map(point, found))
+        names = varying(rows, always=("precision", "world_size"), params_first=True)
+        settings = setting_columns(rows, names)
+        columns: list[ColumnOf[Prediction]] = [
+            *((column, lambda one, cell=cell: cell(point(one))) for column, cell in settings),
+            (Column(title="step ms"), lambda one: formatting.number(one.step_ms)),
+            (Column(title="±"), lambda one: f"{one.half_interval:.0%}"),
+            (Column(title="from"), lambda one: formatting.number(one.step_ms_low)),
+            (Column(title="to"), lambda one: formatting.number(one.step_ms_high)),
+            (Column(title="comm"), lambda one: formatting.number(one.comm_exposed_ms)),
+            (Column(title="efficiency"), lambda one: formatting.percent(one.efficiency)),
+        ]
+        yield make_table(found, columns)
+        texts = [_COLUMNS.format(base=base), self.assumptions, _INTERVAL]
+        highest = max(one.measured_efficiency for one in found)
+        if highest > 1:
+            texts.append(
+                f"The run measured an efficiency above 100%, up to {formatting.percent(highest)}, "
+                "so these points are predicted up to what they measured. All others end at 100%."
+            )
+        if bound := {one.measured.point_id for one in found if one.measured.host_bound}:
+            texts.append(
+                f"At {counted(len(bound), 'point')} the device waits for the host: what was taken "
+                "for communication there may be Python, which more devices do not slow."
+            )
+        yield from (Line(text=text, tone="aside", is_apart=True) for text in texts)
         if self.left_out:
             reasons = Counter(self.left_out).items()
             lines = [(counted(count, "series"), why) for why, count in reasons]
             yield Listing(title="Not predicted", lines=lines, is_quoted=True)
-
-    def _doubts(self) -> Iterator[str]:
-        bound = {one.measured.point_id for one in self.predictions if one.measured.host_bound}
-        if measured := [one for one in self.predictions if one.measured_efficiency > 1]:
-            most = max(one.measured_efficiency for one in measured)
-            yield (
-                f"The run measured an efficiency above 100%, up to {formatting.percent(most)}, so "
-                "these points are predicted up to what they measured. All others end at 100%."
-            )
-        if bound:
-            yield (
-                f"At {counted(len(bound), 'point')} the device waits for the host: what was taken "
-                "for communication there may be Python, which more devices do not slow."
-            )
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.

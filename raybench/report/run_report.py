@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raybench.analysis.references import impossible_among
-from raybench.analysis.rows import ScaledRow, varying
+from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
 from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.records import Metric
@@ -44,7 +44,6 @@ from raybench.report.summary import (
     Summary,
     find_metric,
     follows_step_time,
-    groups_compared,
     size_of,
     with_most_ranks,
 )
@@ -53,19 +52,9 @@ from raybench.sweep import command
 from raybench.sweep.scheduler import WORTHWHILE
 
 _MOST_WARNINGS = 3
-_MOST_FIGURES = 4
-_COMMAND_CHARS = 74
-# Options of `sweep` that say where results go; a command that goes on with a run has its own.
-_ABOUT_RESULTS = ("-o", "--output", "--resume")
-_WARNING_CHARS = 150
-_ONE_START = f"one start; `--set measure.rounds={WORTHWHILE}` gives an interval"
 _MOST_GROUPS = 4
-# So many cases have a phrase each in a lead.
-_MOST_CASES = 3
 # A loss below this share of the step in every point is not worth a line.
 _MIN_SHARE = 0.01
-# A burst that is faster by less is no other figure.
-_MIN_BURST = 1.01
 _NOUNS = {
     "step_ms_p50": "step time",
     "step_ms_p99": "99th percentile of the step time",
@@ -98,11 +87,11 @@ class RunReport(Document):
         )
         # What is not decided asks for rounds itself.
         if text and not summary.largest_batches and "measure.rounds" not in text:
-            ones = sum(row.status == "ok" and row.rounds == 1 for row in summary.rows)
-            if summary.has_one_start:
-                text += f"; {_ONE_START}"
-            elif ones and "±" not in text:
-                text += f"; {counted(ones, 'point')} of {_ONE_START}"
+            ok = [row for row in summary.rows if row.status == "ok"]
+            ones = sum(row.rounds == 1 for row in ok)
+            if ones == len(ok) or (ones and "±" not in text):
+                of = "" if ones == len(ok) else f"{counted(ones, 'point')} of "
+                text += f"; {of}one start; `--set measure.rounds={WORTHWHILE}` gives an interval"
         count = sum(bool(impossible_among(row.warnings)) for row in summary.rows)
         if text and count:
             text += f"; {counted(count, 'point')} with numbers that cannot be: see the warnings"
@@ -110,17 +99,16 @@ class RunReport(Document):
 
     def _why_not_compared(self) -> str:
         """Return how many points should have been compared and are not, and why."""
-        rows = self.summary.rows
-        others = [row for row in rows if row.status == "ok" and not row.is_baseline]
-        reasons = Counter(row.why for row in others if row.why is not None)
-        is_asked = self.summary.answer.metric in RATIOS and not self.summary.largest_batches
-        if not reasons or not self.summary.run.baseline or not is_asked:
+        summary = self.summary
+        if summary.answer.metric not in RATIOS or summary.largest_batches:
             return ""
-        count = sum(reasons.values())
-        if count == len(others):
+        others = [row for row in summary.rows if row.status == "ok" and not row.is_baseline]
+        reasons = Counter(row.why for row in others if row.why is not None)
+        if not reasons or not summary.run.baseline:
+            return ""
+        if (count := reasons.total()) == len(others):
             return f"no point has a speed-up: {reasons.most_common(1)[0][0]}"
-        are = "is" if count == 1 else "are"
-        text = f"{count} of {len(others)} points {are} not compared"
+        text = f"{count} of {len(others)} points {'is' if count == 1 else 'are'} not compared"
         return f"{text}: {next(iter(reasons))}" if len(reasons) == 1 else text
 
     @cached_property
@@ -164,7 +152,7 @@ class RunReport(Document):
     @property
     def key_figures(self) -> list[Insight]:
         """Return at most four insights, which a page shows as large figures."""
-        return insights(self.summary)[:_MOST_FIGURES]
+        return insights(self.summary)[:4]
 
     def blocks(self) -> Iterator[Block]:
         """Yield what follows the title in a text."""
@@ -214,12 +202,12 @@ class RunReport(Document):
             yield Line(text="No point has been finished yet.", is_apart=True)
         found = [*summary.failures, *summary.without_speed_up, *summary.warnings]
         for place, group in enumerate(found[:_MOST_WARNINGS]):
-            text = f"{group.count} x {group.shortened(_WARNING_CHARS)}"
+            text = f"{group.count} x {group.shortened(150)}"
             yield Line(text=text, is_apart=place == 0)
         if (more := len(found) - _MOST_WARNINGS) > 0:
             yield Line(text=f"and {more} more: --full")
         text = self._next_command()
-        if len(text) > _COMMAND_CHARS:  # a line for each option, which a shell joins
+        if len(text) > 74:  # a line for each option, which a shell joins
             text = re.sub(r" (?=--?[a-z])", r" \\\n    ", text)
         first, *others = text.split("\n")
         yield Line(text=f"Next: {first}", tone="aside", is_apart=True, is_whole=True)
@@ -238,12 +226,9 @@ class RunReport(Document):
         if more is None or words[:1] != ["sweep"]:
             place = [] if is_usual else ["--results", str(self.summary.folder)]
             return command("report", run.run_id, "--full", *place)
-        # A resumed run takes its `--set` from its tables.
-        kept = [
-            word
-            for before, word in zip(["", *words], words, strict=False)
-            if not {before, word} & {*_ABOUT_RESULTS, "--set"}
-        ]
+        # Results are where the run is, which takes its `--set` from its tables.
+        own, pairs = {"-o", "--output", "--resume", "--set"}, zip(["", *words], words, strict=False)
+        kept = [word for before, word in pairs if not {before, word} & own]
         place = [] if is_usual else ["-o", str(self.summary.folder)]
         rounds = ["--set", f"measure.rounds={more.rounds}"]
         return command(*kept, "--resume", run.run_id, *place, *rounds, *of_script)
@@ -313,8 +298,9 @@ class Insight:
         if self.half_width is None:
             return ""
         is_range = len(self.rows) > 1
-        written = formatting.widest_half_width if is_range else formatting.half_width
-        return written(self.half_width)
+        return (formatting.widest_half_width if is_range else formatting.half_width)(
+            self.half_width
+        )
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -428,11 +414,15 @@ def _gains(summary: Summary) -> list[Insight]:
     """Return the speed-ups over the baseline by the settings that it names, the largest first."""
     baseline = summary.run.baseline
     of = _words({k: v for k, v in baseline.items() if k != "world_size"}, summary.ranks)
+    groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
+    for row in summary.compared:
+        groups.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
     found = []
-    for settings, rows in groups_compared(summary.compared, baseline):
+    for values in sorted(groups, key=lambda values: [setting_order(one) for one in values]):
+        settings = dict(zip(baseline, values, strict=True))
         changed = {k: v for k, v in settings.items() if str(v) != str(baseline.get(k))}
         where = _words(changed or settings, summary.ranks)
-        found.append(_speed_up(rows, f"as fast as {of or 'the baseline'}", where))
+        found.append(_speed_up(groups[values], f"as fast as {of or 'the baseline'}", where))
     return sorted(found, key=lambda one: -max(row.speed_up or 0.0 for row in one.rows))
 
 
@@ -479,19 +469,16 @@ def _main_loss(rows: Sequence[ScaledRow]) -> str:
         return "what the rest is lost to is not known: the parts of the step exceed it"
     if len(explained) + len(contradicted) < len(losing):
         return "what the rest is lost to was not measured"
-    # One rank is a cause only where it stands out.
-    causes = Counter(
-        max(
-            (name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)),
-            key=lambda name: getattr(row, name) or 0.0,
-        )
-        for row in explained
-    )
+    causes: Counter[str] = Counter()
+    for row in explained:
+        # One rank is a cause only where it stands out.
+        named = [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
+        causes[max(named, key=lambda name: getattr(row, name) or 0.0)] += 1
     cause, count = causes.most_common(1)[0]
     if count < len(losing):
         certain = "" if len(losing) == len(rows) else " that lose for certain"
-        points = counted(len(losing), "point")
-        return f"{CAUSES[cause]} is the largest loss in {count} of {points}{certain}"
+        points = f"{counted(len(losing), 'point')}{certain}"
+        return f"{CAUSES[cause]} is the largest loss in {count} of {points}"
     shares = sorted(min(1.0, getattr(row, cause) / (1 - (row.efficiency or 0.0))) for row in losing)
     return f"{CAUSES[cause]} is {span(f'{shares[0]:.0%}', f'{shares[-1]:.0%}')} of the loss"
 
@@ -569,7 +556,7 @@ def ranking(summary: Summary) -> str:
         return ""
     if not summary.contested:
         return _range(summary, metric, cases)
-    if len(cases) > _MOST_CASES:
+    if len(cases) > 3:
         return _winner(summary, metric, summary.contested)
     return "; ".join(_verdict(summary, metric, case) for case in cases)
 
@@ -619,11 +606,9 @@ def _gain(summary: Summary, case: Case) -> float:
 
 def _over_next(summary: Summary, metric: Metric, case: Case) -> str:
     best, following = case.ranked[:2]
-    share = (
-        _gain(summary, case) if follows_step_time(metric) else best.value / (following.value or 1.0)
-    )
-    as_fast = " as fast as" if follows_step_time(metric) else ""
-    return f"{formatting.ratio(share)}x{as_fast} the next ({following.name})"
+    if follows_step_time(metric):
+        return f"{formatting.ratio(_gain(summary, case))}x as fast as the next ({following.name})"
+    return f"{formatting.ratio(best.value / (following.value or 1.0))}x the next ({following.name})"
 
 
 def _winner(summary: Summary, metric: Metric, contested: Sequence[Case]) -> str:
@@ -636,12 +621,14 @@ def _winner(summary: Summary, metric: Metric, contested: Sequence[Case]) -> str:
         return f"which has {noun} is not decided in any of {count} cases; {told}"
     is_most = summary.ranked_by.best == "max"
     wins = Counter(case.best.name for case in decided)
-
-    def goodness(case: Case) -> float:
-        return case.best.value if is_most else _gain(summary, case)
-
     # Of settings that are the best equally often, the one with the best value.
-    most = max(decided, key=lambda case: (wins[case.best.name], goodness(case)))
+    most = max(
+        decided,
+        key=lambda case: (
+            wins[case.best.name],
+            case.best.value if is_most else _gain(summary, case),
+        ),
+    )
     undecided = counted(count - len(decided), "case")
     open_cases = f"; {undecided} not decided" if len(decided) < count else ""
     told = _told(summary, metric, most.best) + _of_datasheet(metric, most.best.row)
@@ -681,14 +668,10 @@ def _range(summary: Summary, metric: Metric, cases: Sequence[Case]) -> str:
     upto = f"up to {told}" if noun in told else f"{noun} of up to {told}"
     text = f"{among}{upto}{_of_datasheet(metric, most.best.row)}"
     if metric.name == "busbw_gb_s" and len(sizes) > 1:
-        smallest = [
-            one.best.row.step_ms_p50 or 0.0
-            for one in sums
-            if size_of(one.best.row) == min(sizes)
-            and one.best.row.world_size == most.best.row.world_size
-        ]
-        if smallest:
-            text += f"; {formatting.size(min(sizes))} takes {formatting.duration(min(smallest))}"
+        rows = [one.best.row for one in sums if size_of(one.best.row) == min(sizes)]
+        alike = [row for row in rows if row.world_size == most.best.row.world_size]
+        if step_ms := min((row.step_ms_p50 or 0.0 for row in alike), default=0.0):
+            text += f"; {formatting.size(min(sizes))} takes {formatting.duration(step_ms)}"
     return text
 
 
@@ -702,7 +685,7 @@ def _of_datasheet(metric: Metric, row: ScaledRow) -> str:
         return ""
     burst, of_peak = row.burst_tflops_per_device, row.mfu_pct
     peak = "" if of_peak is None else f", {of_peak:.1f}% of the datasheet's peak"
-    is_faster = burst is not None and burst >= _MIN_BURST * (row.achieved_tflops_per_device or 0)
+    is_faster = burst is not None and burst >= 1.01 * (row.achieved_tflops_per_device or 0)
     first = f" ({formatting.number(burst)} TFLOP/s in its first 30 ms)" if is_faster else ""
     return first + peak
 
@@ -721,8 +704,7 @@ def _listings(summary: Summary) -> Iterator[Listing]:
         if lost and max(abs(lost[0]), abs(lost[-1])) >= _MIN_SHARE:
             causes.append(f"{span(*map(formatting.percent, (lost[0], lost[-1])))} {CAUSES[name]}")
     if causes:
-        title = (
-            f"Share of the step that is lost, against {formatting.settings(summary.run.baseline)}"
-        )
+        over = formatting.settings(summary.run.baseline)
+        title = f"Share of the step that is lost, against {over}"
         devices = formatting.ranks_words(rows[0].world_size, summary.ranks)
         yield Listing(title=title, lines=[(devices, ", ".join(causes))])

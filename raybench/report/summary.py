@@ -233,8 +233,7 @@ class Summary:
     def marks_meaning(self) -> str:
         """Return what the marks of the points mean, of those that are set."""
         letters = {letter for row in self.rows for letter in marks(row)}
-        found = (f"{mark} {text}" for mark, text in MARKS.items() if mark in letters)
-        return "; ".join(found)
+        return "; ".join(f"{mark} {text}" for mark, text in MARKS.items() if mark in letters)
 
     @cached_property
     def answer(self) -> Answer:
@@ -434,19 +433,15 @@ class Summary:
     @cached_property
     def without_speed_up(self) -> tuple[MessageGroup, ...]:
         """Return why points have no speed-up."""
-        return messages.group_messages(messages.reasons_without_speed_up(self.rows))
+        without = [row for row in self.rows if row.why is not None]
+        # Why baseline points have none only if nothing else.
+        others = [row for row in without if not row.is_baseline] or without
+        return messages.group_messages(row.why or "" for row in others)
 
     @cached_property
     def warnings(self) -> tuple[MessageGroup, ...]:
         """Return what makes figures doubtful, the most harmful first."""
-        drifts = messages.drift_warnings(self._trials, self.ranks)
-        found = messages.group_messages([*drifts, *messages.warnings_of(self.rows)])
-        return messages.by_harm(found)
-
-    @property
-    def has_one_start(self) -> bool:
-        """Return whether each ok point has one round, so that no number has an interval."""
-        return all(row.rounds == 1 for row in self.rows if row.status == "ok")
+        return messages.warnings(self.rows, self._trials, self.ranks)
 
     @cached_property
     def plus_minus(self) -> str:
@@ -622,17 +617,6 @@ def with_most_ranks(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
     compared = rows_compared(rows)
     most = max((row.world_size for row in compared), default=0)
     return [row for row in compared if row.world_size == most]
-
-
-def groups_compared(
-    rows: Sequence[ScaledRow], baseline: Mapping[str, Any]
-) -> Iterator[tuple[dict[str, Any], list[ScaledRow]]]:
-    """Yield the values of the baseline's settings, and the points that are compared with them."""
-    groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
-    for row in rows:
-        groups.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
-    for values in sorted(groups, key=lambda values: [setting_order(one) for one in values]):
-        yield dict(zip(baseline, values, strict=True)), groups[values]
 
 
 # What a point is judged by: the first of these that it has, and its burst.

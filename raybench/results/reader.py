@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.point import Scalar
@@ -115,12 +115,12 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
     several.
     """
     folder, name = _separate(Path(root), text)
-    origins = _origins(folder)
-    ids = list(origins)
+    jobs = {run_id: job for run_id, (_, job) in _origins(folder).items()}
+    ids = list(jobs)
     if not ids:
         raise ResultsError(no_runs(folder))
-    if name not in origins:
-        of_job = ids if name == LATEST else [one for one in ids if origins[one].job == name]
+    if name not in jobs:
+        of_job = ids if name == LATEST else [one for one in ids if jobs[one] == name]
         if of_job:  # the newest whose row can be read; where there is none, the newest
             return folder, next(
                 (i for i in reversed(of_job) if _read_origin(folder, i)), of_job[-1]
@@ -128,8 +128,8 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
         if name and name in _run_folders(folder / "points"):
             raise ResultsError(f"{folder}: {_no_row_of(folder, name)}")
     way_out = "; give more of the id, or the name of a job for its newest run"
-    jobs = {origin.job for origin in origins.values() if origin.job}
-    return folder, pick(name, ids, kind="run", where=str(folder), way_out=way_out, names=jobs)
+    names = {job for job in jobs.values() if job}
+    return folder, pick(name, ids, kind="run", where=str(folder), way_out=way_out, names=names)
 
 
 def _separate(root: Path, text: str) -> tuple[Path, str]:
@@ -153,13 +153,6 @@ def _separate(root: Path, text: str) -> tuple[Path, str]:
     )
 
 
-class _Origin(NamedTuple):
-    """The start of a run, as YYYYMMDD-HHMMSS in UTC, and its job; empty where nothing tells."""
-
-    start: str = ""
-    job: str = ""
-
-
 def run_ids(root: Path) -> list[str]:
     """Return the ids of the runs in a results folder, oldest first.
 
@@ -168,20 +161,23 @@ def run_ids(root: Path) -> list[str]:
     return list(_origins(root))
 
 
-def _origins(root: Path) -> dict[str, _Origin]:
-    """Return the origin of each run of a results folder by run_id, oldest first."""
+def _origins(root: Path) -> dict[str, tuple[str, str]]:
+    """Return run_id -> (start, job) of the runs in a results folder, oldest first.
+
+    start: YYYYMMDD-HHMMSS in UTC. Both are empty where nothing tells.
+    """
     check_folder(root)
-    found: dict[str, _Origin] = {}
+    found: dict[str, tuple[str, str]] = {}
     for run_id in _run_folders(root / "runs"):
         if _has_parts(root / "runs" / run_id):
             stamp = _STAMPED.fullmatch(run_id)
-            origin = _Origin(**stamp.groupdict()) if stamp else _read_origin(root, run_id)
-            found[run_id] = origin or _Origin()
-    return dict(sorted(found.items(), key=lambda item: (item[1].start, item[0])))
+            told = (stamp["start"], stamp["job"]) if stamp else _read_origin(root, run_id)
+            found[run_id] = told or ("", "")
+    return dict(sorted(found.items(), key=lambda item: (item[1][0], item[0])))
 
 
-def _read_origin(root: Path, run_id: str) -> _Origin | None:
-    """Return the origin of a run by its row; None, with a warning, where it cannot be read."""
+def _read_origin(root: Path, run_id: str) -> tuple[str, str] | None:
+    """Return (start, job) of a run by its row; None, with a warning, where it cannot be read."""
     columns = [one for one in columns_of(Run) if one.name in ("job_name", "started_at")]
     folder = root / "runs" / run_id
     paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(HIDDEN)]
@@ -194,7 +190,7 @@ def _read_origin(root: Path, run_id: str) -> _Origin | None:
         warnings.warn(f"{error}; run {run_id} is left out", ResultsWarning, stacklevel=2)
         return None
     start = "" if row["started_at"] is None else f"{row['started_at']:%Y%m%d-%H%M%S}"
-    return _Origin(start=start, job=row["job_name"] or "")
+    return start, row["job_name"] or ""
 
 
 def pick(

@@ -66,7 +66,14 @@ def telemetry_figure(data: ChartData) -> Figure | None:
     step_s = max(1e-9, float(np.ptp(drawn_at)) / _MOST_TIMES)
     second = (np.interp(at_s, times, drawn_at) / step_s).round() * step_s
     by_time = known.assign(device=index, second=second).groupby(["device", "second"], sort=True)
-    lines, means = _lines(by_time[list(_SHOWN)].mean().reset_index())
+    means = by_time[list(_SHOWN)].mean().reset_index()
+    lines = list(dict.fromkeys(means["device"]))
+    count, is_crowded = len(lines), len(lines) > MOST_LINES
+    if is_crowded:
+        of_all = means.drop(columns="device").groupby("second")
+        shares = {f"least of {count}": 0.0, "median": 0.5, f"most of {count}": 1.0}
+        found = [of_all.quantile(q).reset_index().assign(device=n) for n, q in shares.items()]
+        lines, means = list(shares), pd.concat(found)
     bands = _bands(data, times, drawn_at)
     note = "As NVML tells it, by one process on each node; seconds since the run began"
     if closed_s[-1]:
@@ -74,7 +81,7 @@ def telemetry_figure(data: ChartData) -> Figure | None:
     note += "." + (" Every second point is shaded." if bands else "")
     if any(band["is_throttled"] for band in bands):
         note += " Orange: a point whose clocks were limited by heat or a fault."
-    if len(lines) < len(by_time.obj["device"].unique()):
+    if is_crowded:
         note += " There are too many devices to draw each."
     panels = [
         _panel(f"{title}, {unit}", means[means[name].notna()], lines, name, bands)
@@ -82,17 +89,6 @@ def telemetry_figure(data: ChartData) -> Figure | None:
         if means[name].notna().any()
     ]
     return Figure(anchor="telemetry", title="Devices over time", note=note, panels=panels)
-
-
-def _lines(means: pd.DataFrame) -> tuple[list[str], pd.DataFrame]:
-    """Return each device as a line; of many devices the least, the median and the most of them."""
-    devices = list(dict.fromkeys(means["device"]))
-    if len(devices) <= MOST_LINES:
-        return devices, means
-    by_time = means.drop(columns="device").groupby("second")
-    words = {f"least of {len(devices)}": 0.0, "median": 0.5, f"most of {len(devices)}": 1.0}
-    found = [by_time.quantile(q).reset_index().assign(device=word) for word, q in words.items()]
-    return list(words), pd.concat(found)
 
 
 def _bands(data: ChartData, times: np.ndarray, drawn_at: np.ndarray) -> list[Mark]:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
+from datetime import timedelta
 from itertools import product
 
+import numpy as np
 import pytest
-from builders import make_device, make_failed, make_point, make_record, unscaled_point
+from builders import (
+    START,
+    column,
+    make_device,
+    make_failed,
+    make_point,
+    make_record,
+    make_row,
+    unscaled_point,
+)
 from compared import (
     compare_as_json,
     make_points,
@@ -14,6 +27,17 @@ from compared import (
     sweep_sides,
     write,
 )
+
+from raybench.analysis.compare import (
+    PointChange,
+    changes,
+    facts,
+    find_steps,
+    history,
+    point_changes,
+)
+from raybench.analysis.rows import point_rows
+from raybench.results import reader
 
 SIDES = ("side=base", "side=new")
 REGRESSION, UNCLEAR = 1, 5
@@ -286,6 +310,154 @@ def test_a_mistake_is_one_line(tmp_path, command, words, message):
     sweep(tmp_path, "base", tags={"driver": "590"})
     sweep(tmp_path, "new", tags={"driver": "590"}, day=1)
     code, _, err = command("compare", *words)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def facts_of(root):
+    """Run id -> what is known of its environment."""
+    runs = reader.read_runs(root)
+    return {run.run_id: facts(run, reader.load(root, "devices", run.run_id)) for run in runs}
+
+
+def told(base, new):
+    return [(one.name, one.base, one.new) for one in changes(base, new)]
+
+
+def test_environments_are_told_apart_by_what_differs(tmp_path):
+    newer = [make_device(place, driver_version="590.2") for place in (0, 1)]
+    write(tmp_path, "base", [])
+    write(tmp_path, "twin", [], started_at=START + timedelta(hours=1))
+    write(tmp_path, "new", [], newer, tags={"driver": "590"})
+    found = facts_of(tmp_path)
+    assert told(found["base"], found["twin"]) == []
+    assert told(found["base"], found["new"]) == [("driver", "580.1", "590.2")]
+
+
+def test_variables_and_commits_are_among_what_changed(tmp_path):
+    write(tmp_path, "a", [])
+    device = make_device(0, environment={"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"})
+    write(tmp_path, "b", [], [device, make_device(1)], git_commit="b" * 40 + "+changes")
+    found = facts_of(tmp_path)
+    assert told(found["a"], found["b"]) == [
+        ("git commit", "a" * 12, "b" * 12 + "+changes"),
+        ("variable NCCL_ALGO", "none", "Ring"),
+    ]
+
+
+def test_changed_code_is_named_by_its_file_but_not_where_one_run_tells_of_none(tmp_path):
+    known = {"raybench_sha256": "a" * 64}
+    write(tmp_path, "old", [])
+    write(tmp_path, "a", [], **known, workload_files={"net.py": "1" * 64, "loss.py": "3" * 64})
+    write(tmp_path, "b", [], **known, workload_files={"net.py": "2" * 64, "loss.py": "3" * 64})
+    found = facts_of(tmp_path)
+    assert told(found["a"], found["b"]) == [("code net.py", "1" * 12, "2" * 12)]
+    assert told(found["old"], found["a"]) == []
+
+
+@pytest.mark.parametrize(("kind", "names"), [("cuda", ["device UUIDs"]), ("cpu", [])])
+def test_another_gpu_is_a_change_and_another_process_on_the_cpu_is_none(tmp_path, kind, names):
+    for run_id in ("a", "b"):
+        write(tmp_path, run_id, [], [make_device(0, kind=kind, uuid=f"of-{run_id}")])
+    found = facts_of(tmp_path)
+    assert [name for name, _, _ in told(found["a"], found["b"])] == names
+
+
+def broken_down(step_ms, compute_ms):
+    return make_row(step_ms_p50=step_ms, device_type="cuda", compute_ms=compute_ms)
+
+
+def test_a_part_is_told_unless_the_breakdown_contradicts_its_step():
+    base = broken_down(8.0, 7.0)
+    [part] = point_changes(base, broken_down(10.0, 9.0))
+    assert part == PointChange(name="compute", base=7.0, new=9.0, unit="ms")
+    assert point_changes(base, broken_down(10.0, 18.0)) == ()
+    assert point_changes(broken_down(8.0, 18.0), broken_down(10.0, 9.0)) == ()
+
+
+def test_the_part_that_moved_with_the_step_is_named():
+    parts = ("compute_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms", "host_gap_ms")
+    known = {
+        **dict.fromkeys(parts, 1.0),
+        "step_ms_p50": 8.0,
+        "throttled": False,
+        "sm_clock_mhz_p50": 1980.0,
+    }
+    base = make_row(device_type="cuda", **known)
+    slower = {"step_ms_p50": 9.0, "comm_exposed_ms": 1.9, "compute_ms": 0.5}
+    found = point_changes(base, replace(base, **slower, throttled=True, sm_clock_mhz_p50=1410.0))
+    assert [one.name for one in found] == ["exposed communication", "throttled", "SM clock"]
+    late = point_changes(base, replace(base, step_ms_p50=9.0, straggler_ms=2.0))
+    assert [one.name for one in late] == ["one rank slower"]
+
+
+def test_levels_change_where_steps_are_and_nowhere_else():
+    flat = 0.002 * np.random.default_rng(5).standard_normal(30)
+    assert find_steps(flat, 0.001, 0.015) == []
+    stepped = flat + np.repeat([0.0, 0.04, -0.03], 10)
+    assert find_steps(stepped, 0.001, 0.015) == [10, 20]
+    assert find_steps(stepped, 0.001, 0.2) == []
+    assert find_steps(stepped, 0.05, 0.015) == []
+
+
+def test_fewer_than_five_runs_show_no_step():
+    assert find_steps(np.array([0.0, 0.0, 1.0, 1.0]), 0.001, 0.015) == []
+
+
+def test_a_history_keeps_other_devices_apart(tmp_path):
+    for day in range(12):
+        device = make_device(0, name="NVIDIA H200" if day < 6 else "NVIDIA B200")
+        step_ms = (8.0 if day < 6 else 4.0) * (1 + 0.001 * (day % 2))
+        started_at = START + timedelta(days=day)
+        one = make_record(
+            make_point(world_size=1), step_ms=step_ms, devices=(device,), started_at=started_at
+        )
+        write(tmp_path, f"run{day}", [one], [device], started_at=started_at)
+    found = history(point_rows(reader.load(tmp_path, "points")))
+    assert column(found, "machine") == [0] * 6 + [1] * 6
+    assert set(column(found, "step")) == {None}
+
+
+@pytest.fixture
+def nights(tmp_path):
+    """Ten runs of three points; from the sixth on slower by 8 %, with another driver."""
+    for day in range(10):
+        device = make_device(0, driver_version="590.2" if day >= 5 else "580.1")
+        factor = 1.08 if day >= 5 else 1.0
+        sweep(tmp_path, f"night{day}", factor, day=day, devices=[device])
+
+
+@pytest.mark.usefixtures("nights")
+def test_history_marks_the_step_and_what_changed(tmp_path, command):
+    code, out, err = command("history", "--chart", tmp_path / "a.svg")
+    assert (code, err) == (0, "")
+    assert "3 points over 10 runs: 3 steps." in out
+    assert "driver 580.1 -> 590.2" in out
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.usefixtures("nights")
+def test_history_of_one_point_shows_its_runs(command):
+    out = command("history", "--filter", "batch_size == 2")[1]
+    assert "1 point over 10 runs: 1 step." in out
+    point_id = make_point(world_size=1, batch_size=2).point_id
+    content = json.loads(command("history", "--point", point_id[:6], "--json")[1])
+    assert [point["run_id"] for point in content["points"]] == [f"night{day}" for day in range(10)]
+
+
+@pytest.mark.usefixtures("nights")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--filter", "world_size > 9"], "keeps none of the 3 points"),
+        (["--filter", "hiddn > 9"], "hiddn"),
+        (["--point", "zzz"], "no point 'zzz'"),
+        (["--chart", "a.pdf"], "--chart: must end in .svg or .png"),
+    ],
+)
+def test_a_mistake_in_a_history_is_one_line(command, words, message):
+    code, _, err = command("history", *words)
     assert code == 2
     assert message in err
     assert err.count("\n") == 1

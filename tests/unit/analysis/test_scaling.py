@@ -1,3 +1,5 @@
+"""Points against their baseline: speed-ups, and what is lost of the step."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -10,14 +12,17 @@ from builders import (
     make_measurement,
     make_point,
     make_record,
+    make_row,
     make_rows,
     make_steady,
     with_values,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raybench.analysis.rounds import mean_of_rounds
 from raybench.analysis.rows import setting_order
-from raybench.analysis.scaling import scaling
+from raybench.analysis.scaling import LOSSES, scaling, shares_of_loss
 from raybench.job.point import Precision
 from raybench.records import Breakdown
 
@@ -248,3 +253,151 @@ def test_the_serial_fraction_is_of_one_device_where_the_baseline_has_several():
     ]
     found = scaling(make_rows(records), {"world_size": 2})
     assert list(column(found, "serial_fraction")[1:]) == pytest.approx([serial] * 2, rel=1e-4)
+
+
+def row(step_ms, *local_ms, **parts):
+    """A point on GPUs of which each rank's own step is known, and takes its device all the time."""
+    slowest = max(local_ms, default=None)
+    several = {
+        "straggler_ms": sorted(local_ms)[-1] - sorted(local_ms)[(len(local_ms) - 2) // 2],
+        "comm_exposed_ms": step_ms - max(local_ms),
+    }
+    known = {
+        "world_size": len(local_ms),
+        "step_ms_p50": step_ms,
+        "step_ms_mean": step_ms,
+        "device_type": "cuda",
+        "local_step_ms": slowest,
+        "local_step_ms_by_rank": local_ms,
+        "device_ms_by_rank": local_ms,
+        "comm_ms": 100.0,
+    }
+    return make_row(**known | (several if len(local_ms) > 1 else {}) | parts)
+
+
+def lost(point, base, work=1.0):
+    """work: share of the baseline's step in perfect scaling."""
+    name = "step_ms_mean" if point.local_step_ms_by_rank else "step_ms_p50"
+    efficiency = work * getattr(base, name) / getattr(point, name)
+    shares = shares_of_loss(point, base, efficiency)
+    assert tuple(shares) == LOSSES
+    known = [share for share in shares.values() if share is not None]
+    assert sum(known) == pytest.approx(1 - efficiency)
+    return {name.removeprefix("lost_"): share for name, share in shares.items()}
+
+
+CPU = {"device_type": "cpu", "device_ms_by_rank": None}
+LOST = {
+    "what the step takes beyond the ranks' own is communication": (
+        (row(10.0, 8.4, 8.4), row(8.0, 8.0)),
+        {"comm": 0.16, "compute": 0.04, "wait": 0.0, "unexplained": 0.0, "data": None},
+    ),
+    "a slow rank costs what its own step is longer and is no slower compute": (
+        (row(12.0, 8.4, 11.4, 8.4, 8.4), row(8.0, 8.0)),
+        {"wait": 3.0 / 12, "compute": 0.4 / 12, "comm": 0.6 / 12, "unexplained": 0.0},
+    ),
+    "a slow host is no slower host of the others": (
+        (
+            row(10.0, 8.0, 9.5, device_ms_by_rank=[7.9, 7.9]),
+            row(8.0, 8.0, device_ms_by_rank=[7.9]),
+        ),
+        {"wait": 0.15, "host": 0.0, "compute": 0.0},
+    ),
+    "more than was timed of communication is unexplained": (
+        (row(10.0, 8.0, 8.0, comm_ms=0.5), row(8.0, 8.0)),
+        {"comm": 0.05, "unexplained": 0.15},
+    ),
+    "ranks that are late in turn may explain it": (
+        (row(10.0, 8.0, 8.0, comm_ms=0.5, late_in_turn_ms=1.0), row(8.0, 8.0)),
+        {"comm": 0.15, "unexplained": 0.05},
+    ),
+    "communication that was not timed is unexplained": (
+        (row(10.0, 8.0, 8.0, comm_ms=None), row(8.0, 8.0)),
+        {"comm": None, "unexplained": 0.2},
+    ),
+    "communication whose calls were counted is what local copies do not take": (
+        (row(10.0, 8.0, 8.0, comm_ms=None, comm_calls={"all_to_all": 4}), row(8.0, 8.0)),
+        {"comm": 0.2, "unexplained": 0.0},
+    ),
+    "a step shorter than its ranks' own is unexplained": (
+        (row(9.0, 9.5, 9.5), row(8.0, 8.0)),
+        {"comm": 0.0, "unexplained": -0.5 / 9},
+    ),
+    "a baseline that is not the sum of its parts is unexplained": (
+        (row(10.0, 8.4, 8.4), row(8.0, 8.4)),
+        {"comm": 0.16, "compute": 0.0, "unexplained": 0.04},
+    ),
+    # Taken apart, its steps were 0.6 ms longer than they were when they were timed.
+    "a baseline does not idle longer than its timed step leaves": (
+        (
+            row(10.0, 8.4, 8.4, device_ms_by_rank=[7.9, 7.9]),
+            row(8.0, 8.6, device_ms_by_rank=[7.9]),
+        ),
+        {"compute": 0.0, "host": 0.04, "unexplained": 0.0},
+    ),
+    "stalls that are too rare for the median are unexplained": (
+        (row(10.0, 8.4, 8.4, step_ms_mean=10.5), row(8.0, 8.0)),
+        {"comm": 1.6 / 10.5, "compute": 0.4 / 10.5, "unexplained": 0.5 / 10.5},
+    ),
+    "a late batch costs a GPU nothing while it is busy": (
+        (row(9.0, 9.0, 9.0, data_ms=1.0), row(8.0, 8.0, data_ms=0.0)),
+        {"data": 0.0},
+    ),
+    "a late batch costs a GPU what it idles": (
+        (
+            row(10.0, 10.0, 10.0, data_ms=1.0, device_ms_by_rank=[8.5, 8.5]),
+            row(8.0, 8.0, data_ms=0.0),
+        ),
+        {"data": 0.1, "host": 0.05},
+    ),
+    "on a CPU all waiting for data is lost": (
+        (row(10.0, 9.0, 9.0, data_ms=1.5, **CPU), row(8.0, 8.0, data_ms=0.5, **CPU)),
+        {"data": 0.1, "compute": 0.0, "host": None},
+    ),
+    "in strong scaling work that does not shrink is lost": (
+        (row(6.0, 6.0, 6.0), row(10.0, 10.0), 0.5),
+        {"compute": 1 / 6, "unexplained": 0.0},
+    ),
+    "a baseline of several ranks keeps its own communication and slow rank": (
+        (row(10.0, 8.5, 7.5, 7.5, 7.5), row(9.0, 8.0, 7.5)),
+        {"comm": 0.05, "wait": 0.05, "compute": 0.0},
+    ),
+}
+
+
+@pytest.mark.parametrize(("points", "expected"), LOST.values(), ids=LOST)
+def test_a_loss_has_its_causes(points, expected):
+    found = lost(*points)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-9)
+
+
+def test_without_a_breakdown_all_is_unexplained():
+    bare = {"device_type": "cuda", "step_ms_mean": 99.0}
+    four, one = (make_row(world_size=n, step_ms_p50=ms, **bare) for n, ms in ((4, 10.0), (1, 8.0)))
+    found = lost(four, one)
+    assert found.pop("unexplained") == pytest.approx(0.2)
+    assert set(found.values()) == {None}
+
+
+MS = st.floats(0.1, 1000.0)
+
+
+@given(
+    st.lists(MS, min_size=2, max_size=8),
+    st.lists(MS, min_size=1, max_size=4),
+    *(MS,) * 4,
+    st.floats(0.1, 1.0),
+)
+def test_the_shares_are_the_identity_of_the_step_and_its_parts(
+    local, base_local, step_ms, base_ms, comm_ms, idle, work
+):
+    """1 - efficiency = X/S + E/S + (M - w M_base)/S - w (X_base + E_base)/S, for any figures."""
+    point = row(step_ms, *local, comm_ms=comm_ms, device_ms_by_rank=[ms - idle for ms in local])
+    base = row(base_ms, *base_local)
+    found = lost(point, base, work)
+    explained = min(max(0.0, step_ms - max(local)), comm_ms)
+    beyond = (step_ms - max(local)) - explained
+    of_base = base_ms - max(base_local)
+    if len(base_local) > 1:
+        of_base -= min(max(0.0, of_base), 100.0)
+    assert found["unexplained"] * step_ms == pytest.approx(beyond - work * of_base, abs=1e-6)

@@ -11,31 +11,19 @@ from raybench.records import Device
 from raybench.records.devices import DeviceFacts
 
 VERSIONS = {
-    "raybench": "0.1.0",
-    "python": "3.12.3",
-    "torch": "2.11.0",
-    "ray": "2.60.0",
-    "cuda": "13.0",
-    "nccl": "2.28.9",
+    **{"raybench": "0.1.0", "python": "3.12.3", "torch": "2.11.0", "ray": "2.60.0"},
+    **{"cuda": "13.0", "nccl": "2.28.9"},
 }
 HEALTHY: dict[str, Any] = {
     "versions": VERSIONS,
     "environment": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
-    "sm_clock_mhz": 345,
-    "sm_clock_max_mhz": 1980,
-    "power_cap_default_w": 700.0,
+    **{"sm_clock_mhz": 345, "sm_clock_max_mhz": 1980, "power_cap_default_w": 700.0},
     "topology": "NVLink x18, 1:SYS",
     "temperature_c": 31.0,
     "throttle_reasons": ("idle",),
-    "ecc_errors": 0,
-    "persistence_mode": True,
-    "mig_mode": False,
-    "pcie_link": "gen5 x16",
-    "pcie_link_max": "gen5 x16",
-    "other_processes": 0,
+    **{"persistence_mode": True, "mig_mode": False, "other_processes": 0},
     "omp_num_threads": 1,
-    "disk_free_bytes": 50 * 2**30,
-    "shm_free_bytes": 60 * 2**30,
+    **{"disk_free_bytes": 50 * 2**30, "shm_free_bytes": 60 * 2**30},
 }
 
 

@@ -22,8 +22,7 @@ from builders import (
     make_sweep,
 )
 
-from raybench.analysis.compare import Change
-from raybench.analysis.history import history
+from raybench.analysis.compare import Change, history
 from raybench.analysis.rounds import rank_by_iteration
 from raybench.report.charts import (
     ChartData,
@@ -134,20 +133,12 @@ def test_texts_of_the_results_are_no_markup_and_there_is_a_png_too():
 
 
 def test_layouts_on_as_many_devices_are_sorted_bars_with_short_names():
-    layouts = {"dp_shard": (2, 1), "tp": (1, 2)}
     records = [
         make_record(
-            make_point(
-                world_size=2,
-                params={
-                    "dp_shard": layouts["dp_shard"][place],
-                    "tp": layouts["tp"][place],
-                    "activation_checkpointing": kind,
-                },
-            ),
-            step_ms=8.0 + place - (kind == "none"),
+            make_point(world_size=2, params={**layout, "activation_checkpointing": kind}),
+            step_ms=8.0 + layout["tp"] - (kind == "none"),
         )
-        for place in (0, 1)
+        for layout in ({"dp_shard": 2, "tp": 1}, {"dp_shard": 1, "tp": 2})
         for kind in ("none", "full")
     ]
     svg = (draw_main_figure(data_of(records), "svg") or b"").decode()
@@ -185,7 +176,7 @@ def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothin
     changed = {
         **{"slowest_rank": 1, "straggler_ms": 2.0, "straggler_error_ms": 0.1},
         **{"straggler_device_ms": 1.5, "compute_ms": 5.0, "host_gap_ms": 1.0},
-        "comm_exposed_ms": -0.2,
+        **{"comm_exposed_ms": -0.2},
     }
     data.rows[:] = [replace(row, **changed) for row in data.measured][:1]
     figure = parts_figure(data)
@@ -249,12 +240,16 @@ def test_a_single_slow_step_stays_visible_where_columns_stand_for_many():
     assert by_rank.loc[0].max() < 8.1
 
 
+def telemetry(times):
+    known = {"sm_clock_mhz": 1980, "power_w": 500.0, "temperature_c": 50.0}
+    never = {"gpu_utilization_pct": np.nan}
+    return pd.DataFrame({"node_id": "node-a", "index": 0, "time": times, **known, **never})
+
+
 @pytest.mark.parametrize(("reason", "is_doubt"), [("power_cap", False), ("heat", True)])
 def test_only_points_that_heat_or_a_fault_slowed_down_are_orange_in_the_telemetry(reason, is_doubt):
-    times = pd.date_range(START, periods=50, freq="s")
-    telemetry = pd.DataFrame({"node_id": "node-a", "index": 0, "time": times, "power_w": 500.0})
-    telemetry[["sm_clock_mhz", "temperature_c", "gpu_utilization_pct"]] = np.nan
-    data = ChartData(summary=make_summary(make_sweep()), telemetry=telemetry)
+    sampled = telemetry(pd.date_range(START, periods=50, freq="s"))
+    data = ChartData(summary=make_summary(make_sweep()), telemetry=sampled)
     data.rows[:] = [
         replace(row, started_at=START, duration_s=9.0, throttled=True, throttle_reasons=[reason])
         for row in data.rows
@@ -265,6 +260,16 @@ def test_only_points_that_heat_or_a_fault_slowed_down_are_orange_in_the_telemetr
     assert {mark["fill"] == "var(--held)" for mark in marks(figure, "fill")} == {is_doubt}
 
 
+def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry():
+    times = pd.date_range(START, periods=50, freq="s")
+    sampled = telemetry([*times, *(times + pd.Timedelta(hours=2))])
+    summary = make_summary(make_sweep(), make_run("run-a", started_at=START))
+    figure = telemetry_figure(ChartData(summary=summary, telemetry=sampled))
+    assert figure is not None
+    assert "began, without 1 h 59 min 11 s in which nothing was sampled." in figure.note
+    assert max(mark["x"] for mark in marks(figure, "x")) < 100
+
+
 def test_panels_of_bars_of_one_title_have_one_scale_with_room_for_the_texts_beyond_intervals():
     bar = {"x": 8.0, "low": 7.0, "high": 10.0, "text": "8.000 ms", "tip": "", "line": ""}
     panels = bar_panels([("", f"bar {place}", [bar]) for place in range(15)], axis("ms"))
@@ -272,22 +277,6 @@ def test_panels_of_bars_of_one_title_have_one_scale_with_room_for_the_texts_beyo
     scales = [panel.layers[0]["encoding"]["x"]["scale"]["domain"] for panel in panels]
     assert scales[0] == scales[1]
     assert scales[0][1] > 11
-
-
-def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry():
-    times = pd.date_range(START, periods=50, freq="s")
-    before = pd.DataFrame(
-        {
-            **{"node_id": "node-a", "index": 0, "time": times, "sm_clock_mhz": 1980},
-            **{"power_w": 500.0, "temperature_c": 50.0, "gpu_utilization_pct": np.nan},
-        }
-    )
-    after = before.assign(time=times + pd.Timedelta(hours=2))
-    summary = make_summary(make_sweep(), make_run("run-a", started_at=START))
-    figure = telemetry_figure(ChartData(summary=summary, telemetry=pd.concat([before, after])))
-    assert figure is not None
-    assert "began, without 1 h 59 min 11 s in which nothing was sampled." in figure.note
-    assert max(mark["x"] for mark in marks(figure, "x")) < 100
 
 
 def test_what_is_drawn_of_a_big_run_is_bounded_and_that_is_said():

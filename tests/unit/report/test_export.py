@@ -15,7 +15,7 @@ from builders import make_device, make_failed, make_measure, make_point, make_re
 
 from raybench.errors import ResultsError
 from raybench.records import Status
-from raybench.report.export import FORMATS
+from raybench.report.export import export_csv, export_github, export_json, export_junit
 from raybench.report.summary import load_summary
 from raybench.results.reader import RunStatus
 from raybench.results.writer import RunStore
@@ -42,7 +42,7 @@ def summary(tmp_path):
 
 
 def test_csv_has_a_line_per_point_that_reads_back(summary):
-    rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](summary))))
+    rows = list(csv.DictReader(io.StringIO(export_csv(summary))))
     assert [row["status"] for row in rows] == ["ok", "oom", "skipped"]
     assert [row["params.hidden"] for row in rows] == ["4096"] * 3
     assert rows[0]["speed_up"] == "1.0"
@@ -53,7 +53,7 @@ def test_csv_has_a_line_per_point_that_reads_back(summary):
 
 
 def test_json_has_units_devices_and_all_columns(summary):
-    content = json.loads(FORMATS["json"](summary))
+    content = json.loads(export_json(summary))
     assert content["run"]["run_id"] == RUN_ID
     assert content["units"]["step_ms_p50"] == "ms"
     assert [device["uuid"] for device in content["devices"]] == ["GPU-0", "GPU-1"]
@@ -61,7 +61,7 @@ def test_json_has_units_devices_and_all_columns(summary):
 
 
 def test_junit_counts_and_tells_what_failed(summary):
-    (suite,) = ET.fromstring(FORMATS["junit"](summary))
+    (suite,) = ET.fromstring(export_junit(summary))
     counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
     assert counts == {"tests": "3", "failures": "0", "errors": "1", "skipped": "1"}
     ok, oom, skipped = suite.findall("testcase")
@@ -78,22 +78,20 @@ def test_junit_counts_and_tells_what_failed(summary):
 
 
 def test_in_a_search_for_the_largest_batch_out_of_memory_is_no_error(tmp_path):
-    (suite,) = ET.fromstring(FORMATS["junit"](stored(tmp_path, status=RunStatus.OK)))
+    (suite,) = ET.fromstring(export_junit(stored(tmp_path, status=RunStatus.OK)))
     assert suite.get("errors") == "0"
     assert suite.findall("testcase")[1].find("error") is None
 
 
 def test_github_benchmark_has_the_same_name_for_the_same_point_in_every_run(summary, tmp_path):
-    (entry,) = json.loads(FORMATS["github-action-benchmark"](summary))
+    (entry,) = json.loads(export_github(summary))
     assert entry["unit"] == "ms"
     assert entry["value"] == summary.rows[0].step_ms_p50
     assert "range" not in entry  # one start
     # Alone in its run, nothing varies: the name must not depend on that.
     store = RunStore.create(tmp_path / "lone", make_run("lone"), make_measure())
     store.write_records([(0, make_record())])
-    (lone,) = json.loads(
-        FORMATS["github-action-benchmark"](load_summary(tmp_path / "lone", "lone"))
-    )
+    (lone,) = json.loads(export_github(load_summary(tmp_path / "lone", "lone")))
     assert lone["name"] == entry["name"]
 
 
@@ -101,7 +99,7 @@ def test_github_benchmark_of_nothing_is_refused(tmp_path):
     store = RunStore.create(tmp_path, make_run("none"), make_measure())
     store.write_records([(0, make_failed())])
     with pytest.raises(ResultsError, match="no point is ok"):
-        FORMATS["github-action-benchmark"](load_summary(tmp_path, "none"))
+        export_github(load_summary(tmp_path, "none"))
 
 
 # What it imports warns of many things, and takes seconds: one process for all of MLflow.

@@ -67,15 +67,11 @@ def device_row(rank):
 
 def telemetry(devices=2):
     times = pd.date_range(START, periods=50, freq="s")
+    known = {"sm_clock_mhz": 1980, "power_w": 500.0, "temperature_c": 50.0}
     return pd.DataFrame(
         {
-            "node_id": "node-a",
-            "index": np.tile(np.arange(devices), 50),
-            "time": np.repeat(times, devices),
-            "sm_clock_mhz": 1980,
-            "power_w": 500.0,
-            "temperature_c": 50.0,
-            "gpu_utilization_pct": np.nan,
+            **{"node_id": "node-a", "index": np.tile(np.arange(devices), 50)},
+            **{"time": np.repeat(times, devices), "gpu_utilization_pct": np.nan, **known},
         }
     )
 

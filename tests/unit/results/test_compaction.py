@@ -21,7 +21,7 @@ from raybench.errors import ResultsError
 from raybench.records import DeviceSample
 from raybench.results import reader
 from raybench.results.columns import write_part
-from raybench.results.reader import RunStatus
+from raybench.results.reader import RunStatus, load
 from raybench.results.tables import TABLES
 from raybench.results.writer import RunStore, clear_leftovers, compact_run, hold_run
 
@@ -154,3 +154,62 @@ def test_a_part_of_a_newer_version_stays_as_it_is(store):
     with pytest.raises(ResultsError, match="written by a newer raybench"):
         compact_run(store.root, RUN)
     assert parts(store, "samples") == names
+
+
+@pytest.fixture
+def single(tmp_path):
+    """A run with one point, whose samples are there."""
+    made = RunStore.create(tmp_path, make_run(RUN), make_measure())
+    made.write_records([(0, make_record(make_point(world_size=2)))])
+    return made
+
+
+def sampled(single):
+    return set(load(single.root, "samples", RUN)["point_id"])
+
+
+def rows_of(single, index):
+    (path,) = (single.root / "points" / RUN).glob(f"{index:05d}-*")
+    return path
+
+
+KEPT = {make_point(world_size=2).point_id}
+
+
+def test_halves_of_parts_are_removed_and_other_files_stay(single):
+    folder = single.root / "samples" / RUN
+    (folder / ".00001-0123456789ab-1.parquet.4711").write_bytes(b"PAR1")
+    (folder / ".theirs").touch()
+    clear_leftovers(single.root, RUN)
+    assert [path.name for path in folder.glob(".*")] == [".theirs"]
+
+
+@pytest.mark.parametrize("sizes", [(4,), (4, 8)], ids=["one", "several"])
+def test_samples_of_attempts_without_a_row_are_removed(single, sizes):
+    batch = [(5 + place, make_record(make_point(world_size=n))) for place, n in enumerate(sizes)]
+    single.write_records(batch)
+    clear_leftovers(single.root, RUN)
+    assert sampled(single) == KEPT | {record.point.point_id for _, record in batch}
+    rows_of(single, 5).unlink()
+    clear_leftovers(single.root, RUN)
+    assert sampled(single) == KEPT
+    single.write_records([(5, make_failed(make_point(world_size=4)))])
+    assert sampled(single) == KEPT
+
+
+def test_samples_whose_rows_somebody_has_put_elsewhere_stay(single):
+    rows = rows_of(single, 0)
+    rows.rename(rows.with_name("all.parquet"))
+    clear_leftovers(single.root, RUN)
+    assert sampled(single) == KEPT
+
+
+@pytest.mark.parametrize(("of", "suffix"), [("traces", "json.gz"), ("logs", "txt")])
+def test_traces_and_logs_of_attempts_without_a_row_are_removed(single, of, suffix):
+    folder = single.root / of / RUN
+    folder.mkdir(parents=True)
+    kept = f"00000-{make_point(world_size=2).point_id}-1-rank0.{suffix}"
+    for name in (kept, kept.replace("-1-", "-2-"), "notes.txt"):
+        (folder / name).touch()
+    clear_leftovers(single.root, RUN)
+    assert sorted(path.name for path in folder.iterdir()) == [kept, "notes.txt"]

@@ -11,7 +11,6 @@ from builders import make_device, make_measurement, make_point, make_record, mak
 from raybench.job.point import Precision
 from raybench.records import Breakdown, Record, Repetition, WallTimes
 from raybench.results import metrics
-from raybench.results.metrics import mean_step_ms
 from raybench.results.tables import point_metrics
 from raybench.stats.outliers import MARK_ERRORS
 
@@ -253,39 +252,25 @@ def test_one_throttled_sample_marks_the_point_and_names_the_reasons_once():
     assert (found["throttled"], found["throttle_reasons"]) == (True, ["sw_power_cap", "sw_thermal"])
     found = of(marked((False,) * 6))
     assert (found["throttled"], found["throttle_reasons"]) == (False, [])
-
-
-def test_without_counters_throttling_is_unknown():
-    found = of(rank())
-    assert (found["throttled"], found["throttle_reasons"]) == (None, None)
+    without_counters = of(rank())
+    assert without_counters["throttled"] is without_counters["throttle_reasons"] is None
 
 
 def test_a_point_is_stable_when_its_level_stayed_in_all_repeats():
     def settled(*answers):
         measured = make_measurement(0, [[MS] * 60] * len(answers))
         parts = zip(measured.repetitions, answers, strict=True)
-        repetitions = tuple(replace(part, settled=answer) for part, answer in parts)
-        found: bool | None = of(replace(measured, repetitions=repetitions))["stable"]
-        return found
+        repetitions = tuple(
+            replace(part, settled=answer, inner_iterations=20) for part, answer in parts
+        )
+        found = of(replace(measured, repetitions=repetitions))
+        assert found["inner_iterations"] == 20
+        return found["stable"]
 
     assert settled(True, True) is True
     assert settled(True, False) is False
     assert settled(None, False) is False
     assert settled(True, None) is None, "too few steps tell nothing"
-
-
-def test_the_steps_in_a_sample_are_told():
-    measured = rank()
-    [repetition] = measured.repetitions
-    loops = replace(measured, repetitions=(replace(repetition, inner_iterations=20),))
-    assert of(loops)["inner_iterations"] == 20
-
-
-def test_the_mean_step_is_the_whole_time_over_the_steps_of_the_rank_that_took_longest():
-    repeats = ([[10, 10], [10]], [[10, 40], [10]])
-    measurements = tuple(make_measurement(rank, steps) for rank, steps in enumerate(repeats))
-    assert measurements[1].step_ns == (10, 40, 10)
-    assert mean_step_ms(make_record(measurements=measurements)) == 20 / MS
 
 
 def test_items_that_some_ranks_do_not_finish_count_for_those_that_do():

@@ -52,10 +52,15 @@ def test_what_is_not_known_of_an_interval_is_no_reason_to_doubt():
         ({"compute_ms": 9.0, "comm_exposed_ms": 1.0, "wait_ms": 5.0}, False),
         ({"wait_ms": 11.1}, True),
         ({}, False),
+        # Data counts beside compute on a CPU alone.
+        ({"compute_ms": 8.0, "data_ms": 4.0}, False),
+        ({"compute_ms": 8.0, "data_ms": 4.0, "device_type": "cpu"}, True),
+        ({"compute_ms": 30.0, "step_ms_p50": None}, False),
     ],
 )
 def test_parts_are_no_breakdown_beyond_a_tenth_above_the_step(parts, contradicts):
-    assert (why_no_breakdown(row(10.0, **parts)) is not None) is contradicts
+    known = {"step_ms_p50": 10.0, "device_type": "cuda"}
+    assert (why_no_breakdown(make_row(**known | parts)) is not None) is contradicts
 
 
 def slow_row(step_ms, *local_ms, **changes):
@@ -113,26 +118,10 @@ def test_ranks_late_in_turn_and_communication_below_nothing_are_told():
     assert slow_row(10.0, 10.1, 10.1) == []
 
 
-def test_the_wait_of_an_older_row_makes_no_rank_slow():
-    assert not is_slowed_by_one_rank(row(10.0, wait_ms=5.0, slowest_rank=1))
-
-
 def test_of_rounds_that_name_no_rank_in_common_none_is_slow():
     late = {"straggler_ms": 2.0, "straggler_error_ms": 0.1}
     assert is_slowed_by_one_rank(row(10.0, **late, slowest_rank=0))
     assert not is_slowed_by_one_rank(row(10.0, **late, slowest_rank=None))
-
-
-def test_data_counts_beside_compute_on_a_cpu_alone():
-    parts = {"compute_ms": 8.0, "data_ms": 4.0}
-    assert why_no_breakdown(row(10.0, "cuda", **parts)) is None
-    assert "the parts come to 12 ms, the step takes 10 ms" in str(
-        why_no_breakdown(row(10.0, "cpu", **parts))
-    )
-
-
-def test_a_failed_point_has_no_parts_to_contradict():
-    assert why_no_breakdown(row(None, compute_ms=3.0)) is None
 
 
 def cpu_workers(count, **facts):

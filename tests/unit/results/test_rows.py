@@ -68,18 +68,19 @@ def test_a_mean_far_above_the_median_is_told():
     assert row_of(rare, target_ci=0.5)["warnings"] == []
 
 
-def test_a_quick_look_is_marked_and_says_how_long_it_was():
-    row = row_of(make_record(), min_seconds=0.0)
-    assert row["quick"] is True
-    assert row["warnings"] == ["quick: 0.048 s timed"]
-    assert row_of(make_record())["quick"] is False
-
-
-def test_fewer_seconds_than_asked_are_told_unless_the_count_is_fixed():
-    counts = {"min": 5, "max": 50}
-    (warning,) = row_of(make_record(), iterations=counts)["warnings"]
-    assert warning == "time budget: 0.048 s of 2 s timed"
-    assert row_of(make_record(), iterations=counts, min_seconds=0.05)["warnings"] == []
+@pytest.mark.parametrize(
+    ("measure", "warnings"),
+    [
+        ({}, []),
+        ({"min_seconds": 0.0}, ["quick: 0.048 s timed"]),
+        ({"iterations": {"min": 5, "max": 50}}, ["time budget: 0.048 s of 2 s timed"]),
+        ({"iterations": {"min": 5, "max": 50}, "min_seconds": 0.05}, []),
+        ({"iterations": 25, "repeats": 2}, ["time budget: 6 of 50 iterations"]),
+    ],
+)
+def test_what_falls_short_of_the_job_is_told_and_a_quick_look_is_marked(measure, warnings):
+    row = row_of(make_record(), **measure)
+    assert (row["warnings"], row["quick"]) == (warnings, measure.get("min_seconds") == 0.0)
 
 
 def test_a_row_says_whether_its_level_still_changes_and_where_nobody_can_tell():
@@ -109,26 +110,26 @@ def test_memory_and_setup_are_the_maximum_over_ranks():
     assert row["setup_s"] == 1.5
 
 
-def test_what_nccl_ran_is_what_the_ranks_that_know_tell():
-    told = ("AllReduce 4096 B: RING LL, 2 channels", "AllGather 64 B: RING LL, 1 channel")
-    point = make_point(world_size=2)
-    ranks = [
-        make_measurement(rank, [[8_000_000] * 6], nccl_choices=told if rank == 0 else ())
-        for rank in range(2)
-    ]
-    assert row_of(make_record(point, measurements=tuple(ranks)))["nccl_choices"] == list(told)
-    assert row_of(make_record())["nccl_choices"] is None
+CHOICES = ("AllReduce 4096 B: RING LL, 2 channels", "AllGather 64 B: RING LL, 1 channel")
+WAYS = ("NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM")
 
 
-def test_the_ways_of_the_bytes_are_those_of_all_ranks():
-    ways = (("P2P/CUMEM",), ("NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM"))
-    point = make_point(world_size=2)
+@pytest.mark.parametrize(
+    ("column", "by_rank", "expected"),
+    [
+        ("nccl_choices", (CHOICES, ()), list(CHOICES)),
+        ("transports", (WAYS[1:], WAYS), list(WAYS)),
+        ("transports", ((), ()), None),
+        ("nccl_choices", ((), ()), None),
+    ],
+)
+def test_what_nccl_did_is_what_any_of_the_ranks_tells(column, by_rank, expected):
     ranks = [
-        make_measurement(rank, [[8_000_000] * 6], transports=told) for rank, told in enumerate(ways)
+        make_measurement(rank, [[8_000_000] * 6], **{column: told})
+        for rank, told in enumerate(by_rank)
     ]
-    row = row_of(make_record(point, measurements=tuple(ranks)))
-    assert row["transports"] == ["NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM"]
-    assert row_of(make_record())["transports"] is None
+    record = make_record(make_point(world_size=2), measurements=tuple(ranks))
+    assert row_of(record)[column] == expected
 
 
 def test_the_first_step_is_that_of_the_slowest_rank_and_of_the_first_build():
@@ -244,13 +245,6 @@ def test_iterations_are_what_was_done_in_all_repeats():
     assert row["step_ms_p50"] == 2.0
 
 
-def test_fewer_iterations_than_asked_are_told():
-    assert row_of(make_record(), iterations=25, repeats=2)["warnings"] == [
-        "time budget: 6 of 50 iterations"
-    ]
-    assert row_of(make_record())["warnings"] == []
-
-
 def test_an_interval_wider_than_asked_is_told_after_the_record_s_own_warnings():
     wide = (make_measurement(0, [[9 * MS, 10 * MS, 11 * MS, 9 * MS, 11 * MS]]),)
     record = make_record(measurements=wide, warnings=("clocks were low",))
@@ -298,22 +292,23 @@ def test_a_repeat_in_which_a_rank_did_not_wait_for_data_counts_as_no_wait():
     assert row_of(both)["data_ms"] == 2.0
 
 
-def test_a_failed_point_has_its_reason_and_no_number():
-    row = row_of(make_failed())
-    assert (row["status"], row["error_type"]) == ("oom", "OutOfMemoryError")
-    assert row["step_ms_p50"] is None
-
-
-def test_a_failed_point_names_the_rank_and_its_device():
+def test_a_failed_point_has_its_reason_its_rank_and_its_device_and_no_number():
     devices = (make_device(0), make_device(3, host="beta"))
     failed = make_failed(
         make_point(world_size=2), devices=devices, error_rank=1, error_detail="Traceback\n  line"
     )
     row = row_of(failed)
+    assert (row["status"], row["error_type"], row["step_ms_p50"]) == (
+        "oom",
+        "OutOfMemoryError",
+        None,
+    )
     named = ("error_rank", "error_host", "error_device", "error_detail")
     assert [row[name] for name in named] == [1, "beta", "cuda:3", "Traceback\n  line"]
     unplaced = row_of(make_failed(status=Status.LOST, devices=(), error_rank=0))
     assert [unplaced[name] for name in named] == [0, None, None, None]
+    of_devices = ("device_name", "node_count", "backend")
+    assert [unplaced[name] for name in of_devices] == [None] * 3
     assert [row_of(make_record())[name] for name in named] == [None] * 4
 
 
@@ -323,11 +318,6 @@ def test_half_a_surrogate_pair_in_what_a_rank_tells_does_not_lose_the_row():
     row = storable(row_of(failed))
     told = [row["error_type"], row["error_message"], row["error_detail"], *row["warnings"]]
     assert told == ["bad ? text"] * 4
-
-
-def test_a_skipped_point_has_no_device():
-    row = row_of(make_failed(status=Status.SKIPPED, devices=()))
-    assert (row["device_name"], row["node_count"], row["backend"]) == (None, None, None)
 
 
 def test_parameters_are_text_that_yaml_readers_know():
@@ -378,8 +368,12 @@ SUFFIXES = {
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_field_carries_a_short_description_and_its_unit(table):
+def test_a_schema_tells_its_table_and_version_and_of_each_column_what_it_is(table):
+    metadata = schema(table).metadata
+    assert metadata[b"table"].decode() == table
+    assert metadata[b"schema_version"].decode() == str(SCHEMA_VERSION)
     for column, field in zip(TABLES[table], schema(table), strict=True):
+        assert not pa.types.is_null(field.type)
         assert 0 < len(field.metadata[b"description"]) <= 60
         assert field.metadata.get(b"unit", b"").decode() == column.unit == units(table)[field.name]
 
@@ -389,11 +383,3 @@ def test_a_unit_in_a_name_is_the_unit_of_the_column(table):
     for name, unit in units(table).items():
         told = [meant for suffix, meant in SUFFIXES.items() if name.endswith(suffix)]
         assert not told or unit in told, name
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_the_schema_tells_its_table_and_version_and_has_no_inferred_type(table):
-    metadata = schema(table).metadata
-    assert metadata[b"table"].decode() == table
-    assert metadata[b"schema_version"].decode() == str(SCHEMA_VERSION)
-    assert not any(pa.types.is_null(field.type) for field in schema(table))

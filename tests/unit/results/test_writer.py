@@ -56,15 +56,6 @@ def part_of(results, table, run_id="run-old"):
     return sorted((results / table / run_id).glob("*.parquet"))[0]
 
 
-def test_pandas_reads_a_table_with_no_help(results):
-    points = pd.read_parquet(results / "points")
-    assert list(points.columns) == schema("points").names
-    assert sorted(points["status"]) == ["ok", "oom", "skipped"]
-    assert points["run_id"].dtype == load(results, "points")["run_id"].dtype
-    ok = points[points["status"] == "ok"].iloc[0]
-    assert dict(ok["params"]) == {"grad_accumulation": "1", "hidden": "4096", "layers": "8"}
-
-
 @pytest.mark.parametrize("table", ["runs", "points", "samples", "devices"])
 def test_pandas_and_load_read_the_same(results, table):
     plain = pd.read_parquet(results / table)
@@ -288,6 +279,8 @@ def test_an_empty_table_has_its_columns(results):
 def test_an_unknown_table_and_a_folder_that_is_missing_or_a_file_are_one_line(tmp_path):
     with pytest.raises(ResultsError, match=r"got 'point'; did you mean 'points'\?"):
         load(tmp_path, "point")
+    with pytest.raises(ResultsError, match="no runs yet; `raybench sweep JOB` makes one"):
+        find_run(tmp_path, "latest")
     with pytest.raises(ResultsError, match="no such folder of results"):
         load(tmp_path / "nowhere", "points")
     (tmp_path / "file").touch()
@@ -301,6 +294,7 @@ def test_an_unknown_table_and_a_folder_that_is_missing_or_a_file_are_one_line(tm
 )
 def test_a_run_is_found_by_id_prefix_and_latest(results, text, run_id):
     assert find_run(results, text) == (results, run_id)
+    assert set(load(results, "points", text)["run_id"]) == {run_id}
 
 
 @pytest.mark.parametrize("path", ["runs/run-old", "points/run-old/", "runs/run-old/run.parquet"])
@@ -330,13 +324,6 @@ def test_a_run_that_cannot_be_told_names_the_candidates(results, text, message, 
     assert "\n" not in str(caught.value)
 
 
-def test_load_takes_a_run_as_the_commands_do_and_names_the_runs_when_there_is_none(results):
-    assert set(load(results, "points", "latest")["run_id"]) == {"run-new"}
-    assert set(load(results, "points", "run-o")["run_id"]) == {"run-old"}
-    with pytest.raises(ResultsError, match="no run 'run-odl'; did you mean 'run-old'"):
-        load(results, "points", "run-odl")
-
-
 def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(tmp_path, monkeypatch):
     check_writable(tmp_path / "new" / "results")
     assert list(tmp_path.iterdir()) == []
@@ -346,11 +333,6 @@ def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(tmp_pat
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(ResultsError, match=f"no permission to write to {tmp_path}; choose"):
         check_writable(tmp_path / "results")
-
-
-def test_without_runs_the_user_is_told_how_to_make_one(tmp_path):
-    with pytest.raises(ResultsError, match="no runs yet; `raybench sweep JOB` makes one"):
-        find_run(tmp_path, "latest")
 
 
 def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before():
