@@ -120,24 +120,21 @@ class RunReport(Document):
     @property
     def listings(self) -> list[Listing]:
         """Return the findings, those of sections that answer the question first."""
-        found = [
-            (bool(section.lead), block)
-            for section, blocks in self.sections
-            for block in blocks
-            if isinstance(block, Listing)
-        ]
-        first = [block for is_first, block in found if is_first]
-        after = [block for is_first, block in found if not is_first]
+        first: list[Listing] = []
+        after: list[Listing] = []
+        for section, blocks in self.sections:
+            listings = first if section.lead else after
+            listings += [block for block in blocks if isinstance(block, Listing)]
         return [*first, *_listings(self.summary), *after]
 
     @property
     def tables(self) -> list[tuple[Section, list[Table]]]:
         """Return the sections that have tables, with these."""
-        tables = (
-            (section, [block for block in blocks if isinstance(block, Table)])
+        return [
+            (section, found)
             for section, blocks in self.sections
-        )
-        return [(section, found) for section, found in tables if found]
+            if (found := [block for block in blocks if isinstance(block, Table)])
+        ]
 
     @property
     def messages(self) -> list[Listing]:
