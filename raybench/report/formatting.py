@@ -157,6 +157,7 @@ def step_uncertainty(row: PointRow) -> float | None:
 
 
 def _precision(row: PointRow) -> str:
+    """Write ` ±1.2%` of the step time; empty where its interval is not known."""
     share = step_uncertainty(row)
     return "" if share is None else f" {half_width(share)}"
 

@@ -337,11 +337,13 @@ def _is_scaling(summary: Summary) -> bool:
 
 
 def _in_brackets(*words: str) -> str:
+    """Write ` (a, b)` of the words that are not empty; empty where there are none."""
     found = ", ".join(filter(None, words))
     return f" ({found})" if found else ""
 
 
 def _words(settings: Mapping[str, Any], ranks: str) -> str:
+    """Write settings for a sentence: `bf16, batch 64, 4 GPUs`."""
     return ", ".join(formatting.setting_words(name, v, ranks) for name, v in settings.items())
 
 
@@ -566,6 +568,7 @@ def _told(summary: Summary, metric: Metric, one: Candidate) -> str:
 
 
 def _superlative(summary: Summary, metric: Metric) -> str:
+    """Write `the most tokens/s`, or `the least memory` where the smallest value is the best."""
     word = "most" if summary.ranked_by.best == "max" else "least"
     return f"the {word} {metric_noun(summary, metric)}"
 
@@ -595,13 +598,14 @@ def _verdict(summary: Summary, metric: Metric, case: Case) -> str:
 
 
 def _gain(summary: Summary, case: Case) -> float:
-    """Return how many times as good the best is as the next."""
+    """Return how many times as good the best is as the next; two points or more."""
     best, following = case.ranked[0].value, case.ranked[1].value
     over, under = (best, following) if summary.ranked_by.best == "max" else (following, best)
     return over / under if under else 1.0
 
 
 def _over_next(summary: Summary, metric: Metric, case: Case) -> str:
+    """Write `1.08x the next (TP 2)`, of times `1.08x as fast as the next`; two points or more."""
     best, following = case.ranked[:2]
     if follows_step_time(metric):
         return f"{formatting.ratio(_gain(summary, case))}x as fast as the next ({following.name})"
