@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
@@ -126,6 +127,8 @@ def starts_private(address: str) -> bool:
     Where False, it may still do so: a cluster of this host that looks alive may be gone.
     Raises ClusterError where several clusters of this host could be meant.
     """
+    if address != "auto" or os.environ.get("RAY_ADDRESS"):
+        return address == "local"
     from raybench.cluster.ray_cluster import start
 
-    return start.starts_private(address)
+    return not start.find_own_cluster()[0]

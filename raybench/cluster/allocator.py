@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice, zip_longest
 from typing import Literal, NamedTuple
@@ -26,20 +26,6 @@ def in_device_order(devices: Sequence[Device]) -> list[int]:
         return (device.rack, device.address, device.node_id, device.index, device.uuid)
 
     return sorted(range(len(devices)), key=key)
-
-
-def _in_order_of_choice(devices: Sequence[Device], strategy: Strategy) -> list[int]:
-    """Return the positions of all devices in the order of choice: n devices are the first n.
-
-    pack fills one node after the other, rack by rack; spread takes from all racks, and in these
-    from all nodes, in turn. rail takes devices of the same index on all nodes of a rack, then of
-    the next index, then the next rack.
-    """
-    racks: dict[str, dict[str, list[_Place]]] = {}
-    for worker_id, device in enumerate(devices):
-        node = racks.setdefault(device.rack, {}).setdefault(device.node_id, [])
-        node.append(_Place(device.node_id, device.index, worker_id))
-    return [place.number for place in _ordered(racks, strategy)]
 
 
 def shares(
@@ -70,7 +56,12 @@ class _Place(NamedTuple):
 def _ordered(
     racks: Mapping[str, Mapping[str, Sequence[_Place]]], strategy: Strategy
 ) -> list[_Place]:
-    """Return all devices, in the order of choice. racks: rack -> node -> its devices."""
+    """Return all devices in the order of choice: n devices are the first n.
+
+    pack fills one node after the other, rack by rack; spread takes from all racks, and in these
+    from all nodes, in turn. rail takes devices of the same index on all nodes of a rack, then of
+    the next index, then the next rack. racks: rack -> node -> its devices.
+    """
 
     def size(nodes: Mapping[str, Sequence[_Place]]) -> int:
         return sum(map(len, nodes.values()))
@@ -124,6 +115,8 @@ def devices_shared(devices: Sequence[Device]) -> list[str]:
 
 # The shape of a point within a rack: (devices of a node, model of the node) -> number of nodes.
 _Shape = Counter[tuple[int, str]]
+# Returns that number of workers of a node; none where it has too few.
+_WorkersOf = Callable[[str, int], Sequence[int]]
 
 
 class DeviceAllocator:
@@ -133,7 +126,8 @@ class DeviceAllocator:
     cluster: points beside it change which ones, never how many it has on one node, or how many
     nodes of one rack. A node's model is the name of its first device.
 
-    chosen: the workers that points may have, None for all.
+    chosen: the workers that points may have, None for all. alive: number of workers that points may
+    have, taken or not.
     """
 
     def __init__(
@@ -149,22 +143,19 @@ class DeviceAllocator:
         alive = [worker_id for worker_id in in_device_order(devices) if worker_id not in lost]
         self._alive = frozenset(alive)
         self._worker_ids = [one for one in alive if chosen is None or one in chosen]
+        self.alive = len(self._worker_ids)
         self._order = {worker_id: position for position, worker_id in enumerate(self._worker_ids)}
-        usable = [devices[worker_id] for worker_id in self._worker_ids]
-        self._order_of_choice = [
-            self._worker_ids[position] for position in _in_order_of_choice(usable, strategy)
-        ]
         self._of_node: dict[str, list[int]] = {}
         # Rack and model by node.
         self._kind: dict[str, tuple[str, str]] = {}
-        for worker_id, device in zip(self._worker_ids, usable, strict=True):
-            self._of_node.setdefault(device.node_id, []).append(worker_id)
-            self._kind.setdefault(device.node_id, (device.rack, device.name))
-
-    @property
-    def alive(self) -> int:
-        """Number of workers that points may have, taken or not."""
-        return len(self._worker_ids)
+        racks: dict[str, dict[str, list[_Place]]] = {}
+        for worker_id in self._worker_ids:
+            device, node = devices[worker_id], devices[worker_id].node_id
+            self._of_node.setdefault(node, []).append(worker_id)
+            self._kind.setdefault(node, (device.rack, device.name))
+            place = _Place(node, device.index, worker_id)
+            racks.setdefault(device.rack, {}).setdefault(node, []).append(place)
+        self._order_of_choice = [place.number for place in _ordered(racks, strategy)]
 
     def choose(self, world_size: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:
         """Return the ids of workers for one more point, in rank order; None where it has to wait.
@@ -197,7 +188,7 @@ class DeviceAllocator:
 
         None where no rack has room for its part of the shape. idle: node -> its idle workers.
         """
-        alone, on_rails = self._on_idle_cluster(world_size), self._strategy == "rail"
+        alone = self._on_idle_cluster(world_size)
         shapes: dict[str, _Shape] = {}
         nodes = Counter(self._devices[worker_id].node_id for worker_id in alone)
         for node, count in nodes.items():
@@ -208,60 +199,42 @@ class DeviceAllocator:
             racks.setdefault(self._kind[node][0], {})[node] = worker_ids
         found: list[int] = []
         for shape in sorted(shapes.values(), key=Counter.total, reverse=True):
-            fit = self._fit_rails(racks, shape) if on_rails else self._fit(racks, shape)
-            if fit is None:
+            # The rack that keeps the fewest idle workers on the nodes used: so nodes that are
+            # wholly idle stay so.
+            best: tuple[int, str, list[int]] | None = None
+            for rack, there in racks.items():
+                fullest_last = sorted(there, key=lambda node: len(idle[node]))
+                for workers_of in self._ways(there):
+                    chosen = self._fill(shape, fullest_last, workers_of)
+                    left = sum(len(there[node]) - len(workers) for node, workers in chosen.items())
+                    if chosen and (best is None or left < best[0]):
+                        best = left, rack, list(chain.from_iterable(chosen.values()))
+            if best is None:
                 return None
-            rack, worker_ids = fit
-            del racks[rack]
-            found += worker_ids
+            del racks[best[1]]
+            found += best[2]
         return tuple(found)
 
-    def _fit(
-        self, racks: Mapping[str, Mapping[str, Sequence[int]]], shape: _Shape
-    ) -> tuple[str, list[int]] | None:
-        """Return the rack that keeps the fewest idle workers on the nodes used, and the workers.
+    def _ways(self, idle: Mapping[str, Sequence[int]]) -> Iterator[_WorkersOf]:
+        """Yield the ways to take workers of the nodes of a rack, which have these idle workers.
 
-        So nodes that are wholly idle stay so. None where no rack has room.
-        racks: rack -> node -> its idle workers.
+        On rails all nodes give the same indices, one way for each index to begin with.
         """
-        best: tuple[int, str, list[int]] | None = None
-        for rack, idle in racks.items():
-            fullest_last = sorted(idle, key=lambda node: len(racks[rack][node]))
-            chosen = self._fill(shape, fullest_last, partial(self._side_by_side, idle))
-            left = sum(len(idle[node]) - len(workers) for node, workers in chosen.items())
-            if chosen and (best is None or left < best[0]):
-                best = left, rack, list(chain.from_iterable(chosen.values()))
-        return best and best[1:]
-
-    def _fit_rails(
-        self, racks: Mapping[str, Mapping[str, Sequence[int]]], shape: _Shape
-    ) -> tuple[str, list[int]] | None:
-        """Return the first rack whose nodes have the same indices idle, and the workers.
-
-        None where there is no such rack. racks: rack -> node -> its idle workers.
-        """
-        for rack, idle in racks.items():
-            by_index = {
-                node: {self._devices[worker_id].index: worker_id for worker_id in worker_ids}
-                for node, worker_ids in idle.items()
-            }
-            rails = sorted({index for there in by_index.values() for index in there})
-            for start in range(len(rails)):
-                on_rails = partial(_on_rails, by_index, rails[start:] + rails[:start])
-                if chosen := self._fill(shape, by_index, on_rails):
-                    return rack, list(chain.from_iterable(chosen.values()))
-        return None
+        if self._strategy != "rail":
+            yield partial(self._side_by_side, idle)
+            return
+        by_index = {
+            node: {self._devices[worker_id].index: worker_id for worker_id in worker_ids}
+            for node, worker_ids in idle.items()
+        }
+        rails = sorted({index for there in by_index.values() for index in there})
+        for start in range(len(rails)):
+            yield partial(_on_rails, by_index, rails[start:] + rails[:start])
 
     def _fill(
-        self,
-        shape: _Shape,
-        nodes: Iterable[str],
-        workers_of: Callable[[str, int], Sequence[int]],
+        self, shape: _Shape, nodes: Iterable[str], workers_of: _WorkersOf
     ) -> dict[str, Sequence[int]]:
-        """Return by node workers that make the shape, of the first nodes that fit; {} if none do.
-
-        workers_of: returns that number of workers of a node; none where it has too few.
-        """
+        """Return by node workers that make the shape, of the first nodes that fit; {} if none."""
         chosen: dict[str, Sequence[int]] = {}
         for (count, model), wanted in sorted(shape.items(), reverse=True):
             fitting = (

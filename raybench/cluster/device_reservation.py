@@ -125,7 +125,7 @@ class DeviceLocks:
         self._folder = Path(os.environ.get(FOLDER_VARIABLE) or _FOLDER)
         self._held: dict[str, tuple[int, Path]] = {}
 
-    def lock(self, devices: Sequence[str], holder: Holder, *, shared: bool) -> LockResult:
+    def lock(self, devices: Sequence[str], holder: Holder, shared: bool) -> LockResult:
         """Lock the devices, and return who else uses them, or why they could not be locked.
 
         Without `shared` none is locked where another sweep uses one. devices: as by `lock_name`.
@@ -136,7 +136,14 @@ class DeviceLocks:
                 others = self._find_others(devices, holder.sweep, remove_stale=True)
                 if shared or not others:
                     for device in set(devices) - self._held.keys():
-                        self._held[device] = self._make_file(device, holder)
+                        # Under a name at which nobody looks until it is locked and whole.
+                        file, name = tempfile.mkstemp(prefix=".", dir=self._folder)
+                        fcntl.flock(file, fcntl.LOCK_EX)
+                        os.write(file, json.dumps(asdict(holder)).encode())
+                        os.fchmod(file, 0o644)
+                        hidden = Path(name)
+                        path = hidden.rename(self._folder / f"{_file_name(device)}{hidden.name}")
+                        self._held[device] = file, path
         except OSError as error:
             return self._problem(error)
         return LockResult(others=others)
@@ -179,16 +186,6 @@ class DeviceLocks:
                 others[device] = tuple(users)
         return others
 
-    def _make_file(self, device: str, holder: Holder) -> tuple[int, Path]:
-        """Return the descriptor and the path of a new file of this device, which is locked."""
-        # Under a name at which nobody looks until it is locked and whole.
-        file, name = tempfile.mkstemp(prefix=".", dir=self._folder)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        os.write(file, json.dumps(asdict(holder)).encode())
-        os.fchmod(file, 0o644)
-        hidden = Path(name)
-        return file, hidden.rename(hidden.with_name(f"{_file_name(device)}{hidden.name}"))
-
     def _problem(self, error: OSError) -> LockResult:
         """Return the result of a lock that could not be had for this error."""
         return LockResult(problem=f"{self._folder}: {error.strerror or error}")
@@ -229,6 +226,7 @@ def _file_name(device: str) -> str:
 def _read_holder(path: Path) -> Holder | None:
     """Return who holds the lock of a file, with "unknown" for each fact that it does not tell.
 
+    Each is one short line without control characters.
     None where nobody does, and for links, folders and pipes.
     """
     try:
@@ -248,15 +246,12 @@ def _read_holder(path: Path) -> Holder | None:
     told = found if isinstance(found, dict) else {}
     number = told.get("process_id")
     process_id = number if type(number) is int and 0 < number < 2**22 else 0
-    words = {name: _clean(told.get(name)) for name in ("sweep", "what", "user", "host", "since")}
+    words = {}
+    for name in ("sweep", "what", "user", "host", "since"):
+        text = told.get(name)
+        shown = text[:_MOST_CHARACTERS] if isinstance(text, str) else "unknown"
+        words[name] = "".join(c if c.isprintable() else "?" for c in shown)
     return Holder(**words, process_id=process_id)
-
-
-def _clean(text: object) -> str:
-    """Return a text of a lock file on one short line; "unknown" for what is no text."""
-    if not isinstance(text, str):
-        return "unknown"
-    return "".join(c if c.isprintable() else "?" for c in text[:_MOST_CHARACTERS])
 
 
 def lock_name(device: Device) -> str:
@@ -265,10 +260,7 @@ def lock_name(device: Device) -> str:
 
 
 @contextmanager
-def reserve_this_hosts_cpus(
-    terms: ReservationTerms,
-    log: Callable[[str], None],
-) -> Iterator[None]:
+def reserve_this_hosts_cpus(terms: ReservationTerms, log: Callable[[str], None]) -> Iterator[None]:
     """Return a context in which this process has locked the CPUs of this host.
 
     For the start of Ray, which would disturb other sweeps here: they are waited for first, but not
@@ -311,10 +303,7 @@ class DeviceReservation:
     """
 
     def __init__(
-        self,
-        nodes: NodeLocks,
-        terms: ReservationTerms | None,
-        log: Callable[[str], None],
+        self, nodes: NodeLocks, terms: ReservationTerms | None, log: Callable[[str], None]
     ) -> None:
         self._nodes = nodes
         self._terms = terms
@@ -380,18 +369,18 @@ def _wait_for_others(
     """
     begun_s, logged = time.monotonic(), ""
     while (others := find_others()) and not terms.shared:
+        told = _in_use(others)
         is_ending = all(one.has_ended for held_by in others.values() for one in held_by)
         patience_s = max(terms.wait_s, timeouts.ENDED_SWEEP_S if is_ending else 0.0)
         if time.monotonic() >= begun_s + patience_s:
-            is_cpu = "processors" in _in_use(others)
-            gpus = "" if is_cpu else ", CUDA_VISIBLE_DEVICES to use other GPUs"
+            gpus = "" if "processors" in told else ", CUDA_VISIBLE_DEVICES to use other GPUs"
             raise DevicesInUseError(
-                f"{_in_use(others)}; --wait SECONDS waits for them, --shared measures beside them "
+                f"{told}; --wait SECONDS waits for them, --shared measures beside them "
                 f"and says so in each row{gpus}"
             )
-        if logged != _in_use(others):
-            logged = _in_use(others)
-            log(f"waiting: {logged}" + (", and ends" if is_ending else ""))
+        if logged != told:
+            logged = told
+            log(f"waiting: {told}" + (", and ends" if is_ending else ""))
         time.sleep(timeouts.ASK_OTHER_SWEEPS_EVERY_S)
     if others:
         log(f"not alone: {_in_use(others)}")
@@ -449,12 +438,21 @@ def read_node_use(devices: Sequence[Device], locks: DeviceLocks, holder: Holder)
     gpus = [device for device in devices if device.kind == "cuda"]
     processors = os.sched_getaffinity(0)
     has_cpu_workers = len(gpus) < len(devices)
+    times = {}
+    for number in own if has_cpu_workers else ():
+        with suppress(psutil.Error):  # it has ended
+            process = psutil.Process(number)
+            spent = process.cpu_times()
+            times[number, process.create_time()] = CpuTime(
+                own_s=spent.user + spent.system,
+                children_s=spent.children_user + spent.children_system,
+            )
     return NodeUse(
         time_s=time.monotonic(),
         holders=tuple(dict.fromkeys(one for held_by in locked.others.values() for one in held_by)),
         processes={gpu.uuid: found for gpu in gpus if (found := _on_gpu(gpu, own)) is not None},
         busy_s=_busy_s(processors) if has_cpu_workers else None,
-        own=_cpu_times(own) if has_cpu_workers else {},
+        own=times,
         processors=len(processors),
     )
 
@@ -473,35 +471,17 @@ def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> I
     if before.busy_s is None or after.busy_s is None:
         return
     threads = sum(max(1, device.omp_num_threads) for device in devices if device.kind == "cpu")
-    others_s = after.busy_s - before.busy_s - _own_cpu_time_s(before.own, after.own)
+    nothing = CpuTime(0.0, 0.0)
+    gained = [(now, before.own.get(process, nothing)) for process, now in after.own.items()]
+    own_s = sum(now.own_s - then.own_s for now, then in gained)
+    children_s = sum(now.children_s - then.children_s for now, then in gained)
+    # When a process exits, its time moves to the children_* counters of its parent, if that waits
+    # for it: subtract what was already counted.
+    ended_s = sum(sum(then) for process, then in before.own.items() if process not in after.own)
+    others_s = after.busy_s - before.busy_s - own_s - max(0.0, children_s - ended_s)
     taken = others_s / (after.time_s - before.time_s) if others_s > _LEAST_S else 0.0
     if taken > _LEAST_SHARE * min(threads, after.processors):
         yield f"other processes kept {taken:.2g} of {after.processors} processors busy on {host}"
-
-
-def _own_cpu_time_s(
-    before: Mapping[tuple[int, float], CpuTime], after: Mapping[tuple[int, float], CpuTime]
-) -> float:
-    """Return the processor time that the sweep's own processes used between two looks."""
-    nothing = CpuTime(0.0, 0.0)
-    own_s = sum(now.own_s - before.get(p, nothing).own_s for p, now in after.items())
-    children_s = sum(now.children_s - before.get(p, nothing).children_s for p, now in after.items())
-    # When a process exits, its time moves to the children_* counters of its parent, if that waits
-    # for it: subtract what was already counted.
-    ended_s = sum(sum(then) for p, then in before.items() if p not in after)
-    return own_s + max(0.0, children_s - ended_s)
-
-
-def _cpu_times(processes: Collection[int]) -> dict[tuple[int, float], CpuTime]:
-    """Return the processor time of each process by id and start time, without ended ones."""
-    found = {}
-    for number in processes:
-        with suppress(psutil.Error):  # it has ended
-            process = psutil.Process(number)
-            times = process.cpu_times()
-            spent = CpuTime(times.user + times.system, times.children_user + times.children_system)
-            found[number, process.create_time()] = spent
-    return found
 
 
 def _busy_s(processors: Collection[int]) -> float | None:
@@ -526,20 +506,18 @@ def _own_processes(holder: Holder) -> set[int]:
     if holder.host == socket.gethostname():
         own.add(holder.process_id)
     own &= {one.pid for one in living}
-    ours = [one for one in living if one.info["ppid"] != raylet or not _is_foreign(one)]
+    ours = []
+    for one in living:
+        is_foreign = False  # a Ray worker of another program
+        if one.info["ppid"] == raylet:
+            with suppress(psutil.Error):
+                title = " ".join(one.cmdline())
+                is_worker = title.startswith("ray::") or "default_worker.py" in title
+                is_foreign = is_worker and reaper.MARK not in one.environ()
+        ours += [] if is_foreign else [one]
     while children := {one.pid for one in ours if one.info["ppid"] in own} - own:
         own |= children
     return own
-
-
-def _is_foreign(process: psutil.Process) -> bool:
-    """Return whether it is a Ray worker of another program, not of raybench."""
-    try:
-        title = " ".join(process.cmdline())
-        is_worker = title.startswith("ray::") or "default_worker.py" in title
-        return is_worker and reaper.MARK not in process.environ()
-    except psutil.Error:
-        return False
 
 
 def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:

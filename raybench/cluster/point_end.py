@@ -8,12 +8,12 @@ failure of the point is the one that came first.
 from __future__ import annotations
 
 import re
+import signal
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Literal
+from typing import Literal, Protocol
 
 from raybench.cluster import timeouts
 from raybench.records import Answer, Cause, Device, Failure, Status, Task
@@ -26,14 +26,7 @@ _LOST_TYPES = (Cause.PEER_FAILED, "DistNetworkError")
 _NCCL_LOSSES = ("ncclRemoteError", "remote process exited or there was a network error")
 # Lines of Python's and Ray's handlers in the log of a process that a signal ends.
 _FATAL = re.compile(r"Fatal Python error: (.+)|\*\*\* (SIG[A-Z]+) received")
-_SIGNALS = {
-    "Segmentation fault": "SIGSEGV",
-    "Aborted": "SIGABRT",
-    "Bus error": "SIGBUS",
-    "Floating-point exception": "SIGFPE",
-    "Floating point exception": "SIGFPE",
-    "Illegal instruction": "SIGILL",
-}
+_SIGNALS = {signal.strsignal(one): one.name for one in signal.Signals}
 # Which of several failures is the cause: the peers of a dead rank report broken connections, and
 # those of a slow one nothing at all.
 _LIKELY_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
@@ -43,7 +36,7 @@ _DEATHS = tuple(cause for cause in Cause if cause.is_death)
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
-class RunningRanks(ABC):
+class RunningRanks(Protocol):
     """The ranks of one point while it runs, as their cluster reaches them.
 
     devices: of the ranks, in their order.
@@ -51,7 +44,6 @@ class RunningRanks(ABC):
 
     devices: Sequence[Device]
 
-    @abstractmethod
     def answers(self, timeout_s: float) -> Mapping[int, Answer]:
         """Return the answers since the last call, by rank, in the order in which they came.
 
@@ -60,15 +52,12 @@ class RunningRanks(ABC):
         Failure.
         """
 
-    @abstractmethod
     def abort(self) -> None:
         """Tell all ranks to give up their process group, if they have one. Does not wait."""
 
-    @abstractmethod
     def kill(self, ranks: Collection[int]) -> None:
         """Kill the processes of these ranks; `answers` returns nothing of them any more."""
 
-    @abstractmethod
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
         """Return by rank the last lines that its process wrote; "" or no entry if not to be had."""
 
@@ -102,7 +91,7 @@ def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
     point = _Point(ranks)
     limit_s = task.settings.timeout_s
     point.collect(limit_s, enough=lambda: point.failures)
-    answers = point.in_order()
+    answers = tuple(point.answers[rank] for rank in sorted(point.answers))
     # A rank that fails takes the group down, also where the others have answered before.
     is_whole = not (point.missing or point.failures)
     if is_whole and all(answer.worker_reusable for answer in answers):
@@ -157,9 +146,6 @@ class _Point:
         self._ranks = ranks
         self._log_tails: dict[int, str] = {}
 
-    def in_order(self) -> tuple[Answer, ...]:
-        return tuple(self.answers[rank] for rank in sorted(self.answers))
-
     def collect(self, timeout_s: float, enough: Callable[[], object] = lambda: False) -> None:
         """Take in answers until none is missing, `enough` returns a true value, or time is up."""
         deadline_s = time.monotonic() + timeout_s
@@ -183,8 +169,8 @@ class _Point:
         for failure in died:
             tail, message = tails.get(failure.rank, ""), failure.message
             if failure.error_type == Cause.WORKER_DIED and (fatal := _FATAL.search(tail)):
-                python, signal = fatal.groups()
-                by = signal or _SIGNALS.get(python, python)
+                python, name = fatal.groups()
+                by = name or _SIGNALS.get(python, python)
                 # Its parent may have seen by which, as of a script.
                 message = message if by in message else f"the worker process died by {by}"
             explained = replace(failure, message=message, detail=tail or failure.detail)

@@ -38,6 +38,8 @@ from raybench.records.environment import package_versions, usable_cores, variabl
 if TYPE_CHECKING:
     import torch
 
+# NVML gives sets of NUMA nodes as words of 64 bits.
+_NODE_WORDS = 4
 _NS_PER_S = 1e9
 _MJ_PER_J = 1e3
 # Limits for a smaller share of the time belong to a ramp-up, not to the measurement.
@@ -119,25 +121,15 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
         properties = torch.cuda.get_device_properties(device)
         uuid = f"GPU-{properties.uuid}"
         nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-        return Device(
-            kind="cuda",
-            uuid=uuid,
-            name=properties.name,
-            memory_bytes=properties.total_memory,
-            versions={**package_versions(), "cuda": str(torch.version.cuda), "nccl": nccl},
-            **_nvml_facts(uuid),
-            **facts,
-        )
+        versions = {**package_versions(), "cuda": str(torch.version.cuda), "nccl": nccl}
+        facts |= {"name": properties.name, "memory_bytes": properties.total_memory}
+        return Device(kind="cuda", uuid=uuid, versions=versions, **facts, **_nvml_facts(uuid))
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return Device(
-        kind="cpu",
-        uuid=f"{node_id}/{os.getpid()}",
-        name=names[0] if names else platform.processor() or platform.machine(),
-        versions=package_versions(),
-        **facts,
-    )
+    facts["name"] = names[0] if names else platform.processor() or platform.machine()
+    uuid = f"{node_id}/{os.getpid()}"
+    return Device(kind="cpu", uuid=uuid, versions=package_versions(), **facts)
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
@@ -149,6 +141,10 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
     mig_modes = nvml.ask(pynvml.nvmlDeviceGetMigMode, handle)
     processes = nvml.process_ids(handle)
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
+    # Not nvmlDeviceGetNumaNodeId: that is the node of a Grace Hopper GPU's own memory.
+    near = pynvml.nvmlDeviceGetMemoryAffinity
+    words = nvml.ask(near, handle, _NODE_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE) or ()
+    nodes = sum(word << (64 * position) for position, word in enumerate(words))
     answers = {
         "pci_bus_id": pci.busId if pci else None,
         "driver_version": nvml.ask(pynvml.nvmlSystemGetDriverVersion),
@@ -165,7 +161,8 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
         "mig_mode": nvml.flag(mig_modes and mig_modes[0]),
         "pcie_link": _pcie_link(handle, "Curr"),
         "pcie_link_max": _pcie_link(handle, "Max"),
-        "numa_node": nvml.numa_node(handle),
+        # Unknown where several are near.
+        "numa_node": nodes.bit_length() - 1 if nodes.bit_count() == 1 else None,
         # Unknown where the list lacks this process, which has a context there: then it is not that
         # of the whole host.
         "other_processes": len(processes) - 1 if os.getpid() in processes else None,
@@ -236,8 +233,7 @@ class Counters:
             import torch
 
             # torch has no prefix, NVML has one.
-            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-            self._handle = nvml.device(uuid)
+            self._handle = nvml.device(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
     def read(self) -> Reading | None:
         """Return all counters as they are now; None on a CPU, and where NVML does not answer."""
@@ -398,7 +394,8 @@ def _sample(device: Device, handle: Any) -> DeviceSample:
     """
     use = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = nvml.memory(handle)
-    traffic = nvml.field_values(handle, (_NVLINK_TX, _NVLINK_RX))
+    sent = nvml.field_values(handle, (_NVLINK_TX, _NVLINK_RX))
+    traffic_bytes = {field: int(kib) * _BYTES_PER_KIB for field, kib in sent.items()}
     return DeviceSample(
         node_id=device.node_id,
         index=device.index,
@@ -412,14 +409,10 @@ def _sample(device: Device, handle: Any) -> DeviceSample:
         memory_utilization_pct=None if use is None else float(use.memory),
         memory_used_bytes=None if memory is None else memory.used,
         ecc_errors=nvml.ecc_errors(handle),
-        nvlink_tx_bytes=_bytes(traffic.get(_NVLINK_TX)),
-        nvlink_rx_bytes=_bytes(traffic.get(_NVLINK_RX)),
+        nvlink_tx_bytes=traffic_bytes.get(_NVLINK_TX),
+        nvlink_rx_bytes=traffic_bytes.get(_NVLINK_RX),
         throttle_reasons=nvml.throttle_reasons(handle),
     )
-
-
-def _bytes(kib: float | None) -> int | None:
-    return None if kib is None else int(kib) * _BYTES_PER_KIB
 
 
 class FactReader:

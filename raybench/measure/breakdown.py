@@ -5,7 +5,7 @@
 1. regions that the step names (`_time_regions`);
 2. on a GPU, the step by the host's clock (`time_by_wall_clock`);
 3. what the peak of memory is made of (`raybench.measure.marks.watch_peak`);
-4. with peers: the collectives of the gradients, by a hook of DDP (`_time_gradients`);
+4. with peers: the collectives of the gradients, by a hook of DDP (`_take_apart`);
 5. with peers: which collectives a step issues, counted while local copies take their place;
 6. steps without communication, on a GPU also with their work queued beforehand
    (`_time_local_steps`).
@@ -51,7 +51,6 @@ from raybench.measure.marks import (
     comm_ms,
     elapsed_ms,
     make_marker,
-    region_times,
     tail_ms,
     watch_peak,
 )
@@ -85,11 +84,11 @@ _REDUCED = {
     "wait_ms": "last gradient ready to last one reduced, less the minimum over ranks",
     "slowest_rank": "its local step is longer than the others'",
 }
+_ONLY_DDP = "unknown: told for gradients that DistributedDataParallel reduces"
 _NOT_HOOKED = {
     **_REDUCED,
-    "comm_ms": "unknown: told for gradients that DistributedDataParallel reduces",
+    **dict.fromkeys(("comm_ms", "wait_ms"), _ONLY_DDP),
     "comm_exposed_ms": "step less the slowest rank's step with local copies for collectives",
-    "wait_ms": "unknown: told for gradients that DistributedDataParallel reduces",
 }
 _COUNTED = dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies")
 _PLAIN_STEP = "the step as it is"
@@ -114,8 +113,8 @@ _SCRIPT_LEAD_IN = 3
 _SCRIPT_ENDED = "unknown: the script ended by itself before"
 
 _NS_PER_MS = 1e6
-# Untimed steps where the step changes, and untimed samples before each block.
-_WARMUP_STEPS, _LEAD_IN_SAMPLES = 1, 2
+# Untimed samples before each block; where the step changes, one step runs before these.
+_LEAD_IN_SAMPLES = 2
 # Fewer have no spread.
 _SHORTEST_BLOCK = 3
 # Steps issued one at a time to an idle device, to learn how long the host needs for one.
@@ -172,8 +171,7 @@ class _Instrumented:
             self.workload.step()
             marks.end_step()
 
-        for _ in range(_WARMUP_STEPS):
-            step()
+        step()
         return self.time_block(loop_step(step, self.extent.inner), self.extent.steps)
 
 
@@ -199,8 +197,7 @@ def break_down(
         regions, region_methods = _time_regions(instrumented)
         if on_gpu:  # on a CPU the samples are by the host's clock
             align_ranks(device)
-            for _ in range(_WARMUP_STEPS):
-                workload.step()
+            workload.step()
             wall_steps = min(extent.steps, _ISSUED_ALONE)
             wall = time_by_wall_clock(workload.step, wall_steps, torch.cuda.synchronize)
             peak = watch_peak(workload.step, device)
@@ -227,8 +224,8 @@ def _time_regions(instrumented: _Instrumented) -> tuple[tuple[RegionTime, ...], 
         marks = RegionMarks(context.device)
         with context.regions.timed_by(marks.region):
             steps_ms = instrumented.time_marked(marks)
-        timed = marks.take()[-len(steps_ms) * instrumented.extent.inner :]
-        times = region_times(timed, statistics.median(steps_ms))
+        steps = len(steps_ms) * instrumented.extent.inner
+        times = marks.take(steps, statistics.median(steps_ms))
     if context.regions.are_used:
         clock = "CUDA events" if context.device.type == "cuda" else "host clock"
         methods.append(
@@ -276,8 +273,21 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
         hooked = Breakdown(methods=_NOT_HOOKED)
         how = "step with local copies in place of collectives"
     else:
-        hooked = _time_gradients(instrumented, set_hook)
         how = "step with DDP's noop_hook, and local copies in place of other collectives"
+        hooked = Breakdown(methods=dict.fromkeys(_REDUCED, _NO_BUCKETS))
+        # These steps follow each other as the timed ones do: ranks that are brought together before
+        # each step would differ by the jitter of their hosts.
+        marks = BucketMarks(context.device)
+        set_hook(marks.hook)
+        hooked_ms = instrumented.time_marked(marks)
+        timed = marks.take()[-len(hooked_ms) * instrumented.extent.inner :]
+        if all(timed):
+            hooked = Breakdown(
+                hooked_ms=tuple(hooked_ms),
+                comm_ms=tuple(comm_ms(buckets) for buckets in timed),
+                tail_ms=tuple(tail_ms(buckets) for buckets in timed),
+                methods=_REDUCED,
+            )
     errors: list[str] = []
 
     def step_alone() -> None:
@@ -330,28 +340,6 @@ def hook_setter(workload: Workload, context: Context) -> SetHook | str:
     return own or context.replicas.why_no_hook() or context.replicas.set_comm_hook
 
 
-def _time_gradients(instrumented: _Instrumented, set_hook: SetHook) -> Breakdown:
-    """Return hooked_ms, comm_ms and tail_ms of steps whose gradients are timed by a hook of DDP.
-
-    All ranks must call it. Has only `methods` where DDP reduced no gradients in some step. Steps
-    follow each other as the timed ones do.
-
-    Ranks that are brought together before each step would differ by the jitter of their hosts.
-    """
-    marks = BucketMarks(instrumented.context.device)
-    set_hook(marks.hook)
-    hooked_ms = instrumented.time_marked(marks)
-    timed = marks.take()[-len(hooked_ms) * instrumented.extent.inner :]
-    if not all(timed):
-        return Breakdown(methods=dict.fromkeys(_REDUCED, _NO_BUCKETS))
-    return Breakdown(
-        hooked_ms=tuple(hooked_ms),
-        comm_ms=tuple(comm_ms(buckets) for buckets in timed),
-        tail_ms=tuple(tail_ms(buckets) for buckets in timed),
-        methods=_REDUCED,
-    )
-
-
 def _time_local_steps(
     instrumented: _Instrumented, step: Step, how: str, around: Around = nullcontext
 ) -> Breakdown:
@@ -363,8 +351,7 @@ def _time_local_steps(
     """
     context, extent = instrumented.context, instrumented.extent
     with around():
-        for _ in range(_WARMUP_STEPS):
-            step()
+        step()
     loop = loop_step(step, extent.inner)
     optimizer = OptimizerMarks(context.device)
     device_ms: float | None = None
@@ -413,14 +400,12 @@ def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -
     size = max(_SHORTEST_BLOCK, math.ceil(extent.steps / 2))
     most = math.ceil(extent.most_local_steps / 2) if context.world_size > 1 else 0
     blocks = [instrumented.time_block(loop, size, around)]
-
-    def is_unsure() -> bool:
-        """Return whether this rank's step is known too badly to be told from another's."""
+    while sum(map(len, blocks)) < most:
         done_ms = list(chain(*blocks))
         difference_ms = MARK_ERRORS * math.sqrt(2) * median_error(done_ms)
-        return difference_ms > MARK_SHARE / 2 * statistics.median(done_ms)
-
-    while sum(map(len, blocks)) < most and any_rank(is_unsure(), context.device):
+        is_unsure = difference_ms > MARK_SHARE / 2 * statistics.median(done_ms)
+        if not any_rank(is_unsure, context.device):
+            break
         blocks.append(instrumented.time_block(loop, size, around))
     return blocks
 
@@ -468,7 +453,7 @@ def time_queued_steps(
 
 @cache
 def cycles_per_ms() -> float:
-    """Return the cycles that torch's spin kernel counts in a ms; waits for the device once."""
+    """Return the cycles that torch's spin kernel counts in a ms; measured once in a process."""
     mark = make_marker(torch.device("cuda"))
     # The first launch of a kernel loads it.
     torch.cuda._sleep(1)  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ import gc
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -125,7 +125,8 @@ class BucketMarks(_StepMarks[_Bucket]):
     def take(self) -> tuple[tuple[BucketTimes, ...], ...]:
         """Return the buckets of each ended step, in the order of their collectives; forget them.
 
-        A step in which DDP reduced nothing has none.
+        A step in which DDP reduced nothing has none. Waits for the collectives; the device must be
+        done with the steps.
         """
         steps: list[tuple[BucketTimes, ...]] = []
         for buckets in self._take_ended():
@@ -195,15 +196,14 @@ class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
             self._steps[-1].append((self._started.pop(), self._mark()))
 
     def take(self) -> list[float | None]:
-        """Return the ms of all optimizers in each ended step, None without any; forget them."""
+        """Return the ms of all optimizers in each ended step, None without any; forget them.
+
+        The device must be done with the steps.
+        """
         return [
             sum(elapsed_ms(*span) for span in spans) if spans else None
             for spans in self._take_ended()
         ]
-
-
-# Name of a region -> how long each of its blocks took in a step, in ms.
-RegionSpans = Mapping[str, Sequence[float]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,42 +224,29 @@ class RegionMarks(_StepMarks[_RegionSpan]):
         yield
         span.end = self._mark()
 
-    def take(self) -> list[RegionSpans]:
-        """Return for each ended step the ms of each region's blocks, by name; forget the steps.
+    def take(self, steps: int, step_ms: float) -> tuple[RegionTime, ...]:
+        """Return the median of each region over the last `steps` ended steps; forget all of them.
 
-        The device must be done with the steps.
+        In the order in which regions were entered; a step that did not enter one counts with 0 ms.
+        step_ms: duration of such a step, of which each region is a share. The device must be done
+        with the steps.
         """
-        found: list[RegionSpans] = []
-        for step in self._take_ended():
+        spans_ms: list[dict[str, list[float]]] = []
+        for step in self._take_ended()[-steps:]:
             by_name: dict[str, list[float]] = defaultdict(list)
             for span in step:
                 assert span.end is not None, "a step returned inside of a region"
                 by_name[span.name].append(elapsed_ms(span.start, span.end))
-            found.append(by_name)
-        return found
-
-
-def region_times(steps: Sequence[RegionSpans], step_ms: float) -> tuple[RegionTime, ...]:
-    """Return the median of each region over the steps, in the order in which they were entered.
-
-    A step that did not enter a region counts with 0 ms. step_ms: the duration of such a step, of
-    which each region is a share.
-    """
-    names = dict.fromkeys(name for step in steps for name in step)
-    return tuple(
-        RegionTime(
-            name=name,
-            calls=max(len(step.get(name, ())) for step in steps),
-            ms=(ms := statistics.median(sum(step.get(name, ())) for step in steps)),
-            share=ms / step_ms if step_ms else 0.0,
+            spans_ms.append(by_name)
+        return tuple(
+            RegionTime(
+                name=name,
+                calls=max(len(step.get(name, ())) for step in spans_ms),
+                ms=(ms := statistics.median(sum(step.get(name, ())) for step in spans_ms)),
+                share=ms / step_ms if step_ms else 0.0,
+            )
+            for name in dict.fromkeys(name for step in spans_ms for name in step)
         )
-        for name in names
-    )
-
-
-_NO_DDP = "unknown: the script has no model in DistributedDataParallel, whose gradients have a hook"
-_OWN_HOOK = "unknown: the script has a communication hook of its own"
-_OWN_GROUP = "unknown: the script's DistributedDataParallel has a process group of its own"
 
 
 class ScriptMarks:
@@ -285,11 +272,14 @@ class ScriptMarks:
         """
         self._models = [m for m in gc.get_objects() if type(m) is DistributedDataParallel]
         if not self._models:
-            return _NO_DDP
+            return (
+                "unknown: the script has no model in DistributedDataParallel, whose gradients have "
+                "a hook"
+            )
         if any(model._comm_hooks for model in self._models):
-            return _OWN_HOOK
+            return "unknown: the script has a communication hook of its own"
         if any(model.process_group is not dist.group.WORLD for model in self._models):
-            return _OWN_GROUP
+            return "unknown: the script's DDP has a process group of its own"
         return COMPILED if count_compiled_frames() else ""
 
     def time_gradients(self) -> None:
@@ -403,6 +393,7 @@ class _GradientsAtPeak:
         self.now_bytes = self._count()
 
     def _count(self) -> int:
+        """Return the bytes of the gradients that are there now."""
         gradients = (tensor.grad for tensor in self.trained if tensor.grad is not None)
         return _storage_bytes(gradients, self._device)
 

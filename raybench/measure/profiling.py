@@ -62,7 +62,7 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
 
     All ranks must call it. Runs `steps` steps with timed modules, if the workload has a `model`,
     and as many under the profiler after one that is not in the trace. Gradients are reduced as the
-    workload does by itself, without a hook.
+    workload does by itself, without a hook. The process launches more slowly afterwards.
     """
     set_hook = hook_setter(workload, context) if context.world_size > 1 else ""
     if not isinstance(set_hook, str):
@@ -167,12 +167,17 @@ class _ModuleWatch:
     def watching(self) -> Iterator[None]:
         """Note all calls of modules inside the `with` block; hooks are removed at its end."""
         with ExitStack() as stack:
-            for module in dict.fromkeys(_outside_compiled(self._model)):
-                if _is_compiled(module):
+            modules = list(self._model.modules())
+            compiled = [one for one in modules if one._compiled_call_impl is not None]
+            inside = {child for one in compiled for child in one.modules() if child is not one}
+            for module in modules:
+                if module in inside:
+                    continue
+                call: Any = module._compiled_call_impl
+                if call is not None:
                     # From outside: a hook of the module would be compiled with it.
-                    compiled: Any = module._compiled_call_impl
-                    stack.callback(setattr, module, "_compiled_call_impl", compiled)
-                    module._compiled_call_impl = partial(self._call, module, compiled)
+                    stack.callback(setattr, module, "_compiled_call_impl", call)
+                    module._compiled_call_impl = partial(self._call, module, call)
                     continue
                 stack.callback(module.register_forward_pre_hook(self._begin_forward).remove)
                 stack.callback(module.register_forward_hook(self._end_forward).remove)
@@ -235,19 +240,6 @@ class _ModuleWatch:
             call = self._latest.get(module)
             if call is not None and not call.ends_at_input:
                 call.backward_ended = mark
-
-
-def _outside_compiled(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield a module and its descendants, but none inside of a compiled one."""
-    yield module
-    if not _is_compiled(module):
-        for child in module.children():
-            yield from _outside_compiled(child)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Return whether `Module.compile` was called."""
-    return module._compiled_call_impl is not None
 
 
 def _with_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> Tensor:

@@ -10,6 +10,7 @@ for the last one.
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -263,6 +264,7 @@ class StepMaker:
 
     @property
     def _context_at_full_speed(self) -> Context:
+        """The context of this rank without emulation."""
         return replace(self.context, extra_work=0.0, sms=None)
 
     @property
@@ -280,10 +282,8 @@ class StepMaker:
         batch_size = self.point.batch_size or 1
         if self.point.shares == BY_ACCUMULATION:
             return batch_size
-        grain = 1
-        while 2 * grain <= _GRAIN * batch_size and batch_size % (2 * grain) == 0:
-            grain *= 2
-        return self.point.grad_accumulation * grain
+        most = 2 ** int(math.log2(max(1, _GRAIN * batch_size)))
+        return self.point.grad_accumulation * math.gcd(batch_size, most)
 
     def size(self, items: int) -> tuple[int, Parameters]:
         """Return batch size and parameters of a step of so many samples."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -64,13 +64,6 @@ class SweepSettings:
     code: Code | None = None
     precisions: tuple[Precision, ...] | None = ()
     measure_of: Callable[[Point], Measure | None] | None = None
-
-    def measure_attempt(self, attempt: Attempt) -> Measure:
-        """Return how an attempt is measured: with less time in later rounds, and for controls."""
-        if self.measure_of and (own := self.measure_of(attempt.point)):
-            return own
-        is_first = attempt.round == 1 and not attempt.control_of
-        return self.measure if is_first else self.measure.of_a_later_round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,22 +217,22 @@ class _Loop:
         for point in self.rounds.plan.points:
             if kept.get(point.point_id) is Status.OOM:
                 self._schedule.note_oom(point)
-        self._running = InFlight(self.cluster)
+        self._in_flight = InFlight(self.cluster)
         self._next_index = len(self.rounds.plan.points)
 
     def events(self) -> Iterator[Event]:
         """Run all rounds, and yield an event for each step, as `sweep`."""
         stopping = self.callbacks.stopping
         # At the end the cluster is not asked any more: it may be gone when all is measured.
-        while not (self._running.is_empty and (stopping() or self._has_ended)):
-            if self._running.is_empty and self._schedule.is_done:
+        while self._in_flight.running or not (stopping() or self._has_ended):
+            if not self._in_flight.running and self._schedule.is_done:
                 yield from self._next_round()
                 continue
             self._refresh(0.0)
             yield from self._decide()
-            if not self._running.is_empty:
+            if self._in_flight.running:
                 wait_s = _LOOK_AROUND_S if self._schedule.pending else None
-                yield from self._end(self._running.next_finished(wait_s))
+                yield from self._end(self._in_flight.next_finished(wait_s))
             elif not (stopping() or self._schedule.is_done):
                 assert self._schedule.pending, "on an idle cluster points only wait for workers"
                 self._refresh(_LOOK_AROUND_S)
@@ -247,7 +240,7 @@ class _Loop:
     def write_in_flight(self, cause: Cause, reason: str) -> None:
         """Write a record of each point in flight with the status of this cause, and the reason."""
         batch = []
-        for one in self._running.now:
+        for one in self._in_flight.running.values():
             record = make_unmeasured(
                 one.attempt, cause, reason, started_at=one.started_at, neighbours=one.neighbours
             )
@@ -314,15 +307,19 @@ class _Loop:
                 continue
             devices = tuple(self.cluster.devices[worker_id] for worker_id in decision.worker_ids)
             yield PointStarted(index=attempt.index, point=attempt.point, devices=devices)
+            own = settings.measure_of(attempt.point) if settings.measure_of else None
+            is_first = attempt.round == 1 and not attempt.control_of
+            # With less time in later rounds, and for controls.
+            usual = settings.measure if is_first else settings.measure.of_a_later_round
             task = Task(
                 point=attempt.point,
-                settings=settings.measure_attempt(attempt),
+                settings=own or usual,
                 profile=point_id in settings.profiled,
                 code=settings.code,
                 precisions=settings.precisions,
             )
             self._has_used_workers = True
-            self._running.submit(attempt, task, decision.worker_ids, devices)
+            self._in_flight.submit(attempt, task, decision.worker_ids, devices)
 
     def _end(self, ended: Sequence[tuple[Attempt, Record]]) -> Iterator[Event]:
         """Free the workers of these attempts and write their records.
@@ -379,23 +376,16 @@ class RunningAttempt:
 
 
 class InFlight:
-    """Runs attempts on a cluster, each on a thread of its own, and gives back their records."""
+    """Runs attempts on a cluster, each on a thread of its own, and gives back their records.
+
+    running: the attempts that run, by index, in the order of their starts.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._running: dict[int, RunningAttempt] = {}
+        self.running: dict[int, RunningAttempt] = {}
         self._by_node: defaultdict[str, dict[int, None]] = defaultdict(dict)
         self._finished: SimpleQueue[RunningAttempt] = SimpleQueue()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no attempt runs."""
-        return not self._running
-
-    @property
-    def now(self) -> Iterable[RunningAttempt]:
-        """The attempts that run, in the order of their starts."""
-        return self._running.values()
 
     def submit(
         self, attempt: Attempt, task: Task, worker_ids: Sequence[int], devices: tuple[Device, ...]
@@ -407,11 +397,11 @@ class InFlight:
         running = RunningAttempt(attempt=attempt, devices=devices, started_at=datetime.now(UTC))
         for node_id in dict.fromkeys(device.node_id for device in devices):
             for index in self._by_node[node_id]:
-                other = self._running[index]
+                other = self.running[index]
                 other.neighbours[attempt.point.point_id] = None
                 running.neighbours[other.attempt.point.point_id] = None
             self._by_node[node_id][attempt.index] = None
-        self._running[attempt.index] = running
+        self.running[attempt.index] = running
 
         def run() -> None:
             started_s = time.perf_counter()
@@ -443,7 +433,7 @@ class InFlight:
                         raise running.outcome
                     self._finished.put(running)  # what has ended well comes first
                     break
-                del self._running[running.attempt.index]
+                del self.running[running.attempt.index]
                 for device in running.devices:
                     self._by_node[device.node_id].pop(running.attempt.index, None)
                 ended.append((running.attempt, make_record_of(running)))

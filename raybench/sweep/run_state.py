@@ -108,11 +108,6 @@ class RunState:
         points = (point for point in self.plan.points if point.point_id in left)
         return replace(self.plan, points=tuple(points))
 
-    @property
-    def searched(self) -> dict[str, Status]:
-        """How points ended in the first round, by id, of those that are not run again there."""
-        return {k.point_id: status for k, status in self.earlier.kept.items() if k.round == 1}
-
 
 def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
     """Return the run with the counts of its points and the status that follows from them.

@@ -97,9 +97,7 @@ def run_sweep(
     with ExitStack() as at_the_end:
         interrupts = at_the_end.enter_context(Interrupts(listener))
         terms = ReservationTerms(
-            holder=this_process(f"run {start.run.run_id}"),
-            shared=where.shared,
-            wait_s=where.wait_s,
+            holder=this_process(f"run {start.run.run_id}"), shared=where.shared, wait_s=where.wait_s
         )
         has_gpus = any(Path("/dev").glob("nvidia[0-9]*"))
         is_on_cpus = where.device == "cpu" or (where.device == "auto" and not has_gpus)
@@ -193,6 +191,11 @@ def record_run(
     An interrupt ends it early, and the user is told how to go on. Raises what `run_sweep` raises
     once there is a cluster; the run is `failed` then, and removed for DevicesInUseError.
     """
+
+    def write(batch: Sequence[tuple[int, Record]]) -> None:
+        with interrupts.held_back():
+            rows.keep_records(batch, cluster)
+
     interrupts.farewell = rows.tell_kept
     try:
         with rows.listener.waiting(f"starting {workers} worker{'s' * (workers != 1)}"):
@@ -200,7 +203,37 @@ def record_run(
         rows.keep_devices(cluster.devices)
         if source:
             rows.adopt(source.rounds(cluster))
-        _run_points(settings, cluster, rows, interrupts, source)
+        start = rows.start
+        kept = start.earlier.kept.items()
+        searches = BatchSearches(start.plan, {k.point_id: one for k, one in kept if k.round == 1})
+        callbacks = LoopCallbacks(
+            stopping=lambda: interrupts.stopping, follow_ups=searches.follow_ups
+        )
+        if source:
+            callbacks = replace(callbacks, further_round=source.further_round)
+        events = sweep(start.rounds, settings, cluster, write, start.earlier, callbacks)
+        with (
+            rows.listener.progress(start.left, len(start.todo)) as progress,
+            closing(events),
+            interrupts.points_run(),
+        ):
+            for event in events:
+                rows.note(event)
+                if isinstance(event, PointStarted):
+                    interrupts.in_flight += 1
+                elif isinstance(event, PointFinished | PointRetried):
+                    record = event.record
+                    interrupts.in_flight -= record.status is not Status.SKIPPED
+                    is_first = record.key == TrialKey(record.point.point_id)
+                    if interrupts.stopping and isinstance(event, PointFinished) and is_first:
+                        # The loop does not ask for them any more: they are left to a resumed run.
+                        added = searches.follow_ups(record)
+                        rows.left.update(TrialKey(point.point_id) for point in added)
+                    if source:
+                        source.note(record)
+                progress.show(event)
+        for line in searches.endings():
+            rows.listener.tell(line)
         run = rows.close(RunStatus.INTERRUPTED if rows.left else None)
     except KeyboardInterrupt:
         # The points in flight have their rows already.
@@ -220,52 +253,6 @@ def record_run(
         where = f"{rows.store.traces} (open them in ui.perfetto.dev or chrome://tracing)"
         rows.listener.tell(f"traces: {where}")
     return run
-
-
-def _run_points(
-    settings: SweepSettings,
-    cluster: Cluster,
-    rows: RunRows,
-    interrupts: Interrupts,
-    source: PointSource | None,
-) -> None:
-    """Run the loop over the points, keep count of those in flight and left, and show progress."""
-
-    def write(batch: Sequence[tuple[int, Record]]) -> None:
-        with interrupts.held_back():
-            rows.keep_records(batch, cluster)
-
-    start = rows.start
-    searches = BatchSearches(start.plan, start.searched)
-    callbacks = LoopCallbacks(stopping=lambda: interrupts.stopping, follow_ups=searches.follow_ups)
-    if source:
-        callbacks = replace(callbacks, further_round=source.further_round)
-    events = sweep(start.rounds, settings, cluster, write, start.earlier, callbacks)
-    with (
-        rows.listener.progress(start.left, len(start.todo)) as progress,
-        closing(events),
-        interrupts.points_run(),
-    ):
-        for event in events:
-            rows.note(event)
-            if isinstance(event, PointStarted):
-                interrupts.in_flight += 1
-            elif isinstance(event, PointFinished | PointRetried):
-                record = event.record
-                interrupts.in_flight -= record.status is not Status.SKIPPED
-                if (
-                    interrupts.stopping
-                    and isinstance(event, PointFinished)
-                    and record.key == TrialKey(record.point.point_id)
-                ):
-                    # The loop does not ask for them any more: they are left to a resumed run.
-                    added = searches.follow_ups(record)
-                    rows.left.update(TrialKey(point.point_id) for point in added)
-                if source:
-                    source.note(record)
-            progress.show(event)
-    for line in searches.endings():
-        rows.listener.tell(line)
 
 
 class Interrupts:

@@ -257,13 +257,10 @@ class Schedule:
         elif self._lost and asked <= len(self._devices):
             hosts = Counter(device.host for device in self._devices)
             lost = Counter(self._devices[worker_id].host for worker_id in sorted(self._lost))
-            cause, count, gone = Cause.WORKER_LOST, lost.total(), ""
-            if all(hosts[host] == number for host, number in lost.items()):
-                cause, count = Cause.NODE_LOST, len(lost)
-                gone = f"node{'s' * (count > 1)} {', '.join(lost)}"
-            gone = gone or f"{count} worker{'s' * (count > 1)} on {', '.join(lost)}"
-            was = "was" if count == 1 else "were"
-            why = f"{left} {'is' if left == 1 else 'are'} left since {gone} {was} lost"
+            is_node = all(hosts[host] == number for host, number in lost.items())
+            cause = Cause.NODE_LOST if is_node else Cause.WORKER_LOST
+            gone = f"{'node' if is_node else f'{lost.total()} of the workers on'} {', '.join(lost)}"
+            why = f"{left} left; lost: {gone}"
         else:
             why = f"{left} {'has' if left == 1 else 'have'} a worker: the others did not come"
             if asked > self._capacity:

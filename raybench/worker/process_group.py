@@ -282,11 +282,7 @@ def serve_store(address: str) -> TCPStore:
     listener = socket.create_server((address, 0), family=family, backlog=2048)
     port = listener.getsockname()[1]
     return TCPStore(
-        address,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
 
 
@@ -298,9 +294,7 @@ def choose_interface(address: str) -> None:
     connect, and on hosts with several networks it may be one that the others do not reach. They
     all reach the address by which Ray knows this node.
 
-    NCCL does not use the name, and leaves loopback out by itself. Its choice of interfaces is part
-    of the measurement (without InfiniBand it uses several at once), and torchrun does not change it
-    either: where it is wrong, the user sets NCCL_SOCKET_IFNAME.
+    NCCL leaves loopback out by itself, and its choice is part of the measurement, as with torchrun.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return
@@ -311,6 +305,26 @@ def choose_interface(address: str) -> None:
             return
 
 
+def _find_read_again() -> Callable[[], object] | None:
+    """Return a function that has the NCCL of this process read the variables of its log again.
+
+    The function also makes a call without a communicator, which writes a line of the log: only then
+    are the variables read. None where NCCL is not loaded or lacks `ncclResetDebugInit`, which NCCL
+    has for its own tests.
+    """
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        forget, count = library.ncclResetDebugInit, library.ncclCommCount
+    except (OSError, AttributeError):
+        return None
+
+    def read_again() -> None:
+        forget()
+        count(None, ctypes.byref(ctypes.c_int()))
+
+    return read_again
+
+
 class NcclFile:
     """The file in memory to which this process's NCCL writes its log.
 
@@ -319,12 +333,12 @@ class NcclFile:
     """
 
     def __init__(
-        self, find_read_again: Callable[[], Callable[[], object] | None] | None = None
+        self, find_read_again: Callable[[], Callable[[], object] | None] = _find_read_again
     ) -> None:
         self._file: int | None = None
         self._begin = 0
         self._known: frozenset[str] = frozenset()
-        self._find_read_again = find_read_again or _find_read_again
+        self._find_read_again = find_read_again
 
     @contextmanager
     def record(self) -> Iterator[None]:
@@ -389,23 +403,3 @@ def _variables(file: int, subsystems: str) -> dict[str, str]:
         "NCCL_DEBUG_SUBSYS": subsystems,
         "NCCL_DEBUG_FILE": f"/proc/self/fd/{file}",
     }
-
-
-def _find_read_again() -> Callable[[], object] | None:
-    """Return a function that has the NCCL of this process read the variables of its log again.
-
-    The function also makes a call without a communicator, which writes a line of the log: only then
-    are the variables read. None where NCCL is not loaded or lacks `ncclResetDebugInit`, which NCCL
-    has for its own tests.
-    """
-    try:
-        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        forget, count = library.ncclResetDebugInit, library.ncclCommCount
-    except (OSError, AttributeError):
-        return None
-
-    def read_again() -> None:
-        forget()
-        count(None, ctypes.byref(ctypes.c_int()))
-
-    return read_again

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import torch
 import torch.compiler.config
@@ -34,14 +34,6 @@ Kernel = Literal["flash", "efficient", "cudnn", "math"]
 KernelOrAuto = Literal["auto", "flash", "efficient", "cudnn", "math"]
 Part: TypeAlias = tuple[Tensor, Tensor]
 
-# As torch._fused_sdp_choice numbers them.
-_CHOICES: dict[int, Kernel] = {
-    SDPBackend.MATH.value: "math",
-    SDPBackend.FLASH_ATTENTION.value: "flash",
-    SDPBackend.EFFICIENT_ATTENTION.value: "efficient",
-    SDPBackend.CUDNN_ATTENTION.value: "cudnn",
-}
-
 
 def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
     """Return the kernel that is asked for; for auto the one that torch takes for such tokens.
@@ -50,7 +42,8 @@ def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
     count. Raises UsageError for efficient and cudnn on a CPU.
     """
     if asked == "auto":
-        return _CHOICES[torch._fused_sdp_choice(tokens, tokens, tokens)]
+        choice = SDPBackend(torch._fused_sdp_choice(tokens, tokens, tokens))
+        return cast("Kernel", choice.name.lower().removesuffix("_attention"))
     _check_device(asked, tokens.device)
     return asked
 
@@ -70,14 +63,9 @@ def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
     if asked == "auto":
         return
     _check_device(asked, device)
-    switches = {
-        "flash": torch.backends.cuda.enable_flash_sdp,
-        "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
-        "cudnn": torch.backends.cuda.enable_cudnn_sdp,
-        "math": torch.backends.cuda.enable_math_sdp,
-    }
-    for name, switch in switches.items():
-        switch(name == asked)
+    for kernel in ("flash", "mem_efficient", "cudnn", "math"):
+        is_asked = kernel.removeprefix("mem_") == asked
+        getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(is_asked)
 
 
 def _check_device(asked: Kernel, device: torch.device) -> None:
@@ -253,7 +241,10 @@ def _join(rank: int, groups: list[tuple[int, ...]]) -> ProcessGroup | None:
 
 
 def _all_to_all(sent: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Send each rank of the group its part of dimension 0; return the parts for this rank."""
+    """Send each rank of the group its part of dimension 0; return the parts for this rank.
+
+    All ranks of the group must call it together; None: all ranks.
+    """
     sent = sent.contiguous()
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
@@ -261,7 +252,10 @@ def _all_to_all(sent: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def _all_gather(own: Tensor, ranks: int, group: ProcessGroup | None) -> Tensor:
-    """Return the tensors of so many ranks of a group, joined along dimension 0."""
+    """Return the tensors of so many ranks of a group, joined along dimension 0.
+
+    All of them must call it together; group None: all ranks.
+    """
     gathered = own.new_empty((ranks * len(own), *own.shape[1:]))
     # Torch 2.13 gave it another name and warns of the older one.
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -287,4 +281,5 @@ def _as_batch(tokens: Tensor) -> Tensor:
 
 
 def _from_batch(out: Tensor) -> Tensor:
+    """Return a view (tokens, heads, head) of (1, heads, tokens, head)."""
     return out.squeeze(0).transpose(0, 1)

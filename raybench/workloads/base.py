@@ -573,6 +573,7 @@ def precision_warning(precision: Precision, device: torch.device) -> str | None:
 
 
 def _switches() -> tuple[Any, ...]:
+    """Return the modules of torch whose `fp32_precision` says how fp32 is multiplied."""
     from torch import backends
 
     cudnn: Any = backends.cudnn  # `conv` and `rnn` are missing from torch's types

@@ -223,7 +223,10 @@ class Collective(Workload):
         self._fill()
 
     def step(self) -> None:
-        """Issue the operation once; the current stream waits for it, the host does not."""
+        """Issue the operation once; the current stream waits for it, with NCCL the host does not.
+
+        All ranks must call it together.
+        """
         self._issue()
 
     def check(self) -> None:
@@ -354,7 +357,10 @@ def _prepare(
 
 
 def exchange(operations: list[dist.P2POp]) -> None:
-    """Issue these sends and receives together; the current stream waits for them all."""
+    """Issue these sends and receives together; the current stream waits for them all.
+
+    The peers must call it too, with the operations that match.
+    """
     import torch.distributed as dist
 
     for work in dist.batch_isend_irecv(operations):

@@ -99,7 +99,7 @@ class Dit(Workload):
         self.flops_per_step = of_all / context.world_size
 
     def step(self) -> None:
-        """Run the block, the pass or the loop once."""
+        """Run the block, the pass or the loop once, and set `output`; all ranks must call it."""
         import torch
 
         with torch.inference_mode():

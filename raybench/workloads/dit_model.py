@@ -258,6 +258,7 @@ def fill(
 
 
 def _embedder(inputs: int, width: int) -> nn.Sequential:
+    """Return two linear layers with SiLU between: (1, inputs) to (1, width)."""
     return nn.Sequential(nn.Linear(inputs, width), nn.SiLU(), nn.Linear(width, width))
 
 
@@ -291,6 +292,7 @@ class AttentionOperator:
 
 @torch.library.custom_op("raybench::attend_over_ranks", mutates_args=())
 def _attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
+    """Return what the function of this number returns, contiguous."""
     return _KNOWN[number].attend(query, key, value).contiguous()
 
 

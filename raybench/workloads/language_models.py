@@ -84,10 +84,6 @@ class KeyValueCache:
         heads = (shape.kv_heads, room, shape.head_width)
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
-    def of_sequence(self, index: int) -> KeyValueCache:
-        """Return the cache of one sequence in all layers, a view of this one at its position."""
-        return KeyValueCache(self.memory[:, :, index : index + 1], self.position)
-
     def of_layer(self, layer: int) -> KeyValueCache:
         """Return the cache of one layer, a view of this one at the same position."""
         return KeyValueCache(self.memory[layer], self.position)
@@ -224,7 +220,7 @@ class Block(nn.Module):
         return out
 
     def _run(self, x: Tensor, rotation: Rotation | None, cache: KeyValueCache | None) -> Tensor:
-        """Return `forward` without checkpointing."""
+        """Return `forward` without checkpointing: attention, then the MLP, each with a residual."""
         with self._region("attention"):
             x = x + self.attention(self.attention_norm(x), rotation, cache)
         with self._region("mlp"):
@@ -481,7 +477,7 @@ def divide(
 
 
 def sequence_part(tokens: Tensor, layout: Layout, rank: int) -> Tensor:
-    """Return those of the tokens (batch, seq_len) whose logits the rank has."""
+    """Return those of the tokens (batch, seq_len) whose logits the rank has, in its order."""
     own = take_part(tokens, 1, layout.cp, layout.cp_place(rank))
     return own.chunk(layout.tp, dim=1)[rank % layout.tp]
 

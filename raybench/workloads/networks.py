@@ -403,13 +403,12 @@ class ResNet(Model):
             return model
         apply_precision(Precision.FP32)
         norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
-        usual = [norm.momentum for norm in norms]
         for norm in norms:
             norm.momentum = None  # the average of all batches: here, of the one
         with torch.no_grad():
             model.train()(images)
-        for norm, momentum in zip(norms, usual, strict=True):
-            norm.momentum = momentum
+        for norm in norms:
+            norm.momentum = 0.1  # as torch has it
         self._exact = _answer(model, images)
         apply_precision(context.precision)
         return model

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import psutil
 from pydantic import Field
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 _CHILD = Path(__file__).with_name("script_child.py")
 # The driver must see where a script that hangs is before it ends it.
 _WRITE_S = 0.3
-_LEAST_S = 0.1
-_LOOK_S = 0.05
 # For so long after its time is up a script is left alone: the driver looks which rank hangs, and
 # ends that one first.
 _NAME_S = 1.3
@@ -58,10 +56,8 @@ class Script(Workload):
     iteration ends where the step of an optimizer of torch.optim returns.
     """
 
-    # Parameters in whose texts {name} stands for a setting of the point, which any axis may give.
-    templates: ClassVar[tuple[str, ...]] = ("args", "items_per_step")
-    # Only where the job gives one.
-    needs_batch_size: ClassVar[bool] = False
+    templates = ("args", "items_per_step")
+    needs_batch_size = False
 
     def __init__(
         self,
@@ -157,7 +153,7 @@ class RunningScript(Workload):
         }
         variables = _torchrun_variables(context, store)
         self._is_aborted, self._step_of = is_aborted, str(given["step_of"])
-        timeout_s = max(_LEAST_S, deadline_s - _WRITE_S - time.monotonic())
+        timeout_s = max(0.1, deadline_s - _WRITE_S - time.monotonic())
         self._deadline_s = time.monotonic() + timeout_s
         self._has_stepped = self._has_ended = self._is_held = False
         self.parts: Mapping[str, Sequence[float]] = {}
@@ -216,7 +212,7 @@ class RunningScript(Workload):
         )
 
     def forget_memory(self) -> None:
-        """Reset the peaks of memory."""
+        """Have the script set the peaks of memory back before its next step; does not wait."""
         self._send(do="forget_memory")
 
     def mark_parts(self, module: str, *, has_peers: bool) -> str:
@@ -231,11 +227,11 @@ class RunningScript(Workload):
         return str(self._receive()["why_not"])
 
     def time_gradients(self) -> None:
-        """Have DDP reduce gradients in a way that takes the time; only where `mark_parts` can."""
+        """Have DDP time how it reduces gradients; only where `mark_parts` returned ""."""
         self._send(do="time_gradients")
 
     def keep_gradients(self) -> None:
-        """Have DDP leave gradients as each rank has them; only where `mark_parts` can."""
+        """Have DDP leave gradients as each rank has them; only where `mark_parts` returned ""."""
         self._send(do="keep_gradients")
 
     def close(self) -> None:
@@ -287,7 +283,7 @@ class RunningScript(Workload):
             over_s = time.monotonic() - self._deadline_s
             if not 0 <= over_s < _NAME_S and self._is_aborted():
                 raise ScriptAbortedError
-            ready, _, _ = select.select(sources, [], [], _LOOK_S)
+            ready, _, _ = select.select(sources, [], [], 0.05)
             if not ready:
                 continue
             read = b""  # where it has ended, what it has started may hold its end of the socket

@@ -283,7 +283,7 @@ class Model(Workload):
         )
 
     def close(self) -> None:
-        """Drop the model, the optimizer's state and the data."""
+        """Drop the model, the optimizer's state and the data; no step can follow."""
         self.__dict__.clear()
 
     def _accumulate(self, batches: Iterator[Batch]) -> None:
@@ -375,7 +375,10 @@ def product_bytes(settings: Mapping[str, Any]) -> int:
 
 
 def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
-    """Yield batches of consecutive rows, without end, as views; left-over rows are unused."""
+    """Yield inputs and targets of consecutive rows, without end, as views of `batch_size` rows.
+
+    Left-over rows are unused.
+    """
     starts = range(0, len(inputs) - batch_size + 1, batch_size)
     while True:
         for start in starts:

@@ -53,34 +53,9 @@ Preset = Annotated[
     ],
     Field(description="Model, by its number of parameters: GPT-2's shapes or Llama 3's."),
 ]  # fmt: skip
-Layers = Annotated[
-    int | None, Field(gt=0, description="Layers of the model; none: those of the preset.")
-]
-SeqLen = Annotated[
-    int, Field(gt=0, description="Tokens per sequence; decode: in the cache before the step.")
-]
-Recomputation = Annotated[
-    bool | Checkpointing,
-    Field(
-        description="Compute the activations of each block again in the backward pass: full (or "
-        "true) all, selective all but attention and every second matrix product, none (or false) "
-        "none."
-    ),
-]
 _WORDS: dict[bool | Checkpointing, Checkpointing] = {
     **{False: "none", "none": "none", "selective": "selective", True: "full", "full": "full"}
 }
-PhaseOrNone = Annotated[
-    Phase | None,
-    Field(description="Inference: with a cache of keys and values; none: all positions."),
-]
-Compile = Annotated[
-    bool,
-    Field(
-        description="Compile in the warm-up: Llama's blocks one by one, and the loss; the GPT-2 "
-        "shapes as a whole, with DDP around them, unless they are divided."
-    ),
-]
 
 
 # Tokens whose logits are compared: their memory is a small part of what a step has left free.
@@ -162,14 +137,35 @@ class Transformer(Model):
         context: Context,
         *,
         preset: Preset = "124m",
-        layers: Layers = None,
-        seq_len: SeqLen = 1024,
-        activation_checkpointing: Recomputation = False,
+        layers: Annotated[
+            int | None, Field(gt=0, description="Layers of the model; none: those of the preset.")
+        ] = None,
+        seq_len: Annotated[
+            int,
+            Field(gt=0, description="Tokens per sequence; decode: in the cache before the step."),
+        ] = 1024,
+        activation_checkpointing: Annotated[
+            bool | Checkpointing,
+            Field(
+                description="Compute the activations of each block again in the backward pass: "
+                "full (or true) all, selective all but attention and every second matrix product, "
+                "none (or false) none."
+            ),
+        ] = False,
         optimizer: Optimizer = "adamw",
         grad_accumulation: GradAccumulation = 1,
-        compile: Compile = False,
+        compile: Annotated[
+            bool,
+            Field(
+                description="Compile in the warm-up: Llama's blocks one by one, and the loss; the "
+                "GPT-2 shapes as a whole, with DDP around them, unless they are divided."
+            ),
+        ] = False,
         mode: Mode = "train",
-        phase: PhaseOrNone = None,
+        phase: Annotated[
+            Phase | None,
+            Field(description="Inference: with a cache of keys and values; none: all positions."),
+        ] = None,
         cast_weights: CastWeights = False,
         attention: AttentionKernel = "auto",
         **options: Unpack[LayoutOptions],
@@ -406,7 +402,8 @@ class Transformer(Model):
             if device.type != "meta":
                 with self.inference():
                     for index, prompt in enumerate(tokens[:, :length]):
-                        self.model(prompt[None], cache.of_sequence(index))
+                        of_one = cache.memory[:, :, index : index + 1]
+                        self.model(prompt[None], KeyValueCache(of_one))
             cache.position = length
             # What a step must read: the cache, and weights without tables of which a token reads
             # one row; a tied output layer reads all of its table.

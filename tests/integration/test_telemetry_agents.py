@@ -169,12 +169,12 @@ def test_the_clocks_of_a_measurement_are_read_by_the_agent_of_its_node(agents):
     answers = [replace(make_measurement(rank), timed_at_ns=((0, end_ns),)) for rank in range(4)]
     failed = Failure.of(Cause.PEER_FAILED, rank=1, message="another rank failed")
     answers[1] = failed
-    clocked = agents.with_clocks(answers, devices())
+    clocked = agents.complete(answers, devices())
     assert clocked[1] == failed
     assert [{*one.sm_clocks_mhz} for one in clocked if one != failed] == [{1980}] * 3
     assert len(clocked[0].sm_clocks_mhz) > 5
     cpus = [replace(device, kind="cpu") for device in devices()]
-    assert {one.sm_clocks_mhz for one in agents.with_clocks(answers, cpus) if one != failed} == {()}
+    assert {one.sm_clocks_mhz for one in agents.complete(answers, cpus) if one != failed} == {()}
 
 
 def test_a_dead_agent_costs_samples_and_no_time_and_is_restarted(agents):

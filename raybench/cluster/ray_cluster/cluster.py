@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -19,18 +19,12 @@ from raybench.cluster.device_reservation import DeviceReservation, ReservationTe
 from raybench.cluster.point_end import RunningRanks, finish_point, with_losses
 from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address, start_on_node
 from raybench.cluster.ray_cluster.pool import WorkerPool, how_it_died
-from raybench.cluster.ray_cluster.start import (
-    Connection,
-    HeadMonitor,
-    StartGuard,
-    end_process,
-)
+from raybench.cluster.ray_cluster.start import Connection, HeadMonitor, end_process, start_guard
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, message_of, shorten_start, traceback_of
 from raybench.records import (
     Answer,
     Cause,
     Device,
-    DeviceKind,
     DeviceSample,
     Failure,
     Group,
@@ -43,12 +37,13 @@ _LOOK_S = 0.2
 _NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")
 
 
-class RayCluster:
-    """A Ray cluster and the workers that raybench has on it; a `raybench.cluster.Cluster`.
+class RayCluster(WorkerPool):
+    """A pool of workers on a Ray cluster that runs points; a `raybench.cluster.Cluster`.
 
     log: gets a line for the user when workers are waited for, come late or are lost. end: as of
-    `StartGuard`. terms: on which devices are taken from other sweeps; without them no device is
+    `start_guard`. terms: on which devices are taken from other sweeps; without them no device is
     locked, and nobody is seen beside a point. only: the devices that may be used; None for all.
+    description, capacity: as of a `Cluster`.
     """
 
     def __init__(
@@ -60,51 +55,20 @@ class RayCluster:
         terms: ReservationTerms | None = None,
         only: DeviceList | None = None,
     ) -> None:
-        self._connection = connection
-        self._end = end
-        self._only = only
+        self._connection, self._end = connection, end
         self._monitor = HeadMonitor(connection.needed)
-        self._agents = NodeAgents(self._monitor)
-        self._reservation = DeviceReservation(self._agents, terms, log)
-        self._pool = WorkerPool(connection, self._agents, self._reservation, log, only)
-        self._groups = ProcessGroups(self._pool, self._monitor)
+        agents = NodeAgents(self._monitor)
+        super().__init__(connection, agents, DeviceReservation(agents, terms, log), log, only)
+        self._groups = ProcessGroups(self, self._monitor)
+        there = connection.capacity
+        self.capacity = min(there, len(only.names)) if only else there
+        noun = "GPU" if self.kind == "cuda" else "CPU worker"
+        devices = f"{self.capacity} {noun}{'s' * (self.capacity != 1)}"
+        named = f" of {only.source}" if only else ""
+        self.description = f"{connection.where}, up to {devices}{named}"
         self._is_closing = threading.Event()
         self._points = 0
         self._point_ended = threading.Condition()
-
-    @property
-    def description(self) -> str:
-        """One line for the user: which cluster, and how many devices it could give."""
-        noun = "GPU" if self.kind == "cuda" else "CPU worker"
-        named = f" of {self._only.source}" if self._only else ""
-        devices = f"{self.capacity} {noun}{'s' * (self.capacity != 1)}"
-        return f"{self._connection.where}, up to {devices}{named}"
-
-    @property
-    def kind(self) -> DeviceKind:
-        """Kind of the devices."""
-        return self._connection.kind
-
-    @property
-    def capacity(self) -> int:
-        """Number of devices that a point could have; of listed ones where there is a list."""
-        there = self._connection.capacity
-        return min(there, len(self._only.names)) if self._only else there
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        """Device of every worker by worker id, those of lost workers included."""
-        return self._pool.devices
-
-    @property
-    def lost(self) -> frozenset[int]:
-        """Ids of workers that cannot be used any more."""
-        return self._pool.lost
-
-    @property
-    def pending(self) -> int:
-        """Number of workers that were asked for and may still come."""
-        return self._pool.pending
 
     @property
     def other_sweeps(self) -> tuple[str, ...]:
@@ -113,15 +77,10 @@ class RayCluster:
 
     def start(self, count: int, strategy: Strategy) -> None:
         """Start up to `count` workers on devices that are free, as `WorkerPool.start`."""
-        limit_s = timeouts.RAYS_OWN_ERROR_S
-        with StartGuard(self._monitor.gone, self._end, patience_s=limit_s):
+        with start_guard(self._monitor.gone, self._end):
             if count > 1:
                 self._groups.start()
-            self._pool.start(count, strategy)
-
-    def refresh(self, timeout_s: float) -> None:
-        """Take in workers that came and note lost ones; wait at most `timeout_s` for one."""
-        self._pool.refresh(timeout_s)
+            super().start(count, strategy)
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """Return one answer per rank. Raises ClusterError where the cluster is gone or closed."""
@@ -136,8 +95,8 @@ class RayCluster:
 
     def _run(self, task: Task, worker_ids: tuple[int, ...]) -> tuple[Answer, ...]:
         """Make workers and group fit for the point, run it, and replace what it has spoiled."""
-        workers = [self._pool[worker_id] for worker_id in worker_ids]
-        self._pool.lose(self._agents.silent_nodes())
+        workers = [self[worker_id] for worker_id in worker_ids]
+        self.lose(self._agents.silent_nodes())
         # A process cannot run the point that was started with other variables, or has run one
         # where the job asks for fresh ones, or one of another class of the user's: what such a
         # class changes is not all put back.
@@ -150,13 +109,13 @@ class RayCluster:
             self._groups.leave(worker_ids)
             for worker in workers:
                 worker.environment = task.worker_environment
-            self._replace(worker_ids)
+            self.replace(worker_ids)
         group = self._groups.join(worker_ids)
         losses = [worker.lost_because for worker in workers]
         if any(losses):
-            cause, message = Cause.PEER_FAILED, "another rank has no worker"
+            cause, told = Cause.PEER_FAILED, "another rank has no worker"
             fine = [
-                Failure.of(cause, rank=rank, message=message, worker_reusable=True)
+                Failure.of(cause, rank=rank, message=told, worker_reusable=True)
                 for rank in range(len(workers))
             ]
             return with_losses(fine, losses)
@@ -171,41 +130,34 @@ class RayCluster:
             self._agents,
             abort=lambda: self._groups.abort(group),
             check_open=self._check_open,
-            look_every_s=timeouts.POINT_LOOKS_AT_NODES_EVERY_S,
         )
         outcome = finish_point(ranks, task)
         if outcome.group_is_gone:
             self._groups.forget(worker_ids)
-        answers = self._agents.with_clocks(outcome.answers, devices)
-        outputs = self._agents.new_outputs(devices)
+        answers = self._agents.complete(outcome.answers, devices)
         if outcome.unfit:
-            self._replace([worker_ids[rank] for rank in sorted(outcome.unfit)])
-        return with_losses(
-            [replace(one, output=output) for one, output in zip(answers, outputs, strict=True)],
-            [worker.lost_because for worker in workers],
-        )
+            self.replace([worker_ids[rank] for rank in sorted(outcome.unfit)])
+        return with_losses(answers, [worker.lost_because for worker in workers])
 
-    def _replace(self, worker_ids: Sequence[int]) -> None:
+    def replace(self, worker_ids: Collection[int]) -> None:
         """Start new processes, as `WorkerPool.replace`.
 
         Raises ClusterError where the cluster is gone, or is being closed.
         """
         self._check_open()
         self._monitor.check(afresh=True)
-        self._pool.replace(worker_ids)
+        super().replace(worker_ids)
 
     def restart(self) -> None:
         """Replace the processes of all workers that have run a point."""
-        self._pool.lose(self._agents.silent_nodes())
-        used = [one for one in range(len(self.devices)) if self._pool[one].is_used]
+        self.lose(self._agents.silent_nodes())
+        used = [one for one in range(len(self.devices)) if self[one].is_used]
         self._groups.forget(used)
-        self._replace(used)
+        self.replace(used)
 
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
         """Look who else uses the devices; the returned function names who did since."""
-        return self._agents.watch_other_users(
-            [self._pool[worker_id].device for worker_id in worker_ids]
-        )
+        return self._agents.watch_other_users([self[worker_id].device for worker_id in worker_ids])
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
         """Return the samples of the devices since the last call."""
@@ -218,9 +170,25 @@ class RayCluster:
     def close(self) -> None:
         """Kill the actors and let go of Ray; a private cluster ends with it."""
         self._is_closing.set()
-        if self._monitor.gone() or not self._let_go():
-            # Ray would wait for a minute; the agents need no head.
-            self._agents.kill(self._pool.devices)
+        is_let_go: list[bool] = []
+
+        def give_back() -> None:
+            with suppress(ray.exceptions.RayError):
+                self._agents.stop()
+                self._groups.close()
+                WorkerPool.close(self)
+                is_let_go.append(True)
+
+        # A SIGTERM to the whole process group, as by `timeout` and by schedulers, ends the head
+        # too. In a thread, because Ray waits a minute for a head that has died, and then ends this
+        # process.
+        thread = threading.Thread(target=give_back, daemon=True)
+        if not self._monitor.gone():
+            thread.start()
+            while thread.is_alive() and not self._monitor.gone():
+                thread.join(_LOOK_S)
+        if not is_let_go:
+            self._agents.kill(self.devices)  # the agents need no head
         # A thread that waits inside of Ray while that goes would crash this process.
         with self._point_ended:
             self._point_ended.wait_for(lambda: not self._points, timeouts.CLOSE_S)
@@ -228,29 +196,6 @@ class RayCluster:
         if folder := self._connection.folder:
             # What a process of Ray still writes meanwhile is left to the watcher.
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _let_go(self) -> bool:
-        """Give everything back to Ray; return False where its head goes meanwhile.
-
-        A SIGTERM to the whole process group, as by `timeout` and by schedulers, ends both. In a
-        thread, because Ray waits a minute for a head that has died, and then ends this process.
-        """
-        done: list[bool] = []
-
-        def give_back() -> None:
-            try:
-                self._agents.stop()
-                self._groups.close()
-                self._pool.close()
-            except ray.exceptions.RayError:
-                return
-            done.append(True)
-
-        thread = threading.Thread(target=give_back, daemon=True)
-        thread.start()
-        while thread.is_alive() and not self._monitor.gone():
-            thread.join(_LOOK_S)
-        return bool(done)
 
     def _check_open(self) -> None:
         """Raise ClusterError when a point is to end because the cluster is closed."""
@@ -269,18 +214,17 @@ class _RunningActors(RunningRanks):
         *,
         abort: Callable[[], None],
         check_open: Callable[[], None],
-        look_every_s: float,
     ) -> None:
         self.devices = devices
         self._waiting = {call: rank for rank, call in enumerate(calls)}
         self._agents = agents
         self._abort, self._check_open = abort, check_open
-        self._look_every_s, self._looked_s = look_every_s, time.monotonic()
+        self._looked_s = time.monotonic()
 
     def answers(self, timeout_s: float) -> Mapping[int, Answer]:
         # One by one: `ray.get` of all of them would show one failure and hide the others.
-        calls = list(self._waiting)
-        ready, _ = ray.wait(calls, num_returns=1, timeout=min(timeout_s, self._look_every_s))
+        calls, look_every_s = list(self._waiting), timeouts.POINT_LOOKS_AT_NODES_EVERY_S
+        ready, _ = ray.wait(calls, num_returns=1, timeout=min(timeout_s, look_every_s))
         if ready:  # thousands may have come meanwhile, and each wait looks at all
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         self._check_open()
@@ -288,7 +232,7 @@ class _RunningActors(RunningRanks):
         came: dict[int, Answer] = {
             rank: _answer_of(call, rank, self.devices[rank]) for rank, call in ranks.items()
         }
-        if time.monotonic() < self._looked_s + self._look_every_s:
+        if time.monotonic() < self._looked_s + look_every_s:
             return came
         self._looked_s = time.monotonic()
         silent = self._agents.silent_nodes()
@@ -378,11 +322,7 @@ class ProcessGroups:
     A group is kept while consecutive points use the same workers.
     """
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        monitor: HeadMonitor,
-    ) -> None:
+    def __init__(self, pool: WorkerPool, monitor: HeadMonitor) -> None:
         self._pool = pool
         self._monitor = monitor
         self._groups: dict[tuple[int, ...], Group] = {}

@@ -46,29 +46,22 @@ _POLL_S = 0.1
 _FREE_WITHIN_BYTES = 256 * 1024**2
 
 
-# Node id and process id of a worker.
-_Process = tuple[str, int]
+class NodeAgent(DeviceLocks):
+    """The actor that runs beside the workers of a node; all are children of one raylet.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """The text that a worker wrote, and `read_to`: by stream, the number of bytes read so far."""
-
-    text: str
-    read_to: Mapping[str, int]
-
-
-class NodeAgent:
-    """The actor that runs beside the workers of a node; all are children of one raylet."""
+    It holds the locks of their devices.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         from raybench.hardware.devices import memory_in_use_bytes
 
         # Before the first worker of this run: the memory of other processes.
         self._used_before_bytes = memory_in_use_bytes()
         self._samplers: list[Any] = []
-        self._locks = DeviceLocks()
         self._facts: Any = None
+        # How far each stream of a worker was read, by process id.
+        self._read_to: dict[int, dict[str, int]] = {}
 
     def ping(self) -> None:
         """Answer, which shows that this node lives."""
@@ -91,17 +84,9 @@ class NodeAgent:
         self._samplers.append(Sampler(devices))
         self._samplers[-1].start()
 
-    def lock(self, names: Sequence[str], holder: Holder, shared: bool) -> LockResult:
-        """Lock these devices of this host, as `DeviceLocks.lock`."""
-        return self._locks.lock(names, holder, shared=shared)
-
-    def unlock(self) -> None:
-        """Release all locks of devices."""
-        self._locks.close()
-
     def read_use(self, devices: Sequence[Device], holder: Holder) -> NodeUse:
         """Return who uses these devices of this node now."""
-        return read_node_use(devices, self._locks, holder)
+        return read_node_use(devices, self, holder)
 
     def drain(self) -> tuple[DeviceSample, ...]:
         """Return the samples since the last call."""
@@ -118,21 +103,30 @@ class NodeAgent:
             self._facts = FactReader()
         return tuple(self._facts.read(devices))
 
-    def sm_clocks_mhz(self, spans_ns: Mapping[str, Sequence[SpanNs]]) -> dict[str, tuple[int, ...]]:
-        """Return the SM clocks of each device, by UUID, that were sampled in its spans of time."""
-        read = {
-            uuid: [sampler.sm_clocks_mhz(uuid, spans) for sampler in self._samplers]
-            for uuid, spans in spans_ns.items()
-        }
-        return {uuid: max(clocks, key=len, default=()) for uuid, clocks in read.items()}
+    def outputs(self, process_ids: Sequence[int], is_new: bool = False) -> dict[int, str]:
+        """Return by process id what each worker wrote, or only what is new since the last call.
 
-    def new_outputs(self, read_to: Mapping[int, Mapping[str, int]]) -> dict[int, Output]:
-        """Return by process id what each worker wrote behind `read_to`, which is as in `Output`."""
+        A call for all of it changes nothing for the next one for what is new.
+        """
         from ray._private.worker import _global_node
 
         session: Any = _global_node
         logs = Path(session.get_logs_dir_path())
-        return {process: new_output(logs, process, ends) for process, ends in read_to.items()}
+        ends = {one: self._read_to.setdefault(one, {}) if is_new else {} for one in process_ids}
+        return {one: new_output(logs, one, read_to) for one, read_to in ends.items()}
+
+    def end_point(
+        self, process_ids: Sequence[int], spans_ns: Mapping[str, Sequence[SpanNs]]
+    ) -> tuple[dict[int, str], dict[str, tuple[int, ...]]]:
+        """Return by process id what each worker wrote since the last call, and SM clocks.
+
+        The clocks are by UUID those that were sampled in the spans of time of the device.
+        """
+        clocks = {
+            uuid: max((s.sm_clocks_mhz(uuid, spans) for s in self._samplers), key=len, default=())
+            for uuid, spans in spans_ns.items()
+        }
+        return self.outputs(process_ids, is_new=True), clocks
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
         """Return by UUID how many more bytes of a GPU are in use than before the first worker.
@@ -146,41 +140,39 @@ class NodeAgent:
         return {uuid: now[uuid] - before.get(uuid, 0) for uuid in uuids if uuid in now}
 
 
-def new_output(folder: Path, process_id: int, read_to: Mapping[str, int]) -> Output:
+def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
     """Return what a worker wrote since, at most the last 32 KiB of each stream.
 
-    folder: the logs of Ray's session on this node. read_to: bytes of each stream read before.
+    Colours, and empty lines and Ray's own, are left out. "" where it has no log.
+
+    folder: the logs of Ray's session on this node. read_to: bytes of each stream that were
+    read before; it is changed to those that are read now.
     """
-    blocks, ends = [], dict(read_to)
+    blocks = []
     for stream, kind in (("stdout", "out"), ("stderr", "err")):
         # A process id may be used twice in a long session.
         logs = sorted(folder.glob(f"worker-*-{process_id}.{kind}"), key=lambda p: p.stat().st_mtime)
         if not logs:
             continue
         end, start = logs[-1].stat().st_size, read_to.get(stream, 0)
-        ends[stream] = end
+        read_to[stream] = end
         left_out = max(0, end - _OUTPUT_BYTES - start)
         with logs[-1].open("rb") as file:
             file.seek(start + left_out)
-            lines = _printable(file.read(end - start - left_out).decode(errors="replace"))
+            text = file.read(end - start - left_out).decode(errors="replace")
+        lines = []
+        for whole in text.split("\n"):
+            # A progress bar writes the same line again and again.
+            written = click.unstyle(whole.rstrip("\r").rpartition("\r")[2])
+            line = "".join(c for c in written if c.isprintable() or c == "\t")
+            if line.strip() and not line.startswith(_RAYS_LINES):
+                lines.append(line)
         if left_out and lines:
             # The first line is only the end of one.
             lines = [f"({left_out} bytes before this are not kept)", *(lines[1:] or lines)]
         if lines:
             blocks.append("\n".join([f"[{stream}]", *lines]))
-    return Output(text="\n".join(blocks), read_to=ends)
-
-
-def _printable(text: str) -> list[str]:
-    """Return the lines in a piece of a worker's log, without colours, Ray's and empty lines."""
-    lines = []
-    for whole in text.split("\n"):
-        # A progress bar writes the same line again and again.
-        last_written = click.unstyle(whole.rstrip("\r").rpartition("\r")[2])
-        line = "".join(letter for letter in last_written if letter.isprintable() or letter == "\t")
-        if line.strip() and not line.startswith(_RAYS_LINES):
-            lines.append(line)
-    return lines
+    return "\n".join(blocks)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,11 +206,9 @@ class NodeAgents:
         self._nodes: dict[str, _Node] = {}
         self._holder: Holder | None = None
         self._silent: frozenset[str] = frozenset()
-        # How far each stream of a worker was read.
-        self._read_to: dict[_Process, Mapping[str, int]] = {}
         self._looked_s = 0.0
         # Several points may run, and ask, at once.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def start(self, node_ids: Iterable[str]) -> None:
         """Start an agent on each of these nodes that has none, and wait for their first answers.
@@ -296,21 +286,18 @@ class NodeAgents:
             node.ping = node.agent.ping.remote()
         elif node.silence_s <= node.patience_s:
             may_have_ended = is_done or node.silence_s > timeouts.NODE_REFUSAL_AFTER_S
-            if may_have_ended and self._has_ended(node, asks_ray=is_done):
+            if may_have_ended and self.has_ended(node.node_id, asks_ray=is_done):
                 node.patience_s = 0.0
             elif is_done:
-                self._restart_agent(node)
+                # Of a living node: the new agent samples and locks the same devices.
+                node.agent, node.samples = start_on_node(NodeAgent, node.node_id), None
+                node.patience_s = timeouts.NODE_STARTING_S
+                node.agent.sample.remote(tuple(node.devices))
+                if self._holder is not None:
+                    # A sweep that came in between is named in the rows.
+                    node.agent.lock.remote(list(map(lock_name, node.devices)), self._holder, True)
+                node.ping = node.agent.ping.remote()
         return node.silence_s > node.patience_s
-
-    def _restart_agent(self, node: _Node) -> None:
-        """Start the agent of a living node again, which samples and locks the same devices."""
-        node.agent, node.samples = start_on_node(NodeAgent, node.node_id), None
-        node.patience_s = timeouts.NODE_STARTING_S
-        node.agent.sample.remote(tuple(node.devices))
-        if self._holder is not None:
-            # A sweep that came in between is named in the rows.
-            node.agent.lock.remote(list(map(lock_name, node.devices)), self._holder, True)
-        node.ping = node.agent.ping.remote()
 
     def check_head(self, node_id: str) -> None:
         """Raise ClusterError where the head of the cluster is gone, or this host's Ray.
@@ -323,20 +310,20 @@ class NodeAgents:
             time.sleep(_POLL_S)
             self._monitor.check(afresh=True)
 
-    def has_ended(self, node_id: str) -> bool:
-        """Return whether Ray on this node is known to have ended. Takes 0.1 s at most."""
+    def has_ended(self, node_id: str, *, asks_ray: bool = True) -> bool:
+        """Return whether Ray on this node is known to have ended. Takes 0.1 s at most.
+
+        Its raylet refuses connections then, or Ray says that it is dead, where `asks_ray`.
+        """
         with self._lock:
             node = self._nodes.get(node_id)
-        return node is not None and self._has_ended(node, asks_ray=True)
-
-    def _has_ended(self, node: _Node, *, asks_ray: bool) -> bool:
-        """Return whether the node's raylet refuses connections, or Ray says that it is dead."""
+        if node is None:
+            return False
         # One that is frozen or cut off does not refuse. What Ray says comes late, but it comes for
         # a host that is switched off, too.
         refusal = why_not_listening(node.raylet, timeouts.NODE_CONNECT_S)
         return isinstance(refusal, ConnectionRefusedError) or (
-            asks_ray
-            and any(one["NodeID"] == node.node_id and not one["Alive"] for one in ray_nodes())
+            asks_ray and any(one["NodeID"] == node_id and not one["Alive"] for one in ray_nodes())
         )
 
     def lock(
@@ -357,7 +344,7 @@ class NodeAgents:
 
     def unlock(self, devices: Sequence[Device]) -> None:
         """Release all locks on the nodes of these devices."""
-        self._ask("unlock", devices, lambda _: (), timeouts.AGENT_LOCK_S)
+        self._ask("close", devices, lambda _: (), timeouts.AGENT_LOCK_S)
 
     def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], tuple[str, ...]]:
         """Look who else uses the devices; the returned function names who did since, in words.
@@ -398,35 +385,9 @@ class NodeAgents:
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
         """Return the last 60 lines of each device's worker; "" where they cannot be had now."""
-        outputs = self._read_outputs(devices, {})
-        return ["\n".join(output.text.splitlines()[-_TAIL_LINES:]) for output in outputs]
-
-    def new_outputs(self, devices: Sequence[Device]) -> list[str]:
-        """Return what the worker of each wrote since the last call; "" where that cannot be had."""
-        with self._lock:
-            read_to = dict(self._read_to)
-        outputs = self._read_outputs(devices, read_to)
-        with self._lock:
-            for device, output in zip(devices, outputs, strict=True):
-                self._read_to[_process(device)] = output.read_to
-        return [output.text for output in outputs]
-
-    def _read_outputs(
-        self, devices: Sequence[Device], read_to: Mapping[_Process, Mapping[str, int]]
-    ) -> list[Output]:
-        """Return what the worker of each device wrote behind `read_to`; empty if unknown."""
-
-        def ends(device: Device) -> Mapping[str, int]:
-            return read_to.get(_process(device), {})
-
-        read = self._ask(
-            "new_outputs", devices, lambda here: ({d.process_id: ends(d) for d in here},)
-        )
-        return [
-            read.get(device.node_id, {}).get(device.process_id)
-            or Output(text="", read_to=ends(device))
-            for device in devices
-        ]
+        read = self._ask("outputs", devices, lambda here: ([one.process_id for one in here],))
+        outputs = [read.get(one.node_id, {}).get(one.process_id, "") for one in devices]
+        return ["\n".join(output.splitlines()[-_TAIL_LINES:]) for output in outputs]
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
         """Wait until these GPUs, whose workers are gone, have their memory back.
@@ -480,34 +441,39 @@ class NodeAgents:
             for device in devices
         )
 
-    def with_clocks(self, answers: Sequence[Answer], devices: Sequence[Device]) -> list[Answer]:
-        """Return the answers, measurements with the SM clocks of their GPU while they were timed.
+    def complete(self, answers: Sequence[Answer], devices: Sequence[Device]) -> list[Answer]:
+        """Return the answers with what their workers wrote in the point.
 
-        answers, devices: in rank order.
+        Measurements get the SM clocks of their GPU while they were timed, too. Both are empty where
+        an agent does not answer. answers, devices: in rank order.
         """
-        gpus = [device for device in devices if device.kind == "cuda"]
         spans = {
             device.uuid: answer.timed_at_ns
             for answer, device in zip(answers, devices, strict=True)
-            if isinstance(answer, Measurement)
+            if isinstance(answer, Measurement) and device.kind == "cuda"
         }
         read = self._ask(
-            "sm_clocks_mhz",
-            gpus,
-            lambda here: ({gpu.uuid: spans[gpu.uuid] for gpu in here if gpu.uuid in spans},),
+            "end_point",
+            devices,
+            lambda here: (
+                [one.process_id for one in here],
+                {one.uuid: spans[one.uuid] for one in here if one.uuid in spans},
+            ),
         )
-        return [
-            replace(answer, sm_clocks_mhz=read.get(device.node_id, {}).get(device.uuid, ()))
-            if isinstance(answer, Measurement)
-            else answer
-            for answer, device in zip(answers, devices, strict=True)
-        ]
+        completed: list[Answer] = []
+        for answer, device in zip(answers, devices, strict=True):
+            outputs, clocks = read.get(device.node_id, ({}, {}))
+            answer = replace(answer, output=outputs.get(device.process_id, ""))
+            if isinstance(answer, Measurement):
+                answer = replace(answer, sm_clocks_mhz=clocks.get(device.uuid, ()))
+            completed.append(answer)
+        return completed
 
     def stop(self) -> None:
         """Release all locks of devices, and end the agents of all nodes. Waits 0.5 s at most."""
         if self._holder is not None:
             devices = [device for node in self._nodes.values() for device in node.devices]
-            self._ask("unlock", devices, lambda _: ())
+            self._ask("close", devices, lambda _: ())
         with self._lock:
             nodes, self._nodes = list(self._nodes.values()), {}
         for node in nodes:
@@ -560,10 +526,6 @@ def _by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
     for device in sorted(devices, key=lambda device: device.node_id):
         by_node.setdefault(device.node_id, []).append(device)
     return by_node
-
-
-def _process(device: Device) -> _Process:
-    return device.node_id, device.process_id
 
 
 def start_on_node(actor: type, node_id: str) -> Any:

@@ -60,18 +60,24 @@ class Slot:
     bundle: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class WorkerHandle:
-    """A worker of the pool: its slot and device, and the actor that is its process now.
+    """A worker: its slot, the actor that is its process now, and its device once it has one.
 
+    index: of the device on its node; None where Ray says which GPU it is. call: returns the device
+    of a process that starts, since `since_s`; starts: how many were started for it in a row.
     is_used: whether this process has run a point. user_class: the class of the user's that it has
     run. environment: variables of the job that its process, or the next one, starts with.
     lost_because: why it cannot be used any more, "" as long as it can.
     """
 
     slot: Slot
-    actor: Any
-    device: Device
+    index: int | None
+    actor: Any = None
+    device: Device = field(init=False)
+    call: Any = None
+    since_s: float = 0.0
+    starts: int = 0
     is_used: bool = False
     user_class: str = ""
     lost_because: str = ""
@@ -121,23 +127,6 @@ def _racks() -> dict[str, str]:
     return {node: its[_RACK] for node, its in labels.items() if _RACK in its}
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
-class _Start:
-    """A process that has not said yet which device it has.
-
-    index: of the device on its node; None where Ray says which GPU it is. worker: whose process it
-    replaces; None for a new worker. call: returns the device. starts: processes started so far.
-    """
-
-    slot: Slot
-    index: int | None
-    worker: WorkerHandle | None = None
-    actor: Any = None
-    call: Any = None
-    since_s: float = 0.0
-    starts: int = 0
-
-
 class WorkerPool:
     """All workers, by worker id. Several points may ask at once, each for its own.
 
@@ -154,24 +143,23 @@ class WorkerPool:
         log: Callable[[str], None],
         only: DeviceList | None = None,
     ) -> None:
-        self._kind, self._wait_s = connection.kind, connection.wait_s
+        self.kind, self._wait_s = connection.kind, connection.wait_s
         self._capacity = connection.capacity
         self._agents = agents
         self._reservation = reservation
         self._log = log
         self._only = only
         self._workers: list[WorkerHandle] = []
-        self._starting: list[_Start] = []
+        self._starting: list[WorkerHandle] = []
         # Nodes of which a late worker could not be used, and workers on devices not in `only`.
         self._refused_nodes: set[str] = set()
-        self._unlisted: list[_Start] = []
+        self._unlisted: list[WorkerHandle] = []
         # Workers started so far, by node id.
         self._started: Counter[str] = Counter()
         self._count = 0
         self._strategy: Strategy = "pack"
         self._start_limit_s = timeouts.WORKER_START_S
         self._wait_until_s = self._looked_s = 0.0
-        self._has_logged_end_of_wait = False
         self._lock = threading.RLock()
 
     def __getitem__(self, worker_id: int) -> WorkerHandle:
@@ -219,23 +207,23 @@ class WorkerPool:
         self._count, self._strategy = count, strategy
         if self._only:  # one on each GPU there is finds those of the list
             listed = sum(self._only.cpu_workers().values())
-            self._count = self._capacity if self._kind == "cuda" else listed
+            self._count = self._capacity if self.kind == "cuda" else listed
         self._wait_until_s = time.monotonic() + self._wait_s
         if self._wait_s:
             self._ask_autoscaler(self._count)
-        elif self._only and self._kind == "cpu":  # the others would start before that was known
+        elif self._only and self.kind == "cpu":  # the others would start before that was known
             there = {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]}
             missing = [name for name in self._only.names if name.rpartition(":")[0] not in there]
             if missing:
                 raise _not_there(self._only, missing)
-        self._begin_first_workers()
-        came = self._wait_for_first_workers()
-        order = allocator.in_device_order([worker.device for worker in came])
-        _check_devices([worker.device for worker in came])
-        self._reservation.reserve([worker.device for worker in came])
-        self._agents.watch([came[position].device for position in order])
+        came = self._start_first_workers()
+        came = [came[place] for place in allocator.in_device_order([one.device for one in came])]
+        devices = [worker.device for worker in came]
+        _check_devices(devices)
+        self._reservation.reserve(devices)
+        self._agents.watch(devices)
         with self._lock:
-            self._workers = [came[position] for position in order]
+            self._workers = came
         if self._only and self._names_left and not (self._wait_s or self._starting):
             raise _not_there(self._only, self._names_left)
         if self.pending:
@@ -245,25 +233,26 @@ class WorkerPool:
 
     def refresh(self, timeout_s: float) -> None:
         """Take in workers that came and note lost ones; wait at most `timeout_s` for one."""
-        is_over = self._wait_s and time.monotonic() > self._wait_until_s
-        if is_over and self._missing and not self._has_logged_end_of_wait:
-            self._has_logged_end_of_wait = True
-            there = len(self._workers) - len(self.lost)
-            self._log(
-                f"{there} of {self._count} workers are there after --wait {self._wait_s:g}: no "
-                "more are waited for"
-            )
         deadline_s = time.monotonic() + timeout_s
-        self.lose(self._agents.silent_nodes())
-        while not self._take_in_new() and self.pending and time.monotonic() < deadline_s:
-            time.sleep(timeouts.POLL_EVERY_S)
+        while True:
             self.lose(self._agents.silent_nodes())
+            now_s = time.monotonic()
+            if self._missing and now_s > self._looked_s + timeouts.LOOK_FOR_WORKERS_EVERY_S:
+                self._looked_s = now_s
+                self._start_missing()  # it may wait for a node, and points must not wait with it
+            # What never comes up must not be waited for till the end of the run.
+            ended = self._take_ended(self._starting, 0.0, self._start_limit_s)
+            has_come = any([self._take_in(worker, found) for worker, found in ended])
+            if has_come or not self.pending or time.monotonic() >= deadline_s:
+                return
+            time.sleep(timeouts.POLL_EVERY_S)
 
     def replace(self, worker_ids: Collection[int]) -> None:
         """Kill the processes and start new ones on the same devices, and wait for all of them.
 
-        A worker that cannot have one is lost. Workers see all GPUs of their node, and Ray keeps the
-        GPU of one that is gone for our placement group, so that the new process gets the same one.
+        A worker that cannot have one, or has it on another GPU, is lost. Workers see all GPUs of
+        their node, and Ray keeps the GPU of one that is gone for our placement group, so that the
+        new process gets the same one.
         """
         self.lose(self._agents.silent_nodes())
         workers = [self._workers[worker_id] for worker_id in worker_ids]
@@ -271,36 +260,28 @@ class WorkerPool:
         for worker in workers:
             ray.kill(worker.actor, no_restart=True)
         self._agents.kill([worker.device for worker in workers])  # those that hang, too
-        starting = [_Start(slot=one.slot, index=one.device.index, worker=one) for one in workers]
-        for start in starting:
-            self._begin(start)
-        while starting:
+        for worker in workers:
+            worker.index, worker.starts = worker.device.index, 0
+            self._begin(worker)
+        while workers:
             look_s, limit_s = timeouts.LOOK_FOR_WORKERS_EVERY_S, timeouts.WORKER_START_S
-            for start, found in self._take_ended(starting, look_s, limit_s):
-                self._take_over(start, found)
+            for worker, found in self._take_ended(workers, look_s, limit_s):
+                old, reason = worker.device, found
+                if isinstance(found, Device):
+                    if found.kind == "cpu" or found.uuid == old.uuid:
+                        worker.device = replace(found, rack=old.rack)
+                        continue
+                    # When a GPU has fallen off the bus, CUDA counts the others anew.
+                    reason = f"cuda:{found.index} is {found.uuid} now"
+                    ray.kill(worker.actor, no_restart=True)
+                with self._lock:
+                    if worker.lost_because:
+                        continue
+                    told = reason or "another device came that is not in the list"
+                    worker.lost_because = f"{old.kind}:{old.index} on {old.host} is lost: {told}"
+                self._log(worker.lost_because)
             self.lose(self._agents.silent_nodes())
-            starting = [one for one in starting if one.worker and not one.worker.lost_because]
-
-    def _take_over(self, start: _Start, found: Device | str | None) -> None:
-        """Give a worker its new process; it is lost where there is none, or on another GPU.
-
-        found: as of `_take_ended`.
-        """
-        worker, reason = start.worker, found
-        assert worker is not None
-        old = worker.device
-        if isinstance(found, Device):
-            if found.kind == "cpu" or found.uuid == old.uuid:
-                worker.device = replace(found, rack=old.rack)
-                return
-            # When a GPU has fallen off the bus, CUDA counts the others anew.
-            reason = f"cuda:{found.index} is {found.uuid} now"
-            ray.kill(start.actor, no_restart=True)
-        with self._lock:
-            if worker.lost_because:
-                return
-            worker.lost_because = f"{old.kind}:{old.index} on {old.host} is lost: {reason}"
-        self._log(worker.lost_because)
+            workers = [worker for worker in workers if not worker.lost_because]
 
     def lose(self, node_ids: Collection[str]) -> None:
         """Give up all workers of these nodes: they are `lost`, their devices go back to Ray.
@@ -312,9 +293,9 @@ class WorkerPool:
         with self._lock:
             gone = [worker for worker in self._workers if worker.slot.node_id in node_ids]
             gone = [worker for worker in gone if not worker.lost_because]
-            late = [start for start in self._starting if start.slot.node_id in node_ids]
-            for start in late:
-                self._starting.remove(start)
+            late = [worker for worker in self._starting if worker.slot.node_id in node_ids]
+            for worker in late:
+                self._starting.remove(worker)
             for worker in gone:
                 worker.lost_because = f"node {worker.device.host} does not answer"
             _let_go([*gone, *late])
@@ -334,33 +315,53 @@ class WorkerPool:
         """Have the cluster scaled up to so many devices where it can be; 0 takes that back."""
         from ray.autoscaler.sdk import request_resources  # which takes long to import
 
-        request_resources(bundles=[{_RESOURCE[self._kind]: 1}] * count)
+        request_resources(bundles=[{_RESOURCE[self.kind]: 1}] * count)
 
-    def _begin_first_workers(self) -> None:
-        """Start workers on free devices; wait until one starts, and 5 s for the others' devices.
+    def _start_first_workers(self) -> list[WorkerHandle]:
+        """Start workers on free devices, and return those that come soon.
 
-        Raises ClusterError where no device can be had in a minute, or in the time of --wait.
+        Devices of others are waited for as long as none is free, then 5 s; workers until all are
+        there, then 20 s from the first start that ended. Raises ClusterError where no device can be
+        had in a minute, or in the time of --wait, where a worker cannot start, and where none comes
+        in the time that a worker may take.
         """
         begun_s = time.monotonic()
         limit_s = max(self._wait_s, timeouts.FIRST_DEVICE_S)
         self._start_missing()
         while self._missing and time.monotonic() < begun_s + limit_s:
             if self._starting and time.monotonic() > begun_s + timeouts.FREE_SOON_S:
-                return
+                break
             time.sleep(timeouts.POLL_EVERY_S)
             self._start_missing()
         if not self._starting:
             raise ClusterError(
-                f"no {_RESOURCE[self._kind]} could be had from the cluster in "
+                f"no {_RESOURCE[self.kind]} could be had from the cluster in "
                 f"{limit_s:g} s: others may use them; see `ray status`"
             )
+        deadline_s = time.monotonic() + self._start_limit_s
+        came: list[WorkerHandle] = []
+        while self._starting and time.monotonic() < deadline_s:
+            look_s = timeouts.LOOK_FOR_WORKERS_EVERY_S
+            for worker, found in self._take_ended(self._starting, look_s, math.inf):
+                if isinstance(found, str):
+                    raise ClusterError(found)
+                came += [worker] if self._is_listed(worker, found) else []
+                deadline_s = min(deadline_s, time.monotonic() + timeouts.SLOW_WORKERS_S)
+            self.lose(self._agents.silent_nodes())
+        if self._only and self._unlisted and not came:
+            raise _not_there(self._only, self._names_left)
+        if not came:
+            in_time = f"within {self._start_limit_s:.0f} s"
+            why = in_time if self._starting else "before its node was lost"
+            raise ClusterError(f"no worker started {why}")
+        return came
 
     def _start_missing(self) -> None:
         """Start a worker on each free device, as far as workers are missing. Waits for agents only.
 
         Raises ClusterError where the head of the cluster is gone, or this host's Ray.
         """
-        kind = self._kind
+        kind = self.kind
         barred = self._agents.silent_nodes() | self._refused_nodes
         free = {node: n for node, n in free_devices(kind).items() if node not in barred}
         if kind == "cpu" and self._only:  # up to the last one of a node that is in the list
@@ -379,132 +380,89 @@ class WorkerPool:
         for slot, actor in zip(slots, actors, strict=True):
             index = self._started[slot.node_id] if kind == "cpu" else None
             self._started[slot.node_id] += 1
-            start = _Start(slot=slot, index=index)
-            self._begin(start, actor)
+            worker = WorkerHandle(slot=slot, index=index)
+            self._begin(worker, actor)
             with self._lock:
-                self._starting.append(start)
+                self._starting.append(worker)
 
-    def _begin(self, start: _Start, actor: Any = None) -> None:
-        """Have a process take its device. actor: runs already; None starts one."""
-        worker = start.worker
-        environment = worker.environment if worker else None
-        start.actor = actor or start_worker(self._kind, start.slot, environment)
-        if worker is not None:
-            worker.actor, worker.is_used = start.actor, False
-        only = self._only.names if self._only and worker is None else None
-        start.call = start.actor.attach_device.remote(self._kind, start.index, only)
-        start.since_s, start.starts = time.monotonic(), start.starts + 1
+    def _begin(self, worker: WorkerHandle, actor: Any = None) -> None:
+        """Have a process take the worker's device. actor: runs already; None starts one."""
+        worker.actor = actor or start_worker(self.kind, worker.slot, worker.environment)
+        only = self._only.names if self._only else None
+        worker.call = worker.actor.attach_device.remote(self.kind, worker.index, only)
+        worker.is_used, worker.since_s = False, time.monotonic()
+        worker.starts += 1
 
     def _take_ended(
-        self, starting: list[_Start], wait_s: float, limit_s: float
-    ) -> list[tuple[_Start, Device | str | None]]:
-        """Take the starts out of the list that have ended; wait at most `wait_s` for one.
+        self, starting: list[WorkerHandle], wait_s: float, limit_s: float
+    ) -> list[tuple[WorkerHandle, Device | str | None]]:
+        """Take the workers out of the list whose start has ended; wait at most `wait_s` for one.
 
         Return each with its device, None where that is not in the list of devices, or the reason
         why it failed, as that it took longer than limit_s. A node whose Ray has ended is given up.
         Raises ClusterError where the head of the cluster is gone, or this host's Ray.
         """
-        calls = [start.call for start in starting]
+        calls = [worker.call for worker in starting]
         done = ray.wait(calls, num_returns=1, timeout=wait_s)[0] if calls else []
         if done:
             done = ray.wait(calls, num_returns=len(calls), timeout=0)[0]
-        ended: list[tuple[_Start, Device | str | None]] = []
-        for start in list(starting):
+        ended: list[tuple[WorkerHandle, Device | str | None]] = []
+        for worker in list(starting):
             found: Device | str | None = f"its process did not start within {limit_s:.0f} s"
-            if start.call in done:
+            if worker.call in done:
                 try:
-                    found = ray.get(start.call)
+                    found = ray.get(worker.call)
                 except ray.exceptions.RayError as error:
-                    if self._begin_again(start, error):
+                    if self._begin_again(worker, error):
                         continue
                     found = _why_no_start(error)
-            elif time.monotonic() < start.since_s + limit_s:
+            elif time.monotonic() < worker.since_s + limit_s:
                 continue
-            if isinstance(found, str) and self._agents.has_ended(start.slot.node_id):
-                self.lose({start.slot.node_id})
+            if isinstance(found, str) and self._agents.has_ended(worker.slot.node_id):
+                self.lose({worker.slot.node_id})
             with self._lock:
-                if start not in starting:  # its node was lost
+                if worker not in starting:  # its node was lost
                     continue
-                starting.remove(start)
+                starting.remove(worker)
             if not isinstance(found, Device):
-                ray.kill(start.actor, no_restart=True)
-            ended.append((start, found))
+                ray.kill(worker.actor, no_restart=True)
+            ended.append((worker, found))
         return ended
 
-    def _begin_again(self, start: _Start, error: Exception) -> bool:
+    def _begin_again(self, worker: WorkerHandle, error: Exception) -> bool:
         """Start a process again that was killed from outside, three times in all.
 
         Return False where it was not, as what failed by itself would fail again.
         """
-        if not _was_killed(error) or start.starts >= _MOST_STARTS:
+        if not _was_killed(error) or worker.starts >= _MOST_STARTS:
             return False
-        self._agents.check_head(start.slot.node_id)  # it may have died with this host's Ray
-        if self._agents.has_ended(start.slot.node_id):
+        self._agents.check_head(worker.slot.node_id)  # it may have died with this host's Ray
+        if self._agents.has_ended(worker.slot.node_id):
             return False
-        ray.kill(start.actor, no_restart=True)
+        ray.kill(worker.actor, no_restart=True)
         self._log(f"{_why_no_start(error)} (tried once more)")
-        self._begin(start)
+        self._begin(worker)
         return True
 
-    def _wait_for_first_workers(self) -> list[WorkerHandle]:
-        """Wait until all workers are there, or 20 s after the first start that ended; return them.
+    def _is_listed(self, worker: WorkerHandle, device: Device | None) -> bool:
+        """Give the worker the device with which it came up; return False where that is None.
 
-        Also no longer than a worker may take to start. Raises ClusterError where one cannot start,
-        or none comes.
-        """
-        deadline_s = time.monotonic() + self._start_limit_s
-        came: list[WorkerHandle] = []
-        while self._starting and time.monotonic() < deadline_s:
-            look_s = timeouts.LOOK_FOR_WORKERS_EVERY_S
-            for start, found in self._take_ended(self._starting, look_s, math.inf):
-                if isinstance(found, str):
-                    raise ClusterError(found)
-                if worker := self._worker_of(start, found):
-                    came.append(worker)
-                slow_s = timeouts.SLOW_WORKERS_S
-                deadline_s = min(deadline_s, time.monotonic() + slow_s)
-            self.lose(self._agents.silent_nodes())
-        if self._only and self._unlisted and not came:
-            raise _not_there(self._only, self._names_left)
-        if not came:
-            in_time = f"within {self._start_limit_s:.0f} s"
-            why = in_time if self._starting else "before its node was lost"
-            raise ClusterError(f"no worker started {why}")
-        return came
-
-    def _take_in_new(self) -> bool:
-        """Start missing workers on free devices, and take in started ones.
-
-        Return whether any came. Raises ClusterError as `_start_missing`.
-        """
-        now_s = time.monotonic()
-        if self._missing and now_s > self._looked_s + timeouts.LOOK_FOR_WORKERS_EVERY_S:
-            self._looked_s = now_s
-            self._start_missing()  # it may wait for a node, and points must not wait with it
-        # What never comes up must not be waited for till the end of the run.
-        ended = self._take_ended(self._starting, 0.0, self._start_limit_s)
-        return any([self._take_in(start, found) for start, found in ended])
-
-    def _worker_of(self, start: _Start, device: Device | None) -> WorkerHandle | None:
-        """Return the worker that has come up; None where its device is not in the list.
-
-        The device stays held then, or it came again.
+        It is not in the list of devices then, and stays held, or it came again.
         """
         if device is None:
-            self._unlisted.append(start)
-            return None
-        device = replace(device, rack=_racks().get(device.node_id, ""))
-        return WorkerHandle(slot=start.slot, actor=start.actor, device=device)
+            self._unlisted.append(worker)
+            return False
+        worker.device = replace(device, rack=_racks().get(device.node_id, ""))
+        return True
 
-    def _take_in(self, start: _Start, found: Device | str | None) -> bool:
+    def _take_in(self, worker: WorkerHandle, found: Device | str | None) -> bool:
         """Take in a worker that came late; return whether it can be used.
 
         No other worker is started on the node of one that cannot. found: as of `_take_ended`.
         """
-        worker, reason = None, found
+        reason = found if isinstance(found, str) else ""
         if not isinstance(found, str):
-            worker = self._worker_of(start, found)
-            if worker is None:
+            if not self._is_listed(worker, found):
                 return False
             used = [one.device for one in self._workers if not one.lost_because]
             try:
@@ -512,9 +470,9 @@ class WorkerPool:
                 reason = self._reservation.try_reserve([worker.device])
             except ClusterError as error:
                 reason = str(error)
-        if worker is None or reason:
-            self._refused_nodes.add(start.slot.node_id)
-            ray.kill(start.actor, no_restart=True)
+        if reason:
+            self._refused_nodes.add(worker.slot.node_id)
+            ray.kill(worker.actor, no_restart=True)
             self._log(f"a worker that came late is left out: {reason}")
             return False
         self._agents.watch([worker.device])
@@ -535,7 +493,7 @@ def _not_there(only: DeviceList, missing: Sequence[str]) -> ClusterError:
     )
 
 
-def _let_go(held: Sequence[WorkerHandle | _Start]) -> None:
+def _let_go(held: Sequence[WorkerHandle]) -> None:
     """Kill the processes, and give the devices back to Ray."""
     for one in held:
         ray.kill(one.actor, no_restart=True)
@@ -610,13 +568,27 @@ class _Worker:
 def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | None = None) -> Any:
     """Start a worker process on the device of this slot; return its `_Worker`. Does not wait.
 
-    Call its `attach_device` next. environment: variables of the job, in addition to those that all
-    workers have.
+    Call its `attach_device` next. environment: variables of the job, in addition to those that make
+    its process like one of torchrun's.
     """
     there = PlacementGroupSchedulingStrategy(
         slot.placement, placement_group_bundle_index=slot.bundle
     )
-    variables = {**_worker_environment(), **(environment or {}), reaper.MARK: reaper.new_mark()}
+    variables = {
+        **_SURVIVE_A_PEER,
+        # As srun does: a variable set for the sweep is meant for the workers, on every node.
+        **{name: v for name, v in variables_that_matter().items() if name.startswith(_FORWARDED)},
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "RAY_worker_niceness": "0",
+        # Ray would turn the log over in threads of the worker, behind a pipe: they would run beside
+        # what is measured, and the last words of a crash, which say its reason, would be lost.
+        "RAY_ROTATION_MAX_BYTES": "0",
+        # Unmasked: NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+        **(environment or {}),
+        reaper.MARK: reaper.new_mark(),
+    }
     options = {
         "num_gpus": int(kind == "cuda"),
         "num_cpus": int(kind == "cpu"),
@@ -626,27 +598,6 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
         "runtime_env": {"env_vars": variables},
     }
     return ray.remote(_Worker).options(**options).remote(str(Path.cwd()))
-
-
-def _worker_environment() -> dict[str, str]:
-    """Return the variables that make an actor's process like one of torchrun's."""
-    return {
-        **_SURVIVE_A_PEER,
-        # As srun does: a variable set for the sweep is meant for the workers, on every node.
-        **{
-            name: value
-            for name, value in variables_that_matter().items()
-            if name.startswith(_FORWARDED)
-        },
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        "RAY_worker_niceness": "0",
-        # Ray would turn the log over in threads of the worker, behind a pipe: they would run beside
-        # what is measured, and the last words of a crash, which say its reason, would be lost.
-        "RAY_ROTATION_MAX_BYTES": "0",
-        # Unmasked: NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
-        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-    }
 
 
 def _why_no_start(error: Exception) -> str:

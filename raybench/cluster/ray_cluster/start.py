@@ -7,7 +7,7 @@ only this user can read, and a folder that is closed (0700).
 
 While Ray starts, or starts workers, this process waits inside of Ray, where nothing interrupts it:
 half a minute for a raylet that has died, a minute for a head, after which Ray ends it in its own
-words. So a `StartGuard` ends it before, where one is gone.
+words. So a `start_guard` ends it before, where one is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,11 +46,7 @@ from raybench.errors import ClusterError, UsageError
 from raybench.records import DeviceKind
 from raybench.records.environment import set_variables, usable_cores
 
-_QUIET: dict[str, Any] = {
-    "log_to_driver": False,
-    "logging_level": "ERROR",
-    "namespace": "raybench",
-}
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "raybench"}
 _HEAD = "the head of the Ray cluster"
 _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
@@ -93,16 +88,6 @@ class Connection:
     folder: Path | None = None
 
 
-def starts_private(address: str) -> bool:
-    """Return whether `connect` would start a private Ray, as far as is known without asking a head.
-
-    Raises ClusterError where several clusters of this host could be meant.
-    """
-    if address != "auto" or os.environ.get("RAY_ADDRESS"):
-        return address == "local"
-    return not find_own_cluster(Path(get_default_ray_temp_dir()))[0]  # type: ignore[no-untyped-call]
-
-
 def connect(
     address: str,
     device: Literal["auto", "cuda", "cpu"],
@@ -122,104 +107,93 @@ def connect(
     logging.getLogger("ray").setLevel(logging.ERROR)
     _reload_rays_settings()
     end = end or end_process
-    start = partial(_start_private, device, wanted, oversubscribe, end)
-    option = f"--address {address}"
-    if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
-        address, option = exported, f"RAY_ADDRESS={exported}"
-    folder = None
-    if address == "local":
-        where, folder = start()
-    elif address == "auto":
-        where, folder = _join_this_hosts(start, end)
+    head, option, why_private = _find_head(address)
+    if not head:
+        where, folder = _start_private(device, wanted, oversubscribe, end, why_private)
     else:
-        where = _join(address, option, end)
-    head = ray.get_runtime_context().gcs_address
-    try:
-        with _guard(head, end):
-            kind, capacity = _capacity(device, may_grow=wait_s > 0)
-            here = _this_hosts_ray()
-    except ClusterError:
+        where, folder = f"Ray cluster at {head}", None
+        # Ray itself would look for a node on this host for a minute, and then say nothing of it.
+        if not find_node_ids():  # type: ignore[no-untyped-call]
+            raise ClusterError(
+                f"{option}: no node of that cluster runs on this host; run raybench on one of its "
+                "nodes, or use ray job submit"
+            )
+        try:
+            with start_guard(HeadMonitor({_HEAD: head}).gone, end):
+                ray.init(address=head, **_QUIET)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ClusterError(f"{option}: {' '.join(str(error).split())}") from None
+    context = ray.get_runtime_context()
+    head, here = context.gcs_address, context.get_node_id()
+    with start_guard(HeadMonitor({_HEAD: head}).gone, end):
+        nodes = ray_nodes()
+    totals = [node["Resources"] for node in nodes if node["Alive"]]
+    devices = {one: int(sum(t.get(one, 0) for t in totals)) for one in ("GPU", "CPU")}
+    if device == "cuda" and not devices["GPU"] and not wait_s:
         ray.shutdown()
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
-        raise
+        raise ClusterError(
+            "--device cuda: the cluster has no GPU; use --device cpu to measure CPUs"
+        )
+    is_cuda = device == "cuda" or (device == "auto" and devices["GPU"] > 0)
+    capacity = devices["GPU" if is_cuda else "CPU"]
+    (node,) = (one for one in nodes if one["NodeID"] == here)
+    # The raylet of this host, and its agent, without which it starts no worker.
+    ports = {
+        "this host's Ray": node["NodeManagerPort"],
+        "the agent of this host's Ray that starts workers": node.get("RuntimeEnvAgentPort", 0),
+    }
+    host = node["NodeManagerAddress"]
     return Connection(
         where=where,
-        needed={_HEAD: head, **here},
-        kind=kind,
+        needed={_HEAD: head} | {name: f"{host}:{port}" for name, port in ports.items() if port > 0},
+        kind="cuda" if is_cuda else "cpu",
         capacity=max(capacity, wanted) if wait_s else capacity,
         wait_s=wait_s,
         folder=folder,
     )
 
 
-def _join_this_hosts(
-    start_private: Callable[..., tuple[str, Path]], end: Callable[[str], None]
-) -> tuple[str, Path | None]:
-    """Join the cluster that `ray start` made on this host, or start a private one.
+def _find_head(address: str) -> tuple[str, str, str]:
+    """Return HOST:PORT of the head to join, and how the user gave it; "" for a private Ray.
 
-    Return which it is, for the user, and the folder of a private one. start_private: gets why the
-    cluster of this host was not joined; "" where there is none. Raises ClusterError.
-
-    Not Ray's own "auto": that joins any raylet it finds, also the private one of another sweep,
-    and believes whoever has written the file that it reads.
+    The last item says why no cluster of this host is joined, "" where there is none. Raises
+    UsageError where the address is no HOST:PORT, ClusterError where no cluster answers there.
     """
-    address, why_not = find_own_cluster(Path(get_default_ray_temp_dir()))  # type: ignore[no-untyped-call]
-    if not address:
-        return start_private(why_not)
-    # A head that starts where a token lies asks for it. Ray uses the token unasked for a cluster
-    # of this host only, and by its own "auto" only.
-    option = f"--address auto ({address}, by `ray start` on this host)"
-    try:
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-    except ray.exceptions.AuthenticationError:
-        raise _no_token(option) from None
-    if reason := _why_no_head(address, option):
-        return start_private(f"the cluster at {address} is gone: {reason}")
-    return _init(address, option, end), None
-
-
-def _join(address: str, option: str, end: Callable[[str], None]) -> str:
-    """Join the cluster at `address` and return which it is, for the user.
-
-    option: how the user gave the address. Raises UsageError where it is no HOST:PORT, ClusterError
-    where no cluster answers there or none of its nodes is this host.
-    """
-    if address.startswith(("http://", "https://")):
-        raise UsageError(
-            f"{option}: this is the address of Ray's job server; submit the sweep to "
-            f"it: ray job submit --address {address} --working-dir . -- raybench sweep JOB"
-        )
-    if address.startswith("ray://"):
-        raise UsageError(
-            f"{option}: Ray Client is not supported; run raybench on a node of the "
-            "cluster with --address auto, or use ray job submit"
-        )
+    option = f"--address {address}"
+    if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
+        address, option = exported, f"RAY_ADDRESS={exported}"
+    if address == "local":
+        return "", option, ""
+    if address == "auto":
+        # Not Ray's own "auto": that joins any raylet it finds, also the private one of another
+        # sweep, and believes whoever has written the file that it reads.
+        address, why_not = find_own_cluster()
+        if not address:
+            return "", option, why_not
+        option = f"--address auto ({address}, by `ray start` on this host)"
+        # A head that starts where a token lies asks for it. Ray uses the token unasked for a
+        # cluster of this host only, and by its own "auto" only.
+        try:
+            maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        except ray.exceptions.AuthenticationError:
+            raise _no_token(option) from None
+        if reason := _why_no_head(address, option):
+            return "", option, f"the cluster at {address} is gone: {reason}"
+        return address, option, ""
     host, separator, port = address.rpartition(":")
-    if not (host and separator and port.isdigit()):
-        raise UsageError(f"{option}: expected auto, local or HOST:PORT")
+    if "://" in address or not (host and separator and port.isdigit()):
+        raise UsageError(
+            f"{option}: expected auto, local or HOST:PORT on a node of the cluster; from elsewhere:"
+            " ray job submit --address http://HOST:8265 --working-dir . -- raybench sweep JOB"
+        )
     if reason := _why_no_head(address, option):
         raise ClusterError(
             f"{option}: no Ray cluster answers there ({reason}); start one with "
             "`ray start --head`, or use --address local"
         )
-    return _init(address, option, end)
-
-
-def _init(address: str, option: str, end: Callable[[str], None]) -> str:
-    """Call `ray.init` for a head that answers at `address`, as `_join`."""
-    # Ray itself would look for a node on this host for a minute, and then say nothing of it.
-    if not find_node_ids():  # type: ignore[no-untyped-call]
-        raise ClusterError(
-            f"{option}: no node of that cluster runs on this host; run raybench on one of its "
-            "nodes, or use ray job submit"
-        )
-    try:
-        with _guard(address, end):
-            ray.init(address=address, **_QUIET)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterError(f"{option}: {' '.join(str(error).split())}") from None
-    return f"Ray cluster at {address}"
+    return address, option, ""
 
 
 def _why_no_head(address: str, option: str) -> str | None:
@@ -255,40 +229,8 @@ def ray_nodes() -> list[dict[str, Any]]:
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
-def _this_hosts_ray() -> dict[str, str]:
-    """Return HOST:PORT of the raylet on this host, and of its agent, without which it starts none.
-
-    The keys name the programs for the user.
-    """
-    here = ray.get_runtime_context().get_node_id()
-    (node,) = (one for one in ray_nodes() if one["NodeID"] == here)
-    ports = {
-        "this host's Ray": node["NodeManagerPort"],
-        "the agent of this host's Ray that starts workers": node.get("RuntimeEnvAgentPort", 0),
-    }
-    host = node["NodeManagerAddress"]
-    return {name: f"{host}:{port}" for name, port in ports.items() if port > 0}
-
-
 def _drop(*_: object, **__: object) -> None:
     return None
-
-
-def _capacity(device: str, *, may_grow: bool) -> tuple[DeviceKind, int]:
-    """Return the kind of devices to use, and how many of it the living nodes have in all.
-
-    may_grow: nodes are waited for. Raises ClusterError where CUDA devices are asked for, there is
-    none and none may come.
-    """
-    totals = [node["Resources"] for node in ray_nodes() if node["Alive"]]
-    gpus = int(sum(total.get("GPU", 0) for total in totals))
-    if device == "cuda" and gpus == 0 and not may_grow:
-        raise ClusterError(
-            "--device cuda: the cluster has no GPU; use --device cpu to measure CPUs"
-        )
-    if device == "cuda" or (gpus and device == "auto"):
-        return "cuda", gpus
-    return "cpu", int(sum(total.get("CPU", 0) for total in totals))
 
 
 # The cluster that `ray start` has made on this host, or joined it to.
@@ -299,14 +241,15 @@ def _capacity(device: str, *, may_grow: bool) -> tuple[DeviceKind, int]:
 # other user can make one. `ray.init` writes no such file, so a private Ray is never found.
 
 
-def find_own_cluster(usual: Path) -> tuple[str, str]:
+def find_own_cluster() -> tuple[str, str]:
     """Return HOST:PORT of the head of the cluster of this user or root that this host belongs to.
 
     "" where there is none; then the second item says in words why an address that was found is not
-    to be joined, "" where none was found. usual: the folder in which Ray keeps its files by
-    default. A cluster below another folder (`ray start --temp-dir`) is found where there is none
-    in the usual one. Raises ClusterError where several could be meant.
+    to be joined, "" where none was found. A cluster below another folder than Ray's usual one
+    (`ray start --temp-dir`) is found where there is none in that. Raises ClusterError where several
+    could be meant.
     """
+    usual = Path(get_default_ray_temp_dir())  # type: ignore[no-untyped-call]
     raylets = set()
     for process in psutil.process_iter(["cmdline", "uids"]):
         words, uids = process.info["cmdline"] or [""], process.info["uids"]
@@ -342,7 +285,7 @@ def _read_address(folder: Path) -> str:
 
 
 def _start_private(
-    device: str, wanted: int, oversubscribe: bool, end: Callable[[str], None], because: str = ""
+    device: str, wanted: int, oversubscribe: bool, end: Callable[[str], None], because: str
 ) -> tuple[str, Path]:
     """Start a private Ray and join it; return what it is, for the user, and its folder.
 
@@ -361,10 +304,15 @@ def _start_private(
             f"type the same command again; its logs: {logs}"
         )
 
-    guard = StartGuard(
-        _ended_program,
-        lambda reason: end(failed(reason)),
-        patience_s=timeouts.RAYS_OWN_ERROR_AT_START_S,
+    def ended_program() -> str:
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):
+                if child.status() == psutil.STATUS_ZOMBIE and child.name() in _PROGRAMS:
+                    return f"{_PROGRAMS[child.name()]} has ended"
+        return ""
+
+    guard = start_guard(
+        ended_program, lambda reason: end(failed(reason)), timeouts.RAYS_OWN_ERROR_AT_START_S
     )
     # Ray would start no more processes at a time than it was told of CPUs, which are the workers
     # wanted: their agent and store would wait in line. And first it would start one for
@@ -394,38 +342,26 @@ def _start_private(
 def make_private_folder() -> Path:
     """Make a folder that only this user can enter, for a private Ray, and return it.
 
-    In RAY_TMPDIR, TMPDIR, /tmp or /var/tmp, the first that takes it and is short enough for the
-    paths of Ray's sockets. Raises ClusterError where none is.
+    In RAY_TMPDIR, TMPDIR or /tmp, the first that is short enough for the paths of Ray's sockets.
+    Raises ClusterError where no folder can be made in it.
     """
-    given = [Path(path).resolve() for n in ("RAY_TMPDIR", "TMPDIR") if (path := os.environ.get(n))]
-    reasons = []
-    for base in dict.fromkeys([*given, Path("/tmp").resolve(), Path("/var/tmp").resolve()]):
-        if len(os.fsencode(base)) + _FOLDER_BYTES + _RAYS_SOCKET_BYTES > _SOCKET_PATH_BYTES:
-            reasons.append(f"{base} is too long for Ray's sockets")
-            continue
-        try:
-            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-        except OSError as error:
-            reasons.append(f"{base}: {error.strerror}")
-    raise ClusterError(
-        f"no folder for a private Ray: {'; '.join(reasons)}; set TMPDIR to a short path that you "
-        "can write"
-    )
+    places = (os.environ.get("RAY_TMPDIR"), os.environ.get("TMPDIR"), "/tmp")
+    bases = [Path(place).resolve() for place in places if place]
+    longest = _SOCKET_PATH_BYTES - _FOLDER_BYTES - _RAYS_SOCKET_BYTES
+    base = next(base for base in bases if len(os.fsencode(base)) <= longest)
+    try:
+        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    except OSError as error:
+        raise ClusterError(
+            f"no folder for a private Ray in {base}: {error.strerror}; set TMPDIR to a short path "
+            "that you can write"
+        ) from None
 
 
 def _reload_rays_settings() -> None:
     """Have Ray take its mode and token from the environment, not from an earlier private Ray."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
-
-
-def _ended_program() -> str:
-    """Return which program of the Ray that is being started has ended; "" while all live."""
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if child.status() == psutil.STATUS_ZOMBIE and child.name() in _PROGRAMS:
-                return f"{_PROGRAMS[child.name()]} has ended"
-    return ""
 
 
 @contextmanager
@@ -528,42 +464,32 @@ def end_process(reason: str) -> None:
     os._exit(ClusterError.exit_code)
 
 
-class StartGuard:
-    """A context in which a thread ends this process where a program of Ray is gone.
+@contextmanager
+def start_guard(
+    gone: Callable[[], str],
+    end: Callable[[str], None],
+    patience_s: float = timeouts.RAYS_OWN_ERROR_S,
+) -> Iterator[None]:
+    """Return a context in which a thread ends this process where a program of Ray is gone.
 
     gone: returns what is gone, "" while all is there. end: ends this process; it gets what is
     gone. patience_s: how long this process may take after that to leave the block.
     """
+    is_over = threading.Event()
 
-    def __init__(
-        self, gone: Callable[[], str], end: Callable[[str], None], *, patience_s: float
-    ) -> None:
-        self._gone, self._end, self._patience_s = gone, end, patience_s
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="start-guard", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        """End this process where the block does not end in time after a program is gone."""
+    def watch() -> None:
         reason = ""
         while not reason:
-            if self._is_over.wait(timeouts.WATCH_START_EVERY_S):
+            if is_over.wait(timeouts.WATCH_START_EVERY_S):
                 return
-            reason = self._gone()
-        if not self._is_over.wait(self._patience_s):
-            self._end(reason)
+            reason = gone()
+        if not is_over.wait(patience_s):
+            end(reason)
 
-
-def _guard(head: str, end: Callable[[str], None]) -> StartGuard:
-    """Return a context for calls to Ray's head, which may have died since it was asked last.
-
-    This process is ended (`end`) where the head is gone and the calls do not return.
-    """
-    monitor = HeadMonitor({_HEAD: head})
-    return StartGuard(monitor.gone, end, patience_s=timeouts.RAYS_OWN_ERROR_S)
+    thread = threading.Thread(target=watch, name="start-guard", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

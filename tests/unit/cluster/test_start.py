@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from ruamel.yaml import YAML
 
+from raybench.cluster.ray_cluster import start
 from raybench.cluster.ray_cluster.start import (
     HeadMonitor,
     find_own_cluster,
@@ -40,13 +41,14 @@ class Host:
         return path
 
     def found(self):
-        return find_own_cluster(self.usual)
+        return find_own_cluster()
 
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
     made = Host(tmp_path)
     monkeypatch.setattr("psutil.process_iter", lambda _: made.processes)
+    monkeypatch.setattr(start, "get_default_ray_temp_dir", lambda: made.usual)
     return made
 
 
@@ -135,8 +137,8 @@ def test_a_head_that_missed_one_call_is_there(monkeypatch):
 def test_a_process_that_hangs_in_the_block_is_ended_with_the_exit_code_of_a_lost_cluster():
     hangs = (
         "import time\n"
-        "from raybench.cluster.ray_cluster.start import StartGuard, end_process\n"
-        "with StartGuard(lambda: 'its head is gone', end_process, patience_s=0.1):\n"
+        "from raybench.cluster.ray_cluster.start import end_process, start_guard\n"
+        "with start_guard(lambda: 'its head is gone', end_process, patience_s=0.1):\n"
         "    time.sleep(60)\n"
     )
     done = subprocess.run(

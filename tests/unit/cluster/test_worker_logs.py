@@ -9,7 +9,7 @@ def test_lines_come_without_colours_and_marks_of_ray_and_of_this_process_alone(t
     (tmp_path / "worker-ab-01-77.out").write_text(":job_id:01\nfirst\n")
     (tmp_path / "worker-ab-01-77.err").write_bytes(b"\x1b[31mred\x1b[0m\x07\xff\n\n")
     (tmp_path / "worker-ab-01-78.err").write_text("another's\n")
-    assert new_output(tmp_path, 77, {}).text == "[stdout]\nfirst\n[stderr]\nred\ufffd"
+    assert new_output(tmp_path, 77, {}) == "[stdout]\nfirst\n[stderr]\nred\ufffd"
 
 
 def test_of_two_logs_of_one_process_id_the_newer_is_read(tmp_path):
@@ -17,29 +17,29 @@ def test_of_two_logs_of_one_process_id_the_newer_is_read(tmp_path):
         path = tmp_path / name
         path.write_text(name)
         os.utime(path, (1e9 - age_s, 1e9 - age_s))
-    assert new_output(tmp_path, 77, {}).text == "[stderr]\nworker-new-77.err"
+    assert new_output(tmp_path, 77, {}) == "[stderr]\nworker-new-77.err"
 
 
 def test_new_output_is_what_was_written_since_and_a_progress_bar_is_its_last_state(tmp_path):
     out, err = (tmp_path / f"worker-ab-01-77.{kind}" for kind in ("out", "err"))
     out.write_text(":job_id:01\nfirst\n")
-    first = new_output(tmp_path, 77, {})
-    assert first.text == "[stdout]\nfirst"
-    assert new_output(tmp_path, 77, first.read_to).text == ""
+    read_to = {}
+    assert new_output(tmp_path, 77, read_to) == "[stdout]\nfirst"
+    assert new_output(tmp_path, 77, read_to) == ""
     with out.open("a") as file:
         file.write("second\n")
     err.write_text("\r 10%|#  |\r 100%|###|\nwarned\n")
-    second = new_output(tmp_path, 77, first.read_to)
-    assert second.text == "[stdout]\nsecond\n[stderr]\n 100%|###|\nwarned"
-    assert new_output(tmp_path, 78, {}).text == ""
+    assert new_output(tmp_path, 77, read_to) == "[stdout]\nsecond\n[stderr]\n 100%|###|\nwarned"
+    assert new_output(tmp_path, 78, {}) == ""
 
 
 def test_of_a_flood_the_end_is_kept_and_it_is_said_how_much_is_not(tmp_path):
     lines = [f"line {number:06}" for number in range(100_000)]
     (tmp_path / "worker-ab-01-77.out").write_text("\n".join(lines) + "\n")
-    output = new_output(tmp_path, 77, {"stdout": 12})
-    _, note, *kept = output.text.splitlines()
-    assert len(output.text) < 34_000
+    read_to = {"stdout": 12}
+    output = new_output(tmp_path, 77, read_to)
+    _, note, *kept = output.splitlines()
+    assert len(output) < 34_000
     assert kept == lines[-len(kept) :]
     assert note == f"({1_200_000 - 32 * 1024 - 12} bytes before this are not kept)"
-    assert output.read_to == {"stdout": 1_200_000}
+    assert read_to == {"stdout": 1_200_000}

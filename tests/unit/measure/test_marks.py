@@ -17,7 +17,7 @@ from raybench.measure import marks as moments
 from raybench.measure import phases
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.instruments import Timer
-from raybench.measure.marks import Mark, RegionMarks, region_times, watch_peak
+from raybench.measure.marks import Mark, RegionMarks, watch_peak
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.scheduler import Rounds
@@ -61,7 +61,8 @@ def test_each_region_of_a_point_is_a_row_with_its_time_and_its_share_of_the_step
     assert backward >= LONG_S * 1e3
     step_ms = found["region_ms"] / found["share_pct"] * 100
     assert step_ms.max() - step_ms.min() < 1e-6 * step_ms.max()
-    assert 50 < found["share_pct"][0] + found["share_pct"][2] <= 101
+    # Medians, which add up to more than all where the machine is busy.
+    assert 50 < found["share_pct"][0] + found["share_pct"][2] <= 130
     assert "host clock" in points.loc["region_workloads:Parts"]["methods"]["regions"]
     assert "regions" not in points.loc["mlp"]["methods"]
     numbered = points.loc["region_workloads:Numbered"]
@@ -127,7 +128,7 @@ def test_times_of_one_name_add_up_and_outer_regions_contain_inner_ones(marks):
 
     for times in (1, 2, 0):
         step(times)
-    outer, inner = region_times(timed.take(), step_ms=10.0)
+    outer, inner = timed.take(3, step_ms=10.0)
     # A mark is 1 ms: each inner region takes one, and makes the outer one two longer.
     assert (outer.name, outer.calls, outer.ms, outer.share) == ("outer", 1, 3.0, 0.3)
     assert (inner.name, inner.calls, inner.ms) == ("inner", 2, 1.0)

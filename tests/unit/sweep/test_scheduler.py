@@ -81,9 +81,9 @@ def skipped(made):
     [
         (8, 4, (), "TooFewDevices", "the cluster has 4"),
         (5, 6, (), "TooFewDevices", "4 have a worker: the others did not come"),
-        (4, 2, (2, 3), "NodeLost", "2 are left since node host-b was lost"),
+        (4, 2, (2, 3), "NodeLost", "2 left; lost: node host-b"),
         (8, 2, (2, 3), "TooFewDevices", "the cluster has 2"),
-        (4, 4, (2,), "WorkerLost", "3 are left since 1 worker on host-b was lost"),
+        (4, 4, (2,), "WorkerLost", "3 left; lost: 1 of the workers on host-b"),
     ],
 )
 def test_a_point_that_does_not_fit_is_skipped_with_both_numbers_and_what_was_lost(

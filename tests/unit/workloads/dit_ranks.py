@@ -8,38 +8,35 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from builders import make_context
+from builders import make_context, outcome_of_check
 from forked import gloo
 from torch import Tensor
 
 from raybench.job.point import Precision
 from raybench.workloads import attention
 from raybench.workloads.attention import attention_part, form_groups
-from raybench.workloads.base import WrongResultError
 from raybench.workloads.dit import Dit
 from raybench.workloads.dit_model import Steps
-from raybench.workloads.shapes import DitShape
+from raybench.workloads.shapes import DIT_PRESETS
 
-SHAPE = DitShape(
-    double_blocks=1, single_blocks=1, heads=12, axes=(2, 2, 4), channels=8, text_width=16,
-    pooled_width=8, frequencies=16,
-)  # fmt: skip
 # world_size -> (ulysses, ring)
 DEGREES = {2: ((2, 1), (1, 2)), 3: ((3, 1), (1, 3)), 4: ((4, 1), (1, 4), (2, 2))}
 
 
-def make_steps(rank: int, ulysses: int, ring: int, **changes: Any) -> Steps:
-    settings: dict[str, Any] = {
-        "shape": SHAPE,
-        **{"rows": 6, "columns": 4, "text_tokens": 12},
-        **{"device": torch.device("cpu"), "dtype": torch.float64, "seed": 3},
-        "attention": "auto",
-        "parallel": form_groups(
-            rank, ulysses=ulysses, ring=ring, ring_kind=changes.pop("ring_kind", "p2p")
-        ),
-        **changes,
-    }
-    return Steps(**settings)
+def velocity(rank: int, ulysses: int, ring: int, ring_kind: Any = "p2p") -> Tensor:
+    """What a forward pass gives, divided over so many ranks."""
+    steps = Steps(
+        shape=DIT_PRESETS["tiny"],
+        rows=6,
+        columns=4,
+        text_tokens=12,
+        device=torch.device("cpu"),
+        dtype=torch.float64,
+        seed=3,
+        attention="auto",
+        parallel=form_groups(rank, ulysses=ulysses, ring=ring, ring_kind=ring_kind),
+    )
+    return steps.make("forward", 1)()
 
 
 def cases(world_size: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -53,12 +50,12 @@ def cases(world_size: int) -> Iterator[tuple[str, dict[str, Any]]]:
 @torch.inference_mode()
 def differences(rank: int, world_size: int) -> dict[str, float]:
     """Largest difference to the undivided output, as a share of its largest number."""
-    whole = make_steps(0, 1, 1).make("forward", 1)()
-    found = {}
-    for name, settings in cases(world_size):
-        out = make_steps(rank, **settings).make("forward", 1)()
-        found[name] = float((out - whole).abs().max() / whole.abs().max())
-    return found
+    whole = velocity(0, 1, 1)
+    largest = whole.abs().max()
+    return {
+        name: float((velocity(rank, **settings) - whole).abs().max() / largest)
+        for name, settings in cases(world_size)
+    }
 
 
 def _merge_by_means(parts: Any) -> Tensor:
@@ -91,37 +88,24 @@ def faults(rank: int, world_size: int) -> dict[str, str]:
             {"ring": 2}, mock.patch.object(attention, "attention_part", _base_2),
         ),
     }  # fmt: skip
-    return {
-        f"{name}, {precision}": outcome(workload(rank, world_size, precision, **settings), patch)
-        for name, (settings, patch) in kinds.items()
-        for precision in (Precision.FP32, Precision.BF16)
-    }
-
-
-def workload(rank: int, world_size: int, precision: Precision, **settings: Any) -> Dit:
-    context = make_context(rank, world_size, batch_size=1, precision=precision, seed=3)  # fmt: skip
-    sizes: dict[str, Any] = {"preset": "tiny", "height": 64, "width": 64, "text_tokens": 8}
-    return Dit(context, **sizes, **settings)
-
-
-def outcome(built: Dit, patch: Any) -> str:
-    with patch:
-        try:
-            built.check()
-        except WrongResultError as error:
-            return str(error)
-    return "right"
+    found = {}
+    for (name, (settings, fault)), precision in itertools.product(
+        kinds.items(), (Precision.FP32, Precision.BF16)
+    ):
+        context = make_context(rank, world_size, batch_size=1, precision=precision, seed=3)
+        with fault:
+            workload = Dit(context, preset="tiny", height=64, width=64, text_tokens=8, **settings)
+            found[f"{name}, {precision}"] = outcome_of_check(workload)
+    return found
 
 
 def run_rank(rank: int, store: str) -> dict[int, dict[str, Any]]:
     """Be that rank of a group of each size that has one; what was found, by size."""
-    sizes = [world_size for world_size in DEGREES if rank < world_size]
-    return {
-        world_size: _in_group(rank, world_size, f"{store}-{world_size}") for world_size in sizes
-    }
-
-
-def _in_group(rank: int, world_size: int, store: str) -> dict[str, Any]:
-    with gloo(rank, world_size, store):
-        found = {"differences": differences(rank, world_size)}
-        return {**found, "faults": faults(rank, world_size)} if world_size == 2 else found
+    found: dict[int, dict[str, Any]] = {}
+    for world_size in DEGREES:
+        if rank < world_size:
+            with gloo(rank, world_size, f"{store}-{world_size}"):
+                found[world_size] = {"differences": differences(rank, world_size)}
+                if world_size == 2:
+                    found[world_size]["faults"] = faults(rank, world_size)
+    return found

@@ -75,24 +75,22 @@ def estimate_gib(**settings: Any) -> float:
 
 
 HALF: dict[str, Any] = {"optimizer_dtype": "bf16"}
+FLOAT8: dict[str, Any] = {**HALF, "precision": "float8"}
 
 
 @pytest.mark.parametrize(
     ("settings", "measured_gib"),
     [
-        ({"optimizer_dtype": "bf16", "batch_size": 4}, 62.2),
-        ({"optimizer_dtype": "bf16", "batch_size": 4, "compile": False}, 72.7),
+        ({**HALF, "batch_size": 4}, 62.2),
+        ({**HALF, "batch_size": 4, "compile": False}, 72.7),
         ({"batch_size": 1}, 119.9),
-        ({"optimizer_dtype": "bf16", "batch_size": 4, "world_size": 2, "dp_shard": 2}, 35.6),
-        ({"optimizer_dtype": "bf16", "batch_size": 4, "world_size": 2, "tp": 2}, 32.6),
+        ({**HALF, "batch_size": 4, "world_size": 2, "dp_shard": 2}, 35.6),
+        ({**HALF, "batch_size": 4, "world_size": 2, "tp": 2}, 32.6),
         ({"batch_size": 4, "world_size": 2, "dp_shard": 2}, 64.4),
         ({**HALF, "batch_size": 4, "world_size": 2, "tp": 2, "layers": 16}, 21.8),
         ({**HALF, "batch_size": 4, "activation_checkpointing": "selective"}, 80.1),
-        ({**HALF, "batch_size": 4, "precision": "float8"}, 61.9),
-        (
-            {**HALF, "batch_size": 3, "precision": "float8", "activation_checkpointing": "none"},
-            85.6,
-        ),
+        ({**FLOAT8, "batch_size": 4}, 61.9),
+        ({**FLOAT8, "batch_size": 3, "activation_checkpointing": "none"}, 85.6),
     ],
     ids=str,
 )

@@ -24,19 +24,16 @@ from raybench.workloads.transformer import Transformer
 AnyBuiltIn = Linear | Mlp | Transformer
 Build = Callable[[Context], AnyBuiltIn]
 
+tiny = partial(Transformer, preset="tiny", seq_len=16)
 BUILDS: dict[str, Build] = {
     "linear": partial(Linear, rows=8),
     "linear with a loader": partial(Linear, rows=8, data="dataloader"),
     "mlp": partial(Mlp, hidden=32, layers=2),
     "mlp with sgd": partial(Mlp, hidden=32, layers=2, optimizer="sgd"),
-    "transformer": partial(Transformer, preset="tiny", seq_len=16),
-    "transformer with checkpointing": partial(
-        Transformer, preset="tiny", seq_len=16, activation_checkpointing=True
-    ),
-    "transformer with selective checkpointing": partial(
-        Transformer, preset="tiny", seq_len=16, activation_checkpointing="selective"
-    ),
-    "llama": partial(Transformer, preset="llama-tiny", seq_len=16),
+    "transformer": tiny,
+    "transformer with checkpointing": partial(tiny, activation_checkpointing=True),
+    "transformer with selective checkpointing": partial(tiny, activation_checkpointing="selective"),
+    "llama": partial(tiny, preset="llama-tiny"),
 }
 
 

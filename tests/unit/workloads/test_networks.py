@@ -1,4 +1,7 @@
+"""Small networks: the data of `linear`, and those of torchvision, where it is installed."""
+
 import multiprocessing
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -6,11 +9,13 @@ from typing import Any
 import builders
 import pytest
 import torch
+from torch import nn
 
 from raybench.errors import UsageError
 from raybench.job import registry
+from raybench.job.point import Precision
 from raybench.workloads.base import Context
-from raybench.workloads.networks import Linear, load_batches
+from raybench.workloads.networks import Linear, ResNet, load_batches
 from raybench.workloads.training import Batch, slices
 
 
@@ -110,3 +115,47 @@ def test_plan_refuses_what_has_no_loader_or_no_graph(given, rule):
     usual = {name: setting.default for name, setting in registry.settings(Linear).items()}
     assert rule in (Linear.why_not({**usual, **given}) or "")
     assert Linear.why_not({**usual, "data": given["data"]}) is None
+
+
+def why_no_torchvision() -> str:
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError, OSError) as error:
+        return f"torchvision cannot be imported: {error}"
+    return ""
+
+
+needs_torchvision = pytest.mark.skipif(bool(why_no_torchvision()), reason=why_no_torchvision())
+
+
+def make(precision: Precision = Precision.FP32, **parameters: Any) -> ResNet:
+    return ResNet(
+        make_context(precision=precision), **{"preset": "resnet18", "image_size": 64, **parameters}
+    )
+
+
+def test_without_torchvision_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(UsageError, match=r"pip install 'raybench\[vision\]'$") as caught:
+        make()
+    assert torch.__version__ in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@needs_torchvision
+def test_a_network_trains_or_runs_on_random_images():
+    for mode, channels_last in (("train", False), ("inference", True)):
+        network = make(mode=mode, channels_last=channels_last)
+        weight = next(m.weight for m in network.model.modules() if isinstance(m, nn.Conv2d))
+        assert weight.is_contiguous(memory_format=torch.channels_last) == channels_last
+        assert network.model.training == weight.requires_grad == (mode == "train")
+        network.step()
+        assert network.items_per_step == 4
+
+
+@needs_torchvision
+def test_the_error_of_the_output_is_none_in_fp32_and_some_in_half_precision():
+    assert make(mode="inference").output_error == 0
+    for cast_weights in (False, True):
+        network = make(Precision.BF16, mode="inference", cast_weights=cast_weights)
+        assert 1e-4 < network.output_error < 0.5
