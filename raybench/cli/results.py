@@ -300,7 +300,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     from raybench.report.show import PointDetails
     from raybench.report.summary import load_summary
     from raybench.results import reader
-    from raybench.results.tables import RegionRow, units
+    from raybench.results.tables import RegionRow
 
     summary = load_summary(results, run_id, references)
     ids = list(dict.fromkeys(row.point_id for row in summary.points))
@@ -338,7 +338,6 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
             for path in reader.traces(results, run_id, point_id, one.attempt)
         ],
         attempts=attempts,
-        units=units("points"),
         standings=[one for one in summary.standings if one.measured.point_id == point_id],
     )
 
