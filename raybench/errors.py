@@ -127,4 +127,5 @@ def _text(error: BaseException) -> str:
 
 
 def _first_line(text: str) -> str:
+    """Return the first line that is not blank, without blanks before it; empty where none is."""
     return next(iter(text.strip().splitlines()), "")

@@ -113,10 +113,7 @@ def predict(
     for unordered in series.values():
         rows = sorted(unordered, key=lambda row: row.world_size)
         usable = [row for row in rows if _is_timed(row) and not is_imprecise(row)]
-        why = _why_not(rows, usable) or _why_not_beyond(
-            usable[-1], max(world_sizes), devices_per_node
-        )
-        if why:
+        if why := _why_not(rows, usable, max(world_sizes), devices_per_node):
             left_out.append(why)
         else:
             found += [_predict_series(usable, world, trials) for world in world_sizes]
@@ -135,10 +132,13 @@ def _step_ms(row: PointRow) -> float:
     return row.step_ms_p50
 
 
-def _why_not(rows: Sequence[PointRow], usable: Sequence[PointRow]) -> str | None:
-    """Return why a series cannot be predicted; None where it can.
+def _why_not(
+    rows: Sequence[PointRow], usable: Sequence[PointRow], world_size: int, devices_per_node: int
+) -> str | None:
+    """Return why a series cannot be predicted up to this world size; None where it can.
 
-    rows: all its points; usable: those that are ok and known to 10 %.
+    rows: all its points; usable: those that are ok and known to 10 %, the fewest devices first.
+    devices_per_node: of the run's cluster.
     """
     # DDP reduces the gradients of built-in models, and where that was timed.
     if not any(
@@ -166,24 +166,15 @@ def _why_not(rows: Sequence[PointRow], usable: Sequence[PointRow]) -> str | None
         )
     if any(row.crowded is True for row in usable):
         return "its workers shared cores, which more devices would not"
-    return None
-
-
-def _why_not_beyond(last: PointRow, world_size: int, devices_per_node: int) -> str | None:
-    """Return why a series measured up to `last` tells nothing of so many devices; None if it does.
-
-    devices_per_node: of the run's cluster.
-    """
-    if world_size <= devices_per_node:
-        return None
+    last, farthest = usable[-1], _FARTHEST * usable[-1].world_size
     nodes = max(1, last.node_count or 1)
-    if nodes > 1 and world_size <= _FARTHEST * last.world_size:
+    if world_size <= devices_per_node or (nodes > 1 and world_size <= farthest):
         return None
     measured = f"measured up to {last.world_size} devices on {nodes} node{'s' * (nodes > 1)}"
     if nodes > 1:
         return (
             f"{measured}, and over more nodes the waits of each message add up: ask for up to "
-            f"{_FARTHEST * last.world_size} devices"
+            f"{farthest} devices"
         )
     return (
         f"{measured} of {devices_per_node}; {world_size} devices need several nodes, and nothing "

@@ -8,7 +8,7 @@ Libfabric.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 _ROUTE = re.compile(
@@ -79,12 +79,14 @@ def parse(lines: Iterable[str]) -> NcclLog:
         # Supported by the devices, and given channels.
         is_refused = supported is not None and supported[1] is not None
         has_nvls = not is_refused and (channels is None or int(channels[1]) > 0)
-    interfaces = _listed("NET/Socket : Using", _INTERFACE, kept)
-    adapters = _listed("NET/IB : Using", _ADAPTER, kept)
-    routes = (_route(found, interfaces, adapters) for found in map(_ROUTE.search, kept) if found)
+    networks = {}
+    for name, each in (("Socket", _INTERFACE), ("IB", _ADAPTER)):
+        using = next((line for line in kept if f"NET/{name} : Using" in line), "")
+        networks[name] = [(found[-2], found[-1]) for found in each.findall(using)]
+    routes = [_route(found, networks) for found in map(_ROUTE.search, kept) if found]
     return NcclLog(
         routes=tuple(dict.fromkeys(routes)),
-        adapter_count=len(adapters),
+        adapter_count=len(networks["IB"]),
         has_nvls=has_nvls,
     )
 
@@ -99,14 +101,11 @@ def choices(lines: Iterable[str]) -> Iterator[str]:
         )
 
 
-# The devices of a network in the order of their numbers: name, and address or kind.
-_Devices = Sequence[tuple[str, str]]
-
-
-def _route(found: re.Match[str], interfaces: _Devices, adapters: _Devices) -> Route:
+def _route(found: re.Match[str], networks: Mapping[str, Sequence[tuple[str, str]]]) -> Route:
     """Return the route of one line. found: a match of `_ROUTE`.
 
-    interfaces, adapters: the devices of the networks Socket and IB, by their numbers.
+    networks: by name of the network its devices in the order of their numbers, each as its name,
+    and its address or kind.
     """
     sender, receiver, way = int(found["sender"]), int(found["receiver"]), found["way"]
     network = _NETWORK.fullmatch(way)
@@ -114,7 +113,7 @@ def _route(found: re.Match[str], interfaces: _Devices, adapters: _Devices) -> Ro
         kind, _, detail = way.partition("/")
         return Route(sender=sender, receiver=receiver, kind=kind, detail=detail.partition("/")[0])
     name, number = network["name"], int(network["device"])
-    devices = {"Socket": interfaces, "IB": adapters}.get(name, ())
+    devices = networks.get(name, ())
     device, more = devices[number] if number < len(devices) else ("", "")
     return Route(
         sender=sender,
@@ -125,9 +124,3 @@ def _route(found: re.Match[str], interfaces: _Devices, adapters: _Devices) -> Ro
         place=f"{device} ({more})" if device else f"device {number}",
         gpu_direct="GDRDMA" in network["rest"],
     )
-
-
-def _listed(lead: str, each: re.Pattern[str], lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return the last two groups of `each` for all its matches in the first line with `lead`."""
-    line = next((line for line in lines if lead in line), "")
-    return tuple((found[-2], found[-1]) for found in each.findall(line))

@@ -175,6 +175,7 @@ class Examiner:
 
     @property
     def _points(self) -> list[Point]:
+        """Return the points of one pass; before a burn-in begins, which adds its own probes."""
         return [probe.point for probe in self._probes.values()]
 
     def _use_devices(self, places: Iterable[int]) -> None:

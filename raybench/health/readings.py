@@ -209,10 +209,11 @@ def _step_parts(
     First how long each rank computes; then how long it waits and how long it communicates, if all
     ranks tell that. A rank whose step was not taken apart is left out.
     """
-    broken_down = [one.breakdown for one in record.measurements if one.breakdown]
-    for subject, one in zip(fleet.subjects, broken_down, strict=False):
-        if any(one.local_ms):
-            yield probe.test, subject, statistics.median(chain(*one.local_ms))
+    of_ranks = [one.breakdown for one in record.measurements]
+    for subject, found in zip(fleet.subjects, of_ranks, strict=True):
+        if found and any(found.local_ms):
+            yield probe.test, subject, statistics.median(chain(*found.local_ms))
+    broken_down = [one for one in of_ranks if one]
     tails_ms = [one.tail_ms for one in broken_down]
     if len(tails_ms) < len(fleet.devices) or not all(tails_ms):
         return
@@ -629,4 +630,5 @@ def _growth(before: int | None, now: int | None) -> int:
 
 
 def _numbers(numbers: Sequence[int]) -> str:
+    """Return the numbers in their order as `48, 79`, without repeats."""
     return ", ".join(map(str, dict.fromkeys(numbers)))

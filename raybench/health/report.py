@@ -592,9 +592,9 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
 
 
 def health_figures(report: HealthReport) -> list[Figure]:
-    """Return the chart of pairs, then that of devices; empty where nothing was compared.
+    """Return the chart of pairs, then that of devices; empty where there is neither.
 
-    The chart of pairs is left out where fewer than four devices were paired.
+    The chart of pairs needs four devices that were paired, that of devices one that was compared.
     """
     figures = []
     maps = [one for one in _pair_maps(report.findings) if len(one.names) >= _LEAST_DEVICES_IN_A_MAP]

@@ -304,10 +304,12 @@ def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
 
 
 def _both_or_all(count: int) -> str:
+    """Return "both", or `all 4`, to stand before a plural."""
     return "both" if count == 2 else f"all {count}"
 
 
 def _times(ratio: float) -> str:
+    """Return a ratio as `1.60 times`; from 100 on as "over 100 times"."""
     return f"{ratio:.2f} times" if ratio < 100 else "over 100 times"
 
 
@@ -346,6 +348,7 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
 
 
 def _hosts(devices: Sequence[Device]) -> str:
+    """Return the hosts of the devices as `alpha and on beta`, to follow "on"."""
     return " and on ".join(dict.fromkeys(device.host for device in devices))
 
 

@@ -125,7 +125,8 @@ class BucketMarks(_StepMarks[_Bucket]):
     def take(self) -> tuple[tuple[BucketTimes, ...], ...]:
         """Return the buckets of each ended step, in the order of their collectives; forget them.
 
-        A step in which DDP reduced nothing has none.
+        A step in which DDP reduced nothing has none. Waits for the collectives; the device must be
+        done with the steps.
         """
         steps: list[tuple[BucketTimes, ...]] = []
         for buckets in self._take_ended():
@@ -195,7 +196,10 @@ class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
             self._steps[-1].append((self._started.pop(), self._mark()))
 
     def take(self) -> list[float | None]:
-        """Return the ms of all optimizers in each ended step, None without any; forget them."""
+        """Return the ms of all optimizers in each ended step, None without any; forget them.
+
+        The device must be done with the steps.
+        """
         return [
             sum(elapsed_ms(*span) for span in spans) if spans else None
             for spans in self._take_ended()
@@ -245,11 +249,6 @@ class RegionMarks(_StepMarks[_RegionSpan]):
         )
 
 
-_NO_DDP = "unknown: the script has no model in DistributedDataParallel, whose gradients have a hook"
-_OWN_HOOK = "unknown: the script has a communication hook of its own"
-_OWN_GROUP = "unknown: the script's DistributedDataParallel has a process group of its own"
-
-
 class ScriptMarks:
     """Buckets and optimizers of a script's steps; it lives in the script's own process.
 
@@ -273,11 +272,14 @@ class ScriptMarks:
         """
         self._models = [m for m in gc.get_objects() if type(m) is DistributedDataParallel]
         if not self._models:
-            return _NO_DDP
+            return (
+                "unknown: the script has no model in DistributedDataParallel, whose gradients have "
+                "a hook"
+            )
         if any(model._comm_hooks for model in self._models):
-            return _OWN_HOOK
+            return "unknown: the script has a communication hook of its own"
         if any(model.process_group is not dist.group.WORLD for model in self._models):
-            return _OWN_GROUP
+            return "unknown: the script's DDP has a process group of its own"
         return COMPILED if count_compiled_frames() else ""
 
     def time_gradients(self) -> None:
@@ -391,6 +393,7 @@ class _GradientsAtPeak:
         self.now_bytes = self._count()
 
     def _count(self) -> int:
+        """Return the bytes of the gradients that are there now."""
         gradients = (tensor.grad for tensor in self.trained if tensor.grad is not None)
         return _storage_bytes(gradients, self._device)
 

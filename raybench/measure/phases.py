@@ -68,11 +68,12 @@ NcclChoices = Callable[[Step], tuple[str, ...]]
 class _PointRun:
     """What the repeats of a point share: their instruments, and what they found so far.
 
+    policy: decides how long they are measured, by what the job asks for (`policy.settings`).
     energies_j: of each timed phase. fields: further fields of the Measurement, by name.
     """
 
     context: Context
-    settings: Measure
+    policy: StoppingPolicy
     timer: Timer | ScriptTimer
     counters: Counters
     memory: MemoryUse
@@ -83,11 +84,6 @@ class _PointRun:
     timed_at_ns: list[SpanNs] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def policy(self) -> StoppingPolicy:
-        """The decisions about how long this point is measured."""
-        return StoppingPolicy(settings=self.settings)
 
     def agree(self, decide: Callable[[], int]) -> int:
         """Return on all ranks what `decide` returns on rank 0, where alone it is called.
@@ -126,7 +122,7 @@ def measure(
     began_s = time.perf_counter() if began_s is None else began_s
     run = _PointRun(
         context=context,
-        settings=settings,
+        policy=StoppingPolicy(settings=settings),
         timer=Timer(context.device),
         counters=Counters(context.device),
         memory=MemoryUse(context.device),
@@ -341,7 +337,7 @@ def _compare_gradients(workload: Workload, run: _PointRun) -> None:
     cannot compare, and a difference beyond rounding, give a warning. Raises with peers what the
     comparison raises.
     """
-    if not run.settings.check_gradients:
+    if not run.policy.settings.check_gradients:
         return
     compare = workload.gradient_error
     if compare is None:
@@ -380,7 +376,7 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
         return break_down(workload, run.timer, context, extent)
 
     breakdown: Breakdown | None = None
-    if run.settings.breakdown:
+    if run.policy.settings.breakdown:
         breakdown = _attempt("breakdown", take_apart, run, "measure.breakdown: false")
     if profile and isinstance(workload, RunningScript):
         run.warnings.append("a script is not profiled")

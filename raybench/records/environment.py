@@ -198,11 +198,13 @@ def raybench_sha256() -> str:
 
 
 def _digest(files: Mapping[str, str]) -> str:
+    """Return one SHA-256 of files in any order. files: the SHA-256 of each, by name."""
     listed = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
     return _sha256(listed.encode())
 
 
 def _sha256(content: bytes) -> str:
+    """Return the SHA-256 of the bytes in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 from raybench.records import Breakdown, Column, Measurement, Traffic
-from raybench.results.metrics import NS_PER_MS, data_wait_ms
+from raybench.results.metrics import BYTES_PER_GB, MS_PER_S, NS_PER_MS, data_wait_ms
 from raybench.stats import summary as stats
 from raybench.stats.outliers import (
     NEARLY_ALL,
@@ -28,8 +28,6 @@ from raybench.stats.outliers import (
 if TYPE_CHECKING:
     from raybench.results.tables import PointRow
 
-_MS_PER_S = 1e3
-_BYTES_PER_GB = 1e9
 # Below this share of a step the device's idle time may be noise.
 _HOST_BOUND_SHARE = 0.05
 # A step with timed communication that differs by more is another step: its waits are not the
@@ -156,7 +154,8 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     methods = dict(broken_down[0].methods)
     if methods and hooked_ms is not None and not is_same:
         methods["wait_ms"] = (
-            f"unknown: the instrumented step took {hooked_ms:.3g} ms, the timed {step_ms:.3g} ms"
+            f"unknown: the instrumented step took {write_time(hooked_ms)}, "
+            f"the timed {write_time(step_ms)}"
         )
     # The longest wait of a rank in the last collective, at most what its step leaves beside its own
     # work and that collective.
@@ -168,7 +167,7 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     # Where nothing but gradients is reduced, `comm_ms` is the time of that alone.
     sent, bus_gb_s = broken_down[0].traffic if broken_down else (), None
     if comm_ms and [one.kind for one in sent] == ["all_reduce"]:
-        bus_gb_s = {"all_reduce": sent[0].bus_bytes / (comm_ms / _MS_PER_S) / _BYTES_PER_GB}
+        bus_gb_s = {"all_reduce": sent[0].bus_bytes / (comm_ms / MS_PER_S) / BYTES_PER_GB}
     return PartColumns(
         host_bound=is_bound,
         local_step_ms=longest_ms,
@@ -277,8 +276,8 @@ def why_no_breakdown(row: PointRow) -> str | None:
     if not step_ms or longest_ms <= _MOST_PARTS * step_ms:
         return None
     return (
-        f"no breakdown: the parts come to {longest_ms:.3g} ms, the step takes {step_ms:.3g} ms; "
-        "the instrumented steps were slower than the timed ones"
+        f"no breakdown: the parts come to {write_time(longest_ms)}, the step takes "
+        f"{write_time(step_ms)}; the instrumented steps were slower than the timed ones"
     )
 
 
@@ -301,7 +300,8 @@ def part_warnings(row: PointRow) -> Iterator[str]:
         yield reason
         return
     if row.host_bound and row.host_gap_ms is not None:
-        yield f"host-bound: the device idles for {row.host_gap_ms:.3g} ms of {step_ms:.3g} ms"
+        idle = write_time(row.host_gap_ms)
+        yield f"host-bound: the device idles for {idle} of {write_time(step_ms)}"
     if is_slowed_by_one_rank(row):
         # It costs its excess at most. Less where communication that would be exposed without it is
         # hidden behind its excess: at most `comm_ms`, of which `exposed_ms` is still exposed.
@@ -310,7 +310,7 @@ def part_warnings(row: PointRow) -> Iterator[str]:
         is_known = row.comm_ms is not None and exposed_ms is not None
         hidden_ms = max(0.0, (row.comm_ms or 0.0) - (exposed_ms or 0.0)) if is_known else 0.0
         least_ms = max(0.0, most_ms - hidden_ms)
-        cost = ("" if least_ms > 0.995 * most_ms else f"{least_ms:.3g} to ") + f"{most_ms:.3g}"
+        cost = write_time(*([] if least_ms > 0.995 * most_ms else [least_ms]), most_ms)
         if row.device_type == "cpu":
             where = "host"
         elif device_ms is None:
@@ -320,17 +320,24 @@ def part_warnings(row: PointRow) -> Iterator[str]:
         elif excess_ms - device_ms >= NEARLY_ALL * excess_ms:
             where = "host"
         else:
-            where = f"device {device_ms:.3g} ms, host {excess_ms - device_ms:.3g} ms"
+            where = f"device {write_time(device_ms)}, host {write_time(excess_ms - device_ms)}"
         whose = "the other's" if row.world_size == 2 else "the others'"
         yield (
-            f"rank {row.slowest_rank} is slower: its own step takes {excess_ms:.3g} ms longer than "
-            f"{whose} ({where}), which costs {cost} ms of {step_ms:.3g} ms"
+            f"rank {row.slowest_rank} is slower: its own step takes {write_time(excess_ms)} longer "
+            f"than {whose} ({where}), which costs {cost} of {write_time(step_ms)}"
         )
     late_ms = row.late_in_turn_ms
     if late_ms is not None and late_ms > _LEAST_SHARE * step_ms:
-        yield f"the ranks are late in turn, which costs up to {late_ms:.3g} ms of {step_ms:.3g} ms"
+        late, step = write_time(late_ms), write_time(step_ms)
+        yield f"the ranks are late in turn, which costs up to {late} of {step}"
     if exposed_ms is not None and exposed_ms < -_LEAST_SHARE * step_ms:
         yield (
-            f"exposed communication is negative, {exposed_ms:.3g} ms: without communication the "
-            f"step takes {row.local_step_ms:.3g} ms, with it {step_ms:.3g} ms"
+            f"exposed communication is negative, {write_time(exposed_ms)}: without communication "
+            f"the step takes {write_time(row.local_step_ms or 0.0)}, with it {write_time(step_ms)}"
         )
+
+
+def write_time(*times_ms: float, digits: int = 3) -> str:
+    """Write a time, or a range from the least: `1.2 to 3.4 ms`; `7.44 s` from 1,000 ms on."""
+    unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 1000 else ("ms", 1.0)
+    return " to ".join(f"{time / in_unit:.{digits}g}" for time in times_ms) + f" {unit}"

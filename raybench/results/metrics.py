@@ -26,8 +26,8 @@ NS_PER_MS = 1e6
 WIDEST_INTERVAL = 0.10
 _ENOUGH_SAMPLES = 10
 NO_ITEMS = "no throughput: the workload does not set items_per_step"
-_MS_PER_S = 1e3
-_BYTES_PER_GB = 1e9
+MS_PER_S = 1e3
+BYTES_PER_GB = 1e9
 _FLOP_PER_TFLOP = 1e12
 # Power limits act after some ten milliseconds.
 _BURST_MS, _BURST_STEPS = 30.0, 3
@@ -251,10 +251,10 @@ class RateColumns:
 
 def rate_columns(record: Record, step_ms: float) -> RateColumns:
     """Return the rates of a record whose mean step takes `step_ms`; None where nothing is known."""
-    measurements, step_s = record.measurements, step_ms / _MS_PER_S
+    measurements, step_s = record.measurements, step_ms / MS_PER_S
     first = measurements[0]
     items = sum(m.items_per_step for m in measurements if m.items_per_step)
-    algbw = _rate(first.message_bytes, step_s, _BYTES_PER_GB)
+    algbw = _rate(first.message_bytes, step_s, BYTES_PER_GB)
     factor = first.busbw_factor
     flops = combine_ranks("max", [m.flops_per_step for m in measurements])
     by_model = combine_ranks("max", [m.model_flops_per_step for m in measurements])
@@ -269,13 +269,13 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
         throughput=_rate(items or None, step_s),
         achieved_tflops_per_device=achieved,
         gemm_tflops_per_device=product,
-        burst_tflops_per_device=_rate(flops, (burst_ms or 0.0) / _MS_PER_S, _FLOP_PER_TFLOP),
+        burst_tflops_per_device=_rate(flops, (burst_ms or 0.0) / MS_PER_S, _FLOP_PER_TFLOP),
         mfu_pct=_percent(achieved, peak),
         mfu_6n_pct=_percent(_rate(by_model, step_s, _FLOP_PER_TFLOP), peak),
         gemm_share_pct=_percent(achieved, product),
         algbw_gb_s=algbw,
         busbw_gb_s=algbw * factor if algbw is not None and factor is not None else None,
-        memory_gb_s=_rate(first.memory_bytes, step_s, _BYTES_PER_GB),
+        memory_gb_s=_rate(first.memory_bytes, step_s, BYTES_PER_GB),
     )
 
 

@@ -422,14 +422,11 @@ def _read_undamaged(folder: Path, paths: Sequence[Path], table: str, wanted: pa.
     try:
         return read_parts(paths, table, wanted)
     except UnreadablePartsError as error:
-        damaged = {_run_of(folder, path): reason for path, reason in error.reasons.items()}
+        damaged = {p.relative_to(folder).parts[0]: why for p, why in error.reasons.items()}
     for run_id, reason in damaged.items():
         _warn(f"{reason}; run {run_id} is left out")
-    return read_parts([p for p in paths if _run_of(folder, p) not in damaged], table, wanted)
-
-
-def _run_of(folder: Path, path: Path) -> str:
-    return path.relative_to(folder).parts[0]
+    sound = [path for path in paths if path.relative_to(folder).parts[0] not in damaged]
+    return read_parts(sound, table, wanted)
 
 
 def _warn(text: str) -> None:

@@ -30,6 +30,7 @@ from raybench.results.breakdown import (
     PartColumns,
     part_columns,
     part_warnings,
+    write_time,
 )
 from raybench.results.columns import TableColumn, arrow_schema, columns_of, to_row
 from raybench.results.metrics import (
@@ -302,15 +303,13 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
         yield f"time budget: {timed_s:.2g} s of {measure.min_seconds:g} s timed"
     half_width = half_interval(row)
     if half_width is not None and half_width > measure.target_ci:
-        yield (
-            f"step time is known to ±{half_width:.1%} only; "
-            f"the job asks for ±{measure.target_ci:.1%}"
-        )
+        known = ">100%" if half_width >= 1 else f"{half_width:.1%}"
+        yield f"step time is known to ±{known} only; the job asks for ±{measure.target_ci:.1%}"
     mean_ms, median_ms = row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0
     if mean_ms > (1 + _RARE_STALLS) * median_ms:
         yield (
-            f"some steps are much longer: the mean of {mean_ms:.4g} ms, which the rates follow, "
-            f"is {mean_ms / median_ms - 1:.1%} above the median"
+            f"some steps are much longer: the mean of {write_time(mean_ms, digits=4)}, which the "
+            f"rates follow, is {mean_ms / median_ms - 1:.1%} above the median"
         )
     if row.stable is False:
         warmups = [len(r.warmup.step_ns) for m in measurements for r in m.repetitions]

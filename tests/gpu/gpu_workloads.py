@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from pydantic import Field
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
@@ -107,16 +106,19 @@ def _cycles_per_ms() -> float:
     return _CALIBRATION_CYCLES / start.elapsed_time(end)
 
 
-def _layers(width: int, layers: int) -> nn.Sequential:
-    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+class OwnDdp:
+    """AdamW steps of a stack in DistributedDataParallel, which the context has wrapped or not."""
 
-
-class _Training:
-    """AdamW steps of a stack of layers."""
-
-    def __init__(self, context: Context, net: nn.Module, width: int) -> None:
-        self.context, self.net = context, net
-        self.optimizer = torch.optim.AdamW(net.parameters(), lr=1e-12)
+    def __init__(
+        self, context: Context, *, width: int = 8192, layers: int = 8, by_context: bool = False
+    ) -> None:
+        torch.manual_seed(0)
+        with context.device:
+            stack = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+        is_wrapped = by_context or context.world_size == 1
+        self.context = context
+        self.net = context.ddp(stack) if is_wrapped else DistributedDataParallel(stack)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-12)
         self.rows = torch.randn(context.batch_size, width, device=context.device)
         self.items_per_step = context.batch_size
 
@@ -126,36 +128,6 @@ class _Training:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-
-class Sharded(_Training):
-    """A model sharded by FSDP2."""
-
-    def __init__(self, context: Context, *, width: int = 4096, layers: int = 8) -> None:
-        torch.manual_seed(0)
-        with context.device:
-            net = _layers(width, layers)
-        if context.world_size > 1:
-            for layer in net:
-                fully_shard(layer)
-            fully_shard(net)
-        super().__init__(context, net, width)
-
-
-class OwnDdp(_Training):
-    """A model under DistributedDataParallel that raybench has not wrapped, or has."""
-
-    def __init__(
-        self, context: Context, *, width: int = 8192, layers: int = 8, by_context: bool = False
-    ) -> None:
-        torch.manual_seed(0)
-        with context.device:
-            net: nn.Module = _layers(width, layers)
-        if by_context or context.world_size == 1:
-            net = context.ddp(net)
-        else:
-            net = DistributedDataParallel(net)
-        super().__init__(context, net, width)
 
 
 class Reduce:

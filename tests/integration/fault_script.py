@@ -12,11 +12,9 @@ from tests.integration.fault_workloads import Faulty
 
 def main() -> None:
     options = argparse.ArgumentParser()
-    options.add_argument("--folder", required=True)
-    options.add_argument("--number", type=int, default=0)
-    options.add_argument("--fault", default="none")
-    options.add_argument("--faulty-rank", type=int, default=1)
-    given = options.parse_args()
+    for name, kind in (("folder", str), ("number", int), ("fault", str), ("faulty-rank", int)):
+        options.add_argument(f"--{name}", type=kind, required=True)
+    given = vars(options.parse_args())
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
@@ -30,13 +28,7 @@ def main() -> None:
         local_rank=local_rank,
         batch_size=1,
     )
-    faulty = Faulty(
-        context,
-        folder=given.folder,
-        number=given.number,
-        fault=given.fault,
-        faulty_rank=given.faulty_rank,
-    )
+    faulty = Faulty(context, **given)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, device=device))], lr=0.1)
     while True:
         faulty.step()

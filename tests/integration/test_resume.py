@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -138,92 +139,67 @@ measure: {warmup: 3, iterations: 2000, max_seconds: 0.2, breakdown: false}
 """
 
 
-class KilledSweep:
-    """A sweep whose driver is killed again and again, and resumed each time."""
-
-    def __init__(self, folder):
-        write_text(folder, SMALL)
-        self.folder, self.results = folder, folder / "results"
-        self._said = folder / "stderr.txt"
-
-    def options(self):
-        """Begin the run, or go on with it where there is one."""
-        there = list(self.results.glob("runs/*/run.parquet"))
-        return ["--resume", "latest"] if there else []
-
-    def started(self):
-        with self._said.open("wb") as said:
-            return begin(self.folder, *self.options(), stdout=subprocess.DEVNULL, stderr=said)
-
-    def killed(self, chance):
-        """Kill its driver at a random moment and read every table; what it came after."""
-        before = count_rows(self.folder)
-        with self.started() as process:
-            moment = chance.choice(["start", "workers", "row", "row"])
-            if moment == "start":
-                time.sleep(chance.uniform(0.5, 3.0))
-            else:
-                self.wait_until_it_has(process, before if moment == "workers" else before + 1)
-                time.sleep(chance.uniform(0.0, 0.6))
-            assert process.poll() is None, self._said.read_text()
-            process.kill()
-        self.check_readable()
-        if self.results.exists():
-            assert [run.status for run in read_runs(self.results)] in ([RunStatus.INTERRUPTED], [])
-        return moment, count_rows(self.folder)
-
-    def wait_until_it_has(self, process, count):
-        """Wait until the driver has its cluster, and the run so many rows."""
-
-        def has_them():
-            assert process.poll() is None, self._said.read_text()
-            return "; run " in self._said.read_text() and count_rows(self.folder) >= count
-
-        wait_for(has_them, within_s=120)
-
-    def check_readable(self):
-        for name in TABLES:
-            if list(self.results.glob(f"{name}/*/[!.]*.parquet")):
-                table(self.folder, name)
-                raybench.load(self.results, name)
-
-    def finish(self):
-        """Resume it once more, to its end, and read every table meanwhile."""
-        with self.started() as process:
-            while process.poll() is None:
-                self.check_readable()
-                time.sleep(0.1)
-        assert process.returncode == 0, self._said.read_text()
-
-    def check_each_point_once(self):
-        found = table(self.folder)
-        assert list(found["status"]) == ["ok"] * POINTS
-        assert list(found["attempt"]) == [1] * POINTS
-        assert found["point_id"].is_unique
-        samples = table(self.folder, "samples")
-        # What a killed attempt left is removed when the run goes on, and made again.
-        counts = samples[~samples["is_warmup"]].groupby("point_id")["iteration"].nunique()
-        assert counts.to_dict() == found.set_index("point_id")["iterations"].to_dict()
-        (run,) = read_runs(self.results)
-        assert (run.status, run.points_ok, run.points_total) == (RunStatus.OK, POINTS, POINTS)
-        assert {path.name for path in self.results.rglob(".*")} <= {".driver"}
-
-
 @pytest.mark.long
 def test_after_each_sigkill_the_tables_are_whole_and_at_the_end_each_point_is_there_once(tmp_path):
+    write_text(tmp_path, SMALL)
+    results, said = tmp_path / "results", tmp_path / "stderr.txt"
     seed = random.randrange(1000)
     print("seed", seed)
     chance = random.Random(seed)
-    sweep = KilledSweep(tmp_path)
+
+    def started():
+        with said.open("wb") as file:
+            return begin(tmp_path, *go_on(), stdout=subprocess.DEVNULL, stderr=file)
+
+    def go_on():
+        return ["--resume", "latest"] if list(results.glob("runs/*/run.parquet")) else []
+
+    def has(process, count):
+        """Whether the driver has its cluster, and the run so many rows."""
+        assert process.poll() is None, said.read_text()
+        return "; run " in said.read_text() and count_rows(tmp_path) >= count
+
+    def check_readable():
+        for name in TABLES:
+            if list(results.glob(f"{name}/*/[!.]*.parquet")):
+                table(tmp_path, name)
+                raybench.load(results, name)
+
     for _ in range(2):
-        print(sweep.killed(chance))
-    with sweep.started() as process:
-        sweep.wait_until_it_has(process, 0)
+        before = count_rows(tmp_path)
+        with started() as process:
+            # While Ray starts, while workers do, or after a row.
+            more = chance.choice([None, 0, 1, 1])
+            if more is not None:
+                wait_for(partial(has, process, before + more), within_s=120)
+            time.sleep(chance.uniform(0.5, 3.0) if more is None else chance.uniform(0.0, 0.6))
+            assert process.poll() is None, said.read_text()
+            process.kill()
+        print(more, count_rows(tmp_path))
+        check_readable()
+        if results.exists():
+            assert [run.status for run in read_runs(results)] in ([RunStatus.INTERRUPTED], [])
+    with started() as process:
+        wait_for(partial(has, process, 0), within_s=120)
         # Beside the first, which has the processors, or it would be refused for that.
-        second = cpu_sweep(tmp_path, *sweep.options(), "--shared")
+        second = cpu_sweep(tmp_path, *go_on(), "--shared")
         process.kill()
     assert second.returncode == 2
     assert "is being written by another sweep" in second.stderr
-    assert " interrupted " in sweeps.raybench("list", "--results", sweep.results).stdout
-    sweep.finish()
-    sweep.check_each_point_once()
+    assert " interrupted " in sweeps.raybench("list", "--results", results).stdout
+    with started() as process:
+        while process.poll() is None:
+            check_readable()
+            time.sleep(0.1)
+    assert process.returncode == 0, said.read_text()
+    found = table(tmp_path)
+    assert list(found["status"]) == ["ok"] * POINTS
+    assert list(found["attempt"]) == [1] * POINTS
+    assert found["point_id"].is_unique
+    samples = table(tmp_path, "samples")
+    # What a killed attempt left is removed when the run goes on, and made again.
+    counts = samples[~samples["is_warmup"]].groupby("point_id")["iteration"].nunique()
+    assert counts.to_dict() == found.set_index("point_id")["iterations"].to_dict()
+    (run,) = read_runs(results)
+    assert (run.status, run.points_ok, run.points_total) == (RunStatus.OK, POINTS, POINTS)
+    assert {path.name for path in results.rglob(".*")} <= {".driver"}

@@ -187,11 +187,15 @@ def make_run(run_id: str = "20260821-101112-abcd", **changes: Any) -> Run:
 
 def make_steady(world_size: int, step_ms: float, **settings: Any) -> Record:
     """A record of which each step on each rank takes exactly `step_ms`."""
-    point = make_point(world_size=world_size, **settings)
-    steps = [round(step_ms * 1e6)] * 6
+    return _exact(make_point(world_size=world_size, **settings), step_ms)
+
+
+def _exact(point: Point, step_ms: float, of_ranks: Sequence[Any] = (), **changes: Any) -> Record:
+    """A record of steps of exactly `step_ms`; of_ranks: the breakdown of each rank."""
+    settings = {"items_per_step": point.batch_size, **changes}
     measurements = tuple(
-        make_measurement(rank, [steps], items_per_step=point.batch_size)
-        for rank in range(world_size)
+        make_measurement(rank, [[round(step_ms * 1e6)] * 6], breakdown=breakdown, **settings)
+        for rank, breakdown in enumerate(of_ranks or [None] * point.world_size)
     )
     return make_record(point, measurements=measurements)
 
@@ -205,19 +209,11 @@ def make_apart(
     **breakdown: Any,
 ) -> Record:
     """A record of ranks whose own steps take so long, and their devices `idle_ms` less."""
-    point = point or make_point(world_size=len(own_ms))
-    measurements = tuple(
-        make_measurement(
-            rank,
-            [[round(step_ms * 1e6)] * 6],
-            items_per_step=point.batch_size,
-            breakdown=Breakdown(
-                local_ms=((own,) * 4, (own,) * 4), device_ms=own - idle_ms, **breakdown
-            ),
-        )
-        for rank, own in enumerate(own_ms)
-    )
-    return make_record(point, measurements=measurements)
+    of_ranks = [
+        Breakdown(local_ms=((own,) * 4, (own,) * 4), device_ms=own - idle_ms, **breakdown)
+        for own in own_ms
+    ]
+    return _exact(point or make_point(world_size=len(own_ms)), step_ms, of_ranks)
 
 
 def unscaled_point(workload: str, world_size: int = 1, **params: object) -> Point:
@@ -229,10 +225,7 @@ def unscaled_point(workload: str, world_size: int = 1, **params: object) -> Poin
 def make_collective(operation: str, size_bytes: int, step_ms: float, world_size: int = 4) -> Record:
     point = unscaled_point("collective", world_size, operation=operation, size_bytes=size_bytes)
     sent = {"items_per_step": None, "message_bytes": size_bytes, "busbw_factor": 1.5}
-    ranks = tuple(
-        make_measurement(rank, [[round(step_ms * 1e6)] * 6], **sent) for rank in range(world_size)
-    )
-    return make_record(point, measurements=ranks)
+    return _exact(point, step_ms, **sent)
 
 
 def make_sweep() -> list[Record]:

@@ -84,6 +84,13 @@ def sweep_sides(root, factor, *, runs=3, seed="", **settings):
         )
 
 
+def sweep_both(root, *factors, base=1.0, new=1.0):
+    """Write a run of either side for each factor, by which both are slower; base, new: too."""
+    for number, factor in enumerate(factors):
+        for side, speed in (("base", base), ("new", new)):
+            sweep(root, f"{side}{number}", factor * speed, day=number, tags={"side": side})
+
+
 def compare_as_json(command, *words):
     """Return what `raybench compare WORDS --json` prints."""
     code, out, err = command("compare", *words, "--json")

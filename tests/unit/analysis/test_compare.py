@@ -24,6 +24,7 @@ from compared import (
     compare_as_json,
     make_points,
     sweep,
+    sweep_both,
     sweep_sides,
     write,
 )
@@ -91,31 +92,20 @@ def test_rounds_of_one_run_are_no_verdict(tmp_path, command):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_one_run_a_side_never_passes_a_gate(tmp_path, command):
-    sweep(tmp_path, "base")
-    sweep(tmp_path, "new", 1.3, day=1)
-    sweep(tmp_path, "same", day=2)
-    for new, kind in product(("new", "same"), ("regression", "unclear")):
-        assert command("compare", "base", new, "--fail-on", kind)[0] == UNCLEAR
-
-
 def test_a_regression_fails_the_gate_and_none_passes_it(tmp_path, command):
     sweep_sides(tmp_path / "slow", 1.05)
     sweep_sides(tmp_path / "same", 1.0)
-    for folder, kind, expected in (
-        ("slow", "regression", REGRESSION),
-        ("slow", "unclear", REGRESSION),
-        ("same", "regression", 0),
-        ("same", "unclear", 0),
-    ):
-        code, _, _ = command("compare", *SIDES, "--fail-on", kind, results=tmp_path / folder)
-        assert code == expected, (folder, kind)
+    # One run a side never passes.
+    sweep_sides(tmp_path / "one", 1.3, runs=1)
+    sweep_sides(tmp_path / "one same", 1.0, runs=1)
+    expected = {"slow": REGRESSION, "same": 0, "one": UNCLEAR, "one same": UNCLEAR}
+    for (folder, code), kind in product(expected.items(), ("regression", "unclear")):
+        gate = ("compare", *SIDES, "--fail-on", kind)
+        assert command(*gate, results=tmp_path / folder)[0] == code, (folder, kind)
 
 
 def test_a_gate_that_could_not_have_seen_a_change_is_not_green(tmp_path, command):
-    for number, factor in enumerate((1.0, 1.12, 0.9)):
-        for side in ("base", "new"):
-            sweep(tmp_path, f"{side}{number}", factor, day=number, tags={"side": side})
+    sweep_both(tmp_path, 1.0, 1.12, 0.9)
     gate = ("compare", *SIDES, "--fail-on", "regression")
     code, out, _ = command(*gate)
     assert (code, out.startswith("Blind below ")) == (UNCLEAR, True)
@@ -162,9 +152,7 @@ def test_the_sides_change_places_without_changing_what_is_said(tmp_path, command
 
 
 def test_noise_above_the_threshold_is_unclear_with_the_command_that_decides(tmp_path, command):
-    for number, factor in enumerate((1.0, 1.06, 0.97, 1.03)):
-        for side in ("base", "new"):
-            sweep(tmp_path, f"{side}{number}", factor, day=number, tags={"side": side})
+    sweep_both(tmp_path, 1.0, 1.06, 0.97, 1.03)
     assert compare_as_json(command, *SIDES)["verdicts"] == {"unclear": 3}
     out = flat(command("compare", *SIDES)[1])
     assert "To decide: sweep the job ddp_scaling on both sides in turns" in out
@@ -231,9 +219,7 @@ def test_a_gate_is_not_green_where_a_point_was_not_measured_again(tmp_path, comm
 
 
 def test_a_gate_is_green_where_points_are_faster_by_an_unsure_amount(tmp_path, command):
-    for number, factor in enumerate((1.0, 1.06, 0.95)):
-        for side, speed in (("base", 1.0), ("new", 0.5)):
-            sweep(tmp_path, f"{side}{number}", factor * speed, day=number, tags={"side": side})
+    sweep_both(tmp_path, 1.0, 1.06, 0.95, new=0.5)
     assert compare_as_json(command, *SIDES)["verdicts"] == {"faster": 3}
     assert command("compare", *SIDES, "--fail-on", "regression")[0] == 0
 
@@ -399,10 +385,7 @@ def test_levels_change_where_steps_are_and_nowhere_else():
     assert find_steps(stepped, 0.001, 0.015) == [10, 20]
     assert find_steps(stepped, 0.001, 0.2) == []
     assert find_steps(stepped, 0.05, 0.015) == []
-
-
-def test_fewer_than_five_runs_show_no_step():
-    assert find_steps(np.array([0.0, 0.0, 1.0, 1.0]), 0.001, 0.015) == []
+    assert find_steps(np.array([0.0, 0.0, 1.0, 1.0]), 0.001, 0.015) == [], "fewer than five runs"
 
 
 def test_a_history_keeps_other_devices_apart(tmp_path):

@@ -79,22 +79,16 @@ def test_a_fleet_is_all_points_that_are_equal_but_for_their_shares(one):
     assert list(one.scenarios) == ["equal", "fast", "by_speed"]
     assert one.slow_count == 1
     assert one.probe_ratio == pytest.approx(0.49)
-    other = fleet(0.8)
-    assert [len(each.scenarios) for each in fleets(scaling_rows([*fleet(), *other], BASELINE))] == [
-        3,
-        3,
-    ]
+    both = fleets(scaling_rows([*fleet(), *fleet(0.8)], BASELINE))
+    assert [len(each.scenarios) for each in both] == [3, 3]
     assert fleets(scaling_rows([ran("equal", (64, 64), (10, 20))], BASELINE)) == []
 
 
-def test_ranks_without_a_share_are_no_part_of_the_step(one):
+def test_the_fast_ones_wait_for_the_slow_one_unless_it_has_no_share_of_the_step(one):
     fast = one.scenarios["fast"]
     assert fast.row.step_ms_p50 == pytest.approx(16.0)
     assert fast.throughput == pytest.approx(192 / 0.016)
     assert [rank.wait_ms for rank in fast.ranks] == [0.0, 0.0, None]
-
-
-def test_the_fast_ones_wait_for_the_slow_one_of_equal_shares(one):
     equal = one.scenarios["equal"]
     assert [rank.wait_ms for rank in equal.ranks] == [10.0, 10.0, 0.0]
     assert equal.idle_share_of_fast == pytest.approx(10 / 21)
@@ -112,7 +106,7 @@ def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_th
     assert words.endswith("below a global batch of 40 fast should be faster")
 
 
-def test_what_is_within_the_intervals_decides_no_lead():
+def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_decide():
     near = [
         ran("equal", (64, 64), (10.0, 10.02), 0.89),
         ran("by_speed", (65, 63), (10.01, 10.01), 0.89),
@@ -121,13 +115,9 @@ def test_what_is_within_the_intervals_decides_no_lead():
     assert lead_of(found, "GPUs").startswith("which shares are best is not decided: by_speed does")
     decided = fleets(scaling_rows([*near, *fleet(0.5)], BASELINE))
     assert lead_of(decided, "GPUs").endswith("; 1 cannot be told apart")
-
-
-def test_a_report_leads_with_the_shares_that_are_best_most_often_and_their_largest_gain():
-    found = fleets(scaling_rows([*fleet(0.9), *fleet(0.5)], BASELINE))
-    assert lead_of(found, "GPUs").startswith(
-        "shares=by_speed is best in 2 of 2 cases, by up to +23.1%"
-    )
+    both = fleets(scaling_rows([*fleet(0.9), *fleet(0.5)], BASELINE))
+    best = "shares=by_speed is best in 2 of 2 cases, by up to +23.1%"
+    assert lead_of(both, "GPUs").startswith(best)
 
 
 def test_devices_that_differ_by_themselves_are_found_by_their_probes():

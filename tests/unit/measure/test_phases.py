@@ -2,6 +2,7 @@
 
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -249,20 +250,25 @@ def test_breakdown_and_profile_come_last_and_once(monkeypatch):
     assert (done.breakdown, done.profile) == (breakdown, profile)
 
 
-class Throttling:
-    """Counters of a device that throttles by power from the third second on, at 100 W."""
+class Limited:
+    """Counters of a device at 100 W whose clocks are limited for `limited_s` of its seconds."""
 
-    def __init__(self, clock: list[int]) -> None:
-        self._clock = clock
+    def __init__(self, clock: list[int], limited_s: Callable[[float], dict[str, float]]) -> None:
+        self._clock, self._limited_s = clock, limited_s
 
     def read(self) -> Reading:
         time_s = self._clock[0] / 1e9
-        limited_s = {"power": max(0.0, time_s - 3), "thermal": 0.0}
+        limited_s = self._limited_s(time_s)
         return Reading(time_s=time_s, energy_j=100 * time_s, limited_s=limited_s)
 
 
+def by_power(time_s: float) -> dict[str, float]:
+    """From the third second on."""
+    return {"power": max(0.0, time_s - 3), "thermal": 0.0}
+
+
 def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(clock, monkeypatch):
-    monkeypatch.setattr(phases, "Counters", lambda device: Throttling(clock))
+    monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, by_power))
     monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
     # The cold step takes a second, so the first timed block of 5 s begins before the throttling.
     done = measured(clock, Measure(warmup=1, iterations=8), step_s=1.0)
@@ -285,22 +291,12 @@ def test_the_timed_blocks_say_when_they_were_by_the_clock_that_all_processes_sha
     assert times[-1] <= time.monotonic_ns()
 
 
-class Hot:
-    """Counters of a device that is too hot until so many seconds after the cold step."""
-
-    def __init__(self, clock: list[int], until_s: float) -> None:
-        self._clock, self._until_s = clock, until_s
-
-    def read(self) -> Reading:
-        time_s = self._clock[0] / 1e9
-        return Reading(time_s=time_s, limited_s={"thermal_sw": min(time_s, self._until_s)})
-
-
 @pytest.mark.parametrize(("hot_s", "warm_s"), [(0.0, 1.0), (4.0, 4.0), (100.0, 10.0)])
 def test_a_warm_up_goes_on_while_heat_holds_the_clocks_back_for_half_the_budget(
     clock, monkeypatch, hot_s, warm_s
 ):
-    monkeypatch.setattr(phases, "Counters", lambda device: Hot(clock, 1.0 + hot_s))
+    by_heat = lambda time_s: {"thermal_sw": min(time_s, 1.0 + hot_s)}  # noqa: E731
+    monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, by_heat))
     monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
     settings = Measure(max_seconds=20.0, min_seconds=2.0, breakdown=False)
     done = measured(clock, settings, cold_s=1.0, step_s=0.01)
@@ -333,9 +329,9 @@ def test_the_peak_memory_is_of_what_follows_the_warm_up(clock, monkeypatch):
 def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(clock, monkeypatch):
     done: list[str] = []
     rested = Reading(time_s=-9.0)
-    monkeypatch.setattr(phases, "Counters", lambda device: Throttling(clock))
+    monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, by_power))
 
-    def wait(counters: Throttling, since: Reading, at_most_s: float) -> None:
+    def wait(counters: Limited, since: Reading, at_most_s: float) -> None:
         assert since == rested
         done.append("waited")
         time.sleep(0.02)

@@ -66,6 +66,7 @@ def test_without_a_baseline_point_it_says_why_and_what_is_left():
     assert RunReport(summary=summary).lead.startswith(
         "no point has a speed-up: baseline point ran out of memory; 16,000 samples/s"
     )
+    assert [one.text for one in summary.without_speed_up] == ["baseline point ran out of memory"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The scaling report: what it says, and that each format says it safely."""
+"""What reports, lists and advice say, and that each format says it safely."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from builders import (
     make_collective,
     make_device,
     make_failed,
+    make_finding,
+    make_measure,
     make_measurement,
     make_point,
     make_record,
@@ -24,25 +26,34 @@ from builders import (
     make_rows,
     make_run,
     make_samples,
+    make_subject,
     make_summary,
     make_sweep,
     report_text,
     tables_of,
     unscaled_point,
 )
+from click.testing import CliRunner
 
-from raybench.analysis.rows import ScaledRow
-from raybench.cli.results import load_summary
+from raybench.analysis.rows import ScaledRow, point_rows
+from raybench.cli.results import show_command
+from raybench.cli.sweep import plan_command
+from raybench.health.report import HealthReport
 from raybench.records import Status
+from raybench.records.devices import Verdict
 from raybench.report import documents, formatting
 from raybench.report.blocks import legend_paragraphs
 from raybench.report.documents import format_document
+from raybench.report.formatting import plain, plain_lines, printable, shorten
 from raybench.report.messages import group_messages
+from raybench.report.point_settings import point_names, setting_columns
 from raybench.report.run_report import RunReport
-from raybench.report.show import PointDetails, PointList, RunList
-from raybench.report.summary import Summary
+from raybench.report.show import AdviceList, PointDetails, PointList, RunList, advise_run
+from raybench.report.summary import Summary, load_summary
 from raybench.results.columns import SCHEMA_VERSION, to_row
-from raybench.results.reader import RunStatus
+from raybench.results.reader import RunStatus, load
+from raybench.results.writer import RunStore
+from raybench.sweep.scheduler import WORTHWHILE
 
 MS = 1_000_000
 EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
@@ -161,14 +172,11 @@ def test_the_nodes_that_were_lost_are_named_also_when_the_point_was_tried_again(
     assert "lost" not in report_text(make_summary([make_record()]))
 
 
-def test_long_parameters_and_messages_still_fit_80_columns():
+def test_long_parameters_and_messages_and_the_widest_tables_fit_80_columns():
     params = {f"parameter_{number}": "v" * 30 for number in range(12)}
     records = [make_failed(make_point(params=params), error_message="x" * 500)]
     text = report_text(make_summary(records))
     assert max(len(line) for line in text.splitlines()) <= 80
-
-
-def test_the_widest_tables_fit_80_columns():
     text = report_text(load_summary(EXAMPLES, "ddp_linear-20261122-231903-de3c"))
     tables = text.partition("linear: fp32")[2].partition("Warnings")[0]
     assert max(map(len, tables.splitlines())) <= 80
@@ -217,12 +225,6 @@ def test_a_narrow_terminal_gets_all_figures_and_whole_run_ids():
     assert re.search(r"^ +1 +fp32 +8\.\d+ +1\.00$", text, re.MULTILINE)
     run = make_run("ddp_scaling-20260821-101112-abcd")
     assert run.run_id in format_document(RunList(runs=[run], machines={}), "terminal", width=40)
-
-
-def test_without_a_baseline_point_the_report_says_why_there_is_no_efficiency():
-    records = [make_record(make_point(world_size=2))]
-    text = report_text(make_summary(records))
-    assert "Without speed-up\n1 x  no ok point with world_size=1 in this series" in text
 
 
 @pytest.mark.parametrize(
@@ -369,10 +371,6 @@ def test_a_value_is_written_with_the_digits_that_it_needs(function, value, text)
     assert function(value) == text
 
 
-def test_every_status_has_its_words():
-    assert set(formatting.STATUS_WORDS) == {status.value for status in Status}
-
-
 def test_a_run_that_is_not_over_tells_what_is_missing():
     run = make_run("run-a", points_total=10, points_ok=0, finished_at=None)
     found = make_summary(make_sweep(), run)
@@ -383,11 +381,8 @@ def test_a_run_that_is_not_over_tells_what_is_missing():
 def test_an_interrupted_run_says_so_and_its_cancelled_point_did_not_fail():
     run = make_run("run-a", points_total=8, status=RunStatus.INTERRUPTED)
     cancelled = make_failed(make_point(world_size=8), status=Status.CANCELLED)
-    for text in (
-        report_text(make_summary([*make_sweep(), cancelled], run)),
-        report_text(make_summary([*make_sweep(), cancelled], run), "md"),
-    ):
-        said = " ".join(text.split())
+    for kind in ("terminal", "md"):
+        said = " ".join(report_text(make_summary([*make_sweep(), cancelled], run), kind).split())
         assert "interrupted after 2 min 5 s; 8 points: 5 ok, 1 failed, 0 skipped, " in said
         assert "1 cancelled, 1 not run" in said
 
@@ -400,9 +395,6 @@ def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does
     assert long.run_id in text
     assert f"{long.started_at:%Y-%m-%d %H:%M}" in text
     assert text.splitlines()[-1].split()[0] == "run-b"
-    longest = make_run("a" * 64 + "-20260821")
-    text = format_document(RunList(runs=[longest], machines={}), "terminal")
-    assert longest.run_id in text
 
 
 def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
@@ -498,3 +490,193 @@ def test_a_product_is_told_as_it_lasts_and_as_it_was_in_its_first_moments():
         "200.0 TFLOP/s (400.0 TFLOP/s in its first 30 ms); one start"
     )
     assert any("Burst: TFLOP/s in the first 30 ms" in told for told in [legend_of(summary)])
+
+
+BAD = "\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a b", "a b"),
+        ("\x1b[31mred\x1b[0m", f"{BAD}[31mred{BAD}[0m"),
+        ("left\N{RIGHT-TO-LEFT OVERRIDE}right", f"left{BAD}right"),
+        ("größer µs", "größer µs"),
+    ],
+)
+def test_characters_that_control_a_terminal_are_replaced(text, shown):
+    assert printable(text) == shown
+
+
+def test_a_value_is_one_line_whatever_breaks_it():
+    assert plain("one\n  two\r\n\tthree\N{LINE SEPARATOR}four") == "one two three four"
+    assert plain(1.5) == "1.5"
+
+
+def test_lines_keep_what_they_are_indented_by():
+    assert plain_lines("def f():\n\treturn  1\x07\n") == ["def f():", f"        return 1{BAD}"]
+
+
+def test_a_text_that_is_too_long_ends_in_an_ellipsis():
+    assert shorten("abcdef", 6) == "abcdef"
+    assert shorten("abcdefg", 6) == "abcde…"
+
+
+def setting_row(workload, batch_size=None, **params):
+    known = {"point_id": f"{workload}-1", "scaling": "weak", "batch_size": batch_size}
+    return make_row(workload=workload, params=params, world_size=2, **known)
+
+
+def cells_of(rows):
+    """The cells of each column of settings, by its title."""
+    return {column.title: [cell(row) for row in rows] for column, cell in setting_columns(rows)}
+
+
+def test_points_of_one_workload_have_a_column_for_each_setting_that_varies():
+    rows = [setting_row("mlp", 64, hidden="128"), setting_row("mlp", 128, hidden="256")]
+    assert cells_of(rows) == {"hidden": ["128", "256"], "batch_size": ["64", "128"]}
+
+
+def test_points_of_several_workloads_have_one_column_of_what_is_theirs():
+    rows = [
+        setting_row("gemm", k="256", direction=""),
+        setting_row("gemm", k="512", direction=""),
+        setting_row("smoke", rows="64"),
+    ]
+    assert cells_of(rows) == {
+        "workload": ["gemm", "gemm", "smoke"],
+        "settings": ["k=256", "k=512", ""],
+    }
+    assert point_names(rows) == ["gemm k=256", "gemm k=512", "smoke"]
+
+
+def test_a_point_without_others_is_named_by_its_id():
+    assert point_names([setting_row("mlp", 64)]) == ["mlp-1"]
+
+
+def test_of_a_rank_that_slowed_the_others_the_gain_of_other_shares_is_estimated():
+    record = make_apart([10.0, 10.0, 10.0, 20.0], 21.0)
+    (advice,) = advise_run(make_summary([record]))
+    # By speed a step takes 4 / 3.5 of the fast ones' own, on them alone 4 / 3.
+    assert advice.text == (
+        "4 GPUs, of which rank 3 is slow: an estimate, at most: shares=by_speed +69.0%, "
+        "shares=fast +46.5% over equal shares; jobs/uneven_gpus.yaml measures it"
+    )
+    assert advice.rows == (record.point.point_id,)
+
+
+def test_nothing_is_advised_where_all_ranks_are_alike():
+    advice = list(advise_run(make_summary([make_apart([10.0, 10.0], 11.0)])))
+    assert advice == []
+    assert "nothing to advise" in format_document(
+        AdviceList(run_id="run-a", advice=advice), "terminal"
+    )
+
+
+def test_a_device_that_a_check_found_bad_is_left_out_or_given_less():
+    subjects = [make_subject(rank) for rank in range(4)]
+    findings = [make_finding(subject, verdict=Verdict.HEALTHY) for subject in subjects[:3]]
+    slow = make_finding(subjects[3], verdict=Verdict.BAD, stage="alone", ratio=2.0)
+    report = HealthReport(
+        run=make_run(), machine="", kinds=["cuda"] * 4, findings=[*findings, slow]
+    )
+    (advice,) = report.advice
+    assert advice.about == "devices"
+    assert advice.text.startswith(f"leave {subjects[3].name} out until it is repaired; ")
+    assert "shares=by_speed +75.0%, shares=fast +50.0% over equal shares" in advice.text
+
+
+def reported(root, rounds, control_ms=10.0):
+    """A run of 1 and 2 GPUs in so many rounds, each with a control after the points."""
+    run = make_run("run-a", baseline={"world_size": 1}, points_total=2)
+    store = RunStore.create(root, run, make_measure())
+    for number in range(1, rounds + 1):
+        for index, world_size in enumerate((1, 2)):
+            ms = 10.0 + world_size + number / 100
+            point = make_point(world_size=world_size)
+            record = make_record(point, step_ms=ms, round=number, attempt=number, count=40)
+            store.write_records([(10 * number + index, record)])
+        if rounds > 1:
+            control = make_record(
+                make_point(), step_ms=control_ms, round=number, attempt=9 + number, control_of=2
+            )
+            store.write_records([(10 * number + 9, control)])
+    store.write_devices(control.devices if rounds > 1 else record.devices)
+    return Summary(
+        run=run,
+        devices=load(root, "devices", "run-a"),
+        points=point_rows(load(root, "points", "run-a")),
+    )
+
+
+def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_cost(tmp_path):
+    summary = reported(tmp_path, 1)
+    text = " ".join(report_text(summary, width=200).split())
+    assert "±" not in text
+    assert "one start; `--set measure.rounds=3` gives an interval." in text
+    assert "Scatter: standard deviation of the samples within one start" in text
+    assert summary.more_rounds is not None
+    assert summary.more_rounds.rounds == WORTHWHILE
+    # Two points of 3.5 s, twice more, and new processes between.
+    assert summary.more_rounds.seconds == pytest.approx(2 * (2 * 3.5 + 5), abs=2)
+    assert "3 rounds, which give an interval, would take about" in text
+    assert "--set measure.rounds=3" in text
+
+
+def test_intervals_as_wide_as_their_values_are_not_written_as_thousands_of_percent():
+    records = [
+        make_record(
+            make_point(world_size=size, batch_size=batch),
+            step_ms=ms * number**2,
+            round=number,
+            attempt=number,
+            count=40,
+        )
+        for number in (1, 2)
+        for size, ms in ((1, 10.0), (2, 11.0 * number))
+        for batch in (64, 256)
+    ]
+    text = " ".join(report_text(make_summary(records), width=200).split())
+    assert "±>100%" in text.partition("Next: ")[0]
+    assert ">100% or less" not in text
+
+
+def test_a_control_that_moved_is_a_warning_that_names_the_block(tmp_path):
+    [said] = reported(tmp_path, 2, control_ms=12.0).warnings
+    assert said.count == 2
+    assert "at the end of the block of 2 GPUs the control took" in said.text
+    assert "the machine drifts" in said.text
+
+
+def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: [1, 2]}\n")
+    once = CliRunner().invoke(plan_command, [str(job)]).output
+    assert "measure.rounds=3 would take about" in once
+    three = CliRunner().invoke(plan_command, [str(job), "--set", "measure.rounds=3"]).output
+    assert "would take about" not in three
+    assert "3 rounds x 2 points x 1 repeat of 3 to 20 s" in three
+
+
+def test_show_has_a_line_for_each_round_and_marks_controls(tmp_path):
+    reported(tmp_path, 2)
+    options = ["run-a", "--results", str(tmp_path)]
+    lines = CliRunner().invoke(show_command, options).output.splitlines()
+    assert [line.split()[1] for line in lines[1:]] == ["1", "1", "1", "2", "2", "2"]
+    assert sum(" control " in line for line in lines) == 2
+    point = make_point(world_size=2).point_id
+    told = CliRunner().invoke(show_command, [options[0], point, *options[1:]]).output
+    rounds = [line.split() for line in told.splitlines() if " ok  " in line]
+    assert [(line[:2], line[-1]) for line in rounds] == [
+        (["1", "1"], "12.01"),
+        (["2", "2"], "12.02"),
+    ]
+    assert told.startswith("Step 12.02 ms over 2 rounds")
+
+
+def test_a_short_report_of_four_points_fits_40_lines_and_names_what_to_type_next(tmp_path):
+    text = format_document(RunReport(summary=reported(tmp_path, 1), is_short=True), "terminal")
+    lines = text.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80 or "--resume run-a --set measure.rounds=3" in text
+    assert "says what a heading or mark means" in text

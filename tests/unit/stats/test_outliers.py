@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
@@ -38,9 +36,12 @@ def test_a_device_that_is_slow_in_two_of_three_passes_is_not_called_slow():
     assert slow(values) == []
 
 
-def test_a_spread_that_the_model_has_is_not_called_slow():
-    rng = np.random.default_rng(1)
-    levels = list(1 + 0.03 * rng.standard_normal(200))
+@pytest.mark.parametrize(
+    "levels",
+    [list(1 + 0.03 * np.random.default_rng(1).standard_normal(200)), [1.0] * 7 + [1.3]],
+    ids=["a spread that the model has", "one that is faster"],
+)
+def test_what_healthy_devices_do_makes_none_slow(levels):
     assert slow(fleet(levels)) == []
 
 
@@ -49,10 +50,6 @@ def test_of_a_divided_fleet_the_slower_group_is_named_be_it_the_larger(slower):
     values = fleet([0.8] * slower + [1.0] * (8 - slower))
     assert slow(values) == list(range(slower))
     assert compare_peers(values, is_time=False, floor=FLOOR).is_divided
-
-
-def test_one_device_that_is_faster_makes_no_others_slow():
-    assert slow(fleet([1.0] * 7 + [1.3])) == []
 
 
 def test_what_did_not_run_is_neither_slow_nor_a_measure_for_others():
@@ -121,43 +118,37 @@ def steps_of(level_ms, scatter, seed):
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One rank of two delayed on H200s: the step, and the local steps of both ranks, in ms."""
-
-    name: str
-    step_ms: float
-    delayed_ms: float
-    other_ms: float
-    is_slow: bool
-
-
-AUDIT = [
-    Case(name="device 5", step_ms=11.51, delayed_ms=11.03, other_ms=6.05, is_slow=True),
-    Case(name="host 5", step_ms=8.50, delayed_ms=8.55, other_ms=6.05, is_slow=True),
-    Case(name="device 2", step_ms=8.49, delayed_ms=8.03, other_ms=6.05, is_slow=True),
-    Case(name="host 2", step_ms=6.49, delayed_ms=6.03, other_ms=6.05, is_slow=False),
-    Case(name="long, device 5", step_ms=68.0, delayed_ms=66.61, other_ms=62.0, is_slow=True),
-    Case(name="long, host 5", step_ms=63.95, delayed_ms=62.03, other_ms=62.0, is_slow=False),
-    Case(name="long, device 2", step_ms=65.48, delayed_ms=63.60, other_ms=62.0, is_slow=True),
-    Case(name="long, host 2", step_ms=63.99, delayed_ms=62.0, other_ms=62.0, is_slow=False),
-    Case(name="clean bf16 512", step_ms=5.925, delayed_ms=4.88, other_ms=4.88, is_slow=False),
-    Case(name="clean bf16 1024", step_ms=6.22, delayed_ms=5.36, other_ms=5.35, is_slow=False),
-    Case(name="clean tf32 512", step_ms=6.41, delayed_ms=5.40, other_ms=5.38, is_slow=False),
-]
+# One rank of two delayed on H200s: the step, the local steps of the delayed and the other rank, in
+# ms, and whether it is slow.
+AUDIT = {
+    "device 5": (11.51, 11.03, 6.05, True),
+    "host 5": (8.50, 8.55, 6.05, True),
+    "device 2": (8.49, 8.03, 6.05, True),
+    "host 2": (6.49, 6.03, 6.05, False),
+    "long, device 5": (68.0, 66.61, 62.0, True),
+    "long, host 5": (63.95, 62.03, 62.0, False),
+    "long, device 2": (65.48, 63.60, 62.0, True),
+    "long, host 2": (63.99, 62.0, 62.0, False),
+    "clean bf16 512": (5.925, 4.88, 4.88, False),
+    "clean bf16 1024": (6.22, 5.36, 5.35, False),
+    "clean tf32 512": (6.41, 5.40, 5.38, False),
+}
 
 
 @pytest.mark.parametrize("delayed_rank", [0, 1])
-@pytest.mark.parametrize("case", AUDIT, ids=lambda case: case.name)
-def test_the_trials_of_the_audit_are_marked_right(case, delayed_rank):
-    ranks = [steps_of(case.other_ms, 0.003, 1), steps_of(case.other_ms, 0.003, 2)]
-    ranks[delayed_rank] = steps_of(case.delayed_ms, 0.003, 3)
+@pytest.mark.parametrize(
+    ("step_ms", "delayed_ms", "other_ms", "is_slow"), AUDIT.values(), ids=AUDIT
+)
+def test_the_trials_of_the_audit_are_marked_right(
+    step_ms, delayed_ms, other_ms, is_slow, delayed_rank
+):
+    ranks = [steps_of(other_ms, 0.003, 1), steps_of(other_ms, 0.003, 2)]
+    ranks[delayed_rank] = steps_of(delayed_ms, 0.003, 3)
     found = find_straggler(ranks)
-    assert stands_out(found.excess_ms, found.error_ms, case.step_ms) is case.is_slow
-    if case.is_slow:
+    assert stands_out(found.excess_ms, found.error_ms, step_ms) is is_slow
+    if is_slow:
         assert found.rank == delayed_rank
-        excess_ms = case.delayed_ms - case.other_ms
-        assert found.excess_ms == pytest.approx(excess_ms, abs=0.005 * case.delayed_ms)
+        assert found.excess_ms == pytest.approx(delayed_ms - other_ms, abs=0.005 * delayed_ms)
 
 
 @pytest.mark.parametrize(("count", "trials"), [(2, 600), (4, 300), (64, 100)])
