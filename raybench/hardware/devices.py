@@ -38,6 +38,8 @@ from raybench.records.environment import package_versions, usable_cores, variabl
 if TYPE_CHECKING:
     import torch
 
+# NVML gives sets of NUMA nodes as words of 64 bits.
+_NODE_WORDS = 4
 _NS_PER_S = 1e9
 _MJ_PER_J = 1e3
 # Limits for a smaller share of the time belong to a ramp-up, not to the measurement.
@@ -139,6 +141,10 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
     mig_modes = nvml.ask(pynvml.nvmlDeviceGetMigMode, handle)
     processes = nvml.process_ids(handle)
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
+    # Not nvmlDeviceGetNumaNodeId: that is the node of a Grace Hopper GPU's own memory.
+    near = pynvml.nvmlDeviceGetMemoryAffinity
+    words = nvml.ask(near, handle, _NODE_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE) or ()
+    nodes = sum(word << (64 * position) for position, word in enumerate(words))
     answers = {
         "pci_bus_id": pci.busId if pci else None,
         "driver_version": nvml.ask(pynvml.nvmlSystemGetDriverVersion),
@@ -155,7 +161,8 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
         "mig_mode": nvml.flag(mig_modes and mig_modes[0]),
         "pcie_link": _pcie_link(handle, "Curr"),
         "pcie_link_max": _pcie_link(handle, "Max"),
-        "numa_node": nvml.numa_node(handle),
+        # Unknown where several are near.
+        "numa_node": nodes.bit_length() - 1 if nodes.bit_count() == 1 else None,
         # Unknown where the list lacks this process, which has a context there: then it is not that
         # of the whole host.
         "other_processes": len(processes) - 1 if os.getpid() in processes else None,
@@ -387,7 +394,8 @@ def _sample(device: Device, handle: Any) -> DeviceSample:
     """
     use = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = nvml.memory(handle)
-    traffic = nvml.field_values(handle, (_NVLINK_TX, _NVLINK_RX))
+    sent = nvml.field_values(handle, (_NVLINK_TX, _NVLINK_RX))
+    traffic_bytes = {field: int(kib) * _BYTES_PER_KIB for field, kib in sent.items()}
     return DeviceSample(
         node_id=device.node_id,
         index=device.index,
@@ -401,14 +409,10 @@ def _sample(device: Device, handle: Any) -> DeviceSample:
         memory_utilization_pct=None if use is None else float(use.memory),
         memory_used_bytes=None if memory is None else memory.used,
         ecc_errors=nvml.ecc_errors(handle),
-        nvlink_tx_bytes=_bytes(traffic.get(_NVLINK_TX)),
-        nvlink_rx_bytes=_bytes(traffic.get(_NVLINK_RX)),
+        nvlink_tx_bytes=traffic_bytes.get(_NVLINK_TX),
+        nvlink_rx_bytes=traffic_bytes.get(_NVLINK_RX),
         throttle_reasons=nvml.throttle_reasons(handle),
     )
-
-
-def _bytes(kib: float | None) -> int | None:
-    return None if kib is None else int(kib) * _BYTES_PER_KIB
 
 
 class FactReader:

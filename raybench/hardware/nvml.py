@@ -46,9 +46,6 @@ LIMITED_NS_POLICIES = {
     pynvml.NVML_PERF_POLICY_THERMAL: "thermal_sw",
 }
 
-# NVML gives sets of NUMA nodes as words of 64 bits.
-_NODE_WORDS = 4
-
 _MEMBER_OF_TYPE = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
@@ -163,18 +160,6 @@ def memory(handle: Any) -> Any | None:
     """
     # The second version counts what the driver reserves for itself apart.
     return ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
-
-
-def numa_node(handle: Any) -> int | None:
-    """Return the number of the nearest NUMA node; None where several are near, or it is unknown.
-
-    Not nvmlDeviceGetNumaNodeId: that is the node of a Grace Hopper GPU's own memory.
-    """
-    words = ask(
-        pynvml.nvmlDeviceGetMemoryAffinity, handle, _NODE_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE
-    )
-    nodes = sum(word << (64 * position) for position, word in enumerate(words or ()))
-    return nodes.bit_length() - 1 if nodes.bit_count() == 1 else None
 
 
 def nvlink_states(handle: Any) -> dict[int, bool]:

@@ -15,8 +15,7 @@ def dense_peak_tflops(device_name: str, precision: str) -> float | None:
     None for a device or a precision that is not in the table.
     device_name: as `torch.cuda.get_device_name` gives it. precision: as in job files.
     """
-    tflops, _ = _datasheets().get(_bare_name(device_name), ({}, None))
-    return tflops.get(precision)
+    return _datasheet(device_name)[0].get(precision)
 
 
 def memory_peak_gb_s(device_name: str) -> float | None:
@@ -24,13 +23,13 @@ def memory_peak_gb_s(device_name: str) -> float | None:
 
     device_name: as `torch.cuda.get_device_name` gives it.
     """
-    _, gb_s = _datasheets().get(_bare_name(device_name), ({}, None))
-    return gb_s
+    return _datasheet(device_name)[1]
 
 
-def _bare_name(device_name: str) -> str:
-    """Return the name without its maker, which drivers before 460 or so leave out."""
-    return device_name.removeprefix("NVIDIA ")
+def _datasheet(device_name: str) -> tuple[Mapping[str, float], float | None]:
+    """Return TFLOP/s by precision and GB/s of the memory; ({}, None) for an unknown device."""
+    # Drivers before 460 or so leave out the maker.
+    return _datasheets().get(device_name.removeprefix("NVIDIA "), ({}, None))
 
 
 @cache

@@ -113,8 +113,8 @@ _SCRIPT_LEAD_IN = 3
 _SCRIPT_ENDED = "unknown: the script ended by itself before"
 
 _NS_PER_MS = 1e6
-# Untimed steps where the step changes, and untimed samples before each block.
-_WARMUP_STEPS, _LEAD_IN_SAMPLES = 1, 2
+# Untimed samples before each block; where the step changes, one step runs before these.
+_LEAD_IN_SAMPLES = 2
 # Fewer have no spread.
 _SHORTEST_BLOCK = 3
 # Steps issued one at a time to an idle device, to learn how long the host needs for one.
@@ -171,8 +171,7 @@ class _Instrumented:
             self.workload.step()
             marks.end_step()
 
-        for _ in range(_WARMUP_STEPS):
-            step()
+        step()
         return self.time_block(loop_step(step, self.extent.inner), self.extent.steps)
 
 
@@ -198,8 +197,7 @@ def break_down(
         regions, region_methods = _time_regions(instrumented)
         if on_gpu:  # on a CPU the samples are by the host's clock
             align_ranks(device)
-            for _ in range(_WARMUP_STEPS):
-                workload.step()
+            workload.step()
             wall_steps = min(extent.steps, _ISSUED_ALONE)
             wall = time_by_wall_clock(workload.step, wall_steps, torch.cuda.synchronize)
             peak = watch_peak(workload.step, device)
@@ -353,8 +351,7 @@ def _time_local_steps(
     """
     context, extent = instrumented.context, instrumented.extent
     with around():
-        for _ in range(_WARMUP_STEPS):
-            step()
+        step()
     loop = loop_step(step, extent.inner)
     optimizer = OptimizerMarks(context.device)
     device_ms: float | None = None
@@ -456,7 +453,7 @@ def time_queued_steps(
 
 @cache
 def cycles_per_ms() -> float:
-    """Return the cycles that torch's spin kernel counts in a ms; waits for the device once."""
+    """Return the cycles that torch's spin kernel counts in a ms; measured once in a process."""
     mark = make_marker(torch.device("cuda"))
     # The first launch of a kernel loads it.
     torch.cuda._sleep(1)  # type: ignore[no-untyped-call]

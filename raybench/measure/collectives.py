@@ -166,7 +166,7 @@ class LocalCopies:
         return _complete_work([output for output, _ in collective.copies])
 
     def _fill(self, output: Tensor, source: Tensor) -> None:
-        """Copy the source, cut or repeated where the output has another size."""
+        """Copy the source to the output, cut or repeated to its size; nothing to itself."""
         if output.data_ptr() == source.data_ptr() or not output.numel() or not source.numel():
             return
         # As collectives do, past autograd: tensors that it has saved do not count as modified.
@@ -196,6 +196,7 @@ _Arguments = Mapping[str, Any]
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of all elements of all tensors."""
     return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -226,6 +227,7 @@ def _reduce_scatter(
 
 
 def _parts(whole: Tensor, ranks: int) -> Sequence[Tensor]:
+    """Return the flattened tensor cut into a part for each rank."""
     return whole.reshape(-1).chunk(ranks)
 
 
@@ -237,10 +239,12 @@ def _scatter(given: _Arguments, ranks: int, rank: int) -> _Effect:
 
 
 def _all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> _Effect:
+    """Return the effect of an all_to_all, whose outputs get this rank's inputs, in order."""
     return "all_to_all", _bytes(inputs), list(zip(outputs, inputs, strict=True))
 
 
 def _receive(given: _Arguments, ranks: int, rank: int) -> _Effect:
+    """Return the effect of a recv, for whose outputs this rank has no data."""
     tensors = given["tensors"]
     return "recv", _bytes(tensors), [(tensor, None) for tensor in tensors]
 

@@ -140,15 +140,14 @@ def per_step(samples: Samples, inner: int) -> Samples:
 
     For loops of `inner` steps; starts and `throttled` stay as they are.
     """
-
-    def divided(ns: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(round(value / inner) for value in ns)
-
     return replace(
         samples,
-        step_ns=divided(samples.step_ns),
-        host_ns=divided(samples.host_ns),
-        part_ns={name: divided(ns) for name, ns in samples.part_ns.items()},
+        step_ns=tuple(round(ns / inner) for ns in samples.step_ns),
+        host_ns=tuple(round(ns / inner) for ns in samples.host_ns),
+        part_ns={
+            name: tuple(round(ns / inner) for ns in part_ns)
+            for name, part_ns in samples.part_ns.items()
+        },
     )
 
 
@@ -231,6 +230,7 @@ class MemoryUse:
             self.reserved_bytes = max(reserved, self.reserved_bytes or 0)
 
     def _reset(self) -> None:
+        """Have torch begin its peaks of the device anew; nothing on a CPU."""
         if self._is_counted:
             torch.cuda.reset_peak_memory_stats(self._device)
 
@@ -298,7 +298,7 @@ class ScriptTimer(MemoryUse):
         )
 
     def restart(self) -> None:
-        """Count all iterations until now as warm-up, and set the peaks of memory back."""
+        """Count all iterations until now as warm-up; begin the peak of allocated memory anew."""
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
         self._script.forget_memory()
         self.allocated_bytes = None
@@ -347,8 +347,8 @@ def workload_stream(context: Context) -> Iterator[None]:
 def _limited_stream(device_index: int, sms: int) -> tuple[torch.cuda.Stream, Any]:
     """Return the stream of this process whose kernels run on `sms` multiprocessors only.
 
-    Beside it its green context, which must outlive it. Raises UsageError where torch or the driver
-    has no green contexts.
+    It is made once. Beside it its green context, which must outlive it. Raises UsageError where
+    torch or the driver has no green contexts.
     """
     try:
         from torch.cuda.green_contexts import GreenContext
@@ -405,8 +405,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-# All functions below are collectives: every rank must call them, in the same order. Without a
-# process group the only rank gets its own value back.
+# Collectives: every rank must call them, in the same order. Without a process group the only rank
+# gets its own value back.
 
 
 def align_ranks(device: torch.device) -> None:
@@ -418,7 +418,10 @@ def align_ranks(device: torch.device) -> None:
 
 
 def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> int:
-    """Return on all ranks what `decide` returns on rank 0; the other ranks do not call `decide`."""
+    """Return on all ranks what `decide` returns on rank 0, where alone it is called.
+
+    All ranks must call this.
+    """
     if not dist.is_initialized():
         return decide()
     decision = decide() if dist.get_rank() == 0 else 0
@@ -428,12 +431,15 @@ def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> in
 
 
 def any_rank(condition: bool, device: torch.device) -> bool:
-    """Return True on all ranks where the condition is true on at least one of them."""
+    """Return on all ranks, which must all call it, whether the condition is true on any of them."""
     return bool(max_over_ranks([int(condition)], device)[0])
 
 
 def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
-    """Return at each position the largest value over the ranks; all give equally many values."""
+    """Return at each position the largest value over the ranks.
+
+    All ranks must call it and give equally many values.
+    """
     if not dist.is_initialized():
         return list(values)
     shared = torch.tensor(values, dtype=torch.int64, device=device)
@@ -445,7 +451,7 @@ def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
 def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[int]]:
     """Return the ns of each iteration of a block, a list for each rank in rank order.
 
-    All ranks must give equally many.
+    All ranks must call it and give equally many.
     """
     if not dist.is_initialized():
         return [list(step_ns)]
@@ -456,7 +462,7 @@ def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return a list with the value of each rank, in rank order. Values must be picklable."""
+    """Return the value of each rank, in rank order; all must call it, with picklable values."""
     if not dist.is_initialized():
         return [value]
     found: list[Any] = [None] * dist.get_world_size()

@@ -125,7 +125,8 @@ class BucketMarks(_StepMarks[_Bucket]):
     def take(self) -> tuple[tuple[BucketTimes, ...], ...]:
         """Return the buckets of each ended step, in the order of their collectives; forget them.
 
-        A step in which DDP reduced nothing has none.
+        A step in which DDP reduced nothing has none. Waits for the collectives; the device must be
+        done with the steps.
         """
         steps: list[tuple[BucketTimes, ...]] = []
         for buckets in self._take_ended():
@@ -195,7 +196,10 @@ class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
             self._steps[-1].append((self._started.pop(), self._mark()))
 
     def take(self) -> list[float | None]:
-        """Return the ms of all optimizers in each ended step, None without any; forget them."""
+        """Return the ms of all optimizers in each ended step, None without any; forget them.
+
+        The device must be done with the steps.
+        """
         return [
             sum(elapsed_ms(*span) for span in spans) if spans else None
             for spans in self._take_ended()
@@ -389,6 +393,7 @@ class _GradientsAtPeak:
         self.now_bytes = self._count()
 
     def _count(self) -> int:
+        """Return the bytes of the gradients that are there now."""
         gradients = (tensor.grad for tensor in self.trained if tensor.grad is not None)
         return _storage_bytes(gradients, self._device)
 

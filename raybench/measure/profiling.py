@@ -62,7 +62,7 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
 
     All ranks must call it. Runs `steps` steps with timed modules, if the workload has a `model`,
     and as many under the profiler after one that is not in the trace. Gradients are reduced as the
-    workload does by itself, without a hook.
+    workload does by itself, without a hook. The process launches more slowly afterwards.
     """
     set_hook = hook_setter(workload, context) if context.world_size > 1 else ""
     if not isinstance(set_hook, str):

@@ -264,6 +264,7 @@ class StepMaker:
 
     @property
     def _context_at_full_speed(self) -> Context:
+        """The context of this rank without emulation."""
         return replace(self.context, extra_work=0.0, sms=None)
 
     @property
