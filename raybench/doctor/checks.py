@@ -107,7 +107,10 @@ def check_facts(facts: Facts) -> list[Check]:
 def judge(
     name: str, found: str, advice: str, verdict: Verdict = Verdict.WARN, **details: Any
 ) -> Check:
-    """Return a check that has `verdict` where there is advice, and is ok without."""
+    """Return a check that has `verdict` where there is advice, and is ok without.
+
+    details: for programs, as of `Check`.
+    """
     verdict = verdict if advice else Verdict.OK
     return Check(name=name, verdict=verdict, found=found, advice=advice, details=details)
 
@@ -159,7 +162,7 @@ class _Rule:
     is_of_nodes: bool = False
 
     def check(self, facts: Facts) -> Check:
-        """Return the check of all devices."""
+        """Return the check of all devices, with the labels of the bad ones in its details."""
         asked = [own[0] for own in facts.nodes.values()] if self.is_of_nodes else facts.devices
         bad = [device for device in asked if self.is_bad(device, asked)]
         found, advice = _describe(asked, map(self.fact, asked)), self.advice if bad else ""
@@ -178,6 +181,7 @@ def _is_below(value: float | None, least: float | None) -> bool:
 
 
 def _limits(device: Device) -> list[str]:
+    """Return why the clocks of a device are limited; being idle is no such reason."""
     return [reason for reason in device.throttle_reasons if reason != "idle"]
 
 
@@ -298,7 +302,7 @@ def _models_and_counts(facts: Facts) -> Check:
 
 
 def _versions(facts: Facts) -> Check:
-    """Return the check of software; it fails where workers have other versions.
+    """Return the check of software; it fails where a version differs between workers.
 
     Without GPUs, CUDA, NCCL and the driver are left out.
     """
@@ -345,7 +349,7 @@ def _threads(facts: Facts) -> Check:
 def _errors(facts: Facts) -> Check:
     """Return the check of faults of the hardware: bad memory, links that are down, Xids.
 
-    It fails where `raybench health` would find one.
+    It fails where `raybench health` would find one; "unknown" where no fact was read.
     """
     readings = facts_readings(facts.states, facts.states)
     lines = [f"{one.subject.name}: {one.problem.text}" for one in readings if one.problem]

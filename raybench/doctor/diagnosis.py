@@ -118,8 +118,8 @@ def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
 def _try_devices(cluster: Cluster, facts: Facts, phase: Phase) -> list[Check]:
     """Run an all_reduce and then the transport probe on all devices; return their checks.
 
-    The transports come first; they are left out where the all_reduce failed. One check "collective"
-    where raybench refuses the devices, or where there is one device.
+    The checks of transports come first. One check "collective" alone: a failure where raybench
+    refuses the devices or the all_reduce fails on any rank, ok where there is one device.
     """
     if facts.refusal:
         advice = f"raybench measures nothing here: {facts.refusal}"
@@ -157,6 +157,7 @@ def _try_devices(cluster: Cluster, facts: Facts, phase: Phase) -> list[Check]:
 
 
 def _task(workload: str, world_size: int, **params: str | int) -> Task:
+    """Return the task to time 20 steps of a workload in fp32, after 5 for warming up."""
     point = Point(
         workload=workload,
         params=params,
@@ -172,8 +173,8 @@ def _task(workload: str, world_size: int, **params: str | int) -> Task:
 def _judge_all_reduce(measured: Sequence[Measurement]) -> list[Check]:
     """Return the check of the time to form the group, and that which shows the bus bandwidth.
 
-    The group is formed by the set-up and the first call. The bandwidth follows from the median step
-    of the slowest rank.
+    The group is formed by the set-up and the first call; over 10 s for that are a warning. The
+    bandwidth follows from the median step of the slowest rank. measured: of all ranks.
     """
     first_s = max(
         (one.setup_s or 0.0) + one.repetitions[0].warmup.step_ns[0] / _NS_PER_S for one in measured

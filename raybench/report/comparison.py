@@ -113,7 +113,10 @@ class Comparison(Document):
         return bool(counts) and max(counts) < LEAST_RUNS
 
     def is_blind(self, change: float) -> bool:
-        """Return whether a point of BASE may be slower by over `change`, or was not measured."""
+        """Return whether any point of BASE may be slower by over `change`, as far as is known.
+
+        A point without an interval may be, as one that NEW did not measure.
+        """
         ends = [(row.ratio_high, row.rate_ratio_low) for row in self.rows if row.base_runs]
         return any(
             high is None or low is None or max(high, 1 / low) - 1 > change for high, low in ends
@@ -127,7 +130,11 @@ class Comparison(Document):
 
     @property
     def title(self) -> str:
-        """Return the answer in a sentence."""
+        """Return the answer in a sentence.
+
+        It begins with how blind the comparison is, where a point may be slower by over 10 % though
+        it is not called so.
+        """
         rows, verdicts = self.compared, self.verdicts
         broken = f"; {len(self.broken)} fail now" if self.broken else ""
         if not rows:
@@ -309,6 +316,7 @@ _EXPLANATION = (
 
 
 def _runs_words(runs: Sequence[Run]) -> str:
+    """Return the newest of the runs of a side with its start, and the ids of the others."""
     newest = f"{formatting.title(runs[-1])}, {formatting.when(runs[-1].started_at)}"
     others = ", ".join(run.run_id for run in runs[:-1])
     return f"mean of {len(runs)} runs: {newest}; and {others}" if others else newest
@@ -350,19 +358,26 @@ def _verdict_words(row: ComparedPoint, threshold: float) -> str:
 
 
 def _slowdowns(row: ComparedPoint) -> list[float]:
-    """Return by how much a point is slower, by the step and by the rate, as far as known."""
+    """Return by which share a point is slower, by the step and by the rate, as far as known.
+
+    Negative where it is faster.
+    """
     found = (row.ratio, row.rate_ratio and 1 / row.rate_ratio)
     return [ratio - 1 for ratio in found if ratio is not None]
 
 
 def _change(row: ComparedPoint, name: str) -> str:
-    """Write a change and half its interval."""
+    """Write a change and half its interval, as `+2.1% ±0.4%`; without what is not known.
+
+    name: of the ratio, "ratio" or "rate_ratio".
+    """
     low, high = getattr(row, f"{name}_low"), getattr(row, f"{name}_high")
     half = f" {formatting.half_width((high - low) / 2)}" if low is not None else ""
     return ("" if getattr(row, name) is None else percent(getattr(row, name) - 1)) + half
 
 
 def _point_change(one: PointChange) -> str:
+    """Write what changed at a point with its values before and now."""
     if isinstance(one.base, bool):
         return f"{one.name} {'now' if one.new else 'before'}, not {'before' if one.new else 'now'}"
     before, now = (formatting.number(value, 3) for value in (one.base, one.new))

@@ -63,7 +63,7 @@ class ExportedPoint:
 
 
 def exported_points(summary: Summary) -> list[ExportedPoint]:
-    """Return the latest attempt at each point of a run."""
+    """Return the latest attempt at each point of a run, in the order of the summary."""
     points = []
     for scaled in summary.rows:
         row, settings = jsonable(vars(scaled)), defining_settings(scaled)
@@ -130,7 +130,7 @@ def csv_text(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    """Return a value as a cell that no spreadsheet takes for a formula."""
+    """Return a value as a cell that no spreadsheet takes for a formula; a number as it is."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
@@ -145,7 +145,7 @@ def _csv_cell(value: Any) -> Any:
 
 
 def export_github(summary: Summary) -> str:
-    """Return the median step of each ok point in ms, with half of its 95 % interval over rounds.
+    """Return a JSON list: the median step of each ok point in ms, with half of its 95 % interval.
 
     For the action `benchmark-action/github-action-benchmark`, which draws them over the commits of
     a repository and warns when one is worse; its tool is `customSmallerIsBetter`. A name holds all
@@ -176,7 +176,7 @@ def export_github(summary: Summary) -> str:
 
 
 def export_json(summary: Summary) -> str:
-    """Return the members run, devices, units (of the columns of points) and points.
+    """Return a JSON object of run, devices, units (of the columns of points) and points.
 
     points: the latest attempts, with all columns and what the report derives.
     """
@@ -207,7 +207,7 @@ class JUnitCase:
 
 
 def export_junit(summary: Summary) -> str:
-    """Return one suite. A point that failed is an error, one that was not run is skipped.
+    """Return one suite as XML. A point that failed is an error, one that was not run is skipped.
 
     The figures of a point are its properties, in the units of `raybench.units("points")`; `time` is
     what the attempt took. Running out of memory is no error where a batch size was searched.

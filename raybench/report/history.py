@@ -108,6 +108,7 @@ def sparkline(times: Sequence[float]) -> str:
 
 
 def _bars(rows: Series) -> str:
+    """Return the sparkline of the step times of a point over its runs."""
     return sparkline([row.step_ms_p50 for row in rows if row.step_ms_p50 is not None])
 
 

@@ -191,6 +191,7 @@ def _capital(text: str) -> str:
 
 
 def _asset(name: str) -> str:
+    """Return the text of a file of the folder html/."""
     return resources.files("raybench.report").joinpath("html", name).read_text(encoding="utf-8")
 
 

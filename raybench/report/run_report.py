@@ -120,24 +120,21 @@ class RunReport(Document):
     @property
     def listings(self) -> list[Listing]:
         """Return the findings, those of sections that answer the question first."""
-        found = [
-            (bool(section.lead), block)
-            for section, blocks in self.sections
-            for block in blocks
-            if isinstance(block, Listing)
-        ]
-        first = [block for is_first, block in found if is_first]
-        after = [block for is_first, block in found if not is_first]
+        first: list[Listing] = []
+        after: list[Listing] = []
+        for section, blocks in self.sections:
+            listings = first if section.lead else after
+            listings += [block for block in blocks if isinstance(block, Listing)]
         return [*first, *_listings(self.summary), *after]
 
     @property
     def tables(self) -> list[tuple[Section, list[Table]]]:
         """Return the sections that have tables, with these."""
-        tables = (
-            (section, [block for block in blocks if isinstance(block, Table)])
+        return [
+            (section, found)
             for section, blocks in self.sections
-        )
-        return [(section, found) for section, found in tables if found]
+            if (found := [block for block in blocks if isinstance(block, Table)])
+        ]
 
     @property
     def messages(self) -> list[Listing]:
@@ -340,11 +337,13 @@ def _is_scaling(summary: Summary) -> bool:
 
 
 def _in_brackets(*words: str) -> str:
+    """Write ` (a, b)` of the words that are not empty; empty where there are none."""
     found = ", ".join(filter(None, words))
     return f" ({found})" if found else ""
 
 
 def _words(settings: Mapping[str, Any], ranks: str) -> str:
+    """Write settings for a sentence: `bf16, batch 64, 4 GPUs`."""
     return ", ".join(formatting.setting_words(name, v, ranks) for name, v in settings.items())
 
 
@@ -569,6 +568,7 @@ def _told(summary: Summary, metric: Metric, one: Candidate) -> str:
 
 
 def _superlative(summary: Summary, metric: Metric) -> str:
+    """Write `the most tokens/s`, or `the least memory` where the smallest value is the best."""
     word = "most" if summary.ranked_by.best == "max" else "least"
     return f"the {word} {metric_noun(summary, metric)}"
 
@@ -598,13 +598,14 @@ def _verdict(summary: Summary, metric: Metric, case: Case) -> str:
 
 
 def _gain(summary: Summary, case: Case) -> float:
-    """Return how many times as good the best is as the next."""
+    """Return how many times as good the best is as the next; two points or more."""
     best, following = case.ranked[0].value, case.ranked[1].value
     over, under = (best, following) if summary.ranked_by.best == "max" else (following, best)
     return over / under if under else 1.0
 
 
 def _over_next(summary: Summary, metric: Metric, case: Case) -> str:
+    """Write `1.08x the next (TP 2)`, of times `1.08x as fast as the next`; two points or more."""
     best, following = case.ranked[:2]
     if follows_step_time(metric):
         return f"{formatting.ratio(_gain(summary, case))}x as fast as the next ({following.name})"

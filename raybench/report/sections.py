@@ -175,6 +175,7 @@ def verdict(fleet: Fleet) -> str:
 
 
 def _gain(gain: Gain) -> str:
+    """Write `+12.3% ±1.0%`."""
     return f"{gain.gain:+.1%} {formatting.half_width(gain.half_width)}"
 
 
@@ -229,6 +230,7 @@ def table_of_points(
 def answer_table(summary: Summary, limit: int | None = None) -> Table:
     """Return the table of the points with their steps, the answer of the run, and other rates.
 
+    Where it is too wide, the answer is never left out, and throughput last.
     limit: of more points, only so many of those that finished on the most devices: the best of each
     case, then the second of each, and so on.
     """
@@ -254,31 +256,24 @@ def answer_table(summary: Summary, limit: int | None = None) -> Table:
     columns: list[ColumnOf[ScaledRow]] = [
         column(f"step {unit.name}", step, unit=unit.name, meaning=explained),
         column(MARKS_TITLE, marks, meaning=summary.marks_meaning, is_text=True),
-        *_rate_columns(summary),
     ]
-    return table_of_points(summary, [(row, row) for row in rows], columns, kind=summary.alike)
-
-
-def _rate_columns(summary: Summary) -> Iterator[ColumnOf[ScaledRow]]:
-    """Yield the columns of the answer, of what steps reach, and of the workload's own metrics.
-
-    The answer is never left out for room, and throughput last.
-    """
-    rows, shows = summary.rows, metrics.SCALING if summary.has_throughput else metrics.RATES
-    own, answer = workload_metrics(rows), find_metric(rows, summary.answer.metric)
-    # Baseline points alone have a speed-up of 1, which says nothing.
-    hidden = {"step_ms_p50", *(() if rows_compared(rows) else ("speed_up", "efficiency"))}
+    every, shows = summary.rows, metrics.SCALING if summary.has_throughput else metrics.RATES
+    own, answer = workload_metrics(every), find_metric(every, summary.answer.metric)
     # A search is answered by a setting, which has its column already.
-    hidden |= {"batch_size", "global_batch_size"}
-    shown = [*([answer] if answer else []), *shows.metrics, *own]
+    hidden = {"step_ms_p50", "batch_size", "global_batch_size"}
+    if not rows_compared(every):  # baseline points alone have a speed-up of 1, which says nothing
+        hidden |= {"speed_up", "efficiency"}
     first_dropped = [
         *(one for one in shows.optional if one.name != "throughput"),
         *reversed(own),
         metrics.BY_NAME["throughput"],
     ]
-    for metric in dict.fromkeys(one for one in shown if one.name not in hidden):
+    for metric in dict.fromkeys([*([answer] if answer else []), *shows.metrics, *own]):
         is_kept = metric == answer or metric not in first_dropped
-        yield _metric_column(summary, metric, None if is_kept else first_dropped.index(metric))
+        if metric.name not in hidden:
+            drop = None if is_kept else first_dropped.index(metric)
+            columns.append(_metric_column(summary, metric, drop))
+    return table_of_points(summary, [(row, row) for row in rows], columns, kind=summary.alike)
 
 
 def _metric_column(
@@ -337,6 +332,8 @@ _CLOCK_NOTE = (
 
 
 def _rank_columns(unit: formatting.Unit) -> list[ColumnOf[RankStep]]:
+    """Return the columns of a rank: its number, and the parts of its step in `unit`."""
+
     def time(name: str) -> ColumnOf[RankStep]:
         return column(name, lambda one: formatting.part(getattr(one, f"{name}_ms"), unit))
 

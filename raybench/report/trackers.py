@@ -51,7 +51,8 @@ def upload_to_mlflow(summary: Summary) -> str:
 def _write_to_mlflow(client: Any, summary: Summary) -> str:
     """Return a line about a run and its points, after writing them.
 
-    Raises UsageError, before anything is written, where the experiment has the run already.
+    The experiment is created where there is none. Raises UsageError, before any run is written,
+    where it has the run already.
     """
     from mlflow.entities import Metric, Param
 

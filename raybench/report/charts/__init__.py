@@ -103,7 +103,7 @@ def _all_charts() -> tuple[Chart, ...]:
 
 
 def main_figure(data: ChartData) -> Figure | None:
-    """Return the picture that answers the question of the job; None where nothing was measured."""
+    """Return the picture that answers the question of the job; None where no chart applies."""
     is_ratio = data.summary.answer.metric in RATIOS
     usable = [one for one in _all_charts() if one.answers and (is_ratio or not one.is_of_ratios)]
     usable.sort(key=lambda one: one.answers or 0)

@@ -56,7 +56,10 @@ _PARTS = {
 
 
 def ranking_figure(data: ChartData) -> Figure | None:
-    """Return bars of the points of each case, the best first; None where no case has two."""
+    """Return bars of the points of each case, the best first, 12 at most in all.
+
+    None where no case has two points, and where no metric ranks them.
+    """
     metric = answer_metric(data.summary)
     every = [
         (case, one) for case in data.summary.cases if len(case.ranked) > 1 for one in case.ranked
@@ -133,7 +136,8 @@ def gains_figure(data: ChartData) -> Figure | None:
 def operations_figure(data: ChartData) -> Figure | None:
     """Return bars of TFLOP/s, the largest products first, with a panel for each precision.
 
-    None where no point has TFLOP/s, and where any point finishes samples.
+    None where no point has TFLOP/s, and where any point finishes samples. The largest 72 products
+    are drawn.
     """
     known = [row for row in data.measured if row.achieved_tflops_per_device]
     if not known or any(row.throughput is not None for row in data.rows):

@@ -160,6 +160,7 @@ def by_series(
 ) -> Spec:
     """Return the encoding that gives each series (`line`) its colour or shape, and one legend.
 
+    A single series has no legend. channel: "color" or "shape".
     values: colours or shapes, instead of the usual ones. symbol: shape of the legend's keys.
     room, offset: the width of the legend, and how far it is above the plot, in px.
     """
@@ -303,7 +304,11 @@ def _bars(
     level: tuple[float, str] | None,
     has_ranges: bool,
 ) -> Panel:
-    """Return one panel of bars, with their texts beyond the bars where any has an interval."""
+    """Return one panel of bars: their names, and the marks of each.
+
+    has_ranges: whether the texts are written beyond the bars, and not inside of long ones. The
+    others are as of `bar_panels`.
+    """
     # Bars may have one name, so that they are told apart by their place.
     marks = [{**mark, "bar": str(n)} for n, (_, own) in enumerate(bars) for mark in own]
     folded = [_folded(name, _NAME_PX) for name, _ in bars]

@@ -213,7 +213,10 @@ def throughput_figure(data: ChartData) -> Figure | None:
 
 
 def memory_figure(data: ChartData) -> Figure | None:
-    """Return the figure of peak memory; None where all batches fitted and none was searched."""
+    """Return the figure of peak memory; None where all batches fitted and none was searched.
+
+    None also where no line has two batch sizes with a peak.
+    """
     ran_out = any(row.status == Status.OOM for row in data.rows)
     if not (ran_out or data.summary.largest_batches):
         return None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import asdict
 from html.parser import HTMLParser
 
 import numpy as np
@@ -46,33 +47,16 @@ class Elements(HTMLParser):
 
 
 def page_data(summary):
-    times = 8 * (1 + 0.001 * np.random.default_rng(7).standard_normal((2, 20)))
+    known = {"sm_clock_mhz": 1980, "power_w": 500.0, "temperature_c": 50.0}
+    at = {"node_id": "node-a", "index": 0, "time": pd.date_range(START, periods=50, freq="s")}
+    times = pd.DataFrame(8 + 0.01 * np.arange(40).reshape(2, 20))
     return ChartData(
         summary=summary,
-        devices=pd.DataFrame([device_row(rank) for rank in range(4)]),
-        telemetry=telemetry(),
+        devices=pd.DataFrame([asdict(make_device(rank)) for rank in range(4)]),
+        telemetry=pd.DataFrame({**at, **known, "gpu_utilization_pct": np.nan}),
         rank_times=[
-            RankTimes(row=row, times_ms=pd.DataFrame(times))
-            for row in summary.rows
-            if row.world_size > 1
+            RankTimes(row=row, times_ms=times) for row in summary.rows if row.world_size > 1
         ],
-    )
-
-
-def device_row(rank):
-    device = make_device(rank)
-    names = ("host", "index", "uuid", "name", "memory_bytes", "driver_version")
-    return {name: getattr(device, name) for name in names}
-
-
-def telemetry(devices=2):
-    times = pd.date_range(START, periods=50, freq="s")
-    known = {"sm_clock_mhz": 1980, "power_w": 500.0, "temperature_c": 50.0}
-    return pd.DataFrame(
-        {
-            **{"node_id": "node-a", "index": np.tile(np.arange(devices), 50)},
-            **{"time": np.repeat(times, devices), "gpu_utilization_pct": np.nan, **known},
-        }
     )
 
 
@@ -112,6 +96,5 @@ def test_a_page_has_hostile_names_as_text_and_needs_and_runs_nothing_but_itself(
 
 
 def test_a_run_without_any_point_is_a_page_too():
-    devices = pd.DataFrame([device_row(0)])
-    empty = ChartData(summary=make_summary([make_failed()]), devices=devices)
+    empty = page_data(make_summary([make_failed()]))
     assert "out of memory" in format_page(empty)
