@@ -241,22 +241,16 @@ def test_clocks_are_held_back_by_heat_or_a_fault_and_not_by_the_power_cap(reason
     assert not is_held_back(before, None)
 
 
-def sampled(devices, count: int = 1):
-    """The first `count` samples or more, from a sampler that is then stopped."""
-    sampler = Sampler(devices, period_s=0.01)
-    sampler.start()
-    samples = []
-    deadline_s = time.monotonic() + 10
-    while len(samples) < count and time.monotonic() < deadline_s:
-        time.sleep(0.005)
-        samples.extend(sampler.drain())
-    sampler.stop()
-    return samples
-
-
 def test_a_sample_holds_what_nvml_said_of_the_device_at_that_time(monkeypatch):
     FakeNvml(**ALL).install(monkeypatch)
-    (sample, *_) = sampled([make_device(index=3, uuid=UUID)])
+    sampler, samples = Sampler([make_device(index=3, uuid=UUID)], period_s=0.01), ()
+    sampler.start()
+    deadline_s = time.monotonic() + 10
+    while not samples and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+        samples = sampler.drain()
+    sampler.stop()
+    sample = samples[0]
     assert (sample.node_id, sample.index, sample.uuid) == ("a", 3, UUID)
     assert datetime.now(UTC) - sample.time < timedelta(seconds=10)
     assert (sample.sm_clock_mhz, sample.memory_clock_mhz) == (1980, 3201)

@@ -52,17 +52,12 @@ EXPECTED = {
 
 
 def watch(way: str) -> SimpleNamespace:
-    issue = WAYS[way]
-    seen: list[Collective] = []
+    issue, seen = WAYS[way], []
     real = issue(RANKS).tolist()
     with replace_collectives(LocalCopies(seen)):
         local = issue(RANKS).tolist()
-    return SimpleNamespace(
-        real=real,
-        local=local,
-        real_again=issue(RANKS).tolist(),
-        traffic=add_up(seen),
-    )
+    again = issue(RANKS).tolist()
+    return SimpleNamespace(real=real, local=local, real_again=again, traffic=add_up(seen))
 
 
 def gradients_alone(way: str, rank: int) -> list[float]:
@@ -92,11 +87,6 @@ def sum_after_error() -> float:
     return one.item()
 
 
-def saved_alone() -> float:
-    with replace_collectives(LocalCopies()):
-        return gradient_through_a_reused_buffer()
-
-
 def taken_apart(workload: Workload, context: Context) -> Breakdown:
     workload.step()
     return break_down(workload, Timer(CPU), context, Extent(steps=4))
@@ -104,10 +94,9 @@ def taken_apart(workload: Workload, context: Context) -> Breakdown:
 
 def break_all_down(rank: int) -> dict[str, Breakdown]:
     context = context_of(rank)
-    own = SleepThenReduce(context, OWN_MS)
-    found = {"own": taken_apart(own, context)}
+    found = {}
     with slow_all_reduce(DELAY_MS):
-        found["slow"] = taken_apart(own, context)
+        found["slow"] = taken_apart(SleepThenReduce(context, OWN_MS), context)
     found["sharded"] = taken_apart(Sharded(context, width=WIDTH, layers=LAYERS), context)
     found["failing"] = taken_apart(Fails(context, 0.0), context)
     collective = SleepThenReduce(context, 0.0)
@@ -116,22 +105,19 @@ def break_all_down(rank: int) -> dict[str, Breakdown]:
     return found
 
 
-def sum_when_closed(rank: int) -> float:
-    """The sum that a workload finds after its last step."""
-    workload = SumOfRanks()
-    taken_apart(workload, context_of(rank))
-    return workload.total.item()
-
-
 def run_rank(rank: int, store: str) -> SimpleNamespace:
     with gloo(rank, 2, store):
         before = [vars(dist.ProcessGroup)[name] for name in GROUPS]
+        with replace_collectives(LocalCopies()):
+            saved = gradient_through_a_reused_buffer()
+        summing = SumOfRanks()
+        taken_apart(summing, context_of(rank))
         return SimpleNamespace(
             ways={way: watch(way) for way in WAYS},
             gradients={way: gradients_alone(way, rank) for way in ("hook", "copies")},
             after_error=sum_after_error(),
-            saved=saved_alone(),
-            last_sum=sum_when_closed(rank),
+            saved=saved,
+            last_sum=summing.total.item(),
             breakdowns=break_all_down(rank),
             groups_are_as_before=before == [vars(dist.ProcessGroup)[name] for name in GROUPS],
         )
