@@ -26,6 +26,7 @@ from raybench.analysis.rows import (
     OPTIONAL,
     ScaledRow,
     batch_column,
+    point_rows,
     setting,
     setting_order,
     typed_rows,
@@ -50,6 +51,7 @@ from raybench.report.point_settings import (
     settings_words,
     short_name,
 )
+from raybench.results import reader
 from raybench.results.reader import Run
 from raybench.results.tables import PointRow, RegionRow, units
 from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE, is_found
@@ -468,6 +470,22 @@ SIZE = "size_bytes"
 _BETWEEN_STARTS = 0.005
 _TIMES = ("step_ms_p50", "step_ms_mean")
 _RATES = ("achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct", "gemm_share_pct", "throughput")
+
+
+def load_summary(results: Path, run: str, references: References | None = None) -> Summary:
+    """Return the summary of the run that `run` means. Raises ResultsError when there is none.
+
+    references: None: those of raybench.
+    """
+    root, run_id = reader.find_run(results, run)
+    return Summary(
+        run=reader.read_run(root, run_id),
+        folder=root,
+        devices=reader.load(root, "devices", run_id),
+        points=point_rows(reader.load(root, "points", run_id)),
+        region_rows=reader.load(root, "regions", run_id),
+        references=references or SHIPPED,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from builders import (
 from click.testing import CliRunner
 
 from raybench.analysis.rows import ScaledRow, point_rows
-from raybench.cli.results import load_summary, show_command
+from raybench.cli.results import show_command
 from raybench.cli.sweep import plan_command
 from raybench.health.report import HealthReport
 from raybench.records import Status
@@ -49,7 +49,7 @@ from raybench.report.messages import group_messages
 from raybench.report.point_settings import point_names, setting_columns
 from raybench.report.run_report import RunReport
 from raybench.report.show import AdviceList, PointDetails, PointList, RunList, advise_run
-from raybench.report.summary import Summary
+from raybench.report.summary import Summary, load_summary
 from raybench.results.columns import SCHEMA_VERSION, to_row
 from raybench.results.reader import RunStatus, load
 from raybench.results.writer import RunStore
