@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import click
 
 from raybench.cli.health import load_health
-from raybench.cli.results import load_summary
 from raybench.cli.shared import (
     chart_option,
     complete_any_point,
@@ -146,6 +145,7 @@ def _compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     from raybench.analysis.references import impossible_among
     from raybench.analysis.rows import point_rows
     from raybench.report.comparison import Comparison
+    from raybench.report.summary import load_summary
 
     base, new = sides
     points = [[point_rows(run.points(POINT_COLUMNS)) for run in side.runs] for side in sides]
@@ -552,6 +552,7 @@ def advise_command(run: str, results: Path, as_json: bool) -> None:
     measured is called an estimate. Needs no cluster.
     """
     from raybench.report.show import AdviceList, advise_run
+    from raybench.report.summary import load_summary
 
     if (check := load_health(results, run)) is not None:
         found = AdviceList(run_id=check.run.run_id, advice=check.advice)

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from raybench.cli.health import load_health
-from raybench.cli.results import load_summary
 from raybench.cli.shared import (
     complete_run,
     file_option,
@@ -60,6 +59,7 @@ def export_command(
     MLFLOW_TRACKING_URI=http://mlflow:5000 raybench export RUN --to mlflow
     """
     from raybench.health.report import export as export_check
+    from raybench.report.summary import load_summary
 
     if (kind is None) == (tracker is None):
         raise UsageError(f"give --format {'|'.join(_FORMATS)}, or --to {'|'.join(TRACKERS)}")
@@ -92,7 +92,7 @@ def _references(results: Path, runs: Sequence[str]) -> str:
     """
     from raybench.analysis.references import format_references, load_files, pool, reference_files
     from raybench.analysis.rounds import latest_trials, without_controls
-    from raybench.report.summary import measurements
+    from raybench.report.summary import load_summary, measurements
     from raybench.results import reader
 
     files = []

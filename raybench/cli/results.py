@@ -76,6 +76,7 @@ def report_command(
     """
     from raybench.report.documents import format_document
     from raybench.report.run_report import RunReport
+    from raybench.report.summary import load_summary
     from raybench.results import reader
 
     if github and kind != "md":
@@ -95,31 +96,6 @@ def report_command(
     # Last: the report must not be lost with a picture that cannot be drawn or written.
     if chart is not None:
         write_file(chart, _draw(root, found, chart.suffix.lower().removeprefix(".")))
-
-
-def load_summary(results: Path, run: str, references: References | None = None) -> Summary:
-    """Return the summary of the run that `run` means. Raises ResultsError when there is none.
-
-    references: None: those of raybench.
-    """
-    from raybench.analysis.references import SHIPPED
-    from raybench.analysis.rows import point_rows
-    from raybench.report.summary import Summary
-    from raybench.results import reader
-
-    root, run_id = reader.find_run(results, run)
-    found = reader.read_run(root, run_id)
-    devices, points, regions = (
-        reader.load(root, table, run_id) for table in ("devices", "points", "regions")
-    )
-    return Summary(
-        run=found,
-        folder=root,
-        devices=devices,
-        points=point_rows(points),
-        region_rows=regions,
-        references=references or SHIPPED,
-    )
 
 
 def _draw(root: Path, found: Summary | HealthReport, kind: str) -> bytes:
@@ -237,6 +213,7 @@ def _machine(results: Path, run: Run) -> str:
 def _lead(results: Path, run_id: str) -> str:
     """Return the result of a run in a sentence, or the error where its tables are damaged."""
     from raybench.report.run_report import RunReport
+    from raybench.report.summary import load_summary
 
     try:
         if health := load_health(results, run_id):
@@ -321,8 +298,9 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     )
     from raybench.analysis.rows import typed_rows
     from raybench.report.show import PointDetails
+    from raybench.report.summary import load_summary
     from raybench.results import reader
-    from raybench.results.tables import RegionRow, units
+    from raybench.results.tables import RegionRow
 
     summary = load_summary(results, run_id, references)
     ids = list(dict.fromkeys(row.point_id for row in summary.points))
@@ -360,7 +338,6 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
             for path in reader.traces(results, run_id, point_id, one.attempt)
         ],
         attempts=attempts,
-        units=units("points"),
         standings=[one for one in summary.standings if one.measured.point_id == point_id],
     )
 

@@ -286,9 +286,6 @@ def _results(ctx: click.Context) -> Path:
 
 
 _STDERR = 2
-# A longer summary is not shown at all.
-# https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands#step-isolation-and-limits
-_MOST_SUMMARY_BYTES = 1024**2
 
 
 def write_result(text: str) -> None:
@@ -322,26 +319,19 @@ def write_file(path: Path, content: bytes) -> None:
 def append_to_github_summary(markdown: str) -> None:
     """Append to the summary of a step of GitHub Actions, the file that GITHUB_STEP_SUMMARY names.
 
-    Raises UsageError when none is named, ResultsError when it cannot be written or becomes longer
-    than GitHub shows.
+    Raises UsageError when none is named, ResultsError when it cannot be written. GitHub shows up
+    to 1 MiB, and says so itself where it is more.
     """
     name = os.environ.get("GITHUB_STEP_SUMMARY")
     if not name:
         raise UsageError(
             "--github: GITHUB_STEP_SUMMARY is not set; it is in a step of GitHub Actions"
         )
-    path, content = Path(name), markdown.encode()
     try:
-        already = path.stat().st_size if path.exists() else 0
-        if already + len(content) > _MOST_SUMMARY_BYTES:
-            raise ResultsError(
-                f"{path}: GitHub shows summaries of up to 1 MiB; it has {already} bytes and the "
-                f"report {len(content)}; keep the report as a file with -o"
-            )
-        with path.open("ab") as summary:
-            summary.write(content)
+        with Path(name).open("a", encoding="utf-8") as summary:
+            summary.write(markdown)
     except OSError as error:
-        raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
+        raise ResultsError(f"{name}: cannot be written: {error.strerror}") from error
 
 
 def color() -> bool:

@@ -304,8 +304,8 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
 def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     """Carry out the run and print its report; the exit code."""
     from raybench.cli.progress import ConsoleListener
-    from raybench.cli.results import load_summary
     from raybench.report.run_report import RunReport
+    from raybench.report.summary import load_summary
     from raybench.sweep.run_state import end_of_run, nothing_left
     from raybench.sweep.runner import run_sweep
 

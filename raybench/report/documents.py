@@ -290,6 +290,7 @@ def fit(table: Table, width: int) -> tuple[Table, list[str]]:
 
 
 def _min_width(table: Table) -> int:
+    """Return the least width of a table in columns of the terminal, with its gaps."""
     return sum(_min_widths(table)) + _GAP * (len(table.columns) - 1)
 
 

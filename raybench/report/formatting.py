@@ -64,14 +64,6 @@ T = TypeVar("T")
 STATUS_WORDS = {status.value: status.label for status in Status}
 # Where a failure was, with which its message begins.
 _PLACE = re.compile(r"rank \d+ \([^()]*\): ")
-_GIB = 2**30
-# The values of these speak for themselves.
-_WITHOUT_NAME = ("workload", "precision", "operation")
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
-# Below this six decimals show one digit, or none.
-_TINY = 1e-5
-# Below this a time reads better in microseconds.
-_SHORT_MS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +100,7 @@ def number(value: float | None, digits: int = 4) -> str:
         return ""
     if value == 0:
         return "0"
-    if abs(value) < _TINY:
+    if abs(value) < 1e-5:  # six decimals would show one digit, or none
         return f"{value:.2e}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(decimals, 6)}f}"
@@ -147,7 +139,7 @@ def unit_of_times(times_ms: Iterable[float | None]) -> Unit:
 
 def is_short(time_ms: float | None) -> bool:
     """Return whether a time reads better in microseconds: below 0.1 ms."""
-    return time_ms is not None and time_ms < _SHORT_MS
+    return time_ms is not None and time_ms < 0.1
 
 
 def relative_half_width(low: float | None, value: float | None, high: float | None) -> float | None:
@@ -165,6 +157,7 @@ def step_uncertainty(row: PointRow) -> float | None:
 
 
 def _precision(row: PointRow) -> str:
+    """Write ` ±1.2%` of the step time; empty where its interval is not known."""
     share = step_uncertainty(row)
     return "" if share is None else f" {half_width(share)}"
 
@@ -187,13 +180,6 @@ def part(value_ms: float | None, unit: Unit) -> str:
     return f"{value:.3f}" if 0 < value < 1 else number(value, digits=3)
 
 
-def part_ms(value: float | None, step_ms: float = 1.0) -> str:
-    """Write a part of a step: three digits, at most three decimals unless the step is short."""
-    if is_short(step_ms):
-        return number(value, digits=3)
-    return part(value, MILLISECONDS)
-
-
 def ratio(value: float | None) -> str:
     """Write a speed-up; of a tiny one, two digits."""
     if not has_value(value):
@@ -208,7 +194,7 @@ def percent(value: float | None) -> str:
 
 def gib(value: float | None) -> str:
     """Write bytes in GiB with two decimals."""
-    return f"{value / _GIB:.2f}" if has_value(value) else ""
+    return f"{value / 2**30:.2f}" if has_value(value) else ""
 
 
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
@@ -250,9 +236,9 @@ def size(count: float | None) -> str:
     """Write bytes in the binary unit that suits them: 4 KiB, 1.5 MiB."""
     if not has_value(count):
         return ""
-    power = min(max(0, int(count).bit_length() - 1) // 10, len(_BINARY) - 1)
-    scaled = count / 2 ** (10 * power)
-    return f"{scaled:.4g} {_BINARY[power]}"
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(max(0, int(count).bit_length() - 1) // 10, len(units) - 1)
+    return f"{count / 2 ** (10 * power):.4g} {units[power]}"
 
 
 def setting(name: str, value: Any) -> str:
@@ -275,7 +261,8 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
     text = setting(name, value)
     if name == "batch":
         return f"batch {int(text):,}" if text.isdecimal() else f"batch {text}"
-    return text if name in _WITHOUT_NAME else f"{heading(name)}={text}"
+    speaks_for_itself = name in ("workload", "precision", "operation")
+    return text if speaks_for_itself else f"{heading(name)}={text}"
 
 
 def ranks_words(count: int, ranks: str) -> str:
@@ -367,9 +354,3 @@ def settings(values: Mapping[str, Any]) -> str:
     """Write settings as name=value, in the order given; a switch as a job file has it."""
     words = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in values.items()}
     return " ".join(f"{name}={word}" for name, word in words.items())
-
-
-def baseline_name(baseline: Mapping[str, Any]) -> str:
-    """Write the settings of a baseline: a precision by itself, others as name=value."""
-    alone = tuple(baseline) == ("precision",)
-    return str(baseline["precision"]) if alone else settings(baseline)

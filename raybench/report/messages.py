@@ -156,12 +156,9 @@ def _places(rows: Sequence[PointRow]) -> str:
     if len(ranks) == len(hosts) == len(devices) == 1:
         return f"rank {ranks[0]}, {hosts[0]}, {devices.pop()}"
     # In each of these points one rank has failed, not always the same one.
-    if len(ranks) == 1:
-        who = f"rank {ranks[0]}"
-    elif len(ranks) > 4:
-        who = f"one rank each, of {ranks[0]} to {ranks[-1]},"
-    else:
-        who = f"one rank each, {', '.join(map(str, ranks[:-1]))} or {ranks[-1]},"
+    *others, last = map(str, ranks)
+    many = f"of {ranks[0]} to {last}" if len(ranks) > 4 else f"{', '.join(others)} or {last}"
+    who = f"one rank each, {many}," if others else f"rank {last}"
     return f"{who} on {formatting.some(hosts)}"
 
 

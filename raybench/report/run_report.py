@@ -35,6 +35,7 @@ from raybench.report.sections import (
     SECTIONS,
     Section,
     answer_table,
+    lead_of_fleets,
     reference_lines,
 )
 from raybench.report.summary import (
@@ -81,8 +82,7 @@ class RunReport(Document):
     def lead(self) -> str:
         """Return what the run found in a sentence without full stop; empty where nothing ran."""
         summary = self.summary
-        leads = (section.lead(summary) for section in SECTIONS if section.lead)
-        text = next(filter(None, leads), "") or "; ".join(
+        text = lead_of_fleets(summary.fleets, summary.ranks) or "; ".join(
             filter(None, (self._why_not_compared(), lead(summary)))
         )
         # What is not decided asks for rounds itself.
@@ -119,25 +119,19 @@ class RunReport(Document):
 
     @property
     def listings(self) -> list[Listing]:
-        """Return the findings, those of sections that answer the question first."""
-        found = [
-            (bool(section.lead), block)
-            for section, blocks in self.sections
-            for block in blocks
-            if isinstance(block, Listing)
-        ]
-        first = [block for is_first, block in found if is_first]
-        after = [block for is_first, block in found if not is_first]
-        return [*first, *_listings(self.summary), *after]
+        """Return the findings, a verdict on slow devices first."""
+        found = [one for _, blocks in self.sections for one in blocks if isinstance(one, Listing)]
+        first = found[: bool(self.summary.fleets)]
+        return [*first, *_listings(self.summary), *found[len(first) :]]
 
     @property
     def tables(self) -> list[tuple[Section, list[Table]]]:
         """Return the sections that have tables, with these."""
-        tables = (
-            (section, [block for block in blocks if isinstance(block, Table)])
+        return [
+            (section, found)
             for section, blocks in self.sections
-        )
-        return [(section, found) for section, found in tables if found]
+            if (found := [block for block in blocks if isinstance(block, Table)])
+        ]
 
     @property
     def messages(self) -> list[Listing]:
@@ -340,11 +334,13 @@ def _is_scaling(summary: Summary) -> bool:
 
 
 def _in_brackets(*words: str) -> str:
+    """Write ` (a, b)` of the words that are not empty; empty where there are none."""
     found = ", ".join(filter(None, words))
     return f" ({found})" if found else ""
 
 
 def _words(settings: Mapping[str, Any], ranks: str) -> str:
+    """Write settings for a sentence: `bf16, batch 64, 4 GPUs`."""
     return ", ".join(formatting.setting_words(name, v, ranks) for name, v in settings.items())
 
 
@@ -569,6 +565,7 @@ def _told(summary: Summary, metric: Metric, one: Candidate) -> str:
 
 
 def _superlative(summary: Summary, metric: Metric) -> str:
+    """Write `the most tokens/s`, or `the least memory` where the smallest value is the best."""
     word = "most" if summary.ranked_by.best == "max" else "least"
     return f"the {word} {metric_noun(summary, metric)}"
 
@@ -598,13 +595,14 @@ def _verdict(summary: Summary, metric: Metric, case: Case) -> str:
 
 
 def _gain(summary: Summary, case: Case) -> float:
-    """Return how many times as good the best is as the next."""
+    """Return how many times as good the best is as the next; two points or more."""
     best, following = case.ranked[0].value, case.ranked[1].value
     over, under = (best, following) if summary.ranked_by.best == "max" else (following, best)
     return over / under if under else 1.0
 
 
 def _over_next(summary: Summary, metric: Metric, case: Case) -> str:
+    """Write `1.08x the next (TP 2)`, of times `1.08x as fast as the next`; two points or more."""
     best, following = case.ranked[:2]
     if follows_step_time(metric):
         return f"{formatting.ratio(_gain(summary, case))}x as fast as the next ({following.name})"

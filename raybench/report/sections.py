@@ -27,6 +27,7 @@ from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.blocks import (
     MARKS_TITLE,
+    Column,
     ColumnOf,
     Listing,
     Table,
@@ -55,14 +56,11 @@ class Section:
     anchor: its id in the page. title: its heading there.
     blocks: its listings, which stand among the findings, and its tables; none where it does not
     apply.
-    lead: the sentence that the report begins with, where this section answers the question of the
-    job; empty where it does not. None: it never does.
     """
 
     anchor: str
     title: str
     blocks: Callable[[Summary], Iterable[Listing | Table]]
-    lead: Callable[[Summary], str] | None = None
 
 
 # All sections, in the order in which they are declared.
@@ -70,15 +68,13 @@ SECTIONS: list[Section] = []
 
 
 def section(
-    anchor: str, title: str, lead: Callable[[Summary], str] | None = None
+    anchor: str, title: str
 ) -> Callable[[Callable[[Summary], Iterable[Listing | Table]]], None]:
     """Return a decorator that adds a section to SECTIONS; the function yields its blocks."""
-    return lambda blocks: SECTIONS.append(
-        Section(anchor=anchor, title=title, blocks=blocks, lead=lead)
-    )
+    return lambda blocks: SECTIONS.append(Section(anchor=anchor, title=title, blocks=blocks))
 
 
-@section("uneven", "Slow devices", lead=lambda summary: lead_of(summary.fleets, summary.ranks))
+@section("uneven", "Slow devices")
 def _uneven(summary: Summary) -> Iterator[Listing | Table]:
     """Yield a verdict for each fleet, then a table of the shares that were compared."""
     if not summary.fleets:
@@ -114,7 +110,7 @@ def _uneven(summary: Summary) -> Iterator[Listing | Table]:
     yield make_table(lines, columns, subject=subject, kind="slow devices")
 
 
-def lead_of(fleets: Sequence[Fleet], ranks: str) -> str:
+def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
     """Return which shares were best most often, and where they gained most; "" for no fleets.
 
     A case counts only where its intervals leave no other shares that may be as good.
@@ -175,6 +171,7 @@ def verdict(fleet: Fleet) -> str:
 
 
 def _gain(gain: Gain) -> str:
+    """Write `+12.3% ±1.0%`."""
     return f"{gain.gain:+.1%} {formatting.half_width(gain.half_width)}"
 
 
@@ -211,11 +208,10 @@ def table_of_points(
     """
     names = summary.table_settings
     if any(name in DEGREES for name in names):
-
-        def layout(row: ScaledRow) -> str:
-            return short_name(row, names, summary.ranks)
-
-        settings = [column("layout", layout, is_text=True, is_setting=True, min_chars=20)]
+        layout = Column(title="layout", is_text=True, is_setting=True, min_chars=20)
+        settings: list[ColumnOf[ScaledRow]] = [
+            (layout, lambda row: short_name(row, names, summary.ranks))
+        ]
     else:
         settings = setting_columns(summary.rows, names, summary.ranks)
     shown: list[ColumnOf[tuple[ScaledRow, T]]] = [
@@ -229,6 +225,7 @@ def table_of_points(
 def answer_table(summary: Summary, limit: int | None = None) -> Table:
     """Return the table of the points with their steps, the answer of the run, and other rates.
 
+    Where it is too wide, the answer is never left out, and throughput last.
     limit: of more points, only so many of those that finished on the most devices: the best of each
     case, then the second of each, and so on.
     """
@@ -254,31 +251,24 @@ def answer_table(summary: Summary, limit: int | None = None) -> Table:
     columns: list[ColumnOf[ScaledRow]] = [
         column(f"step {unit.name}", step, unit=unit.name, meaning=explained),
         column(MARKS_TITLE, marks, meaning=summary.marks_meaning, is_text=True),
-        *_rate_columns(summary),
     ]
-    return table_of_points(summary, [(row, row) for row in rows], columns, kind=summary.alike)
-
-
-def _rate_columns(summary: Summary) -> Iterator[ColumnOf[ScaledRow]]:
-    """Yield the columns of the answer, of what steps reach, and of the workload's own metrics.
-
-    The answer is never left out for room, and throughput last.
-    """
-    rows, shows = summary.rows, metrics.SCALING if summary.has_throughput else metrics.RATES
-    own, answer = workload_metrics(rows), find_metric(rows, summary.answer.metric)
-    # Baseline points alone have a speed-up of 1, which says nothing.
-    hidden = {"step_ms_p50", *(() if rows_compared(rows) else ("speed_up", "efficiency"))}
+    every, shows = summary.rows, metrics.SCALING if summary.has_throughput else metrics.RATES
+    own, answer = workload_metrics(every), find_metric(every, summary.answer.metric)
     # A search is answered by a setting, which has its column already.
-    hidden |= {"batch_size", "global_batch_size"}
-    shown = [*([answer] if answer else []), *shows.metrics, *own]
+    hidden = {"step_ms_p50", "batch_size", "global_batch_size"}
+    if not rows_compared(every):  # baseline points alone have a speed-up of 1, which says nothing
+        hidden |= {"speed_up", "efficiency"}
     first_dropped = [
         *(one for one in shows.optional if one.name != "throughput"),
         *reversed(own),
         metrics.BY_NAME["throughput"],
     ]
-    for metric in dict.fromkeys(one for one in shown if one.name not in hidden):
+    for metric in dict.fromkeys([*([answer] if answer else []), *shows.metrics, *own]):
         is_kept = metric == answer or metric not in first_dropped
-        yield _metric_column(summary, metric, None if is_kept else first_dropped.index(metric))
+        if metric.name not in hidden:
+            drop = None if is_kept else first_dropped.index(metric)
+            columns.append(_metric_column(summary, metric, drop))
+    return table_of_points(summary, [(row, row) for row in rows], columns, kind=summary.alike)
 
 
 def _metric_column(
@@ -337,6 +327,8 @@ _CLOCK_NOTE = (
 
 
 def _rank_columns(unit: formatting.Unit) -> list[ColumnOf[RankStep]]:
+    """Return the columns of a rank: its number, and the parts of its step in `unit`."""
+
     def time(name: str) -> ColumnOf[RankStep]:
         return column(name, lambda one: formatting.part(getattr(one, f"{name}_ms"), unit))
 

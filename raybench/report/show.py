@@ -6,7 +6,7 @@ Nothing here loads pandas, which listing runs does not need.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +42,8 @@ if TYPE_CHECKING:
 
 # A model has hundreds of modules; the table `modules` holds the rest.
 _MAX_MODULES = 20
-# The end of a traceback or a log says most; `--json` has all of it.
-_DETAIL_LINES = 15
 # Columns of a point that are not among its facts, because a block of their own shows them.
 _APART = ("methods", "error_detail", "workload_metrics", "workload_headings")
-# Less is not worth a change.
-_WORTHWHILE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +59,34 @@ class RunList(Document):
     leads: Mapping[str, str] | None = None
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the table of the runs, or a paragraph for each."""
+        """Yield the table of the runs, whose counts are empty while one runs, or paragraphs."""
+
+        def count(title: str, name: str) -> ColumnOf[Run]:
+            def cell(run: Run) -> str:
+                return "" if run.status is RunStatus.RUNNING else str(getattr(run, name))
+
+            return column(title, cell)
+
+        def took(run: Run) -> str:
+            # Compact: at 80 columns the run_id needs the room.
+            time = formatting.run_time(run)
+            return time.replace(" min", "m").replace(" h", "h").replace(" s", "s")
+
         if self.leads is None:
-            yield self._table()
+            columns: list[ColumnOf[Run]] = [
+                column("run", lambda run: run.run_id, is_text=True, is_setting=True),
+                column("started, UTC", lambda r: f"{r.started_at:%F %R}", is_text=True, drop=3),
+                column("status", lambda run: run.status.value, is_text=True),
+                count("ok", "points_ok"),
+                count("fail", "points_failed"),
+                count("skip", "points_skipped"),
+                column("took", took, drop=2),
+                column("on", lambda run: self.machines.get(run.run_id, ""), is_text=True, drop=1),
+                column(
+                    "tags", lambda r: shorten(formatting.settings(r.tags), 30), is_text=True, drop=0
+                ),
+            ]
+            yield make_table(self.runs, columns)
             return
         for run in self.runs:
             end = run.status.value
@@ -84,39 +105,6 @@ class RunList(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object: runs, the oldest first."""
         return {"runs": self.runs}
-
-    def _table(self) -> Table:
-        """Return a line per run; counts are empty while a run is running."""
-
-        def count(title: str, name: str) -> ColumnOf[Run]:
-            is_running = RunStatus.RUNNING
-            return column(
-                title, lambda run: "" if run.status is is_running else str(getattr(run, name))
-            )
-
-        def took(run: Run) -> str:
-            # Compact: at 80 columns the run_id needs the room.
-            time = formatting.run_time(run)
-            return time.replace(" min", "m").replace(" h", "h").replace(" s", "s")
-
-        def started(run: Run) -> str:
-            return f"{run.started_at:%Y-%m-%d %H:%M}"
-
-        def tags(run: Run) -> str:
-            return shorten(formatting.settings(run.tags), 30)
-
-        columns: list[ColumnOf[Run]] = [
-            column("run", lambda run: run.run_id, is_text=True, is_setting=True),
-            column("started, UTC", started, is_text=True, drop=3),
-            column("status", lambda run: run.status.value, is_text=True),
-            count("ok", "points_ok"),
-            count("fail", "points_failed"),
-            count("skip", "points_skipped"),
-            column("took", took, drop=2),
-            column("on", lambda run: self.machines.get(run.run_id, ""), is_text=True, drop=1),
-            column("tags", tags, is_text=True, drop=0),
-        ]
-        return make_table(self.runs, columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,19 +133,27 @@ class PointList(Document):
             head = metric_column(metric, unit, {}, drop)
             return head, lambda row: formatting.metric(metric, value_of(row, metric), unit)
 
-        def reason(row: PointRow) -> str:
-            return shorten(_reason(row), 80)
-
         are_ok = all(row.status == "ok" for row in rows)
         columns: list[ColumnOf[PointRow]] = [
             column("point", lambda row: row.point_id, is_text=True),
             *_round_column(rows),
             *setting_columns(rows),
-            column("status", _status, is_text=True, drop=count + 3 if are_ok else None),
+            column(
+                "status",
+                lambda row: formatting.STATUS_WORDS[row.status],
+                is_text=True,
+                drop=count + 3 if are_ok else None,
+            ),
             column(f"step {unit.name}", lambda row: formatting.step_in(unit, row)),
             *(of_metric(metric, count + 2, formatting.MILLISECONDS) for metric in rates[:1]),
             *(of_metric(metric, count - place, unit) for place, metric in enumerate(extras)),
-            column("reason", reason, is_text=True, min_chars=24, drop=count + 1),
+            column(
+                "reason",
+                lambda row: shorten(_reason(row), 80),
+                is_text=True,
+                min_chars=24,
+                drop=count + 1,
+            ),
         ]
         yield make_table(rows, columns)
 
@@ -177,10 +173,6 @@ def _round_column(rows: Sequence[PointRow]) -> list[ColumnOf[PointRow]]:
     return [column("round", cell, is_text=True)] if has_rounds else []
 
 
-def _status(row: PointRow) -> str:
-    return formatting.STATUS_WORDS[row.status]
-
-
 def _reason(row: PointRow) -> str:
     """Return why a point failed; empty where it did not."""
     message = row.error_message
@@ -198,8 +190,8 @@ class PointDetails(Document):
     attempts: all of them, in order. ranks, modules, regions: as the functions of
     `raybench.analysis.rounds` give them; empty where modules were not profiled or the step
     names no regions.
-    traces: paths. wrote_logs: whether there is text of its ranks. units: of all columns.
-    standings: figures of the point beside their references.
+    traces: paths. wrote_logs: whether there is text of its ranks. standings:
+    figures of the point beside their references.
     """
 
     row: PointRow
@@ -212,7 +204,6 @@ class PointDetails(Document):
     wrote_logs: bool = False
     attempts: Sequence[PointRow] = ()
     regions: Sequence[RegionRow] = ()
-    units: Mapping[str, str] = field(default_factory=dict)
     standings: Sequence[Standing] = ()
 
     def members(self) -> Mapping[str, Any]:
@@ -240,7 +231,7 @@ class PointDetails(Document):
             yield Line(text=f"{text}; each number below is that of all rounds.", tone="strong")
         yield Listing(lines=list(self._facts()), is_quoted=True)
         if row.error_detail and (lines := plain_lines(row.error_detail)):
-            last = lines[-_DETAIL_LINES:]
+            last = lines[-15:]  # which say most; `--json` has all of it
             cut = f", the last {len(last)} of {len(lines)} lines" if len(lines) > len(last) else ""
             yield Line(text=f"error_detail{cut}", tone="strong", is_apart=True)
             yield from (Line(text=text, is_indented=True) for text in last)
@@ -252,7 +243,7 @@ class PointDetails(Document):
             columns: list[ColumnOf[PointRow]] = [
                 column("attempt", lambda row: str(row.attempt), is_text=True),
                 *_round_column(self.attempts),
-                column("status", _status, is_text=True),
+                column("status", lambda row: formatting.STATUS_WORDS[row.status], is_text=True),
                 column("started, UTC", lambda row: f"{row.started_at:%F %T}", is_text=True),
                 column("took s", lambda row: formatting.number(row.duration_s, 3)),
                 column(f"step {unit.name}", lambda row: formatting.step_in(unit, row)),
@@ -275,8 +266,11 @@ class PointDetails(Document):
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         """Yield each column that holds a value, with its text, then the workload's own metrics."""
+        from raybench.results.tables import units
+
+        unit_of = units("points")
         for name, value in vars(self.row).items():
-            text = _value(value, self.units.get(name, ""))
+            text = _value(value, unit_of.get(name, ""))
             if name == "precision" and self.is_precision_unknown:
                 text = "as the script has it"
             if text and name not in _APART:
@@ -437,7 +431,7 @@ def estimate_gains(speeds: Sequence[float], exchange: float) -> str:
         FAST: count * slowest / (len(fast) * min(fast)),
     }
     gains = {shares: (1 + exchange) / (step + exchange) - 1 for shares, step in own.items()}
-    if max(gains.values()) < _WORTHWHILE:
+    if max(gains.values()) < 0.02:  # not worth a change
         return ""
     words = ", ".join(f"shares={shares} {gain:+.1%}" for shares, gain in gains.items())
     return f"an estimate, at most: {words} over equal shares; jobs/uneven_gpus.yaml measures it"

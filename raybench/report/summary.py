@@ -26,6 +26,7 @@ from raybench.analysis.rows import (
     OPTIONAL,
     ScaledRow,
     batch_column,
+    point_rows,
     setting,
     setting_order,
     typed_rows,
@@ -50,6 +51,7 @@ from raybench.report.point_settings import (
     settings_words,
     short_name,
 )
+from raybench.results import reader
 from raybench.results.reader import Run
 from raybench.results.tables import PointRow, RegionRow, units
 from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE, is_found
@@ -126,14 +128,14 @@ class Summary:
         rows = self.rows
         if not rows:
             return {}
-        first = rows[0].params
-        same = {k: v for k, v in first.items() if all(row.params.get(k) == v for row in rows)}
-        options = {name: {getattr(row, name) for row in rows} for name in OPTIONAL}
-        alike = {name: values.pop() for name, values in options.items() if len(values) == 1}
+        first = rows[0]
+        same = {k: v for k, v in first.params.items() if all(r.params.get(k) == v for r in rows)}
+        alike = [name for name in OPTIONAL if len({getattr(row, name) for row in rows}) == 1]
         return same | {
             name: formatting.setting(name, value)
-            for name, value in alike.items()
-            if formatting.has_value(value) and value != RUN_SETTINGS[name].default
+            for name in alike
+            if formatting.has_value(value := getattr(first, name))
+            and value != RUN_SETTINGS[name].default
         }
 
     @cached_property
@@ -266,12 +268,9 @@ class Summary:
                 series.setdefault(key, []).append(row)
         found = []
         for rows in series.values():
-            sizes = {
-                status: [row.batch_size or 0 for row in rows if row.status == status]
-                for status in ("ok", "oom")
-            }
-            ran_out = min(sizes["oom"], default=0)
-            fits = max((size for size in sizes["ok"] if size < ran_out), default=None)
+            ran_out = min((row.batch_size or 0 for row in rows if row.status == "oom"), default=0)
+            sizes = [row.batch_size or 0 for row in rows if row.status == "ok"]
+            fits = max((size for size in sizes if size < ran_out), default=None)
             if fits is not None and is_found(fits, ran_out):
                 row = next(r for r in rows if r.batch_size == fits and r.status == "ok")
                 found.append(
@@ -282,9 +281,8 @@ class Summary:
                         peak_mem_allocated_bytes=row.peak_mem_allocated_bytes,
                     )
                 )
-        return tuple(
-            sorted(found, key=lambda one: [setting_order(v) for v in one.settings.values()])
-        )
+        found.sort(key=lambda one: [setting_order(value) for value in one.settings.values()])
+        return tuple(found)
 
     @cached_property
     def ranked_by(self) -> Answer:
@@ -372,22 +370,17 @@ class Summary:
 
         As in ("MLP of 8 layers, 4,096 wide", "134 M parameters", "adam"); shorter for no model.
         """
-        rows = self.rows
-        classes = {row.workload: builtin_class(row.workload) for row in rows}
-        names = dict.fromkeys(
-            (found.describe(row.params) if (found := classes[row.workload]) else "") or row.workload
-            for row in rows
-        )
-        sizes = sorted({parameter_count(row.workload, row.params) or 0 for row in rows} - {0})
+        names, counts, optimizers = {}, set(), set()
+        for workload, params in ((row.workload, row.params) for row in self.rows):
+            found = builtin_class(workload)
+            names[(found.describe(params) if found else "") or workload] = True
+            counts.add(parameter_count(workload, params) or 0)
+            if params.get("mode") != "inference" and "optimizer" in params:
+                optimizers.add(params["optimizer"])
+        sizes = sorted(counts - {0})
         size = span(*(formatting.amount(count) for count in sizes[:: len(sizes) - 1 or 1]))
-        trained = [row for row in rows if row.params.get("mode") != "inference"]
-        optimizers = {row.params["optimizer"] for row in trained if "optimizer" in row.params}
-        parts = (
-            ", ".join(names),
-            f"{size} parameters" if size else "",
-            ", ".join(sorted(optimizers)),
-        )
-        return tuple(filter(None, parts))
+        size += " parameters" if size else ""
+        return tuple(filter(None, (", ".join(names), size, ", ".join(sorted(optimizers)))))
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
@@ -398,9 +391,9 @@ class Summary:
         if self.devices.empty:
             return dict(self.run.versions)
         first = self.devices.iloc[0]
+        found = {**self.run.versions, **dict(first["versions"])}
         driver = first["driver_version"]
-        own = {"driver": driver} if formatting.has_value(driver) else {}
-        return {**self.run.versions, **dict(first["versions"]), **own}
+        return found | ({"driver": driver} if formatting.has_value(driver) else {})
 
     @cached_property
     def lost_nodes(self) -> tuple[str, ...]:
@@ -457,14 +450,10 @@ class Summary:
         done = max((row.rounds for row in measured), default=WORTHWHILE)
         if done >= WORTHWHILE:
             return None
-        each_s = [
-            one.duration_s
-            for row in measured
-            for one in self._trials.rounds(row).values()
-            if one.duration_s is not None
-        ]
+        rounds = [one for row in measured for one in self._trials.rounds(row).values()]
+        each_s = sum(one.duration_s or 0.0 for one in rounds) / done
         more = WORTHWHILE - done
-        return MoreRounds(rounds=WORTHWHILE, seconds=more * (sum(each_s) / done + BETWEEN_ROUNDS_S))
+        return MoreRounds(rounds=WORTHWHILE, seconds=more * (each_s + BETWEEN_ROUNDS_S))
 
 
 # Ratios to a baseline: these points are told by their speed-up, not by a rank among each other.
@@ -481,6 +470,22 @@ SIZE = "size_bytes"
 _BETWEEN_STARTS = 0.005
 _TIMES = ("step_ms_p50", "step_ms_mean")
 _RATES = ("achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct", "gemm_share_pct", "throughput")
+
+
+def load_summary(results: Path, run: str, references: References | None = None) -> Summary:
+    """Return the summary of the run that `run` means. Raises ResultsError when there is none.
+
+    references: None: those of raybench.
+    """
+    root, run_id = reader.find_run(results, run)
+    return Summary(
+        run=reader.read_run(root, run_id),
+        folder=root,
+        devices=reader.load(root, "devices", run_id),
+        points=point_rows(reader.load(root, "points", run_id)),
+        region_rows=reader.load(root, "regions", run_id),
+        references=references or SHIPPED,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,14 @@ import pandas as pd
 import pytest
 
 from raybench.cli.health import load_health
-from raybench.cli.results import format_page, load_summary
+from raybench.cli.results import format_page
 from raybench.health.report import format_page as format_health_page
 from raybench.health.report import health_figures
 from raybench.report.charts import ChartData, draw_main_figure
 from raybench.report.charts.grammar import draw_figure
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
+from raybench.report.summary import load_summary
 from raybench.results import reader
 
 REPOSITORY = Path(__file__).parents[2]

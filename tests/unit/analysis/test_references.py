@@ -27,10 +27,9 @@ from raybench.analysis.references import (
     shipped,
 )
 from raybench.analysis.rows import ScaledRow
-from raybench.cli.results import load_summary
 from raybench.errors import ResultsWarning, UsageError
 from raybench.records import Status
-from raybench.report.summary import Summary
+from raybench.report.summary import Summary, load_summary
 
 H200 = "NVIDIA H200"
 FOLDER = Path(__file__).parents[3] / "raybench" / "references"

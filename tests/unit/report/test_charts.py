@@ -24,7 +24,6 @@ from builders import (
 
 from raybench.analysis.compare import Change, history
 from raybench.analysis.rounds import rank_by_iteration
-from raybench.cli.results import load_summary
 from raybench.report.charts import (
     ChartData,
     draw_main_figure,
@@ -40,6 +39,7 @@ from raybench.report.comparison import before_and_now
 from raybench.report.documents import format_document
 from raybench.report.history import History, history_figure
 from raybench.report.run_report import RunReport
+from raybench.report.summary import load_summary
 from raybench.results import reader
 
 RESULTS = Path(__file__).parents[3] / "results" / "examples"

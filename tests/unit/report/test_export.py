@@ -13,10 +13,10 @@ from xml.etree import ElementTree as ET
 import pytest
 from builders import make_device, make_failed, make_measure, make_point, make_record, make_run
 
-from raybench.cli.results import load_summary
 from raybench.errors import ResultsError
 from raybench.records import Status
 from raybench.report.export import export_csv, export_github, export_json, export_junit
+from raybench.report.summary import load_summary
 from raybench.results.reader import RunStatus
 from raybench.results.writer import RunStore
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from builders import make_measurement, make_record, make_summary, unscaled_point
 
-from raybench.cli.results import load_summary
 from raybench.job.point import Precision
 from raybench.report.run_report import insights
+from raybench.report.summary import load_summary
 from raybench.workloads.base import parameter_count
 from raybench.workloads.language_models import LanguageModel
 from raybench.workloads.networks import FEATURES, linear_stack
