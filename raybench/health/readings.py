@@ -513,7 +513,23 @@ def facts_readings(
         was = earlier.get(now.device.uuid, now)
         # What was read before and is silent now is lost; many containers have no NVML at all.
         lost = now.unread if now.unread != was.unread else ""
-        values = _fact_values(now)
+        xids = [len(found) for found in (now.kernel_xids, now.new_xids) if found is not None]
+        link_errors = [sum(one.errors.values()) for one in now.nvlinks or () if one.errors]
+        values: dict[str, float | None] = {
+            FREE_MEMORY: now.memory_free_bytes and now.memory_free_bytes / _GIB,
+            MEMORY_ERRORS: now.ecc_errors,
+            "remapped rows": now.remapped_rows,
+            "failed remaps": now.is_remap_failed,
+            "retired pages": now.retired_pages,
+            "Xid errors": max(xids, default=None),
+            "PCIe replays": now.pcie_replays,
+            PCIE_LANES: now.pcie_lanes,
+            "NVLinks up": None
+            if now.nvlinks is None
+            else sum(one.is_active for one in now.nvlinks),
+            "NVLink errors": sum(link_errors) if link_errors else None,
+            "NVLink fabric": None if now.fabric_state is None else len(now.fabric_faults),
+        }
         problems = _fact_problems(was, now, expected_links[now.device.node_id, now.device.name])
         for name, (unit, _) in _FACTS.items():
             test = HealthTest(name=name, stage="facts", unit=unit, floor=0.0, is_compared=False)
@@ -528,25 +544,6 @@ def facts_readings(
                 )
             )
     return tuple(found)
-
-
-def _fact_values(now: DeviceFacts) -> dict[str, float | None]:
-    """Return the value of each of `_FACTS`; None where it is not known."""
-    xids = [len(found) for found in (now.kernel_xids, now.new_xids) if found is not None]
-    link_errors = [sum(one.errors.values()) for one in now.nvlinks or () if one.errors]
-    return {
-        FREE_MEMORY: now.memory_free_bytes and now.memory_free_bytes / _GIB,
-        MEMORY_ERRORS: now.ecc_errors,
-        "remapped rows": now.remapped_rows,
-        "failed remaps": now.is_remap_failed,
-        "retired pages": now.retired_pages,
-        "Xid errors": max(xids, default=None),
-        "PCIe replays": now.pcie_replays,
-        PCIE_LANES: now.pcie_lanes,
-        "NVLinks up": None if now.nvlinks is None else sum(one.is_active for one in now.nvlinks),
-        "NVLink errors": sum(link_errors) if link_errors else None,
-        "NVLink fabric": None if now.fabric_state is None else len(now.fabric_faults),
-    }
 
 
 def _fact_problems(

@@ -197,17 +197,12 @@ def _pair_tests(
 
 
 # Half of the time that a message takes there and back.
-_LATENCY = HealthTest(
+_LATENCY = replace(
+    _pair_tests("send", 8, 0.3)[0],
     name="send latency 8 B",
-    stage="pairs",
-    subjects="pair",
     unit="µs",
-    floor=0.3,
     bad_ratio=_HOST_BAD_RATIO,
-    workload="pairs",
     params={"direction": "round_trip", "size_bytes": 8},
-    run_on="all pairs",
-    reads="pairs",
 )
 
 

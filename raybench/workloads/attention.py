@@ -215,29 +215,21 @@ def form_groups(
     Makes groups of torch.distributed where there are several: all ranks must call it together.
     """
     world_size = ulysses * ring
-    rows = [tuple(range(first, first + ulysses)) for first in range(0, world_size, ulysses)]
-    columns = [tuple(range(first, world_size, ulysses)) for first in range(ulysses)]
+    rows = [list(range(first, first + ulysses)) for first in range(0, world_size, ulysses)]
+    columns = [list(range(first, world_size, ulysses)) for first in range(ulysses)]
+    own: list[ProcessGroup | None] = []
+    for groups in (rows, columns):
+        # All ranks, whose group is there already, or nobody to communicate with.
+        is_needless = len(groups) == 1 or len(groups[0]) == 1
+        own.append(None if is_needless else dist.new_subgroups_by_enumeration(groups)[0])  # type: ignore[no-untyped-call]
     return SequenceParallel(
         rank=rank,
         ulysses=ulysses,
         ring=ring,
-        ulysses_group=_join(rank, rows),
-        ring_group=_join(rank, columns),
+        ulysses_group=own[0],
+        ring_group=own[1],
         ring_kind=ring_kind,
     )
-
-
-def _join(rank: int, groups: list[tuple[int, ...]]) -> ProcessGroup | None:
-    """Return the group of torch that this rank is in; None for all ranks, and for itself alone.
-
-    groups: of one size. All ranks must call it together, as all groups are made.
-    """
-    if len(groups) == 1 or len(groups[0]) == 1:
-        return None
-    made: dict[tuple[int, ...], ProcessGroup] = {
-        ranks: dist.new_group(list(ranks)) for ranks in groups
-    }
-    return next(group for ranks, group in made.items() if rank in ranks)
 
 
 def _all_to_all(sent: Tensor, group: ProcessGroup | None) -> Tensor:

@@ -192,14 +192,13 @@ class Collective(Workload):
         # This rank's place in its group, and its size. Group None stands for all ranks.
         self._place, size, group, is_idle = context.rank, context.world_size, None, False
         if self._groups:
-            self._place, size, is_idle = 0, 2, True
-            for members in parse_groups(self._groups, context.world_size):
-                # Every rank makes every group, whether it is in it or not. That of all is there.
-                is_whole = len(members) == context.world_size
-                made = None if is_whole else dist.new_group(list(members))
-                if context.rank in members:
-                    self._place, size = members.index(context.rank), len(members)
-                    group, is_idle = made, False
+            groups = parse_groups(self._groups, context.world_size)
+            # Every rank makes every group, whether it is in it or not. That of all is there.
+            if len(groups[0]) < context.world_size:
+                group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])  # type: ignore[no-untyped-call]
+            own = next((ranks for ranks in groups if context.rank in ranks), None)
+            is_idle = own is None
+            self._place, size = (own.index(context.rank), len(own)) if own else (0, 2)
         element: torch.dtype = getattr(torch, dtype)
         shares = size if operation in _IN_SHARES else 1
         unit = element.itemsize * shares

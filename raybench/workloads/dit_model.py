@@ -242,21 +242,6 @@ def rotation(
     return Rotation(*(one.to(like.device, wide) for one in (angles.cos(), angles.sin())))
 
 
-def fill(
-    module: nn.Module, generator: torch.Generator | None, *, norm: float = 1.0, gain: float = 0.0
-) -> None:
-    """Set all parameters, in place: those of norms to `norm`, others to normal random numbers.
-
-    gain: their standard deviation is gain / sqrt(inputs of the layer); 0: it is 0.02.
-    """
-    for name, parameter in module.named_parameters():
-        if "norm" in name:
-            nn.init.constant_(parameter, norm)
-        else:
-            std = gain / math.sqrt(parameter.shape[-1]) if gain else 0.02
-            nn.init.normal_(parameter, std=std, generator=generator)
-
-
 def _embedder(inputs: int, width: int) -> nn.Sequential:
     """Return two linear layers with SiLU between: (1, inputs) to (1, width)."""
     return nn.Sequential(nn.Linear(inputs, width), nn.SiLU(), nn.Linear(width, width))
@@ -308,7 +293,8 @@ class Steps:
     rows, columns, text_tokens: tokens of one image and of its text; ranks divide both.
     device, dtype, seed: of all inputs and weights, the same on each rank.
     attention: the kernel, or auto.
-    fill: draws a module's weights.
+    norm: value of the parameters of norms; others are normal random numbers. gain: their standard
+    deviation is gain / sqrt(inputs of the layer); 0: it is 0.02.
     """
 
     shape: DitShape
@@ -321,7 +307,8 @@ class Steps:
     attention: KernelOrAuto
     parallel: SequenceParallel
     compile: bool = False
-    fill: Callable[[nn.Module, torch.Generator | None], None] = fill
+    norm: float = 1.0
+    gain: float = 0.0
 
     def make(self, scope: Scope, steps: int) -> Callable[[], Tensor]:
         """Return a function that does one step of a scope and returns its output.
@@ -401,7 +388,12 @@ class Steps:
         with torch.device("meta"):
             module = kind(self.shape, attend).to(self.dtype)
         module = module.to_empty(device=self.device).requires_grad_(False)
-        self.fill(module, generator)
+        for name, parameter in module.named_parameters():
+            if "norm" in name:
+                nn.init.constant_(parameter, self.norm)
+            else:
+                std = self.gain / math.sqrt(parameter.shape[-1]) if self.gain else 0.02
+                nn.init.normal_(parameter, std=std, generator=generator)
         if self.compile:
             compile_blocks(module, DoubleBlock, SingleBlock)
         return module
@@ -439,7 +431,8 @@ def difference_to_whole(steps: Steps) -> float:
         # Norms of queries and keys so large that a token attends to few others: with all alike
         # attention is next to the mean of all tokens, and a wrong one could not be told from a
         # right one. And weights so large that attention matters for the output.
-        fill=partial(fill, norm=2.0, gain=1.5),
+        norm=2.0,
+        gain=1.5,
     )
     undivided = replace(copy, parallel=form_groups(0, ulysses=1, ring=1))
     with torch.inference_mode():

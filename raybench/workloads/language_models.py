@@ -448,7 +448,28 @@ def divide(
             # that nobody has waited for: a copy is none.
             model.tokens.register_forward_hook(lambda _module, _inputs, output: output.clone())
     if layout.cp > 1:
-        _divide_sequences(model, layout, device)
+        # The model takes whole inputs, and computes this rank's tokens of them.
+        cp_mesh, (_, own, _) = _make_mesh(
+            device, batch=layout.dp_replicate * layout.dp_shard, context=layout.cp, tensor=layout.tp
+        )
+        place = layout.cp_place(cp_mesh.get_rank())
+        for name in ("cosines", "sines"):
+            part = take_part(model.get_buffer(name), 0, layout.cp, place)
+            model.register_buffer(name, part, persistent=False)
+        model.register_forward_pre_hook(
+            lambda _, inputs: (take_part(inputs[0], 1, layout.cp, place), *inputs[1:])
+        )
+        # From Ampere on, unless the job asks for another kernel.
+        has_flash = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        attention = ContextParallel(
+            degree=layout.cp,
+            place=place,
+            group=cp_mesh[own].get_group(),
+            takes_flash=has_flash and bool(torch.backends.cuda.flash_sdp_enabled()),  # type: ignore[no-untyped-call]
+        )
+        blocks: Any = model.blocks
+        for block in blocks:
+            block.attention.attend = attention.attend
     # Before they are sharded: gathering is not part of the compiled code.
     if compiles:
         compile_blocks(model, Block)
@@ -480,34 +501,6 @@ def sequence_part(tokens: Tensor, layout: Layout, rank: int) -> Tensor:
     """Return those of the tokens (batch, seq_len) whose logits the rank has, in its order."""
     own = take_part(tokens, 1, layout.cp, layout.cp_place(rank))
     return own.chunk(layout.tp, dim=1)[rank % layout.tp]
-
-
-def _divide_sequences(model: LanguageModel, layout: Layout, device: torch.device) -> None:
-    """Let the model take whole inputs, and compute this rank's tokens of them: context parallelism.
-
-    In place. All ranks must call it together.
-    """
-    mesh, (_, own, _) = _make_mesh(
-        device, batch=layout.dp_replicate * layout.dp_shard, context=layout.cp, tensor=layout.tp
-    )
-    place = layout.cp_place(mesh.get_rank())
-    for name in ("cosines", "sines"):
-        part = take_part(model.get_buffer(name), 0, layout.cp, place)
-        model.register_buffer(name, part, persistent=False)
-    model.register_forward_pre_hook(
-        lambda _, inputs: (take_part(inputs[0], 1, layout.cp, place), *inputs[1:])
-    )
-    # From Ampere on, unless the job asks for another kernel.
-    has_flash = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    attention = ContextParallel(
-        degree=layout.cp,
-        place=place,
-        group=mesh[own].get_group(),
-        takes_flash=has_flash and bool(torch.backends.cuda.flash_sdp_enabled()),  # type: ignore[no-untyped-call]
-    )
-    blocks: Any = model.blocks
-    for block in blocks:
-        block.attention.attend = attention.attend
 
 
 def _make_mesh(device: torch.device, **degrees: int) -> tuple[DeviceMesh, tuple[str, ...]]:

@@ -480,15 +480,15 @@ class Smoke(Workload):
 
         rank, world_size = self._context.rank, self._context.world_size
         gradients = [p.grad.flatten() for p in self.model.parameters() if p.grad is not None]
-        digests = [digest_of(torch.cat(gradients))]
+        own = digest_of(torch.cat(gradients))
+        digests = [own] * world_size
         if world_size > 1:
-            own, digests = digests[0], [0] * world_size
             dist.all_gather_object(digests, own)
         usual, count = Counter(digests).most_common(1)[0]
-        if digests[rank] != usual or count <= len(digests) / 2:
+        if own != usual or count <= len(digests) / 2:
             raise WrongResultError(
                 f"rank {rank}: its gradients differ from those of "
-                f"{len(digests) - digests.count(digests[rank])} other ranks after the same step"
+                f"{len(digests) - digests.count(own)} other ranks after the same step"
             )
         first, last = (float(loss) for loss in self._losses)
         if not last < first:

@@ -124,6 +124,9 @@ class Pairs(Workload):
             int, Field(gt=0, multiple_of=8, description="Bytes of one message.")
         ] = 2**28,
     ) -> None:
+        import torch
+        import torch.distributed as dist
+
         check_ranks(context, "pairs")
         size = context.world_size
         pairs = parse_pairs(partners, size) if partners else pairs_of_turn(size, turn)
@@ -135,8 +138,29 @@ class Pairs(Workload):
         self._issue: Callable[[], object] = lambda: None
         if transport == "copy":
             self._prepare_copy(context, pairs, size_bytes)
-        elif self.pair is not None:
-            self._prepare_send(context, self.pair, size_bytes)
+        if transport == "copy" or self.pair is None:
+            return
+        rank, device = context.rank, context.device
+        is_first = rank == self.pair[0]
+        peer = self.pair[1] if is_first else self.pair[0]
+        outgoing = _message(rank, size_bytes, device)
+        incoming = torch.full_like(outgoing, -1)
+        send = dist.P2POp(dist.isend, outgoing, peer)
+        receive = dist.P2POp(dist.irecv, incoming, peer)
+        sends = is_first == (self._direction == "forward")
+        batches = [[send if sends else receive]]
+        if self._direction == "both":
+            batches = [[send, receive]]
+        elif self._direction == "round_trip":
+            batches = [[send], [receive]] if is_first else [[receive], [send]]
+
+        def issue() -> None:
+            for operations in batches:
+                exchange(operations)
+
+        self._issue = issue
+        if self._direction in _TWICE or not sends:
+            self._arrival = peer, rank, incoming, _message(peer, size_bytes, device)
 
     def step(self) -> None:
         """Issue the messages once; the current stream waits for them, the host does not."""
@@ -160,33 +184,6 @@ class Pairs(Workload):
                 f"ranks {self.pair[0]} and {self.pair[1]}: a message from rank {sender} to rank "
                 f"{receiver} ({self._transport}, {self._direction}) arrived with a wrong payload"
             )
-
-    def _prepare_send(self, context: Context, pair: Pair, size_bytes: int) -> None:
-        """Set what a step issues on this rank, and what arrives here, by NCCL or gloo."""
-        import torch
-        import torch.distributed as dist
-
-        rank, device = context.rank, context.device
-        is_first = rank == pair[0]
-        peer = pair[1] if is_first else pair[0]
-        outgoing = _message(rank, size_bytes, device)
-        incoming = torch.full_like(outgoing, -1)
-        send = dist.P2POp(dist.isend, outgoing, peer)
-        receive = dist.P2POp(dist.irecv, incoming, peer)
-        sends = is_first == (self._direction == "forward")
-        batches = [[send if sends else receive]]
-        if self._direction == "both":
-            batches = [[send, receive]]
-        elif self._direction == "round_trip":
-            batches = [[send], [receive]] if is_first else [[receive], [send]]
-
-        def issue() -> None:
-            for operations in batches:
-                exchange(operations)
-
-        self._issue = issue
-        if self._direction in _TWICE or not sends:
-            self._arrival = peer, rank, incoming, _message(peer, size_bytes, device)
 
     def _prepare_copy(self, context: Context, pairs: Sequence[Pair], size_bytes: int) -> None:
         """Set the copy that a step issues on the lower rank of a pair, to its peer or from it.

@@ -230,10 +230,8 @@ class _Steps:
                         self._marks = None
                         why_not = f"unknown: raybench cannot be loaded beside the script: {error!r}"
                     self._channel.send(why_not=why_not)
-                case "time_gradients":
-                    self._marks.time_gradients()
-                case "keep_gradients":
-                    self._marks.keep_gradients()
+                case "time_gradients" | "keep_gradients" as how:
+                    getattr(self._marks, how)()
                 case "end":
                     os._exit(0)
 

@@ -3,9 +3,9 @@
 import os
 import time
 
-import pynvml
 import pytest
 
+from raybench.hardware.devices import memory_in_use_bytes
 from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.records import Measurement, Status, Task
@@ -75,15 +75,6 @@ def over_sockets():
     return os.environ.get("NCCL_P2P_DISABLE") == os.environ.get("NCCL_SHM_DISABLE") == "1"
 
 
-def used_bytes(device):
-    """What NVML says is in use on this device, by whatever process."""
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
-    used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-    pynvml.nvmlShutdown()
-    return used
-
-
 @pytest.mark.parametrize(
     ("fault", "status", "error_type", "kept", "limit_s"),
     [
@@ -99,18 +90,20 @@ def test_a_fault_of_one_rank_costs_no_other_process_and_little_time(
     cluster, fault, status, error_type, kept, limit_s
 ):
     assert failures(run(cluster, 2)) == []
-    before = [(device.process_id, used_bytes(device)) for device in cluster.devices[:2]]
+    before = [device.process_id for device in cluster.devices[:2]]
+    used_before = memory_in_use_bytes()
     started_s = time.monotonic()
     answers = run(cluster, 2, fault=fault, timeout_s=8.0)
     took_s = time.monotonic() - started_s
-    after = [(device.process_id, used_bytes(device)) for device in cluster.devices[:2]]
+    after = [device.process_id for device in cluster.devices[:2]]
+    used = memory_in_use_bytes()
     assert failures(run(cluster, 2)) == []
     failure = answers[1]
     assert (failure.status, failure.error_type) == (status, error_type)
-    kept_now = tuple(old == new for (old, _), (new, _) in zip(before, after, strict=True))
+    kept_now = tuple(old == new for old, new in zip(before, after, strict=True))
     assert kept_now == kept or (over_sockets() and fault in ("stop", "hang"))
-    for (_, was), (_, now) in zip(before, after, strict=True):
-        assert now < was + 256 * 2**20
+    for device in cluster.devices[:2]:
+        assert used[device.uuid] < used_before[device.uuid] + 256 * 2**20
     assert took_s < limit_s
 
 

@@ -12,13 +12,9 @@ from tests.unit.fakes import make_point
 
 pytestmark = GPU
 
-OPERATIONS = (
-    *("all_reduce", "all_gather", "reduce_scatter"),
-    *("all_to_all", "broadcast", "sendrecv"),
-)
-SETTINGS = Measure(
-    warmup=Span(min=20, max=50), iterations=Span(min=20, max=50), max_seconds=5, breakdown=False
-)
+OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"]
+SOME = Span(min=20, max=50)
+SETTINGS = Measure(warmup=SOME, iterations=SOME, max_seconds=5, breakdown=False)
 cluster = cluster_of()
 
 
@@ -27,38 +23,29 @@ def run(cluster, workload, world_size, **settings):
     point = make_point(
         workload=workload,
         world_size=world_size,
-        precision=settings.pop("precision", Precision.FP32),
+        precision=Precision.FP32,
         cuda_graph=settings.pop("cuda_graph", False),
-        params={name: value for name, value in settings.items() if value is not None},
+        params=settings,
         **dict.fromkeys(("batch_size", "global_batch_size", "scaling")),
     )
-    record = measure_record(cluster, Task(point=point, settings=SETTINGS))
-    return point_metrics(record)
+    return point_metrics(measure_record(cluster, Task(point=point, settings=SETTINGS)))
 
 
 @needs_two
 @pytest.mark.parametrize("cuda_graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_what_every_operation_moves_is_right(cluster, operation, cuda_graph):
+    message = {"operation": operation, "size_bytes": 2**18 * 3, "cuda_graph": cuda_graph}
     for dtype in ("float32", "bfloat16", "int8"):
-        found = run(
-            cluster,
-            "collective",
-            len(cluster.devices),
-            operation=operation,
-            size_bytes=2**18 * 3,
-            dtype=dtype,
-            cuda_graph=cuda_graph,
-        )
+        found = run(cluster, "collective", len(cluster.devices), dtype=dtype, **message)
         print(f"{operation} {dtype} 768 KiB: {found['step_ms_p50'] * 1e3:.1f} us")
         assert 0 < found["step_ms_p50"] < 100
 
 
 @needs_two
 def test_a_large_all_reduce_uses_nvlink(cluster):
-    found = run(
-        cluster, "collective", len(cluster.devices), operation="all_reduce", size_bytes=2**30
-    )
+    message = {"operation": "all_reduce", "size_bytes": 2**30}
+    found = run(cluster, "collective", len(cluster.devices), **message)
     print(f"all_reduce 1 GiB on {len(cluster.devices)}: busbw {found['busbw_gb_s']:.1f} GB/s")
     # PCIe 5.0 x16 ends at 64 GB/s; over NVLink 4 of H100 and H200 it is 350 and more on 4.
     assert 100 < found["busbw_gb_s"] < 1000

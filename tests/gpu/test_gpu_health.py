@@ -17,14 +17,8 @@ pytestmark = TWO_GPUS
 REPOSITORY = Path(__file__).parents[2]
 # Few, so that a check takes little more than the start of its workers.
 GEMM = "gemm bf16 8192"
-FEW = [
-    GEMM,
-    "memory 500 MB",
-    "same bits bf16 2048",
-    "h2d alone",
-    "send 256 MiB",
-    "all_reduce 1 GiB",
-]
+MEMORY = "memory 500 MB"
+FEW = [GEMM, MEMORY, "same bits bf16 2048", "h2d alone", "send 256 MiB", "all_reduce 1 GiB"]
 HOG = """
 import sys, torch
 device = torch.device("cuda", int(sys.argv[1]))
@@ -80,7 +74,7 @@ def test_healthy_gpus_are_healthy(tmp_path):
 
 def test_a_gpu_that_another_program_keeps_busy_is_named(tmp_path):
     with hog(1):
-        found = check(tmp_path, ["alone"], [GEMM, "memory 500 MB"])
+        found = check(tmp_path, ["alone"], [GEMM, MEMORY])
     [busy] = [one for one in found["devices"] if one["index"] == 1]
     named = ill(found, "untested")
     assert list(named) == [f"{busy['host']} GPU 1"], named

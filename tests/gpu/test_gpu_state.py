@@ -20,13 +20,8 @@ cluster = cluster_of(1)
 
 def run(cluster, workload, params, precision=Precision.BF16, *, cuda_graph=False, **measure):
     batch_size = {"mlp": 1024, "transformer": 4}.get(workload, 64)
-    point = make_point(
-        workload=workload,
-        params=params,
-        precision=precision,
-        cuda_graph=cuda_graph,
-        batch_size=batch_size,
-    )
+    asked = {"precision": precision, "cuda_graph": cuda_graph, "batch_size": batch_size}
+    point = make_point(workload=workload, params=params, **asked)
     lengths = {"warmup": Span(min=20, max=20), "iterations": Span(min=50, max=50)}
     settings = Measure(**{**lengths, "breakdown": False, **measure})
     (answer,) = cluster.run(Task(point=point, settings=settings), (0,))

@@ -107,7 +107,7 @@ def test_a_gpu_is_described_with_all_that_nvml_knows(monkeypatch):
     assert described().other_processes is None
 
 
-def test_without_nvml_the_facts_of_the_device_are_unknown(monkeypatch):
+def test_without_nvml_the_facts_of_the_device_are_unknown_and_it_has_no_counters(monkeypatch):
     missing = refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     FakeNvml(nvmlInit=lambda: missing).install(monkeypatch)
     device = described()
@@ -117,6 +117,8 @@ def test_without_nvml_the_facts_of_the_device_are_unknown(monkeypatch):
     assert [getattr(device, name) for name in unknown] == [None] * 4
     assert (device.mig_mode, device.pcie_link, device.numa_node) == (None, None, None)
     assert device.other_processes is None
+    assert Counters(CUDA).read() is None
+    assert Counters(CPU).read() is None
 
 
 @pytest.mark.parametrize(("words", "node"), [([0, 1], 64), ([0b11, 0], None), ([0, 0], None)])
@@ -135,13 +137,6 @@ def test_free_space_is_that_of_the_disk_and_of_shared_memory():
 
 def reading(time_s: float, energy: float | None = None, **limited_s: float) -> Reading:
     return Reading(time_s=time_s, energy_j=energy, limited_s=limited_s)
-
-
-def test_without_nvml_there_are_no_counters(monkeypatch):
-    assert Counters(CPU).read() is None
-    missing = refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-    FakeNvml(nvmlInit=lambda: missing).install(monkeypatch)
-    assert Counters(CUDA).read() is None
 
 
 def test_a_reading_is_in_joules_and_seconds(monkeypatch):

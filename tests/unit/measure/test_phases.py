@@ -4,7 +4,6 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -45,16 +44,16 @@ def clock(monkeypatch):
     return now_ns
 
 
-def measured(clock, settings, *, cold_s=1.0, step_s=0.01):
-    workloads = []
+def measure(build, context=None, **settings):
+    """Measure without a breakdown, as the only rank."""
+    settings = Measure(**{"breakdown": False, **settings})
+    return phases.measure(build, context or make_context(), settings)
 
-    def build() -> Paced:
-        workloads.append(Paced(clock, cold_s, step_s))
-        return workloads[-1]
 
-    settings = settings.model_copy(update={"breakdown": False})
-    done = phases.measure(build, make_context(), settings)
-    assert all(workload.closed for workload in workloads)
+def measure_paced(clock, *, cold_s=1.0, step_s=0.01, **settings):
+    workload = Paced(clock, cold_s, step_s)
+    done = measure(lambda: workload, **settings)
+    assert workload.closed
     return done
 
 
@@ -76,7 +75,7 @@ def measured(clock, settings, *, cold_s=1.0, step_s=0.01):
 )
 def test_so_many_steps_warm_up_and_are_timed(clock, settings, pace_s, warmup, timed, settled):
     cold_s, step_s = pace_s
-    done = measured(clock, Measure(**settings), cold_s=cold_s, step_s=step_s)
+    done = measure_paced(clock, cold_s=cold_s, step_s=step_s, **settings)
     (repetition,) = done.repetitions
     assert (len(repetition.warmup.step_ns), len(repetition.timed.step_ns)) == (warmup, timed)
     assert repetition.settled is settled
@@ -97,8 +96,7 @@ def test_a_repeat_is_built_when_the_one_before_is_gone_even_without_a_close():
 
     built: list[weakref.ref[Cyclic]] = []
     alive: list[int] = []
-    settings = Measure(warmup=1, iterations=1, repeats=3, breakdown=False)
-    phases.measure(Cyclic, make_context(), settings)
+    measure(Cyclic, warmup=1, iterations=1, repeats=3)
     assert alive == [0, 0, 0]
 
 
@@ -116,7 +114,7 @@ def test_an_error_of_close_is_a_note_on_the_error_before_it_or_raised(fails):
 
     expected = (torch.OutOfMemoryError, "too big") if fails else (ValueError, "nothing to close")
     with pytest.raises(expected[0], match=expected[1]) as caught:
-        phases.measure(Broken, make_context(), Measure(warmup=1, iterations=1, breakdown=False))
+        measure(Broken, warmup=1, iterations=1)
     if fails:
         assert caught.value.__notes__ == ["close() then raised ValueError: nothing to close"]
 
@@ -142,16 +140,12 @@ def test_a_warm_up_says_for_how_long_it_compiled(clock, steps):
                 torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
             super().step()
 
-    settings = Measure(warmup=4, iterations=2, breakdown=False)
-    done = phases.measure(lambda: Compiled(clock, 0.01, 0.01), make_context(), settings)
+    done = measure(lambda: Compiled(clock, 0.01, 0.01), warmup=4, iterations=2)
     assert done.repetitions[0].compiling_steps == steps
 
 
 def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock):
-    done = phases.measure(
-        lambda: Sinking(clock, 0.01, 0.01), make_context(), Measure(breakdown=False)
-    )
-    (repetition,) = done.repetitions
+    (repetition,) = measure(lambda: Sinking(clock, 0.01, 0.01)).repetitions
     assert len(repetition.warmup.step_ns) > 250
     assert max(repetition.warmup.step_ns) > 10_400_000
     assert set(repetition.timed.step_ns) == {10_000_000}
@@ -159,17 +153,14 @@ def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock):
 
 
 def test_each_timed_block_begins_with_two_untimed_steps(clock):
-    workload = Paced(clock, 0.01, 0.01)
-    settings = Measure(warmup=10, iterations=50, breakdown=False)
-    (repetition,) = phases.measure(lambda: workload, make_context(), settings).repetitions
+    (repetition,) = measure_paced(clock, cold_s=0.01, warmup=10, iterations=50).repetitions
     warm_end_ns = repetition.warmup.start_ns[-1] + repetition.warmup.step_ns[-1]
     assert repetition.timed.start_ns[0] - warm_end_ns == 20_000_000
     assert clock[0] == (10 + 2 + 50) * 10_000_000
 
 
 def test_steps_below_a_millisecond_are_timed_in_loops(clock):
-    done = measured(clock, Measure(warmup=10, iterations=20), step_s=0.0003)
-    (repetition,) = done.repetitions
+    (repetition,) = measure_paced(clock, step_s=0.0003, warmup=10, iterations=20).repetitions
     assert repetition.inner_iterations == 4
     assert set(repetition.timed.step_ns) == {300_000}
     assert repetition.timed.start_ns[1] - repetition.timed.start_ns[0] == 1_200_000
@@ -205,10 +196,9 @@ def test_what_a_workload_says_of_its_step_is_handed_on():
     class Shared(Sized):
         shares_work = True
 
-    settings = Measure(warmup=1, iterations=1, breakdown=False)
-    part = phases.measure(lambda: Shared([]), make_context(1, 3), settings)
+    part = measure(lambda: Shared([]), make_context(1, 3), warmup=1, iterations=1)
     assert part.items_per_step == pytest.approx(7 / 3)
-    done = phases.measure(lambda: Sized([]), make_context(), settings)
+    done = measure(lambda: Sized([]), warmup=1, iterations=1)
     for name in ("items_per_step", "message_bytes", "busbw_factor", "memory_bytes"):
         assert getattr(done, name) == getattr(Sized, name)
     assert done.flops_per_step == 2e9
@@ -218,11 +208,10 @@ def test_what_a_workload_says_of_its_step_is_handed_on():
 
 def test_a_workload_checks_itself_after_warm_up_and_after_the_timed_steps():
     calls: list[str] = []
-    settings = Measure(warmup=1, iterations=1, repeats=2, breakdown=False)
-    phases.measure(lambda: Sized(calls), make_context(), settings)
+    measure(lambda: Sized(calls), warmup=1, iterations=1, repeats=2)
     assert calls == ["step", "check", "step", "check", "close"] * 2
     with pytest.raises(ValueError, match="not 3"):
-        phases.measure(lambda: Sized([], is_wrong=True), make_context(), settings)
+        measure(lambda: Sized([], is_wrong=True), warmup=1, iterations=1)
 
 
 def test_breakdown_and_profile_come_last_and_once(monkeypatch):
@@ -239,12 +228,8 @@ def test_breakdown_and_profile_come_last_and_once(monkeypatch):
 
     monkeypatch.setattr(phases, "break_down", broken_down)
     monkeypatch.setattr(profiling, "profile", profiled)
-    done = phases.measure(
-        lambda: Sized(calls),
-        make_context(),
-        Measure(warmup=1, iterations=1, repeats=2),
-        profile=True,
-    )
+    settings = Measure(warmup=1, iterations=1, repeats=2)
+    done = phases.measure(lambda: Sized(calls), make_context(), settings, profile=True)
     once = ["step", "check", "step", "check"]
     assert calls == [*once, "close", *once, "step", "breakdown of 10", "profile of 10", "close"]
     assert (done.breakdown, done.profile) == (breakdown, profile)
@@ -271,7 +256,7 @@ def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(clock
     monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, by_power))
     monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
     # The cold step takes a second, so the first timed block of 5 s begins before the throttling.
-    done = measured(clock, Measure(warmup=1, iterations=8), step_s=1.0)
+    done = measure_paced(clock, step_s=1.0, warmup=1, iterations=8)
     (repetition,) = done.repetitions
     assert repetition.timed.throttled == (False,) + (True,) * 7
     assert repetition.warmup.throttled == ()
@@ -282,7 +267,7 @@ def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(clock
 
 def test_the_timed_blocks_say_when_they_were_by_the_clock_that_all_processes_share(clock):
     begin_ns = time.monotonic_ns()
-    done = measured(clock, Measure(warmup=1, iterations=8), step_s=1.0)
+    done = measure_paced(clock, step_s=1.0, warmup=1, iterations=8)
     # The first block is one step, to learn how long it takes; the others are 5 s at most.
     assert len(done.timed_at_ns) == 3
     times = [at for span in done.timed_at_ns for at in span]
@@ -298,9 +283,7 @@ def test_a_warm_up_goes_on_while_heat_holds_the_clocks_back_for_half_the_budget(
     by_heat = lambda time_s: {"thermal_sw": min(time_s, 1.0 + hot_s)}  # noqa: E731
     monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, by_heat))
     monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
-    settings = Measure(max_seconds=20.0, min_seconds=2.0, breakdown=False)
-    done = measured(clock, settings, cold_s=1.0, step_s=0.01)
-    (repetition,) = done.repetitions
+    (repetition,) = measure_paced(clock, max_seconds=20.0, min_seconds=2.0).repetitions
     assert sum(repetition.warmup.step_ns[1:]) / 1e9 == pytest.approx(warm_s, abs=0.5)
     assert any(repetition.timed.throttled) == (hot_s > 10)
 
@@ -319,9 +302,7 @@ def test_the_peak_memory_is_of_what_follows_the_warm_up(clock, monkeypatch):
             super().step()
 
     monkeypatch.setattr(phases, "MemoryUse", Watched)
-    settings = Measure(warmup=3, iterations=2, breakdown=False)
-    build = partial(Stepping, clock, 0.1, 0.1)
-    phases.measure(build, make_context(), settings)
+    measure(lambda: Stepping(clock, 0.1, 0.1), warmup=3, iterations=2)
     assert done[: done.index("forget")] == ["step"] * 3
     assert "step" in done[done.index("forget") :]
 
@@ -373,22 +354,22 @@ class Comparing(Paced):
         return 0.5
 
 
-ASKED = Measure(warmup=2, iterations=5, check_gradients=True, breakdown=False)
+ASKED = {"warmup": 2, "iterations": 5, "check_gradients": True}
 
 
 def test_gradients_are_compared_after_the_timed_steps_where_that_is_asked_for(clock):
-    found = phases.measure(lambda: Comparing(clock), make_context(), ASKED)
+    found = measure(lambda: Comparing(clock), **ASKED)
     assert found.gradient_error == 0.5
     assert Comparing.asked_after >= 7
     assert any("differ from those of one process" in text for text in found.warnings)
-    silent = ASKED.model_copy(update={"check_gradients": False})
-    assert phases.measure(lambda: Comparing(clock), make_context(), silent).gradient_error is None
-    cannot = phases.measure(lambda: Paced(clock, 0.01, 0.01), make_context(), ASKED)
+    silent = {**ASKED, "check_gradients": False}
+    assert measure(lambda: Comparing(clock), **silent).gradient_error is None
+    cannot = measure_paced(clock, **ASKED)
     assert cannot.gradient_error is None
     assert "check_gradients: workload Paced cannot compare its gradients" in cannot.warnings
 
 
 def test_a_model_alone_has_the_gradients_of_one_process():
-    found = phases.measure(lambda: Mlp(make_context(), hidden=8, layers=2), make_context(), ASKED)
+    found = measure(lambda: Mlp(make_context(), hidden=8, layers=2), **ASKED)
     assert found.gradient_error < 1e-6
     assert not [text for text in found.warnings if "gradient" in text]

@@ -1,5 +1,6 @@
 """Estimates of memory, held to what committed runs on H200s had allocated at most."""
 
+import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -23,17 +24,14 @@ def measured() -> tuple[Mapping[str, Any], ...]:
     frame = raybench.load(RESULTS, "points")
     is_known = (frame.device_type == "cuda") & frame.peak_mem_allocated_bytes.notna()
     rows = frame[is_known & (frame.status == "ok")]
-    names = [str(name) for name in rows.columns]
-    return tuple(dict(zip(names, row, strict=True)) for row in rows.itertuples(index=False))
+    return tuple(rows.to_dict("records"))
 
 
 def value_of(text: str) -> object:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text, text)
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def settings_of(row: Mapping[str, Any], workload_class: type) -> dict[str, Any]:
