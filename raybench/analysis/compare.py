@@ -529,8 +529,6 @@ _TWO_SIDED_95 = 1.96
 # Runs that agree to the last digit still differ by as much.
 _LEAST_SD = 1e-6
 
-Values = NDArray[np.float64]
-
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryRow(PointRow):
@@ -582,7 +580,7 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
     return sorted(found, key=lambda row: (order[row.point_id], row.started_at, row.run_id))
 
 
-def find_steps(values: Values, within: float, threshold: float) -> list[int]:
+def find_steps(values: NDArray[np.float64], within: float, threshold: float) -> list[int]:
     """Return the places where another level begins, in order; none in fewer than five runs.
 
     values: logarithms of step times, one a run. within: standard deviation that the samples of a

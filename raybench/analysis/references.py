@@ -31,6 +31,7 @@ from raybench.job.point import setting_text
 from raybench.job.problems import key_text, rule_of
 from raybench.records import Status
 from raybench.records.devices import is_time
+from raybench.results.metrics import MS_PER_S
 from raybench.results.reader import Run
 
 # A range reaches at least so far to both sides, beside the noise of starts: a few devices of one
@@ -410,7 +411,6 @@ _STRONG_SHARE_IN_CACHE = 2**30
 # With NVLS the switch adds up and copies: each byte crosses a link once in place of twice.
 _NVLS_FACTOR = 2.0
 _BY_NVLS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-_MS_PER_S = 1e3
 _MARK = "cannot be: "
 
 
@@ -441,14 +441,14 @@ def impossible_figures(
     step_ms = min(row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0)
     per_rank = row.batch_size * row.world_size if row.batch_size else 0
     batch = max(row.global_batch_size or 0, per_rank) * (row.grad_accumulation or 1)
-    items = (row.throughput or 0.0) * step_ms / _MS_PER_S
+    items = (row.throughput or 0.0) * step_ms / MS_PER_S
     if batch and row.workload in registry.BUILTIN and items > _TOLERANCE * batch:
         texts.append(
             f"{items:,.0f} samples a step, of a batch of {batch:,.0f}; likeliest samples are "
             "counted that no iteration finished"
         )
     count = (row.iterations or 0) * (row.inner_iterations or 1)
-    took_s = count * step_ms / _MS_PER_S
+    took_s = count * step_ms / MS_PER_S
     total_s = sum(filter(None, attempts_s)) if None not in attempts_s else 0.0
     if total_s and took_s > _ONE_START * total_s:
         texts.append(

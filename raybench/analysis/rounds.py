@@ -18,7 +18,7 @@ import numpy as np
 from raybench.records import Status
 from raybench.results.breakdown import why_no_breakdown
 from raybench.results.columns import TableColumn, columns_of
-from raybench.results.metrics import half_interval
+from raybench.results.metrics import NS_PER_MS, half_interval
 from raybench.results.tables import PointRow, RegionRow
 
 if TYPE_CHECKING:
@@ -214,8 +214,6 @@ class Trials:
                 yield number, block, math.expm1(drift)
 
 
-_NS_PER_MS = 1e6
-
 # What `rank_by_iteration` needs of the table `samples`.
 SAMPLE_COLUMNS = ("repeat", "rank", "iteration", "is_warmup", "step_ns")
 
@@ -246,7 +244,7 @@ def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
 
     timed = samples[~samples["is_warmup"].astype(bool)]
     wide = timed.pivot_table(index="rank", columns=["repeat", "iteration"], values="step_ns")
-    times_ms = wide.to_numpy(np.float64) / _NS_PER_MS
+    times_ms = wide.to_numpy(np.float64) / NS_PER_MS
     if not times_ms.size:
         return pd.DataFrame()
     middle = np.nanmedian(times_ms)
@@ -274,7 +272,7 @@ def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
         data_ms=("data_ns", "median"),
     )
     times = found.columns[1:]
-    found[times] = found[times].astype("float64") / _NS_PER_MS
+    found[times] = found[times].astype("float64") / NS_PER_MS
     return found.reset_index()
 
 

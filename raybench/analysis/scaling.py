@@ -30,7 +30,7 @@ from raybench.job.point import RUN_SETTINGS, UNEVEN, Scalar, setting_text
 from raybench.records import Status
 from raybench.results import reader
 from raybench.results.breakdown import BREAKDOWN, why_no_breakdown
-from raybench.results.metrics import NO_ITEMS
+from raybench.results.metrics import MS_PER_S, NO_ITEMS
 from raybench.results.reader import Run
 from raybench.results.tables import PointRow, SummaryRow
 from raybench.stats.outliers import slowest_and_other
@@ -115,7 +115,7 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
     wall_ms = next(iter(row.wall_unsynced_ms_by_rank or ()), None)
     is_ok = row.status is Status.OK
     steps = (row.iterations or 0) * (row.inner_iterations or 0) if is_ok else 0
-    samples = (row.throughput or 0.0) * (mean_ms or 0.0) / _MS_PER_S * steps
+    samples = (row.throughput or 0.0) * (mean_ms or 0.0) / MS_PER_S * steps
     return ScaledRow(
         **{**vars(row), **(dict.fromkeys((*BREAKDOWN, "host_bound")) if reason else {})},
         batch=getattr(row, column) if column else None,
@@ -276,7 +276,6 @@ def _reasons(row: PointRow) -> Sequence[str]:
 
 # Settings that a point has in common with the point of one device that its speed is taken for.
 _ALIKE = tuple(name for name in EXECUTION if name not in ("devices", *UNEVEN))
-_MS_PER_S = 1000
 
 
 def _models_of(row: PointRow) -> Sequence[str]:
@@ -294,7 +293,7 @@ def probe_speeds(row: PointRow) -> list[float]:
         return []
     equal = round(row.global_batch_size / row.world_size)
     lines = [
-        DeviceSpeed(fixed_s=fixed / _MS_PER_S, items_per_s=rate)
+        DeviceSpeed(fixed_s=fixed / MS_PER_S, items_per_s=rate)
         for fixed, rate in zip(row.fixed_ms_by_rank, row.speed_by_rank, strict=True)
     ]
     return [equal / line.step_s(equal) for line in lines]

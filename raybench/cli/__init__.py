@@ -73,7 +73,7 @@ class _LateGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest command: click tells the nearest option only."""
+        """Return what click does. Raises UsageError, with the nearest one, for a wrong command."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from raybench.job.problems import say_unknown
 
@@ -120,7 +120,7 @@ def _warnings_as_lines() -> Iterator[None]:
 
 
 def _check_arguments() -> None:
-    """Refuse what is no text: neither Ray nor Arrow nor a table takes other bytes than UTF-8."""
+    """Raise UsageError for an argument that is no UTF-8: Ray, Arrow and tables take no other."""
     for argument in sys.argv[1:]:
         try:
             argument.encode()

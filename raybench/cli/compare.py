@@ -232,13 +232,6 @@ class Found:
         except ResultsError:
             return False
 
-    def is_alike(self, other: Found) -> bool:
-        """Return whether the runs differ only by their start and by devices of one model."""
-        from raybench.analysis.compare import lasting_changes
-
-        is_job = self.run.job_sha256 == other.run.job_sha256
-        return is_job and not lasting_changes(self.facts, other.facts)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
@@ -288,7 +281,11 @@ def _find(results: Path, text: str) -> Found:
 
 
 def _runs_with_tag(results: Path, text: str) -> Side:
-    """Return the newest run with the tag `text`, and the runs with it that are alike."""
+    """Return the newest run with the tag `text`, and the runs with it that are alike.
+
+    Raises ResultsError where no run has the tag.
+    """
+    from raybench.analysis.compare import lasting_changes
     from raybench.results import reader
 
     name, _, value = text.partition("=")
@@ -301,7 +298,12 @@ def _runs_with_tag(results: Path, text: str) -> Side:
         there = f"there are: {', '.join(known[:5])}" if known else "no run has tags"
         raise ResultsError(f"{results}: no run with the tag {text!r}; {there}")
     others = [run for run in islice(runs, _MOST_TAGGED) if run.has_tag(name, value)]
-    same = {run.run_id for run in others if run.is_alike(own)}
+    # Of the same job, with no more changed than their start and devices of one model.
+    same = {
+        run.run_id
+        for run in others
+        if run.run.job_sha256 == own.run.job_sha256 and not lasting_changes(run.facts, own.facts)
+    }
     return Side(
         own=own,
         words=text,

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -75,11 +75,21 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
     raybench init --list
     raybench init --template ddp_linear
     """
+    from raybench.job.model import job_from_text
+    from raybench.job.plan import make_plan
+
     known = templates()
     if is_list:
         if file or name:
             raise UsageError("--list: lists the jobs; give neither FILE nor --template")
-        write_result(_list_of_templates(known))
+        rows = []
+        for one, text in known.items():
+            asked = job_from_text(f"{one}.yaml", text)
+            devices = sorted({point.world_size for point in make_plan(asked).points})
+            rows.append([one, ", ".join(map(str, devices)), asked.question])
+        table = table_text(["job", "devices", "what it asks"], rows)
+        take = f"Take one: {command('init', '--template', 'NAME')}"
+        write_result(f"{table}\n{take}\nWithout GPUs, cut it down by the command in its comment.\n")
         return
     if name is not None and name not in known:
         guess = did_you_mean(name, known)
@@ -118,21 +128,6 @@ def templates() -> dict[str, str]:
         for entry in found
         if entry.name.endswith(".yaml")
     }
-
-
-def _list_of_templates(known: Mapping[str, str]) -> str:
-    """Return the table of the jobs that come with raybench, and how to take one."""
-    from raybench.job.model import job_from_text
-    from raybench.job.plan import make_plan
-
-    rows = []
-    for name, text in known.items():
-        job = job_from_text(f"{name}.yaml", text)
-        devices = sorted({point.world_size for point in make_plan(job).points})
-        rows.append([name, ", ".join(map(str, devices)), job.question])
-    table = table_text(["job", "devices", "what it asks"], rows)
-    take = command("init", "--template", "NAME")
-    return f"{table}\nTake one: {take}\nWithout GPUs, cut it down by the command in its comment.\n"
 
 
 def name_after(path: Path, otherwise: str) -> str:

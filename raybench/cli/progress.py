@@ -24,7 +24,6 @@ from raybench.results.metrics import mean_step_ms, rate_columns, typical_step_ms
 from raybench.sweep.loop import Event, PointAdded, PointRetried, PointStarted, RoundStarted
 
 _STYLES = {Status.OK: "green", Status.SKIPPED: "yellow"}
-_REASON_CHARS = 300
 
 
 @contextmanager
@@ -186,7 +185,7 @@ class PointProgress:
         else:
             message = record.error_message or ""
             told = formatting.failure(record.status, record.error_type, message)
-            outcome = formatting.shorten(told, _REASON_CHARS)
+            outcome = formatting.shorten(told, 300)
         outcome += " (control)" if record.control_of else ""
         return "  ".join([f"{record.status.value:<7}", self._name(record.point), outcome])
 

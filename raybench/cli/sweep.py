@@ -153,6 +153,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     """
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.job.plan import make_plan
+    from raybench.results.writer import check_writable
     from raybench.sweep.run_state import start_run
 
     resumed, profiled = given["resumed"], given["profile_expression"]
@@ -167,7 +168,14 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     if given["dry_run"]:
         print_plan(job, plan, given["as_json"])
         return
-    _check_output(where.output)
+    # Set by `ray job submit`; with --working-dir the job runs in a copy below Ray's scratch folder.
+    ray_job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
+    if '"working_dir"' in ray_job and not where.output.is_absolute():
+        raise UsageError(
+            f"--output {where.output}: a Ray job's working directory is thrown away; give an "
+            "absolute path that outlives the job, as in --output /shared/results"
+        )
+    check_writable(where.output)
     start = start_run(
         job,
         plan,
@@ -177,20 +185,6 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
         resume_command=lambda run_id: _resume_command(ctx, run_id, where.output),
     )
     ctx.exit(_run(job, start, where, given["as_json"]))
-
-
-def _check_output(output: Path) -> None:
-    """Raise UsageError for a folder that a Ray job throws away, or that cannot be written."""
-    from raybench.results.writer import check_writable
-
-    # Set by `ray job submit`; with --working-dir the job runs in a copy below Ray's scratch folder.
-    ray_job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
-    if '"working_dir"' in ray_job and not output.is_absolute():
-        raise UsageError(
-            f"--output {output}: a Ray job's working directory is thrown away; give an absolute "
-            "path that outlives the job, as in --output /shared/results"
-        )
-    check_writable(output)
 
 
 def _load_job(ctx: click.Context, given: Mapping[str, Any]) -> Job:

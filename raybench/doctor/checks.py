@@ -98,7 +98,13 @@ def check_facts(facts: Facts) -> list[Check]:
     The checks of GPUs are left out where no worker owns one; each variable that costs something
     adds a check.
     """
-    found = [_models_and_counts(facts), _versions(facts), _other_sweeps(facts), _threads(facts)]
+    in_use = (
+        "both share the devices and their time: wait for its end, or measure on others; a sweep "
+        "started now is refused without --wait SECONDS or --shared"
+    )
+    others = some(facts.others) or "none on these devices"
+    other_sweeps = judge("other sweeps", others, in_use if facts.others else "")
+    found = [_models_and_counts(facts), _versions(facts), other_sweeps, _threads(facts)]
     found += [rule.check(facts) for rule in _RULES if facts.is_cuda or not rule.is_of_gpus]
     found += [_errors(facts)] if facts.is_cuda else []
     return [*found, _variables(facts), *_costly_variables(facts)]
@@ -319,16 +325,6 @@ def _versions(facts: Facts) -> Check:
     )
     advice = f"install the same {' and '.join(differing)} on every node" if differing else ""
     return judge("versions", ", ".join(words), advice, Verdict.FAIL, differing=differing)
-
-
-def _other_sweeps(facts: Facts) -> Check:
-    """Return the check of other sweeps, of any user; a warning where one has the devices."""
-    advice = (
-        "both share the devices and their time: wait for its end, or measure on others; a sweep "
-        "started now is refused without --wait SECONDS or --shared"
-    )
-    found = some(facts.others) or "none on these devices"
-    return judge("other sweeps", found, advice if facts.others else "")
 
 
 def _threads(facts: Facts) -> Check:

@@ -289,9 +289,10 @@ class HealthReport(Document):
 
     @property
     def advice(self) -> list[Advice]:
-        """Return for each device that is not healthy whether to leave it out.
+        """Return for each device that is not healthy whether to leave it out or to look at it.
 
-        With an estimate of the throughput without it, and with shares by speed.
+        Where it was slow alone and there are other devices, also an estimate of the throughput
+        without it and with shares by speed.
         """
         count = len(self.kinds)
         advice = []

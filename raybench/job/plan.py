@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 100_000
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
-_FILTER_EXAMPLE = "world_size > 1 and precision == 'bf16'"
 _SIZE_RULE = (
     "must be bytes, as in 4096 or 4KiB; an axis also takes a range FIRST:LAST:xFACTOR, as in "
     "8:1GiB:x2"
@@ -209,6 +208,7 @@ def _make_point(
     """Return the point with these settings, or why there is none.
 
     origin, size_path: where the job file asks for the point, and where it gives its batch size.
+    Raises UsageError where a class method of the workload raises.
     """
     sizes = _batch_sizes(job, values)
     if isinstance(sizes, str):
@@ -350,7 +350,8 @@ def select_points(
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         # MemoryError is what Python says to parentheses nested too deep.
         reason = getattr(error, "msg", None) or " ".join(str(error).split())
-        message = f"{label}: not an expression: {reason}; write it as in {_FILTER_EXAMPLE}"
+        example = "world_size > 1 and precision == 'bf16'"
+        message = f"{label}: not an expression: {reason}; write it as in {example}"
         raise UsageError(message) from error
     evaluator = EvalWithCompoundTypes(functions={})
     kept = []

@@ -23,7 +23,6 @@ from raybench.errors import JobError
 from raybench.job.problems import KeyPath, Position, Problem, key_text, quote
 
 MAX_FILE_BYTES = 100_000  # far above any real job; the parser needs seconds for more
-_LABEL_CHARACTERS = 60
 _MOST_LINES = 50
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
 _CORE = "tag:yaml.org,2002:"
@@ -288,7 +287,7 @@ def _override(source: YamlSource, text: str) -> str | None:
 
 
 def _label(override: str) -> str:
-    fits = override.isprintable() and len(override) <= _LABEL_CHARACTERS
+    fits = override.isprintable() and len(override) <= 60
     return f"--set {override if fits else quote(override)}"
 
 

@@ -180,13 +180,6 @@ def part(value_ms: float | None, unit: Unit) -> str:
     return f"{value:.3f}" if 0 < value < 1 else number(value, digits=3)
 
 
-def part_ms(value: float | None, step_ms: float = 1.0) -> str:
-    """Write a part of a step: three digits, at most three decimals unless the step is short."""
-    if is_short(step_ms):
-        return number(value, digits=3)
-    return part(value, MILLISECONDS)
-
-
 def ratio(value: float | None) -> str:
     """Write a speed-up; of a tiny one, two digits."""
     if not has_value(value):
@@ -361,9 +354,3 @@ def settings(values: Mapping[str, Any]) -> str:
     """Write settings as name=value, in the order given; a switch as a job file has it."""
     words = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in values.items()}
     return " ".join(f"{name}={word}" for name, word in words.items())
-
-
-def baseline_name(baseline: Mapping[str, Any]) -> str:
-    """Write the settings of a baseline: a precision by itself, others as name=value."""
-    alone = tuple(baseline) == ("precision",)
-    return str(baseline["precision"]) if alone else settings(baseline)

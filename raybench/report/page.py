@@ -148,7 +148,7 @@ def format_comparison(comparison: Comparison) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return the page of a template of this folder, with the style, script and policy of all pages.
+    """Return the page of a template of html/, with the style, script and policy of all pages.
 
     values: what the template names besides these; a missing one raises jinja2's UndefinedError.
     """

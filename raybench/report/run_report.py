@@ -35,6 +35,7 @@ from raybench.report.sections import (
     SECTIONS,
     Section,
     answer_table,
+    lead_of_fleets,
     reference_lines,
 )
 from raybench.report.summary import (
@@ -81,8 +82,7 @@ class RunReport(Document):
     def lead(self) -> str:
         """Return what the run found in a sentence without full stop; empty where nothing ran."""
         summary = self.summary
-        leads = (section.lead(summary) for section in SECTIONS if section.lead)
-        text = next(filter(None, leads), "") or "; ".join(
+        text = lead_of_fleets(summary.fleets, summary.ranks) or "; ".join(
             filter(None, (self._why_not_compared(), lead(summary)))
         )
         # What is not decided asks for rounds itself.
@@ -119,13 +119,10 @@ class RunReport(Document):
 
     @property
     def listings(self) -> list[Listing]:
-        """Return the findings, those of sections that answer the question first."""
-        first: list[Listing] = []
-        after: list[Listing] = []
-        for section, blocks in self.sections:
-            listings = first if section.lead else after
-            listings += [block for block in blocks if isinstance(block, Listing)]
-        return [*first, *_listings(self.summary), *after]
+        """Return the findings, a verdict on slow devices first."""
+        found = [one for _, blocks in self.sections for one in blocks if isinstance(one, Listing)]
+        first = found[: bool(self.summary.fleets)]
+        return [*first, *_listings(self.summary), *found[len(first) :]]
 
     @property
     def tables(self) -> list[tuple[Section, list[Table]]]:

@@ -27,6 +27,7 @@ from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.blocks import (
     MARKS_TITLE,
+    Column,
     ColumnOf,
     Listing,
     Table,
@@ -55,14 +56,11 @@ class Section:
     anchor: its id in the page. title: its heading there.
     blocks: its listings, which stand among the findings, and its tables; none where it does not
     apply.
-    lead: the sentence that the report begins with, where this section answers the question of the
-    job; empty where it does not. None: it never does.
     """
 
     anchor: str
     title: str
     blocks: Callable[[Summary], Iterable[Listing | Table]]
-    lead: Callable[[Summary], str] | None = None
 
 
 # All sections, in the order in which they are declared.
@@ -70,15 +68,13 @@ SECTIONS: list[Section] = []
 
 
 def section(
-    anchor: str, title: str, lead: Callable[[Summary], str] | None = None
+    anchor: str, title: str
 ) -> Callable[[Callable[[Summary], Iterable[Listing | Table]]], None]:
     """Return a decorator that adds a section to SECTIONS; the function yields its blocks."""
-    return lambda blocks: SECTIONS.append(
-        Section(anchor=anchor, title=title, blocks=blocks, lead=lead)
-    )
+    return lambda blocks: SECTIONS.append(Section(anchor=anchor, title=title, blocks=blocks))
 
 
-@section("uneven", "Slow devices", lead=lambda summary: lead_of(summary.fleets, summary.ranks))
+@section("uneven", "Slow devices")
 def _uneven(summary: Summary) -> Iterator[Listing | Table]:
     """Yield a verdict for each fleet, then a table of the shares that were compared."""
     if not summary.fleets:
@@ -114,7 +110,7 @@ def _uneven(summary: Summary) -> Iterator[Listing | Table]:
     yield make_table(lines, columns, subject=subject, kind="slow devices")
 
 
-def lead_of(fleets: Sequence[Fleet], ranks: str) -> str:
+def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
     """Return which shares were best most often, and where they gained most; "" for no fleets.
 
     A case counts only where its intervals leave no other shares that may be as good.
@@ -212,11 +208,10 @@ def table_of_points(
     """
     names = summary.table_settings
     if any(name in DEGREES for name in names):
-
-        def layout(row: ScaledRow) -> str:
-            return short_name(row, names, summary.ranks)
-
-        settings = [column("layout", layout, is_text=True, is_setting=True, min_chars=20)]
+        layout = Column(title="layout", is_text=True, is_setting=True, min_chars=20)
+        settings: list[ColumnOf[ScaledRow]] = [
+            (layout, lambda row: short_name(row, names, summary.ranks))
+        ]
     else:
         settings = setting_columns(summary.rows, names, summary.ranks)
     shown: list[ColumnOf[tuple[ScaledRow, T]]] = [

@@ -98,7 +98,9 @@ def gains_figure(data: ChartData) -> Figure | None:
     names, apart = list(baseline), varying(compared, tuple(baseline))
     compared.sort(key=lambda row: [setting_order(setting(row, n)) for n in (*names, *apart)])
     lines = list(dict.fromkeys(line_name(row, apart, ranks) for row in compared))
-    drawn, against = lines[:MOST_LINES], formatting.baseline_name(baseline)
+    drawn = lines[:MOST_LINES]
+    is_precision = tuple(baseline) == ("precision",)
+    against = str(baseline["precision"]) if is_precision else formatting.settings(baseline)
     groups: dict[str, list[Mark]] = {}
     for row in compared:
         line, group = line_name(row, apart, ranks), settings_words(row, names, ranks)
@@ -211,6 +213,13 @@ def parts_figure(data: ChartData) -> Figure | None:
             "so that they are no breakdown of it."
         )
     names = distinguishing_settings(known)
+
+    def part(row: ScaledRow, name: str) -> str:
+        ms = _parts_ms(row)[name]
+        if formatting.is_short(row.step_ms_p50):
+            return formatting.number(ms, 3)
+        return formatting.part(ms, formatting.MILLISECONDS)
+
     columns: list[ColumnOf[ScaledRow]] = [
         (Column(title="point", is_text=True), lambda row: str(row.point_id)),
         (
@@ -219,10 +228,7 @@ def parts_figure(data: ChartData) -> Figure | None:
         ),
         (Column(title="step ms"), lambda row: formatting.number(row.step_ms_p50)),
         *(
-            (
-                Column(title=f"{title} ms"),
-                lambda row, name=name: formatting.part_ms(_parts_ms(row)[name], row.step_ms_p50),
-            )
+            (Column(title=f"{title} ms"), lambda row, name=name: part(row, name))
             for name, (title, _) in _PARTS.items()
         ),
         # Against perfect scaling.

@@ -17,7 +17,7 @@ from builders import (
 from raybench.analysis.rounds import MOST_RANKS, ranks_of_step, telling_ranks
 from raybench.analysis.uneven import fleets, gain_over
 from raybench.records import Breakdown, RankShare
-from raybench.report.sections import fleet_name, lead_of, verdict
+from raybench.report.sections import fleet_name, lead_of_fleets, verdict
 
 BASELINE = {"shares": "equal"}
 # Of samples about their median and mean, which it leaves where they are.
@@ -112,12 +112,14 @@ def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_de
         ran("by_speed", (65, 63), (10.01, 10.01), 0.89),
     ]
     found = fleets(scaling_rows(near, BASELINE))
-    assert lead_of(found, "GPUs").startswith("which shares are best is not decided: by_speed does")
+    assert lead_of_fleets(found, "GPUs").startswith(
+        "which shares are best is not decided: by_speed does"
+    )
     decided = fleets(scaling_rows([*near, *fleet(0.5)], BASELINE))
-    assert lead_of(decided, "GPUs").endswith("; 1 cannot be told apart")
+    assert lead_of_fleets(decided, "GPUs").endswith("; 1 cannot be told apart")
     both = fleets(scaling_rows([*fleet(0.9), *fleet(0.5)], BASELINE))
     best = "shares=by_speed is best in 2 of 2 cases, by up to +23.1%"
-    assert lead_of(both, "GPUs").startswith(best)
+    assert lead_of_fleets(both, "GPUs").startswith(best)
 
 
 def test_devices_that_differ_by_themselves_are_found_by_their_probes():

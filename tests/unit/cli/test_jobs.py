@@ -1,4 +1,4 @@
-"""`plan`, `schema`, `init` and `workloads`, as a user calls them; the jobs of the package."""
+"""`plan`, `schema`, `init`, `workloads` and `explain`, and the jobs of the package."""
 
 from __future__ import annotations
 
@@ -307,3 +307,38 @@ def test_a_job_asks_a_question_and_cut_down_needs_two_cores_and_five_minutes(nam
     # What a point takes beside its budget: its set-up, and the steps that are taken apart.
     assert len(points) * (job.measure.max_seconds + 3) < 300
     assert not any(point.cuda_graph for point in points)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("busbw",), "Bus bandwidth as nccl-tests defines it"),
+        (("comm_exposed_ms",), 'comm_exposed_ms ("exposed comm" in reports), in ms:'),
+        (("straggler",), "straggler_ms"),
+        (("idle",), "Python has not issued work"),
+        (("w",), "more than ±10 % open"),
+        (("marks",), "h: host-bound"),
+        (("scaling", "efficiency"), "100 % is perfect scaling"),
+        (("timeout",), "measure.timeout_s"),
+        (("cluster",), "# "),
+    ],
+)
+def test_a_word_a_heading_a_column_a_mark_and_a_page_are_explained(command, words, said):
+    code, out, _ = command("explain", *words, results=None)
+    assert code == 0
+    assert said in " ".join(out.split())
+
+
+def test_without_a_term_all_are_listed(command):
+    code, out, _ = command("explain", results=None)
+    assert code == 0
+    assert {"busbw", "warm-up", "straggler", "cluster", "gate-in-ci"} <= set(
+        out.replace(",", " ").split()
+    )
+
+
+def test_an_unknown_term_is_one_line_with_the_nearest(command):
+    code, out, err = command("explain", "eficiency", results=None)
+    assert (code, out) == (2, "")
+    assert "did you mean 'efficiency'" in err
+    assert err.count("\n") == 1

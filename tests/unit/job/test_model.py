@@ -1,4 +1,4 @@
-"""The job file: what loads, and that everything else is a line with its place."""
+"""The job file: what loads, sizes, what a run answers; all else is a line with its place."""
 
 import os
 import re
@@ -9,9 +9,20 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from jobs import MLP, load, places_of, plan, problems_of
+from jobs import HEAD, MLP, load, places_of, plan, problems_of
 from raybench.errors import JobError
-from raybench.job.model import BatchSearch, Measure, Span, load_job
+from raybench.job.model import (
+    ANSWER_METRICS,
+    Answer,
+    BatchSearch,
+    Measure,
+    Span,
+    answer_of_run,
+    load_job,
+)
+from raybench.job.registry import BUILTIN
+from raybench.job.registry import load as load_class
+from raybench.results.tables import TABLES
 
 JOB = MLP + "matrix:\n  batch_size: [64]\n"
 
@@ -288,3 +299,156 @@ def test_no_text_makes_anything_but_a_job_or_located_lines(text):
     except JobError as error:
         for line in str(error).split("\n"):
             assert re.match(r"job\.yaml:\d+:\d+: .+", line), line
+
+
+SIZES = "version: 1\nname: sizes\nworkload: {kind: collective}\nbaseline: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        ("8:1GiB:x2", [8 * 2**power for power in range(28)]),
+        ("1KiB:100KiB:x10", [1024, 10240, 102400]),
+        ("4KiB", [4096]),
+        ("4kB", [4000]),
+        ("1.5MiB", [3 * 2**19]),
+        ("8:8:x2", [8]),
+        ("[4KiB, 8:64:x4, 100]", [4096, 8, 32, 100]),
+        ("64", [64]),
+    ],
+)
+def test_a_range_stands_for_its_sizes(given, sizes):
+    job = load(SIZES + f"matrix: {{world_size: [2], size_bytes: {given}}}\n")
+    assert list(job.axes["size_bytes"]) == sizes
+    listed = load(SIZES + f"matrix: {{world_size: [2], size_bytes: {sizes}}}\n")
+    assert job.meaning_sha256 == listed.meaning_sha256
+
+
+def test_ranges_go_into_overrides_zips_and_excludes_and_sizes_anywhere():
+    text = SIZES + "matrix: {world_size: [2]}\n"
+    zipped = text + "zip: [{size_bytes: 8:32:x2, cuda_graph: [true, true, false]}]\n"
+    assert load(zipped).zip[0]["size_bytes"] == (8, 16, 32)
+    assert load(text, "matrix.size_bytes=4KiB,8:16:x2").axes["size_bytes"] == (4096, 8, 16)
+    text = SIZES + "matrix: {world_size: [2], size_bytes: 8:64:x2}\n"
+    assert load(text + "exclude: [{size_bytes: 16:64:x2}]\n").exclude[0]["size_bytes"] == (
+        *(16, 32, 64),
+    )
+    text += "include: [{world_size: 4, size_bytes: 1KiB}]\n"
+    assert load(text).include[0]["size_bytes"] == 1024
+
+
+@pytest.mark.parametrize(
+    "given", ["8:1GiB", "16Gb", "0:64:x2", "0.3KiB", "8:64:x1", "64:8:x2", "many"]
+)
+def test_what_is_no_size_is_refused_where_it_stands(given):
+    text = f"matrix:\n  world_size: [2]\n  size_bytes: [8, '{given}']\n"
+    [line] = problems_of(SIZES + text)
+    assert line.startswith(
+        "job.yaml:7:19: matrix.size_bytes[1]: must be bytes, as in 4096 or 4KiB; "
+    )
+    assert line.endswith(f"as in 8:1GiB:x2, given '{given}'")
+
+
+def test_a_parameter_takes_one_size():
+    text = SIZES.replace("collective}", "collective, size_bytes: 8:64:x2}")
+    text += "matrix: {world_size: [2]}\n"
+    assert "workload.size_bytes: must be one value" in problems_of(text)[0]
+    one = load(text.replace("8:64:x2", "1MiB"))
+    assert one.workload.parameters["size_bytes"] == 2**20
+
+
+ASKED = (
+    "question: Which width is fastest?\nanswer: {metric: throughput, over: [hidden, layers]}\n"
+    "items: tokens\n"
+)
+TWO_WIDTHS = MLP + "matrix: {batch_size: 4, hidden: [8, 16], world_size: [1, 2]}\n"
+
+
+def test_a_job_says_what_it_asks_and_only_settings_that_vary_are_compared():
+    assert answer_of_run(TWO_WIDTHS + ASKED, [], ["world_size", "hidden"]) == Answer(
+        metric="throughput",
+        over=("hidden",),
+        items="tokens",
+        question="Which width is fastest?",
+    )
+    changed = answer_of_run(TWO_WIDTHS + ASKED, ["answer.metric=step_ms_p50"], ["hidden"])
+    assert (changed.metric, changed.best) == ("step_ms_p50", "min")
+    everything = answer_of_run(
+        TWO_WIDTHS + ASKED, ["answer={metric: epoch_s}"], ["hidden", "layers"]
+    )
+    assert everything.over == ("hidden", "layers")
+
+
+@pytest.mark.parametrize(
+    ("workload", "varying", "metric", "over", "items"),
+    [
+        ("mlp", ["world_size", "hidden"], "speed_up", ("world_size",), "rows"),
+        ("mlp", ["shares", "slow_ratio"], "throughput", ("shares", "slow_ratio"), "rows"),
+        ("transformer", ["world_size", "tp"], "tokens_per_s_per_device", ("tp",), "sequences"),
+        ("dit", ["ring", "world_size"], "step_ms_p50", ("ring",), "passes"),
+        ("collective", ["size_bytes"], "busbw_gb_s", ("size_bytes",), "samples"),
+        ("gone.module:Class", ["world_size"], "speed_up", ("world_size",), "samples"),
+    ],
+)
+def test_a_job_that_asks_nothing_answers_as_its_workload_declares(
+    workload, varying, metric, over, items
+):
+    text = f"{HEAD}workload: {{kind: '{workload}'}}\n"
+    answer = answer_of_run(text, [], varying)
+    assert (answer.metric, answer.over, answer.items) == (metric, over, items)
+    assert answer.question == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a: [", "answer: 3\nitems: 4\nworkload: 5\nquestion: [1]", "answer: {x: 1}"]
+)
+def test_a_stored_text_that_cannot_be_read_answers_with_the_speed_up(text):
+    assert answer_of_run(text, ["x.y"], []) == Answer(metric="speed_up")
+
+
+def test_what_is_asked_changes_neither_the_meaning_of_a_job_nor_its_points():
+    assert load(TWO_WIDTHS + ASKED).meaning_sha256 == load(TWO_WIDTHS).meaning_sha256
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        (
+            "answer: {metric: througput}",
+            "answer.metric: unknown metric 'througput'; did you mean 'throughput'?",
+        ),
+        (
+            "answer: {metric: throughput, over: [hiden, world_size]}",
+            "answer.over[0]: unknown setting 'hiden'; did you mean 'hidden'?",
+        ),
+        ("answer: {over: hidden}", "answer.metric: required, but not given"),
+        ("items: 'to/kens'", "items: must be a word in the plural, as in tokens, given 'to/kens'"),
+        ("question: 3", "question: must be a text, given 3"),
+    ],
+)
+def test_an_answer_that_no_run_could_give_is_refused_with_its_place(asked, line):
+    (found,) = problems_of(TWO_WIDTHS + asked + "\n")
+    assert found.startswith("job.yaml:5:")
+    assert found.endswith(line)
+
+
+def test_an_older_run_of_a_built_in_job_answers_what_the_job_asks_today():
+    text = "version: 1\nname: memory_of_a_step\nworkload: {kind: transformer}\n"
+    found = answer_of_run(text, (), ["precision"])
+    assert found.metric == "peak_mem_allocated_bytes"
+    assert found.question.startswith("What does the memory of a training step consist of")
+    other = answer_of_run(text.replace("transformer", "mlp"), (), ["precision"])
+    assert (other.metric, other.question) == ("speed_up", "")
+
+
+def test_the_metrics_that_can_be_asked_for_are_columns():
+    # What `raybench.analysis.scaling` adds to the table `points`.
+    derived = {"speed_up", "efficiency", "samples_per_joule", "wall_unsynced_share"}
+    assert set(ANSWER_METRICS) - derived <= {column.name for column in TABLES["points"]}
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_built_in_workloads_answer_with_metrics_that_they_have(name):
+    workload_class = load_class(name)
+    known = {*ANSWER_METRICS, *(metric.name for metric in workload_class.metrics)}
+    assert {answer.metric for answer in workload_class.answers} <= known

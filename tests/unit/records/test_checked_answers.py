@@ -59,10 +59,7 @@ def test_declared_numbers_come_out_as_plain_ones():
 
 def test_a_rank_that_did_nothing_is_fine_beside_one_that_did():
     idle = replace(timed((0,) * 6), rank=1)
-    assert check_answers([make_measurement(), idle]) == (
-        replace(make_measurement()),
-        replace(idle),
-    )
+    assert check_answers([make_measurement(), idle]) == (make_measurement(), idle)
 
 
 def test_ranks_that_ran_different_steps_have_not_measured_one_point():
@@ -94,21 +91,14 @@ def test_a_failure_has_the_status_of_its_cause_also_when_it_has_travelled(cause)
     assert not failure.worker_reusable
 
 
-def test_a_process_that_died_is_told_from_one_that_its_node_took_along():
-    assert {cause for cause in Cause if cause.is_death} == {"WorkerDied", "HostOutOfMemory"}
-
-
 @pytest.mark.parametrize(
     ("how", "value"), [("max", 4), ("min", 1), ("mean", 2.5), ("median", 2.5), ("sum", 10)]
 )
 def test_the_values_of_ranks_become_one_as_the_metric_says(how, value):
     assert combine_ranks(how, [1, 4, 2, 3]) == value
-
-
-def test_a_sum_needs_all_ranks_and_the_others_those_that_know_their_value():
-    assert combine_ranks("sum", [1.0, None]) is None
-    assert combine_ranks("max", [1.0, None]) == 1.0
-    assert combine_ranks("max", [None]) is None
+    # A sum needs all ranks, and the others one that knows its value.
+    assert combine_ranks(how, [1.0, None]) == (None if how == "sum" else 1.0)
+    assert combine_ranks(how, [None]) is None
 
 
 @pytest.mark.parametrize(
