@@ -109,7 +109,8 @@ def test_exposed_communication_is_what_the_collective_takes_alone(cluster):
     )
     message = {"operation": "all_reduce", "size_bytes": 512 * 2**20}
     collective = row_of(cluster, "collective", **message)
-    assert row.local_step_ms == pytest.approx(alone.step_ms_p50, rel=0.05)
+    # At its power limit a device's step drifts by some percent from one second to the next.
+    assert row.local_step_ms == pytest.approx(alone.step_ms_p50, rel=0.1)
     assert row.comm_exposed_ms == pytest.approx(collective.step_ms_p50, rel=0.15)
     assert row.comm_bytes == {"all_reduce": 512 * 2**20}
 
