@@ -22,7 +22,7 @@ from builders import (
     make_run,
 )
 
-from raybench.records import Breakdown, ModuleTime, Profile
+from raybench.records import Breakdown, ModuleTime, Profile, RegionTime
 from raybench.results.writer import RunStore
 
 
@@ -270,7 +270,7 @@ def test_show_prints_what_ranks_wrote_by_point_attempt_and_rank(raybench, result
     assert raybench("list").code == raybench("report").code == 0
 
 
-def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(raybench, results):
+def test_show_tells_of_modules_regions_and_traces_where_a_point_has_them(raybench, results):
     record = make_record()
     modules = tuple(
         ModuleTime(name=name, kind="Linear", calls=1, forward_ms=ms, backward_ms=None)
@@ -280,7 +280,10 @@ def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(raybenc
     profiled = replace(
         measurement,
         profile=Profile(trace=b"{}", modules=modules),
-        breakdown=Breakdown(methods={"wait_ms": "tail less the shortest"}),
+        breakdown=Breakdown(
+            methods={"wait_ms": "tail less the shortest"},
+            regions=(RegionTime(name="attention", calls=8, ms=2.5, share=0.5),),
+        ),
     )
     written = RunStore(root=results, run_id="run-new", measure=make_measure())
     record = replace(record, attempt=2, measurements=(profiled,))
@@ -295,6 +298,10 @@ def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(raybenc
     assert trace.endswith("-2-rank0.json.gz")
     assert [module["module"] for module in content["modules"]] == ["second", "first"]
     assert content["point"]["methods"] == {"wait_ms": "tail less the shortest"}
+    region = {"region": "attention", "calls": 8, "region_ms": 2.5, "share_pct": 50.0}
+    assert [region.items() <= one.items() for one in content["regions"]] == [True]
+    reported = json.loads(raybench("report", "latest", "--json").out)["regions"]
+    assert reported == {record.point.point_id: [region]}
 
 
 def test_show_has_all_attempts_and_the_whole_detail_as_json(raybench, results):
