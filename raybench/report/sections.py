@@ -18,7 +18,7 @@ from raybench.analysis.rounds import (
     MOST_RANKS,
     RankStep,
     ranks_of_step,
-    telling_ranks,
+    ranks_to_show,
 )
 from raybench.analysis.rows import ScaledRow, setting, value_of, workload_metrics
 from raybench.analysis.uneven import Fleet, Gain, Scenario, gain_over
@@ -349,7 +349,7 @@ def _ranks(summary: Summary) -> Iterator[Table]:
     """
     rows = [] if summary.fleets else summary.ordered
     slowed = [row for row in rows if row.status == "ok" and is_slowed_by_one_rank(row)]
-    if lines := [(row, rank) for row in slowed for rank in telling_ranks(ranks_of_step(row))]:
+    if lines := [(row, rank) for row in slowed for rank in ranks_to_show(ranks_of_step(row))]:
         columns, kind = (
             _rank_columns(summary.unit),
             f"where ranks differ, {summary.unit.name} of each",
@@ -362,7 +362,7 @@ def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
 
     row: of the table `points`.
     """
-    steps = {one.rank: one for one in telling_ranks(ranks_of_step(row))}
+    steps = {one.rank: one for one in ranks_to_show(ranks_of_step(row))}
     known = (row.wall_unsynced_ms_by_rank or (), row.wall_synced_ms_by_rank or ())
     clocks = dict(enumerate(zip(*known, strict=True))) if all(known) else {}
     shown = sorted(steps) or sorted(clocks)[:MOST_RANKS]
