@@ -241,7 +241,7 @@ def _change(logs: Sequence[Sequence[float]]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Test:
-    """One figure of a point, held against no change.
+    """The test whether one figure of a point differs between the two sides.
 
     figure: `ratio` or `rate_ratio`. size: the change of the logarithm of its time, which is larger
     where it is slower. share: variance of the change over that of one run. found: how far runs lie

@@ -62,7 +62,7 @@ class SourceRun(_Strict):
 
 
 class Quantity(_Strict):
-    """What a value is a measure of.
+    """What a value measures.
 
     of: settings of a point (workload, parameters, precision, batch size, world_size); of a health
     check {test, where}, where is "device", "pair on a node", "pair of nodes", or such as
@@ -299,7 +299,7 @@ def _uuids(devices: str) -> set[str]:
 
 
 class References:
-    """The references that come with raybench, and those of a site, which go before them.
+    """The references that come with raybench, and those of a site, which have precedence.
 
     own: files of the site; several of one model are pooled.
     """
@@ -357,10 +357,7 @@ def load_files(path: Path) -> list[ReferenceFile]:
 
 
 def parse_references(text: str, name: str) -> ReferenceFile:
-    """Return the content of a reference file, given its text.
-
-    Raises UsageError, with `name`, where it is no YAML or breaks the schema.
-    """
+    """Return a reference file from its text; raises UsageError, with `name`, if it is invalid."""
     try:
         return ReferenceFile.model_validate(YAML(typ="safe", pure=True).load(text))
     except YAMLError as error:
@@ -395,10 +392,7 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
 
 
 def why_impossible(model: str, entry: Entry) -> str:
-    """Return why an entry is impossible: its rate is above the datasheet's peak; "" if it is not.
-
-    "" too where there is no peak, and for an array that may fit into a cache.
-    """
+    """Return why an entry is impossible (its rate is above the datasheet's peak), else ""."""
     peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
     # Small arrays stay in a cache, and then beat the memory.
     is_small = size.isdecimal() and int(size) < LARGER_THAN_CACHES

@@ -46,10 +46,7 @@ LARGEST_DRIFT = 0.01
 
 
 def latest_trials(points: Iterable[PointRow]) -> list[PointRow]:
-    """Return the last attempt at each trial of each run, in the order of the first attempts.
-
-    points: rows of the table `points`. A trial is one point in one round; a control is one too.
-    """
+    """Return the last attempt at each trial (`TrialKey`) of each run, in the order of the first."""
     latest: dict[tuple[Any, ...], PointRow] = {}
     for row in points:
         trial = (row.run_id, row.point_id, row.round, row.control_of)
@@ -371,10 +368,9 @@ def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
 
 
 def ranks_to_show(ranks: Sequence[RankStep]) -> list[RankStep]:
-    """Return up to MOST_RANKS ranks as they are; of more only three, sorted by rank.
+    """Return all of up to MOST_RANKS ranks; of more the first, quickest and slowest by `own_ms`.
 
-    They are the first, the quickest and the slowest by `own_ms`, each once: two if the first is
-    one of the others.
+    Sorted by rank, each once: two if the first is one of the others.
     """
     if len(ranks) <= MOST_RANKS:
         return list(ranks)

@@ -300,7 +300,7 @@ def probe_speeds(row: PointRow) -> list[float]:
 
 
 class _OwnSpeeds:
-    """What devices of each model do alone, by the ok points of one device of a run.
+    """Samples/s of one device of each model, by the ok points of one device of a run.
 
     rows: of `points`. Of several alike the first counts.
     """

@@ -35,7 +35,7 @@ class RankOfStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A point with some shares, which was measured.
+    """A measured point with its kind of shares.
 
     throughput: in samples/s. step_ms: its step.
     """
@@ -97,7 +97,7 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Throughput of one scenario over another's, less 1, with the half of its 95 % interval."""
+    """Throughput of one scenario / another's - 1, with half of its 95 % interval."""
 
     gain: float
     half_width: float

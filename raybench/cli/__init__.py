@@ -51,7 +51,7 @@ _RUN_PACKAGES = frozenset({"pynvml", "ray", "torch"})
 
 
 class _LateGroup(click.Group):
-    """A group whose commands are imported when they are needed: `--help` stays fast."""
+    """A group whose commands are imported only when they are needed, so that `--help` is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

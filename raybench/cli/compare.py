@@ -218,10 +218,7 @@ class Found:
         return facts(self.run, reader.load(self.root, "devices", self.run_id))
 
     def points(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Return these columns of the run's rows in `points`.
-
-        Raises ResultsError where they cannot be read.
-        """
+        """Return these columns of the run's rows in `points`; ResultsError if unreadable."""
         from raybench.results import reader
 
         read = reader.read_table(self.root, "points", self.run_id, columns)

@@ -54,10 +54,7 @@ class ConsoleListener:
         return self._console.status(what)
 
     def progress(self, plan: Plan, trials: int | None) -> PointProgress:
-        """Return the progress of a sweep of this plan, on the console; a context to be entered.
-
-        trials: how many points finish, over all rounds; None: each point once.
-        """
+        """Return a context that shows a sweep of this plan. trials: as of `PointProgress`."""
         return PointProgress(plan, self._console, trials, self._name_of)
 
     def show_cursor(self) -> None:

@@ -226,10 +226,7 @@ def complete_run(
 def complete_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return ids of points of the run on the command line, in the order of the plan.
-
-    Empty if no run or more than one run matches it.
-    """
+    """Return ids of points of the run that was typed, in plan order; [] unless one run matches."""
     folder, _, given = str(ctx.params.get("run") or "").rpartition(os.sep)
     if folder not in ("", *_inside(ctx)):
         return []
@@ -308,10 +305,7 @@ def write_result(text: str) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write the result to a file, in place of an older one.
-
-    Raises ResultsError when it cannot be written; what was begun of a new file is deleted.
-    """
+    """Write the result to a file, in place of an older one. Raises ResultsError if that fails."""
     is_new = not os.path.lexists(path)
     try:
         path.write_bytes(content)
@@ -398,10 +392,7 @@ def write_document(
 
 
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as text, at most as wide as the terminal, coloured where that shows colours.
-
-    titles: of the columns. rows: a text per column.
-    """
+    """Return a table as text, as wide as the terminal at most, in colour if that has colours."""
     from raybench.report.blocks import SETTING_CHARS, Column, Table
     from raybench.report.documents import render
 

@@ -55,7 +55,7 @@ class Cluster(Protocol):
         """
 
     def refresh(self, timeout_s: float) -> None:
-        """Take in workers that came and note lost ones; wait at most `timeout_s` for one.
+        """Add workers that came and note lost ones; wait at most `timeout_s` for one.
 
         Changes `devices`, `lost` and `pending`. Raises ClusterError when the cluster is gone.
         """

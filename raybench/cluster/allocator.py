@@ -120,7 +120,7 @@ _WorkersOf = Callable[[str, int], Sequence[int]]
 
 
 class DeviceAllocator:
-    """The alive workers of a cluster, and the place for one more point beside those that run.
+    """Chooses workers for one more point among the alive workers of a cluster.
 
     A point gets as many devices of as many nodes of the same models as it would get on the idle
     cluster: points beside it change which ones, never how many it has on one node, or how many

@@ -84,7 +84,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationTerms:
-    """On which terms a sweep takes its devices.
+    """How a sweep shares its devices with other sweeps.
 
     holder: this sweep, as other sweeps will see it. shared: measure beside sweeps that have the
     same devices. wait_s: without `shared`, how long to wait for such sweeps to end.

@@ -37,7 +37,7 @@ _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<functio
 
 
 class RunningRanks(Protocol):
-    """The ranks of one point while it runs, as their cluster reaches them.
+    """The ranks of one point while it runs; each kind of cluster has its own class.
 
     devices: of the ranks, in their order.
     """

@@ -64,7 +64,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the checks look at.
+    """What is known of the cluster, for the checks.
 
     devices: those with a worker, by node and then by index; one at least. versions: of this
     process. refusal: why raybench would measure nothing on these devices; empty where it would.
@@ -151,7 +151,7 @@ def _describe(devices: Sequence[Device], values: Iterable[str | None]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """A check of one fact of each device.
+    """A check that looks at one fact of each device.
 
     fact: in words; None where it is unknown. is_bad: whether it warns because of a device, given
     all devices; must be False where the fact is unknown. advice: where any device is bad. is_grave:

@@ -210,7 +210,7 @@ def _judge_all_reduce(measured: Sequence[Measurement]) -> list[Check]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTransports:
-    """What one rank printed.
+    """The transports and limits that one rank printed.
 
     adapters: the RDMA adapters of its host. memlock: bytes that may be locked, or `unlimited`;
     empty where it is not told. peers: gloo's connections as (interface, own address, address of

@@ -212,7 +212,7 @@ def _free_bytes(folder: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Counters at one moment.
+    """The counters of a device at one moment: energy, and for how long clocks were limited.
 
     time_s: of a monotonic clock. energy_j: used since the driver was loaded; None where unknown.
     limited_s: seconds for which clocks were limited since then, by reason; empty where the device
@@ -225,7 +225,7 @@ class Reading:
 
 
 class Counters:
-    """Reads the counters of one device; a CPU has none."""
+    """Reads energy and limited clocks of one device; a CPU counts neither."""
 
     def __init__(self, device: torch.device) -> None:
         self._handle = None

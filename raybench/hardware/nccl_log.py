@@ -58,7 +58,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclLog:
-    """What the log of one rank says.
+    """What the NCCL log of one rank says about transports.
 
     routes: without repeats. adapter_count: InfiniBand adapters that NCCL uses; 0 where it tells of
     none. has_nvls: the switch reduces; None: unknown.

@@ -148,7 +148,7 @@ def watts(question: Callable[..., Any], handle: Any) -> float | None:
 def ecc_errors(handle: Any) -> int | None:
     """Return the uncorrected memory errors since the driver was loaded.
 
-    None without ECC, and where NVML does not tell.
+    None without ECC, and if NVML does not know them.
     """
     kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     return ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)

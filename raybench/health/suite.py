@@ -317,7 +317,7 @@ SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A point, and the test that its record is read for."""
+    """A point, and the health test for which its record is read."""
 
     test: HealthTest
     point: Point

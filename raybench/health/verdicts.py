@@ -101,7 +101,7 @@ def judge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Comparison:
-    """A group beside its peers.
+    """A group of readings compared with its peers.
 
     ratios, is_slow: of each subject, its time over that of similar ones, and whether that is slow.
     peers: None where fewer than four subjects have values.

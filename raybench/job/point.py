@@ -56,7 +56,7 @@ USUAL_PRECISIONS: tuple[Precision, ...] = tuple(
 
 
 class SlowBy(StrEnum):
-    """How a device is made slow, for want of a slow one.
+    """How a slow device is emulated.
 
     compute: parts of the forward and backward pass are repeated. sms: a CUDA green context gives
     the step some of the device's multiprocessors.

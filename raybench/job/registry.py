@@ -88,10 +88,7 @@ class Setting:
         return None
 
     def accept(self, value: object) -> Scalar:
-        """Return a valid `value` in the declared type: 1.0 for 1 if that is float.
-
-        Raises pydantic's ValidationError for a value with a complaint.
-        """
+        """Return a `value` without complaint in the declared type: 1.0 for 1 if that is float."""
         accepted: Scalar = self.adapter.validate_python(value)
         return accepted
 

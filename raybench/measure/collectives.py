@@ -36,7 +36,7 @@ Copy = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One call on one rank.
+    """One call of a collective on one rank.
 
     kind: torch's name, such as all_reduce. ranks: size of its group. message_bytes: as nccl-tests
     counts them. copies: the outputs, each with the data of this rank that a local copy writes to

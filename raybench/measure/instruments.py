@@ -173,7 +173,7 @@ def join_blocks(blocks: Sequence[Samples]) -> Samples:
 
 
 class MemoryUse:
-    """What torch's allocator tells of the timed steps; all is None on a CPU.
+    """What torch's allocator counted in the timed steps; all fields are None on a CPU.
 
     allocated_bytes: peak of the steps between `restart` and `paused`. reserved_bytes: peak of all
     the time. retries: allocations that failed until cached memory was given back. device_allocs:

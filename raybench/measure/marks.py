@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 
 class _StepMarks(Generic[T]):
-    """What is noted in each step; `_steps` has the ended steps and the one that goes on."""
+    """Notes things step by step; `_steps` has the ended steps and the current one."""
 
     def __init__(self, device: torch.device) -> None:
         self._mark = make_marker(device)
@@ -95,7 +95,7 @@ class _Bucket:
 
 
 class BucketMarks(_StepMarks[_Bucket]):
-    """A communication hook that averages gradients as DDP does by itself, and takes the time."""
+    """A communication hook that averages gradients as DDP does without one, and times it."""
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Return the future of a bucket's mean over the ranks; DDP calls this hook once per bucket.
@@ -169,7 +169,7 @@ def tail_ms(buckets: Sequence[BucketTimes]) -> float:
 
 
 class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
-    """Notes when `Optimizer.step` of any optimizer of torch.optim begins and ends."""
+    """Notes the times at which `Optimizer.step` of any optimizer begins and ends."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -216,7 +216,7 @@ class _RegionSpan:
 
 
 class RegionMarks(_StepMarks[_RegionSpan]):
-    """Notes when each region of a step begins and ends."""
+    """Notes the times at which each region of a step begins and ends."""
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:

@@ -74,7 +74,7 @@ _MS_PER_S = 1e3
 
 
 class Idle(Workload):
-    """In the place of a workload on a rank that has no share of the step."""
+    """The workload of a rank that has no share of the step: it does nothing."""
 
     items_per_step = 0
 
@@ -224,7 +224,7 @@ def _warnings(maker: StepMaker, share: RankShare, *, has_batch_norm: bool) -> It
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a rank found of its own device.
+    """The measured speed of one rank's device.
 
     speed: by steps of several sizes, with a line through them.
     equal_s: seconds of a step of an equal share, without emulation. slow_ratio: the speed that
@@ -238,7 +238,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupProbe:
-    """What the ranks of a group found of their devices, in rank order.
+    """The measured speeds of the devices of a group, in rank order.
 
     exchange_s, fast_exchange_s: the seconds that the exchange of gradients adds to a step, among
     all ranks and among the fast ones, by steps of equal shares on devices that are not slowed.
@@ -252,7 +252,7 @@ class GroupProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMaker:
-    """Builds and times the step of a point with other sizes than its equal share.
+    """Builds and times the step of a point with any number of samples on this rank.
 
     make: builds the workload. context: of this rank among all, with the emulation that it is to
     have.

@@ -710,10 +710,7 @@ class Task:
 
     @property
     def worker_environment(self) -> Mapping[str, str]:
-        """Variables that the workers must have been started with; {} for a script.
-
-        A script gets them in its own processes.
-        """
+        """Variables that workers must start with; {} for a script, whose own processes get them."""
         return {} if self.is_script else self.point.env
 
 

@@ -35,7 +35,7 @@ _BURST_MS, _BURST_STEPS = 30.0, 3
 
 @dataclass(frozen=True, kw_only=True)
 class StepColumns:
-    """How long steps take, and over how many of them that is."""
+    """How long steps take, and how many were timed."""
 
     repeats: Annotated[int | None, Column("", "builds of the workload")] = None
     warmup_iterations: Annotated[int | None, Column("", "done")] = None
@@ -307,7 +307,7 @@ def _percent(part: float | None, whole: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionColumns:
-    """What devices and libraries did meanwhile."""
+    """What devices and libraries did while the point was measured."""
 
     throttled: Annotated[bool | None, Column("", "clocks were held down")] = None
     throttle_reasons: Annotated[tuple[str, ...] | None, Column("", "why, as NVML names it")] = None

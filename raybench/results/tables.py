@@ -424,19 +424,13 @@ OF_POINTS = ("points", "samples", "modules", "regions")
 
 
 def units(table: str) -> dict[str, str]:
-    """Return column -> unit of a table, in column order; "" for a column without a unit.
-
-    Raises KeyError for an unknown table.
-    """
+    """Return column -> unit ("" for none), in order; raises KeyError for an unknown table."""
     return {column.name: column.unit for column in TABLES[table]}
 
 
 @cache
 def schema(table: str) -> pa.Schema:
-    """Return the Arrow schema of a table; only run_id and point_id cannot be null.
-
-    Raises KeyError for an unknown table.
-    """
+    """Return the Arrow schema of a table, in which only run_id and point_id cannot be null."""
     has_points = table in (*OF_POINTS, "summary")
     required = ("run_id", "point_id") if has_points else ("run_id",)
     return arrow_schema(table, TABLES[table], required)

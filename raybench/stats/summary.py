@@ -231,7 +231,7 @@ _MOST_OTHERS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scatter:
-    """The standard deviation of the logarithms of a point's starts, with its degrees of freedom."""
+    """Standard deviation of the logarithms of a point's starts, with its degrees of freedom."""
 
     sd: float
     degrees: float

@@ -71,7 +71,7 @@ def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A run, and what is left of it for a sweep.
+    """A run, and the trials that a sweep still has to do in it.
 
     rounds: of the whole run. ended: how the trials ended that have a row already. earlier: which of
     these are kept, and what is to be run. code: source files that the workers must have.
@@ -159,10 +159,7 @@ class RunRows:
         self._known.update(new)
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write records of attempts, new devices of the cluster, and their samples since.
-
-        batch: (index, record). A record of which no row can be made is told to the user.
-        """
+        """Write (index, record) of attempts, new devices of the cluster, and their samples."""
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
         for (_, measured), record in zip(batch, kept, strict=True):
@@ -198,10 +195,7 @@ class RunRows:
         self.store.write_run(self._run)
 
     def close(self, status: RunStatus | None = None) -> Run:
-        """Write how the run ended, and its summary; return the run.
-
-        status: None takes the one that follows from the points.
-        """
+        """Write how the run ended, and its summary; return it. status: None: by its points."""
         run = finish_run(self._run, self.start.plan, self._ended)
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
         self.store.write_run(run)

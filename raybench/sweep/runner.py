@@ -64,7 +64,7 @@ class PointSource(Protocol):
         """Return how to measure a point; None for the settings of the job."""
 
     def note(self, record: Record) -> None:
-        """Take in the record of an attempt; a trial that was lost may have several."""
+        """Use the record of an attempt; a trial that was lost may have several."""
 
     def further_round(self, number: int) -> Sequence[Point]:
         """Return the points of one more round with this number; empty ends the run."""

@@ -85,7 +85,7 @@ class PartTimes:
 
 
 class Regions:
-    """The parts of a step that are timed on the device, in instrumented steps only.
+    """Times the named parts of a step on the device, in instrumented steps only.
 
     are_used: whether the step has entered a region outside of compiled code and of `timed_by`.
     compiled: names of regions inside code that torch.compile has compiled; these are not timed.
@@ -243,7 +243,7 @@ def count_compiled_frames() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(Execution):
-    """Where and how a workload is to be built.
+    """What a workload is built with: device, ranks, batch size and settings of the execution.
 
     batch_size: items per device and forward pass; 1 for a workload that takes no batch size.
     device: already the current device of the process when it is a CUDA device. On the meta device

@@ -165,7 +165,7 @@ class SingleBlock(nn.Module):
 
 
 class Dit(nn.Module):
-    """Tokens of a noisy image to the velocity of each: (image tokens, channels) to the same."""
+    """Maps the tokens of a noisy image to their velocities, both (image tokens, channels)."""
 
     def __init__(self, shape: DitShape, attend: Attend) -> None:
         super().__init__()

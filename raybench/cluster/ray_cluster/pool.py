@@ -234,7 +234,7 @@ class WorkerPool:
             self._log(f"{len(came)} of {wanted} workers are there, up to {more} may come")
 
     def refresh(self, timeout_s: float) -> None:
-        """Take in workers that came and note lost ones; wait at most `timeout_s` for one."""
+        """Add workers that came and note lost ones; wait at most `timeout_s` for one."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             self.lose(self._agents.silent_nodes())
