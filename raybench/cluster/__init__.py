@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from raybench.cluster.allocator import Strategy
-from raybench.cluster.device_reservation import ReservationTerms
 from raybench.records import Answer, Device, DeviceKind, DeviceSample, Task
 from raybench.records.devices import DeviceFacts, DeviceList
+
+if TYPE_CHECKING:  # `raybench plan` shall not wait for psutil
+    from raybench.cluster.device_reservation import ReservationTerms
 
 
 class Cluster(Protocol):
