@@ -375,9 +375,10 @@ _MOST_EXPLAINED = 3
 
 
 def select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan:
-    """Return the plan with the points for which `expression` is true; all for None.
+    """Return the plan with only the points for which `expression` is true; unchanged for None.
 
-    Raises UsageError where the expression is wrong or selects no point; `option` names it.
+    option: the command's option that has the expression, for messages. Raises UsageError where the
+    expression is wrong or selects no point.
     """
     if expression is None:
         return plan
@@ -439,9 +440,10 @@ def plan_command(
 
 
 def print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = None) -> None:
-    """Print the plan on stdout and its warnings on stderr.
+    """Print the plan on stdout, as text or JSON, and its warnings on stderr.
 
-    device_bytes: memory of a device; None: fits are not told.
+    device_bytes: memory of one device: the text then says which points are estimated not to fit.
+    None: it does not.
     """
     from raybench.job.registry import estimate
 

@@ -146,7 +146,7 @@ class WorkloadSection(Section):
 
     @property
     def parameters(self) -> Mapping[str, bool | int | float | str]:
-        """The parameters as the file gives them, without defaults."""
+        """The parameters that the file gives; defaults are not added."""
         return self.__pydantic_extra__
 
 
@@ -158,7 +158,7 @@ class Span(Section):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the bounds leave nothing to choose."""
+        """Whether both bounds are equal."""
         return self.min == self.max
 
 
@@ -299,7 +299,7 @@ class Measure(Section):
 
     @property
     def least_s(self) -> float:
-        """Seconds that the iterations of a repeat take at least; 0 where a count decides."""
+        """The least seconds of the iterations of a repeat; 0 if the job fixes their numbers."""
         timed_s = 0.0 if self.iterations.is_fixed else self.min_seconds
         warmup_s = 0.0 if self.warmup.is_fixed else self.min_seconds / 2
         return min(warmup_s + timed_s, self.max_seconds)
@@ -463,7 +463,7 @@ class Job(Section):
 
     @property
     def axes(self) -> Mapping[str, tuple[Scalar, ...]]:
-        """The values of each axis of `matrix`; of a search, the batch size that it starts with."""
+        """Axis of `matrix` -> its values; for a search only the batch size that it starts with."""
         return {
             name: (values.start,) if isinstance(values, BatchSearch) else values
             for name, values in self.matrix.items()
@@ -487,14 +487,14 @@ class Job(Section):
 
     @property
     def workload_class(self) -> type:
-        """The class of the workload; `object` where there is no such workload."""
+        """The class of the workload; `object` if there is no such class."""
         return self._workload_class
 
     @property
     def meaning_sha256(self) -> str:
-        """SHA-256 of all that defines what is run, overrides included; comments do not count.
+        """SHA-256 of all that defines what is run, with the overrides, without comments.
 
-        How often it is run does not count either: a run can go on with more rounds.
+        The number of rounds does not count: a run can go on with more rounds.
         """
         left_out: dict[str, Any] = dict.fromkeys(NOT_MEASURED, True)
         meaning = self.model_dump(mode="json", exclude=left_out | {"measure": {"rounds"}})
@@ -502,11 +502,11 @@ class Job(Section):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def explain(self, problem: Problem) -> str:
-        """Return a line with the place of `problem` in the job file, and its message."""
+        """Return the message of `problem` with its place in the job file, in one line."""
         return self._source.explain(problem)
 
     def error(self, problems: Sequence[Problem]) -> JobError:
-        """Return one error with a located line for each of `problems`."""
+        """Return one error whose text has a line with place and message for each problem."""
         return JobError(self._source.explain_all(problems))
 
 
@@ -525,8 +525,8 @@ _MODELS: Mapping[str, type[BaseModel]] = {
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     """Return the checked job of the file at `path`; imports the module of its workload.
 
-    overrides: of `--set`, such as `measure.warmup=5`. Raises JobError with one line per problem,
-    all of the file at once.
+    overrides: values of `--set`, such as `measure.warmup=5`. Raises JobError with a line for each
+    problem of the file.
     """
     return _load(read_source(path, overrides))
 
@@ -539,8 +539,8 @@ def job_from_text(
 ) -> Job:
     """Return the job of a text that is in no file, checked as by `load_job`.
 
-    name: stands for the file in messages. options: the command-line option that gave a value, by
-    the path of the value; messages name it in place of the file. Raises JobError as `load_job`.
+    name: stands for the file in messages. options: path of a value -> the command-line option that
+    gave it, which messages name in place of the file. Raises JobError as `load_job` does.
     """
     return _load(parse_source(name, text, overrides, options))
 
@@ -643,11 +643,11 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
 
 
 def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str]) -> Answer:
-    """Return what a stored run answers: by its job file, else by its workload, else the speed-up.
+    """Return what a stored run answers, as its job file says, else its workload; else the speed-up.
 
     job_text, overrides: the job file as the run keeps it, and the values of its `--set`.
     varying: the settings that differ between the points of the run; `over` has only these, in
-    their order. A text or a workload that cannot be read any more counts as one that says nothing.
+    their order. A text or workload that cannot be read any more is ignored; nothing is raised.
     """
     data: dict[str, Any] = {}
     with suppress(JobError):

@@ -57,7 +57,7 @@ _RANGE = re.compile(r"([^:]+):([^:]+):x(\d+)")
 
 @dataclass(slots=True, kw_only=True)
 class YamlSource:
-    """A YAML text as dicts, lists and scalars, which turns problems into located lines.
+    """A YAML text as dicts, lists and scalars; it knows the line and column of each.
 
     data: the value of the text, with the overrides in it; None for an empty text. problems: what
     is wrong with the YAML itself. is_complete: False where a problem ended the reading.
@@ -78,7 +78,8 @@ class YamlSource:
     def explain(self, problem: Problem) -> str:
         """Return `file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override.
 
-        Where options of a command made the text, its option: `--script train.py: ...`.
+        If options of a command made the text, the option that gave the value stands first:
+        `--script train.py: message`.
         """
         subject = f"{key_text(problem.path)}: " if problem.path else ""
         override = self._override_of(problem)
@@ -91,7 +92,10 @@ class YamlSource:
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
 
     def explain_all(self, problems: Iterable[Problem]) -> str:
-        """Return a line per problem, in the order of the file, overrides last; above 50 a count."""
+        """Return a line per problem, in the order of the file, overrides last.
+
+        Of more than 50 the 50 first, and how many more there are.
+        """
 
         def order(problem: Problem) -> tuple[bool, Position]:
             return self._override_of(problem) is not None, self._position(problem)
@@ -204,9 +208,10 @@ def _encodable(text: str) -> str:
 
 
 def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
-    """Return the file at `path` as `parse_source` does.
+    """Return the file at `path`, parsed by `parse_source`.
 
-    Raises JobError also where it cannot be read, is too long, no regular file, or not UTF-8.
+    Raises JobError as that does, and where the file cannot be read, is too long, no regular file,
+    or not UTF-8.
     """
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -236,10 +241,10 @@ def parse_source(
     overrides: Sequence[str] = (),
     options: Mapping[KeyPath, str] | None = None,
 ) -> YamlSource:
-    """Return a text as data, with each `KEY=VALUE` of `overrides` put in place, in their order.
+    """Return the YAML text as data, with the overrides (`KEY=VALUE`) applied in their order.
 
-    options: as those of a YamlSource. Raises JobError where the text is no mapping or an override
-    cannot be applied. Other mistakes in the YAML are in `problems`, and `data` has the rest.
+    options: as in `YamlSource`. Raises JobError where the text is no mapping or an override cannot
+    be applied. Other mistakes in the YAML are in `problems`; what they spoil is left out of `data`.
     """
     source = parse_yaml(text, name)
     source.options = options or {}
@@ -259,7 +264,7 @@ def parse_source(
 
 
 def overrides_in(argv: Sequence[str]) -> list[str]:
-    """Return the values of `--set` in a command line of raybench, such as a run keeps."""
+    """Return the values of `--set` in a command line of raybench, up to `--`."""
     overrides = []
     for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         if word == "--":
@@ -303,7 +308,7 @@ def _label(override: str) -> str:
 
 
 def position_after(text: str) -> Position:
-    """Return line and column of the character that follows `text`."""
+    """Return line and column, from 1, of the character that follows `text`."""
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
@@ -349,9 +354,9 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
 
 
 def read_bytes(text: str) -> float | None:
-    """Return the number of bytes above 0 that a text such as 4KiB gives; None for another text.
+    """Return the bytes that a text such as 4KiB or 1.5MB means; None for another text and for 0.
 
-    It is whole unless the text gives parts of a byte.
+    They are not whole if the text means a part of a byte.
     """
     found = _SIZE.fullmatch(text)
     if found is None:
