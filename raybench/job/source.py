@@ -1,8 +1,8 @@
 """A job file as data that knows where each value was given, with the `--set` overrides applied.
 
 The YAML is 1.2, cut down to what a job file needs: one document, no anchors, aliases, tags or merge
-keys, so that a text means what it looks like and cannot explode. What is wrong is a `Problem`. Sizes
-as 4KiB, which a job file may give in place of bytes, are read here too.
+keys, so that a text means what it looks like and cannot explode. What is wrong is a `Problem`.
+Sizes such as 4KiB, which a job file may give in place of bytes, are read here too.
 """
 
 from __future__ import annotations
