@@ -36,8 +36,9 @@ from raybench.analysis.rows import (
 )
 from raybench.analysis.scaling import scaling
 from raybench.analysis.uneven import Fleet, fleets
-from raybench.job.model import Answer, answer_of_run
+from raybench.job.model import answer_of_run
 from raybench.job.point import RUN_SETTINGS, setting_text
+from raybench.job.registry import Answer
 from raybench.job.source import overrides_in
 from raybench.records import Cause, Metric, Status, TrialKey, by_point
 from raybench.records.devices import is_time

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from torch.futures import Future
     from torch.nn.parallel import DistributedDataParallel
 
-    from raybench.job.model import Answer
+    from raybench.job.registry import Answer
     from raybench.records import Metric
 
 
