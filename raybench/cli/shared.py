@@ -55,7 +55,11 @@ overrides_option = click.option(
     "those of the file, 'baseline={precision: fp32}' takes their place.",
 )
 file_option = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write it to this file."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write it to this file, in the format that its name ends in (page.html), unless --format "
+    "names another.",
 )
 
 
@@ -132,8 +136,9 @@ device_option = partial(
 def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "terminal") -> Option:
     """Return the options `--format` and `--json`, which give a command the argument `kind`.
 
-    kinds: the choices of `--format`. meaning: its help. usual: `kind` where neither is given. The
-    command raises UsageError where both are given and differ.
+    kinds: the choices of `--format`. meaning: its help. usual: `kind` where neither is given and
+    the name of `output` does not end in one of `kinds`, as in page.html. The command raises
+    UsageError where both are given and differ.
     """
 
     def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,7 +146,9 @@ def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "term
         def with_kind(*, kind: str | None, as_json: bool, **given: Any) -> Any:
             if as_json and kind not in (None, "json"):
                 raise UsageError(f"--json: means --format json, got --format {kind}")
-            return command(kind="json" if as_json else kind or usual, **given)
+            ending = given["output"].suffix[1:] if given.get("output") else ""
+            otherwise = ending if ending in kinds else usual
+            return command(kind="json" if as_json else kind or otherwise, **given)
 
         choices = click.Choice(kinds)
         also = click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
