@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 
 def dense_peak_tflops(device_name: str, precision: str) -> float | None:
-    """Return the peak without sparsity on the datasheet, in TFLOP/s.
+    """Return the datasheet's peak rate in TFLOP/s, without sparsity.
 
     None for a device or a precision that is not in the table.
     device_name: as `torch.cuda.get_device_name` gives it. precision: as in job files.
@@ -19,7 +19,7 @@ def dense_peak_tflops(device_name: str, precision: str) -> float | None:
 
 
 def memory_peak_gb_s(device_name: str) -> float | None:
-    """Return the bandwidth of the device's memory on its datasheet; None where it is unknown.
+    """Return the datasheet's bandwidth of the device's memory in GB/s; None if unknown.
 
     device_name: as `torch.cuda.get_device_name` gives it.
     """

@@ -32,9 +32,9 @@ _SHOWN_CHARACTERS = 60
 
 
 def check_declared(owner: str, name: str, value: object) -> int | float | None:
-    """Return a declared number as int or float; None for None.
+    """Return a number that a workload declares as a plain int or float; None for None.
 
-    Raises UsageError for what is no number, below 0 or above MOST.
+    owner: the workload, for messages. Raises UsageError for no number, below 0 or above MOST.
     """
     if value is None:
         return None
@@ -49,7 +49,7 @@ def check_declared(owner: str, name: str, value: object) -> int | float | None:
 def check_metric(owner: str, metric: Metric, value: object) -> float:
     """Return the value of a workload's own metric as a float.
 
-    Raises UsageError for None, for what is no number, and beyond -MOST to MOST.
+    owner: the workload, for messages. Raises UsageError for None, no number, and beyond ±MOST.
     """
     number = _plain(value)
     if number is None or abs(number) > MOST:
@@ -63,7 +63,7 @@ def check_metric(owner: str, metric: Metric, value: object) -> float:
 def check_answers(answers: Sequence[Answer]) -> tuple[Answer, ...]:
     """Return the answers of a point's ranks; a Failure in place of one that cannot be kept.
 
-    For all of them where the ranks have not timed the same steps, or their clocks stood still.
+    All become Failures if the ranks have not timed the same steps, or their clocks stood still.
     """
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     reasons = {one.rank: reason for one in measurements if (reason := next(_problems(one), ""))}

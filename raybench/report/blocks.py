@@ -112,7 +112,7 @@ class Table:
 
     @property
     def title(self) -> str:
-        """Return `mlp: where the step goes, ms`; empty for a table without a title."""
+        """Return subject and kind: `mlp: where the step goes, ms`; "" if both are empty."""
         return ": ".join(filter(None, (self.subject, self.kind)))
 
     @property
@@ -149,7 +149,7 @@ ColumnOf = tuple[Column, Callable[[T], str | Cell]]
 
 
 def column(title: str, cell: Callable[[T], str | Cell], **facts: Any) -> ColumnOf[T]:
-    """Return a column for `make_table`, and what writes its cells. facts: fields of Column."""
+    """Return (column, cell) for `make_table`. cell: returns the cell of a row. facts: of Column."""
     return Column(title=title, **facts), cell
 
 
@@ -166,7 +166,7 @@ def make_table(
     kind: str = "",
     note: str = "",
 ) -> Table:
-    """Return a table: one row for each of `rows`, a column for each (column, function of the cell).
+    """Return a table: one row for each of `rows`, a column for each of `columns` (see `column`).
 
     Columns whose cells are all empty are left out, except those that are settings.
     """
@@ -184,7 +184,7 @@ def make_table(
 
 
 def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
-    """Yield a paragraph for each table, of the sentences of its legend not said before."""
+    """Yield for each table a paragraph of the sentences in its legend that no earlier one has."""
     said: set[str] = set()
     for table in tables:
         new = [sentence for sentence in table.legend() if sentence not in said]
@@ -194,9 +194,9 @@ def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
 
 
 def metric_column(metric: Metric, unit: Unit, words: dict[str, str], drop: int | None) -> Column:
-    """Return the column of a metric.
+    """Return the column of a metric. unit: of times. drop: as of `Column`.
 
-    words: values for {ranks} and {baseline} in its meaning; {items} is what a step finishes.
+    words: values for {ranks} and {baseline} in its meaning; "items": what a step finishes.
     """
     meaning = metric.meaning or metric.description
     for name, word in words.items():

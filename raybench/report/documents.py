@@ -116,7 +116,7 @@ def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
 
 
 def escape(text: str) -> str:
-    """Return the text such that Markdown shows it as it is, on one line."""
+    """Return the text escaped for Markdown, which then shows it as it is, on one line."""
     return _SPECIAL.sub(r"\\\1", plain(text))
 
 
@@ -139,9 +139,9 @@ def format_object(**members: Any) -> str:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return a dictionary for each row of a table, by column; None for NaN, NaT and NA.
+    """Return column -> value for each row of a table, with None for NaN, NaT and NA.
 
-    Integers are integers, also where pandas made floats of them because another row has none.
+    Columns of integers have integers, also where pandas made floats of them because of a null.
     """
     from raybench.results.tables import TABLES  # loads numpy, which no table of text needs
 
@@ -270,9 +270,10 @@ def _listing(block: Listing, width: int) -> Iterator[RenderableType]:
 
 
 def fit(table: Table, width: int) -> tuple[Table, list[str]]:
-    """Return the table as far as it fits `width`, and the titles of the columns left out.
+    """Return the table made to fit `width`, and the titles of the columns left out.
 
-    Columns with a `drop` go one by one; then comes the table that `narrower` names.
+    Columns with a `drop` are left out one by one; if that is not enough, `narrower` is taken. The
+    result may still be too wide.
     """
     left_out = []
     for column in sorted(

@@ -126,7 +126,7 @@ class PartColumns:
 
 
 def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartColumns:
-    """Return the columns of `points` on where the step goes, of ranks in rank order.
+    """Return the columns of `points` on where the step goes. measurements: in rank order.
 
     step_ms: the point's median step. All but `slowest_rank` are None unless each rank has a
     breakdown: the slowest rank could lack it.
@@ -262,9 +262,10 @@ def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float)
 
 
 def why_no_breakdown(row: PointRow) -> str | None:
-    """Return why the parts of a point's step must not be shown: they exceed it. None: they may.
+    """Return why the parts of a point's step must not be shown; None if they may.
 
-    The one rule for tables, charts, sentences and shares of losses.
+    They must not if they exceed the step by more than 10 %. The one rule for tables, charts,
+    sentences and shares of losses.
     """
     step_ms = row.step_ms_p50
     # Parts that follow each other on the slowest rank; `wait_ms` is time of the others. On a GPU
@@ -282,9 +283,9 @@ def why_no_breakdown(row: PointRow) -> str | None:
 
 
 def is_slowed_by_one_rank(row: PointRow) -> bool:
-    """Return whether a rank stands out as slower by its own steps.
+    """Return whether one rank is slower than the others by its own steps; False if unknown.
 
-    False where these are not known. Of several rounds, where most of them name one rank.
+    In the mean of several rounds: whether most of them name the same rank.
     """
     excess_ms, step_ms = row.straggler_ms, row.step_ms_p50
     if row.slowest_rank is None or excess_ms is None or not step_ms:
@@ -294,7 +295,10 @@ def is_slowed_by_one_rank(row: PointRow) -> bool:
 
 
 def part_warnings(row: PointRow) -> Iterator[str]:
-    """Yield what made the step slower than the devices can be, or why the parts do not tell."""
+    """Yield a sentence for each thing that slowed the step down: host, a slow or a late rank.
+
+    Instead, why the breakdown cannot be used. Nothing for a point without a breakdown.
+    """
     step_ms, exposed_ms = row.step_ms_p50 or 0.0, row.comm_exposed_ms
     if reason := why_no_breakdown(row):
         yield reason
@@ -338,6 +342,6 @@ def part_warnings(row: PointRow) -> Iterator[str]:
 
 
 def write_time(*times_ms: float, digits: int = 3) -> str:
-    """Write a time, or a range from the least: `1.2 to 3.4 ms`; `7.44 s` from 1,000 ms on."""
+    """Return times as text: `1.2 ms`, of several `1.2 to 3.4 ms`, from 1,000 ms on `7.44 s`."""
     unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 1000 else ("ms", 1.0)
     return " to ".join(f"{time / in_unit:.{digits}g}" for time in times_ms) + f" {unit}"

@@ -38,17 +38,17 @@ class Listener(Protocol):
         """Return the progress of a sweep over the points of this plan."""
 
     def show_cursor(self) -> None:
-        """Show the cursor, which a spinner has hidden, because the process ends."""
+        """Show the cursor again, which a spinner hides; called before the process ends."""
 
 
 def program() -> str:
-    """Return `raybench`, or `python -m raybench` where it was called so."""
+    """Return how this process was called: `raybench` or `python -m raybench`."""
     is_module = bool(sys.argv) and Path(sys.argv[0]).name == "__main__.py"
     return "python -m raybench" if is_module else "raybench"
 
 
 def name_program(text: str) -> str:
-    """Return a message with its commands, which begin with a backtick, as they have to be typed."""
+    """Return a message in which each "`raybench " is replaced by how raybench was called."""
     return text.replace("`raybench ", f"`{program()} ")
 
 
