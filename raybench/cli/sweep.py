@@ -394,7 +394,7 @@ def select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> 
 
 def _read_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
     """Return a size in bytes; None for None. Raises BadParameter for a text that is no size."""
-    from raybench.job.model import read_bytes
+    from raybench.job.source import read_bytes
 
     if text is None:
         return None

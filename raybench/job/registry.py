@@ -3,7 +3,7 @@
 A workload is named by a word of `BUILTIN` or as `package.module:Class`; both are loaded the
 same way, and only when they are asked for. What a class tells of a point from its settings alone,
 before anything runs, is asked here too: whether it runs it, and how much memory it needs. An
-estimate never keeps a point from running.
+estimate never keeps a point from running. An `Answer` is what a class says that its runs answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -56,6 +56,40 @@ BUILTIN: Mapping[str, str] = {
     "smoke": "raybench.workloads.networks:Smoke",
     "transformer": "raybench.workloads.transformer:Transformer",
 }
+
+Best = Literal["max", "min"]
+
+# The columns of a point's row that an answer can be, and which value is the best.
+ANSWER_METRICS: Mapping[str, Best] = {
+    **dict.fromkeys(("speed_up", "efficiency", "throughput", "batch_size"), "max"),
+    **dict.fromkeys(("step_ms_p50", "step_ms_p99", "first_step_ms", "compiled_step_ms"), "min"),
+    **dict.fromkeys(("compute_ms", "comm_exposed_ms", "straggler_ms", "data_ms"), "min"),
+    **dict.fromkeys(("wall_unsynced_share", "optimizer_ms", "host_gap_ms"), "min"),
+    **dict.fromkeys(("peak_mem_allocated_bytes", "energy_j"), "min"),
+    **dict.fromkeys(("achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct"), "max"),
+    **dict.fromkeys(("gemm_share_pct", "algbw_gb_s", "busbw_gb_s", "memory_gb_s"), "max"),
+    "samples_per_joule": "max",
+}
+SAMPLES = "samples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a run answers.
+
+    metric: a column of the table `points` or `scaling`, or a metric of the workload's own.
+    over: the settings whose values are compared; empty for all that vary.
+    best: whether the largest or the smallest value is the best.
+    items: what a step finishes, in the plural, as in tokens.
+    question: in the words of the job; empty where it asks none.
+    """
+
+    metric: str
+    over: tuple[str, ...] = ()
+    best: Best = "max"
+    items: str = SAMPLES
+    question: str = ""
+
 
 # Names with a meaning of their own in job files, filters and result tables.
 RESERVED = frozenset({*RUN_SETTINGS, "kind", "scaling", "workload", "rank", "context"})

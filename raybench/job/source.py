@@ -2,14 +2,17 @@
 
 The YAML is 1.2, cut down to what a job file needs: one document, no anchors, aliases, tags or merge
 keys, so that a text means what it looks like and cannot explode. What is wrong is a `Problem`.
+Sizes such as 4KiB, which a job file may give in place of bytes, are read here too.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,15 @@ _SYNTAX = {
     "found character": "this character cannot begin a value; put the text into quotes",
     "but found another document": "one document only; remove what follows '---'",
 }
+
+
+_UNITS = {
+    **dict.fromkeys(("", "B"), 1),
+    **{f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGT", start=1)},
+    **{f"{letter}B": 10 ** (3 * power) for power, letter in enumerate("kMGT", start=1)},
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB|[kMGT]?B|)")
+_RANGE = re.compile(r"([^:]+):([^:]+):x(\d+)")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -211,6 +223,9 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
     except (OSError, ValueError) as error:
         # ValueError: a name with a null character in it.
         reason = error.strerror if isinstance(error, OSError) else error
+        template = files("raybench").joinpath("jobs", path.name)
+        if isinstance(error, FileNotFoundError) and template.is_file():
+            reason = f"{reason}; `raybench init --template {path.stem}` writes {path.name}"
         raise JobError(f"{path}:1:1: the job file cannot be read: {reason}") from error
     if len(content) > MAX_FILE_BYTES:
         raise JobError(f"{path}:1:1: a job file has at most {MAX_FILE_BYTES:,} bytes")
@@ -340,3 +355,52 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
     reason = next(known, reason.partition(", but ")[0])
     is_yaml = isinstance(error, ComposerError)
     return Problem(position=position, message=reason if is_yaml else f"not YAML: {reason}")
+
+
+def read_bytes(text: str) -> float | None:
+    """Return the bytes that a text such as 4KiB or 1.5MB means; None for another text and for 0.
+
+    They are not whole if the text means a part of a byte.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        return None
+    number, unit = found.groups()
+    count = float(number) * _UNITS[unit] if "." in number else int(number) * _UNITS[unit]
+    return count if 0 < count <= _INT64_MAX else None
+
+
+def _read_sizes(value: Any) -> Any:
+    """Return a size as a whole number of bytes, a range of sizes as a list of them.
+
+    Of a list, one list of the sizes of all entries. What is no size stays as it is.
+    """
+    if isinstance(value, list):
+        read = [_read_sizes(one) for one in value]
+        return [size for one in read for size in (one if isinstance(one, list) else [one])]
+    if not isinstance(value, str):
+        return value
+    found = _RANGE.fullmatch(value)
+    ends = [read_bytes(end) for end in (found.group(1, 2) if found else (value, value))]
+    factor = int(found[3]) if found else 2
+    if factor < 2 or any(end is None or end != int(end) for end in ends):
+        return value
+    low, high = (int(end or 0) for end in ends)
+    sizes = []
+    while low <= high:
+        sizes.append(low)
+        low *= factor
+    return (sizes if found else sizes[0]) or value
+
+
+def with_sizes(group: object) -> object:
+    """Return a copy of a mapping with its settings `*_bytes` in bytes, ranges as lists of them.
+
+    What is no size stays as it is, for its type to refuse; so does what is no mapping.
+    """
+    if not isinstance(group, dict):
+        return group
+    return {
+        name: _read_sizes(value) if str(name).endswith("_bytes") else value
+        for name, value in group.items()
+    }

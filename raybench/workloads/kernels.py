@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
-from raybench.job.model import Answer
 from raybench.job.point import Precision
+from raybench.job.registry import Answer
 from raybench.records import Metric
 from raybench.workloads.base import Context, Workload, WrongResultError
 

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from raybench.errors import UsageError
 from raybench.job import registry
-from raybench.job.model import Answer
 from raybench.job.point import EQUAL, Precision, Scalar
+from raybench.job.registry import Answer
 from raybench.records import Metric
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.shapes import LayoutOptions

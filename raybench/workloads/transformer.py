@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
-from raybench.job.model import Answer
 from raybench.job.point import Precision, Scalar
+from raybench.job.registry import Answer
 from raybench.records import Metric
 from raybench.workloads.base import Context, apply_precision, option_defaults
 from raybench.workloads.kernels import memory_gb_s
