@@ -55,7 +55,11 @@ overrides_option = click.option(
     "those of the file, 'baseline={precision: fp32}' takes their place.",
 )
 file_option = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write it to this file."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write it to this file, in the format that its name ends in (page.html), unless --format "
+    "names another.",
 )
 
 
@@ -133,7 +137,8 @@ def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "term
     """Return the options `--format` and `--json`, which give a command the argument `kind`.
 
     kinds: the choices of `--format`. meaning: its help. usual: the value of `kind` if neither
-    option is given. The command raises UsageError if both are given and differ.
+    option is given and the name of the option `output` does not end in one of `kinds`, as in
+    page.html. The command raises UsageError if both are given and differ.
     """
 
     def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,7 +146,9 @@ def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "term
         def with_kind(*, kind: str | None, as_json: bool, **given: Any) -> Any:
             if as_json and kind not in (None, "json"):
                 raise UsageError(f"--json: means --format json, got --format {kind}")
-            return command(kind="json" if as_json else kind or usual, **given)
+            ending = given["output"].suffix[1:] if given.get("output") else ""
+            otherwise = ending if ending in kinds else usual
+            return command(kind="json" if as_json else kind or otherwise, **given)
 
         choices = click.Choice(kinds)
         also = click.option("--json", "as_json", is_flag=True, help="The same as --format json.")

@@ -27,7 +27,7 @@ class Cluster(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Number of devices that a point could have, also before `start`."""
+        """Largest number of devices that a point can have; known before `start` too."""
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,9 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
     except (OSError, ValueError) as error:
         # ValueError: a name with a null character in it.
         reason = error.strerror if isinstance(error, OSError) else error
+        template = files("raybench").joinpath("jobs", path.name)
+        if isinstance(error, FileNotFoundError) and template.is_file():
+            reason = f"{reason}; `raybench init --template {path.stem}` writes {path.name}"
         raise JobError(f"{path}:1:1: the job file cannot be read: {reason}") from error
     if len(content) > MAX_FILE_BYTES:
         raise JobError(f"{path}:1:1: a job file has at most {MAX_FILE_BYTES:,} bytes")

@@ -153,7 +153,7 @@ class Status(StrEnum):
 
     @property
     def is_retried(self) -> bool:
-        """Return whether `--resume` repeats the point by itself: lost, skipped or cancelled."""
+        """Return whether `--resume` alone repeats the point: lost, skipped or cancelled."""
         return self is Status.LOST or self in NOT_RUN
 
     @property

@@ -195,7 +195,7 @@ class Verdict(StrEnum):
 
     @property
     def is_slow(self) -> bool:
-        """Return whether the figure is beyond the limit of its test."""
+        """Return whether the figure is beyond the limit of its test: suspect or bad."""
         return self in (Verdict.SUSPECT, Verdict.BAD)
 
     @property

@@ -107,7 +107,7 @@ class Run:
 
 
 def find_run(root: str | Path, text: str) -> tuple[Path, str]:
-    """Return the results folder and the run_id that `text` means.
+    """Return (results folder, run_id) of the run that `text` means.
 
     text: an id in `root`, a unique prefix of one, the name of a job (its newest run), `latest`, one
     of these after the name of a results folder inside `root` (`examples/gemm`), or the path of a

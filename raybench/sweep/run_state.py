@@ -282,7 +282,7 @@ def start_run(
 
 
 def rounds_of_job(job: Job, plan: Plan) -> Rounds:
-    """Return the rounds of the job, with the seed 0."""
+    """Return the rounds that the job asks for, with the order of seed 0."""
     has_controls = job.placement.isolation == "cluster"
     return Rounds(plan=plan, count=job.measure.rounds, has_controls=has_controls)
 

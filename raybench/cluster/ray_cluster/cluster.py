@@ -170,7 +170,7 @@ class RayCluster(WorkerPool):
         return self._agents.device_facts(self.devices)
 
     def close(self) -> None:
-        """Kill the actors and let go of Ray; a private cluster ends with it."""
+        """Kill the actors and disconnect from Ray, which ends a private cluster; waits seconds."""
         self._is_closing.set()
         is_let_go: list[bool] = []
 

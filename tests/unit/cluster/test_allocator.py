@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from raybench.cluster.allocator import (
     DeviceAllocator,
     assign_ranks,
+    counts_by_node,
     devices_shared,
     in_device_order,
-    shares,
 )
 from tests.local_cluster import choose_workers
 
@@ -211,9 +211,9 @@ def test_workers_are_started_where_a_point_would_have_them(strategy):
     for world_size in range(1, 9):
         chosen = choose_workers(TWO_RACKS, world_size, strategy)
         nodes = Counter(TWO_RACKS[worker_id].node_id for worker_id in chosen)
-        assert shares(free, world_size, strategy, of_node) == nodes
-    assert shares(free, 9, strategy, of_node) == free
-    assert shares({}, 3, strategy) == {}
+        assert counts_by_node(free, world_size, strategy, of_node) == nodes
+    assert counts_by_node(free, 9, strategy, of_node) == free
+    assert counts_by_node({}, 3, strategy) == {}
 
 
 def test_beside_others_a_point_of_a_rack_stays_in_one_rack():
