@@ -17,9 +17,9 @@ from raybench.records import (
     Metric,
     Status,
     combine_ranks,
-    relate_to_step,
 )
 from raybench.records.checked_answers import check_answers, check_declared
+from raybench.results.metrics import relate_to_step
 
 
 def timed(step_ns, **changes) -> Measurement:
