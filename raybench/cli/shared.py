@@ -390,8 +390,7 @@ def write_document(
 
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return columns of text, as wide as the terminal at most, plain where it is piped."""
-    from raybench.report.blocks import SETTING_CHARS, Column, Table
-    from raybench.report.documents import render
+    from raybench.report.documents import SETTING_CHARS, Column, Table, render
 
     columns = (
         Column(

@@ -18,15 +18,15 @@ from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.records import Metric
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.documents import (
     HOW_TO_ADD_ROUNDS,
     Block,
+    Document,
     Legend,
     Line,
     Listing,
     Table,
 )
-from raybench.report.documents import Document
 from raybench.report.formatting import counted, span
 from raybench.report.messages import doubts, list_messages
 from raybench.report.point_settings import settings_words

@@ -25,7 +25,7 @@ from raybench.analysis.uneven import Fleet, Gain, Scenario, gain_over
 from raybench.job.point import EQUAL, FAST
 from raybench.records import Metric
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.documents import (
     MARKS_TITLE,
     Column,
     ColumnOf,

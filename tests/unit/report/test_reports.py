@@ -42,8 +42,7 @@ from raybench.health.report import HealthReport
 from raybench.records import Status
 from raybench.records.devices import Verdict
 from raybench.report import documents, formatting
-from raybench.report.blocks import legend_paragraphs
-from raybench.report.documents import format_document
+from raybench.report.documents import format_document, legend_paragraphs
 from raybench.report.formatting import plain, plain_lines, printable, shorten
 from raybench.report.messages import group_messages
 from raybench.report.point_settings import point_names, setting_columns
