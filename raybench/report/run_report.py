@@ -48,7 +48,7 @@ from raybench.report.summary import (
     size_of,
     with_most_ranks,
 )
-from raybench.results.breakdown import is_slowed_by_one_rank
+from raybench.results.tables import is_slowed_by_one_rank
 from raybench.sweep import command
 from raybench.sweep.scheduler import WORTHWHILE
 

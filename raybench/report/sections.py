@@ -38,8 +38,7 @@ from raybench.report.documents import (
 from raybench.report.messages import marks
 from raybench.report.point_settings import DEGREES, point_names, setting_columns, short_name
 from raybench.report.summary import HOW_TO_MAKE, count_within, find_metric, rows_compared
-from raybench.results.breakdown import is_slowed_by_one_rank
-from raybench.results.tables import PointRow
+from raybench.results.tables import PointRow, is_slowed_by_one_rank
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary

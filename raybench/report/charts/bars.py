@@ -31,7 +31,7 @@ from raybench.report.documents import Column, ColumnOf, make_table
 from raybench.report.formatting import counted
 from raybench.report.point_settings import distinguishing_settings, settings_words
 from raybench.report.run_report import amount, answer_metric, metric_noun
-from raybench.results.breakdown import is_slowed_by_one_rank
+from raybench.results.tables import is_slowed_by_one_rank
 
 _MOST_RANKED = 12
 # A longer name has no room at the line of the baseline; the title has it.
