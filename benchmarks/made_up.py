@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from raybench.records import Breakdown, Device, DeviceSample, Measurement, Repetition, Samples
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus
 
 START = datetime(2026, 11, 22, tzinfo=UTC)
 WARMUP, INSTRUMENTED = 5, 20

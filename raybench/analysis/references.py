@@ -32,7 +32,7 @@ from raybench.job.problems import key_text, rule_of
 from raybench.records import Status
 from raybench.records.devices import is_time
 from raybench.results.metrics import MS_PER_S
-from raybench.results.reader import Run
+from raybench.results.tables import Run
 
 # A range reaches at least so far to both sides, beside the noise of starts: a few devices of one
 # batch may agree better than the next batch does.

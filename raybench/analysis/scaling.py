@@ -31,8 +31,7 @@ from raybench.records import Status
 from raybench.results import reader
 from raybench.results.breakdown import BREAKDOWN
 from raybench.results.metrics import MS_PER_S, NO_ITEMS
-from raybench.results.reader import Run
-from raybench.results.tables import PointRow, SummaryRow, why_no_breakdown
+from raybench.results.tables import PointRow, Run, SummaryRow, why_no_breakdown
 from raybench.stats.outliers import slowest_and_other
 from raybench.stats.shares import DeviceSpeed
 from raybench.stats.summary import scatter

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from raybench.report.documents import Document
     from raybench.report.show import PointDetails
     from raybench.report.summary import Summary
-    from raybench.results.reader import Run
+    from raybench.results.tables import Run
 
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.

@@ -36,7 +36,7 @@ from raybench.cli.shared import (
 )
 from raybench.errors import UsageError
 from raybench.report.formatting import counted, printable
-from raybench.results.reader import RunStatus
+from raybench.results.tables import RunStatus
 from raybench.sweep import command
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ from raybench.report.page import device_table, render
 from raybench.report.show import Advice, estimate_gains
 from raybench.report.summary import HOW_TO_MAKE, Standing
 from raybench.results.columns import to_row
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus
 from raybench.stats.outliers import BAD_RATIO
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from raybench.report.documents import (
 )
 from raybench.report.formatting import counted, shorten, span
 from raybench.report.point_settings import point_names, setting_columns
-from raybench.results.reader import Run
+from raybench.results.tables import Run
 
 _ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
 _NAMES = (*EXECUTION, "world_size")

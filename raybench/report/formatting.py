@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 from raybench.records import Metric, Status
 
 if TYPE_CHECKING:
-    from raybench.results.reader import Run
-    from raybench.results.tables import PointRow
+    from raybench.results.tables import PointRow, Run
 
 
 # All that `str.splitlines` takes for the end of a line, and tabs.

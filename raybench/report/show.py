@@ -28,8 +28,7 @@ from raybench.report.documents import (
 )
 from raybench.report.formatting import plain_lines, shorten
 from raybench.report.point_settings import setting_columns
-from raybench.results.reader import Run, RunStatus
-from raybench.results.tables import is_slowed_by_one_rank
+from raybench.results.tables import Run, RunStatus, is_slowed_by_one_rank
 from raybench.stats.shares import fast_devices
 
 if TYPE_CHECKING:

@@ -52,8 +52,7 @@ from raybench.report.point_settings import (
     short_name,
 )
 from raybench.results import reader
-from raybench.results.reader import Run
-from raybench.results.tables import PointRow, RegionRow, units
+from raybench.results.tables import PointRow, RegionRow, Run, units
 from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE, is_found
 from raybench.workloads.base import builtin_class, parameter_count
 

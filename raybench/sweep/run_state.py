@@ -31,7 +31,7 @@ from raybench.records.environment import (
     variables_that_matter,
 )
 from raybench.results import reader
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep import Listener, command
 from raybench.sweep.loop import EarlierSweeps, Event, PointAdded, PointFinished, RoundStarted

@@ -27,7 +27,7 @@ from raybench.job.model import Job, Measure
 from raybench.job.point import Point
 from raybench.records import Record, Status, TrialKey
 from raybench.records.environment import warn_of_torch
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep import Listener
 from raybench.sweep.loop import (

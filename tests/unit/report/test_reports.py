@@ -50,7 +50,8 @@ from raybench.report.run_report import RunReport
 from raybench.report.show import AdviceList, PointDetails, PointList, RunList, advise_run
 from raybench.report.summary import Summary, load_summary
 from raybench.results.columns import SCHEMA_VERSION, to_row
-from raybench.results.reader import RunStatus, load
+from raybench.results.reader import load
+from raybench.results.tables import RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.scheduler import WORTHWHILE
 

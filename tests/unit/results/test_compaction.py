@@ -21,8 +21,8 @@ from raybench.errors import ResultsError
 from raybench.records import DeviceSample
 from raybench.results import reader
 from raybench.results.columns import write_part
-from raybench.results.reader import RunStatus, load
-from raybench.results.tables import TABLES
+from raybench.results.reader import load
+from raybench.results.tables import TABLES, RunStatus
 from raybench.results.writer import RunStore, clear_leftovers, compact_run, hold_run
 
 RUN = "run-a"

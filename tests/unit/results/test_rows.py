@@ -19,8 +19,7 @@ from builders import (
 
 from raybench.records import Breakdown, PeakParts, Repetition, Status, Traffic
 from raybench.results.columns import SCHEMA_VERSION, from_row, to_row
-from raybench.results.reader import Run
-from raybench.results.tables import TABLES, point_row, sample_columns, schema, storable, units
+from raybench.results.tables import TABLES, Run, point_row, sample_columns, schema, storable, units
 
 MS = 1_000_000
 
