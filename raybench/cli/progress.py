@@ -46,7 +46,7 @@ class ConsoleListener:
         self._name_of = name_of
 
     def tell(self, line: str) -> None:
-        """Print one line, as it is."""
+        """Print one line."""
         say(self._console, line)
 
     def waiting(self, what: str) -> AbstractContextManager[object]:

@@ -412,10 +412,10 @@ def make_console() -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """Print one line as it is: neither wrapped nor coloured, so that it can be copied."""
-    from raybench.report.formatting import printable
+    """Print one line, neither wrapped nor coloured, so that commands in it can be copied."""
+    from raybench.report.formatting import name_program, printable
 
-    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(name_program(text)), markup=False, highlight=False, soft_wrap=True)
 
 
 class _LossyFile(io.FileIO):

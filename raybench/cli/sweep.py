@@ -35,9 +35,8 @@ from raybench.cli.shared import (
     write_result,
 )
 from raybench.errors import UsageError
-from raybench.report.formatting import counted, printable
+from raybench.report.formatting import command, counted, printable
 from raybench.results.tables import RunStatus
-from raybench.sweep import command
 
 if TYPE_CHECKING:
     from raybench.job.model import Job

@@ -28,8 +28,7 @@ from raybench.records.devices import DeviceFacts, Finding, Stage
 from raybench.records.environment import usable_cores
 from raybench.results.tables import Run, RunStatus
 from raybench.results.writer import RunStore
-from raybench.sweep import Listener
-from raybench.sweep.run_state import RunTarget, start_run
+from raybench.sweep.run_state import Listener, RunTarget, start_run
 from raybench.sweep.runner import run_sweep
 from raybench.sweep.scheduler import Rounds
 

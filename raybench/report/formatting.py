@@ -1,13 +1,16 @@
-"""Numbers, statuses and settings in words, the same in every report, harmless for a terminal."""
+"""Numbers, statuses, settings and commands in words: everywhere the same, safe in a terminal."""
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from raybench.records import Metric, Status
@@ -353,3 +356,23 @@ def settings(values: Mapping[str, Any]) -> str:
     """Write settings as name=value, in the order given; a switch as a job file has it."""
     words = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in values.items()}
     return " ".join(f"{name}={word}" for name, word in words.items())
+
+
+def program() -> str:
+    """Return `raybench`, or `python -m raybench` where it was called so."""
+    is_module = bool(sys.argv) and Path(sys.argv[0]).name == "__main__.py"
+    return "python -m raybench" if is_module else "raybench"
+
+
+def name_program(text: str) -> str:
+    """Return a message with its commands, which begin with a backtick, as they have to be typed."""
+    return text.replace("`raybench ", f"`{program()} ")
+
+
+def command(*words: str) -> str:
+    """Return a command of raybench with these words, quoted for a shell.
+
+    Characters that control a terminal become question marks.
+    """
+    text = f"{program()} {shlex.join(words)}"
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

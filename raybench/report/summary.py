@@ -37,7 +37,7 @@ from raybench.analysis.rows import (
 from raybench.analysis.scaling import scaling
 from raybench.analysis.uneven import Fleet, fleets
 from raybench.job.model import Answer, answer_of_run
-from raybench.job.point import RUN_SETTINGS, setting_text
+from raybench.job.point import EQUAL, RUN_SETTINGS, setting_text
 from raybench.job.source import overrides_in
 from raybench.records import Cause, Metric, Status, TrialKey, by_point
 from raybench.records.devices import is_time
@@ -246,7 +246,8 @@ class Summary:
     @cached_property
     def fleets(self) -> Sequence[Fleet]:
         """Return scenarios of devices of different speed; empty where the run has none."""
-        return fleets(self.rows)
+        are_uneven = any(row.shares != EQUAL for row in self.rows)
+        return fleets(self.rows) if are_uneven else ()
 
     @cached_property
     def regions(self) -> Mapping[str, Sequence[RegionRow]]:

@@ -218,7 +218,7 @@ def test_an_end_that_takes_too_long_is_told_once_where_the_whole_run_is(
     where = RunTarget(address="local", device="cuda", output=folder, profiled=frozenset())
     with pytest.raises(KeyboardInterrupt):
         run_sweep(job, state_of(job), where, listener)
-    told = f"2 finished points are kept; see: raybench report run-a --results {folder}\n"
+    told = f"2 finished points are kept; see: `raybench report run-a --results {folder}`\n"
     assert said().endswith(f"\nended at once: {told}")
 
 
