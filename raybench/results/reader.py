@@ -250,9 +250,12 @@ def read_table(
     whole = schema(table)
     wanted = whole if columns is None else pa.schema([whole.field(name) for name in columns])
     parts = _parts(Path(root), table, run_id)
-    if run_id:
-        return read_parts(parts, table, wanted)
-    return _read_undamaged(Path(root) / table, parts, table, wanted)
+    if not run_id:
+        return _read_undamaged(Path(root) / table, parts, table, wanted)
+    found = read_parts(parts, table, wanted)
+    if set(parts) <= set(_parts(Path(root), table, run_id)):
+        return found
+    return read_table(root, table, run_id, columns)  # parts were put together meanwhile
 
 
 def rows_of_attempts(

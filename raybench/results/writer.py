@@ -4,8 +4,9 @@ A point's samples are written before the point: a point that is there has its sa
 of an attempt whose driver was killed between the two are there without a row, until the run goes
 on. A part has one attempt at a point, or those that ended while others were written.
 
-Nothing is synced to the disk: a part outlives its driver the moment it is renamed, but a power cut
-may leave the last ones empty. Readers name such a part; remove it, and `--resume` runs its point.
+Nothing but a compacted part is synced to the disk: a part outlives its driver the moment it is
+renamed, but a power cut may leave the last ones empty. Readers name such a part; remove it, and
+`--resume` runs its point.
 """
 
 from __future__ import annotations
@@ -371,14 +372,32 @@ def _part_sizes(root: Path, run_id: str) -> list[int]:
     return [path.stat().st_size for table in TABLES for path in parts_of(root, table, run_id)]
 
 
+def compact_points(root: Path, run_id: str) -> None:
+    """Put the parts of `points` into one, which a report reads in a quarter of the time.
+
+    The parts of other tables stay: readers take them one by one, as all may not fit into memory.
+    The run must be held. Raises ResultsError as `compact_run`, and OSError where a part that was
+    put into the new one cannot be removed.
+    """
+    parts = parts_of(root, "points", run_id)
+    whole = read_parts(parts, "points", schema("points"))
+    first = parts[0].stem.partition("-and-")[0]
+    _put_together("points", parts, whole, _name_together(first, whole.num_rows))
+
+
 def _merge(table: str, parts: Sequence[Path], name: str) -> None:
     """Put the rows of these parts into one of this name, and remove the others; one part stays."""
-    if len(parts) < 2:
-        return
+    if len(parts) > 1:
+        _put_together(table, parts, read_parts(parts, table, schema(table)), name)
+
+
+def _put_together(table: str, parts: Sequence[Path], whole: pa.Table, name: str) -> None:
+    """Write a part of this name in place of the parts whose rows `whole` has."""
     path = parts[0].with_name(f"{name}.parquet")
     others = [part for part in parts if part != path]
-    whole = read_parts(parts, table, schema(table))
     merged = {MERGED: "/".join(part.name for part in others).encode()}
     write_part(path, table, whole.replace_schema_metadata(schema(table).metadata | merged))
+    with path.open("rb") as file:  # or a power cut may take the rows of all parts
+        os.fsync(file.fileno())
     for part in others:
         part.unlink()

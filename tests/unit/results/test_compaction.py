@@ -23,7 +23,7 @@ from raybench.results import reader
 from raybench.results.columns import write_part
 from raybench.results.reader import load
 from raybench.results.tables import TABLES, RunStatus
-from raybench.results.writer import RunStore, clear_leftovers, compact_run, hold_run
+from raybench.results.writer import RunStore, clear_leftovers, compact_points, compact_run, hold_run
 
 RUN = "run-a"
 SAMPLE = DeviceSample(node_id="n0", index=0, uuid="GPU-0", time=START, power_w=300.0)
@@ -70,6 +70,28 @@ def test_each_table_is_one_part_with_the_same_rows_in_the_same_order(store):
     assert {len(parts(store, name)) for name in ("runs", "devices", "points", "samples")} == {1}
     assert_same(rows(store), before)
     assert len(pd.read_parquet(store.root / "points")) == len(before["points"]) == 4
+
+
+def test_points_alone_are_put_together_and_the_rest_with_them_later(store):
+    before = rows(store)
+    with hold_run(store.root, RUN):
+        compact_points(store.root, RUN)
+    assert [len(parts(store, table)) for table in ("points", "samples", "telemetry")] == [1, 2, 3]
+    assert_same(rows(store), before)
+    assert compact_run(store.root, RUN).parts_after == 5
+    assert_same(rows(store), before)
+
+
+def test_a_reader_has_all_rows_of_a_run_that_is_compacted_meanwhile(store, monkeypatch):
+    before, read_parts = rows(store), reader.read_parts
+
+    def late(paths, table, wanted):
+        if table == "points":
+            compact_run(store.root, RUN)
+        return read_parts(paths, table, wanted)
+
+    monkeypatch.setattr(reader, "read_parts", late)
+    assert_same(rows(store), before)
 
 
 def test_a_second_time_there_is_nothing_to_do(store):

@@ -1,5 +1,6 @@
 """How a sweep ends, told apart by its exit, its row and its words; without Ray."""
 
+import errno
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -29,7 +31,7 @@ from raybench.cli.progress import ConsoleListener, PointProgress
 from raybench.errors import ClusterError, ResultsError
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
-from raybench.records import Failure, Profile, Status, TrialKey, by_point
+from raybench.records import Cause, Failure, Profile, Status, TrialKey, by_point
 from raybench.records.environment import code_of
 from raybench.results.reader import count_points
 from raybench.results.tables import RunStatus
@@ -262,6 +264,64 @@ def test_a_sweep_beside_damaged_runs_reports_and_exits_0(job, folder, command, m
     monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: one_worker(measured))
     done = command("sweep", "job.yaml", "--address", "local", "--device", "cuda", results=None)
     assert (done.code, "2 points" in done.out) == (0, True), done.err
+
+
+@pytest.fixture
+def sweep_of_many(job, folder, command, monkeypatch):
+    """`raybench sweep job.yaml` with three points, which are many; a script makes each go right."""
+    monkeypatch.setattr("raybench.cli.sweep._MANY_PARTS", 2)
+
+    def call(script, *options):
+        monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: one_worker(script))
+        words = ("--address", "local", "--device", "cuda", "--set", "matrix.batch_size=1,2,4")
+        return command("sweep", "job.yaml", *words, *options, results=None)
+
+    call.parts = lambda: len(list(folder.glob("points/*/*.parquet")))
+    return call
+
+
+def test_a_sweep_of_many_points_puts_their_rows_into_one_part_and_retries_its_failures(
+    sweep_of_many, stored
+):
+    def script(point, rank):
+        if point.batch_size == 2:
+            return Failure.of(Cause.TIMEOUT, rank=rank, message="no")
+        return make_measurement()
+
+    assert sweep_of_many(script).code == 1
+    assert sweep_of_many.parts() == 1
+    done = sweep_of_many(measured, "--resume", "latest", "--retry-failed")
+    assert (done.code, "3 points" in done.out) == (0, True), done.err
+    assert sweep_of_many.parts() == 1
+    assert stored("points", "status") == ["ok", "timeout", "ok", "ok"]
+
+
+def test_an_interrupted_sweep_leaves_the_parts_to_the_sweep_that_goes_on(sweep_of_many, stored):
+    def script(point, rank):
+        if point.batch_size == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return make_measurement()
+
+    assert sweep_of_many(script).code == 130
+    assert sweep_of_many.parts() == 2
+    assert sweep_of_many(measured, "--resume", "latest").code == 0
+    assert sweep_of_many.parts() == 1
+    assert stored("points", "status") == ["ok", "ok", "ok"]
+
+
+def test_points_that_cannot_be_put_together_are_told_in_one_line_and_reported(
+    sweep_of_many, monkeypatch
+):
+    def denied(path, missing_ok=False):
+        if not missing_ok:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", denied)
+        done = sweep_of_many(measured)
+    assert (done.code, "3 points" in done.out) == (0, True), done.err
+    told = done.err.splitlines()[-1]
+    assert told.startswith("the points stay in many parts: [Errno 13] Permission denied: 'results/")
 
 
 def test_a_relative_output_in_a_ray_job_is_refused_in_one_line(job, folder, command, monkeypatch):
