@@ -340,7 +340,7 @@ def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         raybench.nothing  # noqa: B018
     code = (
-        "import sys, raybench, raybench.results.reader, raybench.cli.results\n"
+        "import sys, raybench, raybench.cli.results\n"
         "print(sorted({'pandas', 'pyarrow', 'numpy', 'vl_convert', 'torch', 'ray'} "
         "& set(sys.modules)))"
     )
