@@ -9,16 +9,16 @@ CPU_CUT := --set workload.hidden=512 --set workload.layers=4 --set matrix.world_
   --set measure.rounds=1
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 
-.PHONY: setup sweep test lint unit integration alone browser benchmark clean long
+.PHONY: setup sweep test bytecode lint unit integration alone browser benchmark clean long
 setup: $(BIN)/.run
 
-# Installs the extras that $(1) names; with uv where it is on the PATH.
+# Installs the extras that $(1) names; with uv where it is on the PATH. $(2): options of pip.
 define install
 @if command -v uv >/dev/null && [ -z "$$RAYBENCH_NO_UV" ]; then \
   UV_FIND_LINKS="$${UV_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}" \
   uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[$(1)]'; \
 else \
-  $(BIN)/python -m pip install -q -c constraints.txt -e '.[$(1)]'; \
+  $(BIN)/python -m pip install -q $(2) -c constraints.txt -e '.[$(1)]'; \
 fi
 @touch $@
 endef
@@ -33,17 +33,24 @@ $(BIN)/.run: pyproject.toml constraints.txt | $(BIN)/python
 DEV := run,dev,mlflow,wandb,float8
 
 # The tools of the tests; MLflow, W&B and torchao are only needed where exporters and float8 are tested.
+# pip would make the byte code of all packages, on one core: `bytecode` makes that of fewer, beside mypy.
 $(BIN)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,$(DEV))
+	$(call install,$(DEV),--no-compile)
 
 sweep: setup
 	$(BIN)/raybench sweep jobs/ddp_scaling.yaml $(if $(GPU),,$(CPU_CUT))
 
-# One after the other: beside each other they take longer in all. Byte code first: where none is
-# written, each process would make it.
+# One after the other: beside each other they take longer in all; but mypy leaves a core idle.
 test: $(BIN)/.dev
+	+@$(MAKE) -j2 --keep-going bytecode lint; linted=$$?; \
+	  $(MAKE) -j1 --keep-going unit integration alone && exit $$linted
+
+# Where none is written, each process that imports would make it. Some files of packages are for
+# another Python, and do not compile.
+UNUSED := site-packages/.*/tests?/|/ray/(data|llm|rllib|serve|train|tune)/|/torch/testing/_internal/
+bytecode: $(BIN)/.dev
+	-@$(BIN)/python -m compileall -qq -x '$(UNUSED)' $(VENV)/lib
 	@$(BIN)/python -m compileall -q raybench tests
-	+$(MAKE) -j1 --keep-going lint unit integration alone
 
 lint: $(BIN)/.dev
 	$(BIN)/ruff format --check .

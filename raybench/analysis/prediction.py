@@ -69,17 +69,17 @@ class Prediction:
 
     @property
     def efficiency(self) -> float:
-        """Return the efficiency in weak scaling: the batch of a device is fixed."""
+        """Return the efficiency over the smallest measured world size; 1 is perfect scaling."""
         return self._efficiency(self.step_ms)
 
     @property
     def efficiency_low(self) -> float:
-        """Return the low end of the efficiency, by the step's interval alone."""
+        """Return the low end of the 95 % interval of the efficiency, by the step's alone."""
         return self._efficiency(self.step_ms_high)
 
     @property
     def efficiency_high(self) -> float:
-        """Return the high end of the efficiency."""
+        """Return the high end of the 95 % interval of the efficiency."""
         return self._efficiency(self.step_ms_low)
 
     def _efficiency(self, step_ms: float) -> float:
@@ -97,9 +97,9 @@ def predict(
     """Return a prediction for each series and world size, and why each other series has none.
 
     A series: points that differ in the number of devices alone, in the order of the points.
-    points: rows of that table of one run. world_sizes: above the measured ones; the largest decides
-    whether a series can be predicted. devices_per_node: of the run's cluster. Raises ResultsError,
-    with the first reason, where no series can be predicted.
+    points: rows of the table `points` of one run. world_sizes: above the measured ones; the largest
+    decides whether a series can be predicted. devices_per_node: in the cluster of the run. Raises
+    ResultsError, with the first reason, where no series can be predicted.
     """
     trials = Trials(points)
     series: dict[tuple[Any, ...], list[PointRow]] = {}

@@ -82,7 +82,7 @@ def doctor_command(
 
 
 def format_text(diagnosis: Diagnosis) -> str:
-    """Return a line for each check, its advice below it, and how many are ok, warn and fail."""
+    """Return a line for each check, with its advice below it, and how many of each status."""
     from rich.table import Table
     from rich.text import Text
 
@@ -223,8 +223,8 @@ def load_health(
 ) -> HealthReport | None:
     """Return the results of a health check with its verdicts; None where the run is not one.
 
-    run: an id, or "latest". references: None: those that come with raybench. Raises ResultsError
-    where there is no such run.
+    run: as `raybench report` takes it. references: None for those that come with raybench. Raises
+    ResultsError where there is no such run or it cannot be read.
     """
     from raybench.analysis.references import SHIPPED
     from raybench.health.references import grades, measurements, read_findings

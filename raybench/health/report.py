@@ -121,14 +121,14 @@ class Case:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the worst verdict."""
+        """Return the worst verdict of the findings."""
         return self.findings[0].verdict
 
 
 def reason_with_value(finding: Finding) -> str:
-    """Return `TEST: REASON (VALUE, against EXPECTED)`; the bracket only where it was compared.
+    """Return `TEST: REASON (VALUE, against EXPECTED)`, without the bracket if nothing is expected.
 
-    That is with a ratio, or as a whole cluster, and where something was expected.
+    It is also left out if the finding has no ratio and is not about the whole cluster.
     """
     text = f"{finding.test}: {finding.reason}"
     is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
@@ -203,7 +203,10 @@ class HealthReport(Document):
 
     @property
     def exit_code(self) -> int:
-        """Return 0: healthy, 1: something is suspect or bad, 3: it could not be tested."""
+        """Return 1 if something is bad or suspect; else 3 if something is untested; else 0.
+
+        3 also if no finding has a verdict.
+        """
         verdicts = {case.verdict for case in self.cases}
         if verdicts & {Verdict.BAD, Verdict.SUSPECT}:
             return 1
@@ -212,9 +215,9 @@ class HealthReport(Document):
 
     @property
     def verdict(self) -> Verdict:
-        """Return the worst verdict; healthy where all that was tested is.
+        """Return the worst verdict of the cases; without a case, healthy.
 
-        Untested where no finding is known to be healthy or not: nothing was read, or compared.
+        Untested if there is no case and no finding has a verdict: nothing was read, or compared.
         """
         if self.cases:
             return self.cases[0].verdict
@@ -227,7 +230,7 @@ class HealthReport(Document):
 
     @cached_property
     def title(self) -> str:
-        """Return the lamp and the verdict in a sentence: `Red: 1 of 4 GPUs is bad: a GPU 3`."""
+        """Return lamp and verdict in a sentence: `Red: 1 of 4 GPUs is bad: node7 GPU 3`."""
         noun, count = "GPU" if "cuda" in self.kinds else "CPU worker", len(self.kinds)
         kinds = {one.subject.kind for one in self.findings if one.verdict is Verdict.HEALTHY}
         if parts := list(self._unhealthy_words(noun)):
@@ -290,10 +293,10 @@ class HealthReport(Document):
 
     @property
     def advice(self) -> list[Advice]:
-        """Return for each device that is not healthy whether to leave it out or to look at it.
+        """Return an advice for each unhealthy device: to leave it out, or to look at it first.
 
-        Where it was slow alone and there are other devices, also an estimate of the throughput
-        without it and with shares by speed.
+        If it was slow alone and there are other devices, also an estimate of the throughput without
+        it and with shares by speed.
         """
         count = len(self.kinds)
         advice = []
@@ -315,13 +318,13 @@ class HealthReport(Document):
         return _TONES[self.exit_code]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the machine, the run, and everything in `body`."""
+        """Yield the blocks of the document: the machine, the run, and those of `body`."""
         yield Line(text=self.machine)
         yield Line(text=f"{course(self.run)}; run {self.run.run_id}")
         yield from self.body()
 
     def body(self) -> Iterator[Block]:
-        """Yield a listing for each case, then advice, notes, tables, marks and grades."""
+        """Yield the blocks: a listing for each case, then advice, notes, tables, marks, grades."""
         for case in self.cases:
             lines = [
                 ("what", reason_with_value(case.findings[0])),
@@ -377,7 +380,7 @@ class HealthReport(Document):
                 yield _stage_table(title, own)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the findings as rows of the table `health`, by column."""
+        """Return the findings as rows of the table `health`: column -> value."""
         return [{"run_id": self.run.run_id, **to_row(one)} for one in self.findings]
 
     def members(self) -> Mapping[str, Any]:

@@ -36,7 +36,7 @@ Copy = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One call on one rank.
+    """One call of a collective on one rank.
 
     kind: torch's name, such as all_reduce. ranks: size of its group. message_bytes: as nccl-tests
     counts them. copies: the outputs, each with the data of this rank that a local copy writes to
@@ -50,7 +50,7 @@ class Collective:
 
 
 def add_up(collectives: Sequence[Collective]) -> tuple[Traffic, ...]:
-    """Return the traffic of a step by kind and size of group, in the order of the first call."""
+    """Return the traffic per kind and size of group, in the order of the first calls."""
     keys = dict.fromkeys((one.kind, one.ranks) for one in collectives)
     return tuple(
         Traffic(
@@ -146,12 +146,12 @@ class LocalCopies:
     """
 
     def __init__(self, seen: list[Collective] | None = None) -> None:
-        """Begin with no random numbers. seen: gets each call, without its tensors."""
+        """Make the handler. seen: a list to which each call is appended, without its tensors."""
         self._drawn: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
         self._seen = seen
 
     def __call__(self, collective: Collective) -> Work:
-        """Write the outputs of a collective, and return a work that is complete."""
+        """Write the outputs of a collective, and return a work that is already complete."""
         if self._seen is not None:
             # Without its tensors, whose memory the step needs back.
             self._seen.append(replace(collective, copies=()))

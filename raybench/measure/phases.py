@@ -91,14 +91,14 @@ class _PointRun:
     fields: dict[str, Any] = field(default_factory=dict)
 
     def agree(self, decide: Callable[[], int]) -> int:
-        """Return on all ranks what `decide` returns on rank 0, where alone it is called.
+        """Return on all ranks what `decide` returns on rank 0; it is called on rank 0 only.
 
         All ranks must call this.
         """
         return broadcast_from_rank_0(decide, self.context.device)
 
     def time_block(self, step: Step, iterations: int, *, lead_in: int = 0) -> Samples:
-        """Return this rank's samples of a block that all ranks start together, so all must call it.
+        """Return this rank's samples of a block; all ranks must call it, and start together.
 
         lead_in: untimed iterations before the first. Returns when the device is done with the
         block. Raises StepsEndedError where a script ends in it.
@@ -117,12 +117,13 @@ def measure(
     rested: Reading | None = None,
     nccl_choices: NcclChoices = lambda _: (),
 ) -> Measurement:
-    """Return this rank's Measurement of the workload, built, warmed up and timed for each repeat.
+    """Build, warm up and time the workload for each repeat, and return this rank's Measurement.
 
-    All ranks must call it. began_s: when the set-up began, by `time.perf_counter`. rested: the
-    device's counters when the work before ended. None: at this call. profile: also run the last
-    workload under the profiler. Raises what the workload raises, and UsageError where a CUDA graph
-    cannot be had; on one rank a breakdown or profile that fails is a warning.
+    All ranks must call it. began_s: when the set-up began, by `time.perf_counter`; None: now.
+    rested: the device's counters when the work before ended; None: now. profile: also run the last
+    workload under the profiler. nccl_choices: runs a step and returns what NCCL chose in it. Raises
+    what the workload raises, and UsageError where a CUDA graph cannot be captured; with one rank, a
+    breakdown or profile that fails is only a warning.
     """
     began_s = time.perf_counter() if began_s is None else began_s
     run = _PointRun(

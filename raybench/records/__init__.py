@@ -116,8 +116,8 @@ def relate_to_step(
 ) -> float | None:
     """Return a metric from the value of one step, as `how` relates it to the step time.
 
-    typical_ms, mean_ms: of the step. The value itself where `how` is None; None where it is unknown
-    or would be divided by zero.
+    typical_ms, mean_ms: median and mean step time. The value itself if `how` is None; None if the
+    value is None, and instead of a division by zero.
     """
     if how is None or value is None:
         return value
@@ -128,9 +128,10 @@ def relate_to_step(
 
 
 def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | None:
-    """Return the value of a point from those of its ranks, of which None are unknown.
+    """Return the value of a point from the values of its ranks; None stands for unknown.
 
-    None where all are unknown, for a sum also where one is. Integers stay integers.
+    Unknown values are left out; the result is None if all are unknown, or one of a sum. The
+    largest, smallest or sum of integers is an integer.
     """
     known = [value for value in values if value is not None]
     if not known or (how == "sum" and len(known) < len(values)):
@@ -173,7 +174,7 @@ class Status(StrEnum):
 
     @property
     def is_lasting(self) -> bool:
-        """Return whether a later round would end alike, as the point itself is the reason."""
+        """Return whether later rounds would end alike: skipped, or failed other than by a loss."""
         return self is Status.SKIPPED or (self.is_failure and self is not Status.LOST)
 
 
@@ -636,7 +637,7 @@ class Record:
 
 
 def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
-    """Return the status of each point over its rounds: failed if one failed, else ok if one is ok.
+    """Return point_id -> its status over all rounds: a failure if one failed, else ok if one is.
 
     Control attempts are left out.
     """
@@ -704,12 +705,12 @@ class Task:
 
     @property
     def user_class(self) -> str:
-        """The class of the user's, as `package.module:Class`; empty for a built-in workload."""
+        """The user's own workload, as `package.module:Class`; "" for a built-in workload."""
         return self.point.workload if ":" in self.point.workload else ""
 
     @property
     def worker_environment(self) -> Mapping[str, str]:
-        """Variables with which the workers must have been started; a script has its processes."""
+        """Variables that workers must start with; {} for a script, whose own processes get them."""
         return {} if self.is_script else self.point.env
 
 

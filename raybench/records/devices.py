@@ -87,7 +87,7 @@ class DeviceList:
     source: str
 
     def cpu_workers(self) -> Mapping[str, int]:
-        """Return how many CPU workers each host must have for its highest number in the list."""
+        """Return host -> CPU workers that it must have: one more than its highest number here."""
         counts: Counter[str] = Counter()
         for name in self.names:
             if found := _WORKER.fullmatch(name):
@@ -96,7 +96,7 @@ class DeviceList:
 
 
 def read_device_list(path: Path) -> DeviceList:
-    """Return the devices named in a file, without comments and repeats.
+    """Return the devices named in a file, each once; text after `#` is ignored.
 
     Raises UsageError where the file cannot be read, names no device, or a line is no name.
     """
@@ -121,9 +121,10 @@ def read_device_list(path: Path) -> DeviceList:
 
 
 def write_device_list(path: Path, devices: Iterable[Device], comment: str) -> None:
-    """Write the names of these devices, each with its host and index, in place of what was there.
+    """Write the names of devices into a file, one a line; replaces what was in it.
 
-    comment: above them. Raises UsageError where the file cannot be written.
+    comment: lines to stand above the names, without `#`. Raises UsageError where the file cannot be
+    written.
     """
     lines = [f"# {line}" for line in comment.splitlines()]
     lines += [
@@ -136,7 +137,7 @@ def write_device_list(path: Path, devices: Iterable[Device], comment: str) -> No
 def check_list_writable(path: Path) -> None:
     """Raise UsageError where no list can be written to `path`.
 
-    What is there stays as it is; where nothing is, an empty file is made.
+    A file that is there stays as it is; else an empty file is made.
     """
     with _report_unwritable(path), path.open("ab"):
         pass
@@ -234,5 +235,5 @@ class Finding:
 
 
 def is_time(unit: str) -> bool:
-    """Return whether less is better for figures of this unit: true for all but rates."""
+    """Return whether less is better for figures of this unit: False for rates, which end in /s."""
     return not unit.endswith("/s")

@@ -137,7 +137,7 @@ class Table:
 
     @property
     def title(self) -> str:
-        """Return `mlp: where the step goes, ms`; empty for a table without a title."""
+        """Return subject and kind: `mlp: where the step goes, ms`; "" if both are empty."""
         return ": ".join(filter(None, (self.subject, self.kind)))
 
     @property
@@ -174,7 +174,7 @@ ColumnOf = tuple[Column, Callable[[T], str | Cell]]
 
 
 def column(title: str, cell: Callable[[T], str | Cell], **facts: Any) -> ColumnOf[T]:
-    """Return a column for `make_table`, and what writes its cells. facts: fields of Column."""
+    """Return (column, cell) for `make_table`. cell: returns the cell of a row. facts: of Column."""
     return Column(title=title, **facts), cell
 
 
@@ -191,7 +191,7 @@ def make_table(
     kind: str = "",
     note: str = "",
 ) -> Table:
-    """Return a table: one row for each of `rows`, a column for each (column, function of the cell).
+    """Return a table: one row for each of `rows`, a column for each of `columns` (see `column`).
 
     Columns whose cells are all empty are left out, except those that are settings.
     """
@@ -209,7 +209,7 @@ def make_table(
 
 
 def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
-    """Yield a paragraph for each table, of the sentences of its legend not said before."""
+    """Yield for each table a paragraph of the sentences in its legend that no earlier one has."""
     said: set[str] = set()
     for table in tables:
         new = [sentence for sentence in table.legend() if sentence not in said]
@@ -219,9 +219,9 @@ def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
 
 
 def metric_column(metric: Metric, unit: Unit, words: dict[str, str], drop: int | None) -> Column:
-    """Return the column of a metric.
+    """Return the column of a metric. unit: of times. drop: as of `Column`.
 
-    words: values for {ranks} and {baseline} in its meaning; {items} is what a step finishes.
+    words: values for {ranks} and {baseline} in its meaning; "items": what a step finishes.
     """
     meaning = metric.meaning or metric.description
     for name, word in words.items():
@@ -303,7 +303,7 @@ def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
 
 
 def escape(text: str) -> str:
-    """Return the text such that Markdown shows it as it is, on one line."""
+    """Return the text escaped for Markdown, which then shows it as it is, on one line."""
     return _SPECIAL.sub(r"\\\1", plain(text))
 
 
@@ -326,9 +326,9 @@ def format_object(**members: Any) -> str:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return a dictionary for each row of a table, by column; None for NaN, NaT and NA.
+    """Return column -> value for each row of a table, with None for NaN, NaT and NA.
 
-    Integers are integers, also where pandas made floats of them because another row has none.
+    Columns of integers have integers, also where pandas made floats of them because of a null.
     """
     from raybench.results.tables import TABLES  # loads numpy, which no table of text needs
 
@@ -457,9 +457,10 @@ def _listing(block: Listing, width: int) -> Iterator[RenderableType]:
 
 
 def fit(table: Table, width: int) -> tuple[Table, list[str]]:
-    """Return the table as far as it fits `width`, and the titles of the columns left out.
+    """Return the table made to fit `width`, and the titles of the columns left out.
 
-    Columns with a `drop` go one by one; then comes the table that `narrower` names.
+    Columns with a `drop` are left out one by one; if that is not enough, `narrower` is taken. The
+    result may still be too wide.
     """
     left_out = []
     for column in sorted(

@@ -62,7 +62,7 @@ class ExportedPoint:
 
 
 def exported_points(summary: Summary) -> list[ExportedPoint]:
-    """Return the latest attempt at each point of a run, in the order of the summary."""
+    """Return the points of a run, their rounds as one, in the order of the summary."""
     points = []
     for scaled in summary.rows:
         row, settings = jsonable(vars(scaled)), defining_settings(scaled)

@@ -67,7 +67,7 @@ class Forecast(Document):
         )
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the answer for the most devices asked for, the table, and what it rests on."""
+        """Yield the answer for the most devices asked for, the table, and the assumptions."""
         found = self.predictions
         most = max(one.world_size for one in found)
         largest = [one for one in found if one.world_size == most]

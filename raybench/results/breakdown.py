@@ -119,7 +119,7 @@ class PartColumns:
 
 
 def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartColumns:
-    """Return the columns of `points` on where the step goes, of ranks in rank order.
+    """Return the columns of `points` on where the step goes. measurements: in rank order.
 
     step_ms: the point's median step. All but `slowest_rank` are None unless each rank has a
     breakdown: the slowest rank could lack it.
@@ -255,6 +255,6 @@ def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float)
 
 
 def write_time(*times_ms: float, digits: int = 3) -> str:
-    """Write a time, or a range from the least: `1.2 to 3.4 ms`; `7.44 s` from 1,000 ms on."""
+    """Return times as text: `1.2 ms`, of several `1.2 to 3.4 ms`, from 1,000 ms on `7.44 s`."""
     unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 1000 else ("ms", 1.0)
     return " to ".join(f"{time / in_unit:.{digits}g}" for time in times_ms) + f" {unit}"

@@ -35,7 +35,7 @@ _BURST_MS, _BURST_STEPS = 30.0, 3
 
 @dataclass(frozen=True, kw_only=True)
 class StepColumns:
-    """How long steps take, and over how many of them that is."""
+    """How long steps take, and how many were timed."""
 
     repeats: Annotated[int | None, Column("", "builds of the workload")] = None
     warmup_iterations: Annotated[int | None, Column("", "done")] = None
@@ -90,7 +90,7 @@ class StepColumns:
 
 
 def step_columns(record: Record) -> StepColumns:
-    """Return the columns, from the timed samples of the ranks that work.
+    """Return the columns on step times. record: with at least one measurement.
 
     Raises ValueError where ranks differ in their sample counts: our bug, never the user's.
     """
@@ -139,17 +139,17 @@ def typical_step_ms(record: Record) -> float:
 
 
 def mean_step_ms(record: Record) -> float:
-    """Return the time of the timed phase over its steps, in ms, on the rank that took longest.
+    """Return the mean step in ms, on the rank where it is longest.
 
-    Rates such as samples/s follow this mean.
+    Rates such as samples/s are computed from it.
     """
     return max(fmean(m.step_ns) for m in record.measurements) / NS_PER_MS
 
 
 def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
-    """Return the median over iterations of the longest wait for data of a rank, in ms.
+    """Return the median over iterations of the longest wait of any rank for its data, in ms.
 
-    None where no rank timed such waits.
+    None if no rank timed such waits.
     """
     waits_ns = [
         [ns for samples in timed for ns in samples.part_ns.get("data", (0,) * len(samples.step_ns))]
@@ -161,15 +161,16 @@ def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
 
 
 def half_interval(row: StepColumns) -> float | None:
-    """Return half of the 95 % interval of the step time, over the step time; None: not known."""
+    """Return half of the step time's 95 % interval as a share of the step time; None if unknown."""
     step_ms, low, high = row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high
     return None if not step_ms or low is None or high is None else (high - low) / 2 / step_ms
 
 
 def is_imprecise(row: StepColumns) -> bool:
-    """Return whether the step time is known too badly to be compared, or to be called the best.
+    """Return whether half of the step time's interval is more than 10 % of it.
 
-    False with fewer than ten samples: these have a wide interval though nothing is wrong.
+    Such a point is not compared, nor called the best. False with fewer than ten samples, whose
+    interval is wide though nothing is wrong, and if it is unknown.
     """
     half_width = half_interval(row)
     is_enough = row.iterations is None or row.iterations >= _ENOUGH_SAMPLES
@@ -250,7 +251,7 @@ class RateColumns:
 
 
 def rate_columns(record: Record, step_ms: float) -> RateColumns:
-    """Return the rates of a record whose mean step takes `step_ms`; None where nothing is known."""
+    """Return the rates of a record whose mean step takes `step_ms`; a rate is None if unknown."""
     measurements, step_s = record.measurements, step_ms / MS_PER_S
     first = measurements[0]
     items = sum(m.items_per_step for m in measurements if m.items_per_step)
@@ -306,7 +307,7 @@ def _percent(part: float | None, whole: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionColumns:
-    """What devices and libraries did meanwhile."""
+    """What devices and libraries did while the point was measured."""
 
     throttled: Annotated[bool | None, Column("", "clocks were held down")] = None
     throttle_reasons: Annotated[tuple[str, ...] | None, Column("", "why, as NVML names it")] = None
@@ -332,7 +333,7 @@ class ConditionColumns:
 
 
 def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
-    """Return the columns; a clock is None unless all ranks read theirs."""
+    """Return what devices and libraries did; the SM clock is None unless all ranks have theirs."""
     marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
     is_known = any(marks)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
@@ -350,9 +351,9 @@ def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
 
 
 def crowding(devices: Sequence[Device]) -> Iterator[str]:
-    """Yield a sentence for each host whose CPU workers have less than a core each.
+    """Yield a sentence for each host that has more CPU workers than cores.
 
-    Nodes of Ray may be of one host: its cores count once.
+    The cores of a host with several Ray nodes count once.
     """
     hosts: dict[tuple[str, str], list[Device]] = {}
     for device in devices:
@@ -402,7 +403,7 @@ class MemoryColumns:
 
 
 def memory_columns(record: Record) -> MemoryColumns:
-    """Return the parts of the rank that holds most; None where a rank has no breakdown."""
+    """Return the memory parts of the rank with the largest peak; None without all breakdowns."""
     broken_down = [m.breakdown for m in record.measurements if m.breakdown is not None]
     peaks = [b.peak for b in broken_down if b.peak is not None]
     if not peaks or len(broken_down) < len(record.measurements):
@@ -413,7 +414,7 @@ def memory_columns(record: Record) -> MemoryColumns:
 
 
 def dense_peak_tflops(device_name: str, precision: str) -> float | None:
-    """Return the peak without sparsity on the datasheet, in TFLOP/s.
+    """Return the datasheet's peak rate in TFLOP/s, without sparsity.
 
     None for a device or a precision that is not in the table.
     device_name: as `torch.cuda.get_device_name` gives it. precision: as in job files.
@@ -422,7 +423,7 @@ def dense_peak_tflops(device_name: str, precision: str) -> float | None:
 
 
 def memory_peak_gb_s(device_name: str) -> float | None:
-    """Return the bandwidth of the device's memory on its datasheet; None where it is unknown.
+    """Return the datasheet's bandwidth of the device's memory in GB/s; None if unknown.
 
     device_name: as `torch.cuda.get_device_name` gives it.
     """

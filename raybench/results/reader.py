@@ -58,7 +58,7 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
     jobs = {run_id: job for run_id, (_, job) in _origins(folder).items()}
     ids = list(jobs)
     if not ids:
-        raise ResultsError(no_runs(folder))
+        raise ResultsError(no_runs_message(folder))
     if name not in jobs:
         of_job = ids if name == LATEST else [one for one in ids if jobs[one] == name]
         if of_job:  # the newest whose row can be read; where there is none, the newest
@@ -144,9 +144,9 @@ def pick(
 ) -> str:
     """Return the one id that is `prefix` or starts with it.
 
-    kind, where: what the ids name, and where they are, for the error. way_out: what else to type
-    where several start with it. names: what else may have been meant.
-    Raises ResultsError, naming the candidates, where none or several start with it.
+    Raises ResultsError, naming the candidates, if none or several start with it. For its text:
+    kind, where: what the ids name, and where they are. way_out: what else to type if several start
+    with it. names: other words that may have been meant.
     """
     found = [known for known in ids if prefix and known.startswith(prefix)]
     if prefix in ids or len(found) == 1:
@@ -193,8 +193,8 @@ def _no_row_of(root: Path, run_id: str) -> str:
     return f"run {run_id} has points, but no row; put {root}/runs/{run_id}/run.parquet back"
 
 
-def no_runs(root: Path) -> str:
-    """Return a message: the folder has no runs, what to type, and which folders in it have some."""
+def no_runs_message(root: Path) -> str:
+    """Return the message that a folder has no runs; it names folders inside that have some."""
     inside = [name for name in _run_folders(root) if name not in TABLE_NAMES]
     counts = {name: len(_run_folders(root / name / "runs")) for name in inside}
     elsewhere = "".join(
@@ -229,7 +229,7 @@ _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
     """Return one table as a frame for a report: nulls of numbers are NaN, maps are dicts.
 
-    root, table, run_id, and what is raised: as of `raybench.load`.
+    root, run_id, and errors: as of `raybench.load`. table: a stored one, not `scaling`.
     """
     frame: pd.DataFrame = read_table(root, table, run_id).to_pandas(maps_as_pydicts="strict")
     return frame
@@ -238,9 +238,9 @@ def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFram
 def read_table(
     root: str | Path, table: str, run_id: str | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return one table as an Arrow table. columns: names of those to read; None: all.
+    """Return one stored table as an Arrow table. columns: names of those to read; None: all.
 
-    Takes and raises the same as `raybench.load`.
+    Other parameters and errors: as of `raybench.load`.
     """
     import pyarrow as pa
 
@@ -265,11 +265,10 @@ def rows_of_attempts(
     attempts: Iterable[tuple[str, int]],
     columns: Sequence[str] | None = None,
 ) -> Iterator[pd.DataFrame]:
-    """Yield a frame for each of these attempts (point_id, attempt), in turn; empty without rows.
+    """Yield a frame for each of these attempts (point_id, attempt), in order; empty without rows.
 
-    table: one that has these two columns. columns: None: all. The whole table may not fit into
-    memory: a part that is named after an attempt is read when its turn comes, the others together.
-    Raises ResultsError as `raybench.load`.
+    table: one that has these two columns. columns: None for all. Files are read one after the
+    other, because the whole table may not fit into memory. Raises ResultsError as `raybench.load`.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -298,7 +297,7 @@ def rows_of_attempts(
 
 
 def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:
-    """Return the traces of a profiled attempt at a point, by rank; empty without any."""
+    """Return the trace files of a profiled attempt at a point, in rank order; empty without any."""
     name = f"*-{point_id}-{attempt}-rank*.json.gz"
     return sorted((root / "traces" / run_id).glob(name), key=lambda path: (len(path.name), path))
 
@@ -314,7 +313,10 @@ class RankLog:
 
 
 def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
-    """Return the logs of all ranks, in the order of the plan; empty where they wrote nothing."""
+    """Return the logs of all ranks, in the order of the plan, of one point or of all.
+
+    Attempts in which no rank wrote anything have none.
+    """
     found = [_NAMED_LOG.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
     names = sorted((m for m in found if m), key=lambda m: (m[1], int(m[3]), int(m[4])))
     return [
@@ -373,10 +375,10 @@ def _warn(text: str) -> None:
 
 
 def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
-    """Return all runs, or the newest ones alone, oldest first.
+    """Return all runs, or the `newest` newest ones, oldest first.
 
-    A run whose driver died on this host is interrupted, not running. Warns of runs that cannot be
-    read, and leaves them out.
+    A run whose driver died on this host is interrupted, not running. A run that cannot be read is
+    left out, with a ResultsWarning.
     """
     root = Path(root)
     ids = None if newest is None else run_ids(root)[-newest:]
@@ -401,7 +403,7 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
 
 
 def read_run(root: str | Path, run_id: str) -> Run:
-    """Return one run, interrupted where its driver died on this host.
+    """Return one run; its status is interrupted if its driver died on this host.
 
     run_id: the whole id. Raises ResultsError where it has no row, or one that cannot be read.
     """
@@ -417,7 +419,7 @@ def _read_stored_run(root: Path, run_id: str) -> Run:
 
 
 def baselines(root: Path, run_id: str | None = None) -> dict[str, dict[str, str]]:
-    """Return the settings of the baseline points by run_id, as text; of one run or of all."""
+    """Return run_id -> settings of its baseline points, as text; of one run, or of all for None."""
     rows_of_runs = plain_rows(read_table(root, "runs", run_id, ["run_id", "baseline"]))
     return {row["run_id"]: row["baseline"] or {} for row in rows_of_runs}
 
@@ -454,7 +456,7 @@ def _as_it_stands(root: Path, run: Run) -> Run:
 
 
 def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
-    """Return the latest attempt at each trial that has a row; without a round it is of the first.
+    """Return the latest attempt at each trial of a run that has a row.
 
     Raises ResultsError for parts that are damaged or newer than this raybench.
     """
@@ -471,9 +473,9 @@ def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
 
 
 def count_points(run: Run, statuses: Mapping[str, str]) -> Run:
-    """Return the run with the counts of its points, and the status that follows from them.
+    """Return the run with the counts of its points; its status is failed if one failed, else ok.
 
-    statuses: of the latest attempt at each point, by point_id. Cancelled ones are not counted.
+    statuses: point_id -> status of its latest attempt. Cancelled ones are not counted.
     """
     counts = Counter(statuses.values())
     ok, skipped = counts[Status.OK], counts[Status.SKIPPED]

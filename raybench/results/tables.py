@@ -231,10 +231,10 @@ class PointRow(
 
 
 def point_row(run_id: str, record: Record, measure: Measure, code: Code | None = None) -> PointRow:
-    """Return the row of an attempt; what is not known yet, or does not apply, is None.
+    """Return the row in `points` of an attempt; None: not known, or does not apply.
 
-    measure: what the job asked for, to warn where the measurement fell short of it.
-    code: what the workers had loaded; None where nobody looked.
+    measure: what the job asked for; the row gets a warning if the measurement fell short of it.
+    code: what the workers had loaded; None if it was not checked.
     Raises ValueError where ranks differ in their sample counts: our bug, never the user's.
     """
     point, devices, rank = record.point, record.devices, record.error_rank
@@ -339,7 +339,7 @@ def point_metrics(record: Record) -> dict[str, Any]:
 
 
 def keys_of(run_id: str, record: Record) -> dict[str, Any]:
-    """Return name -> value of the fields of an AttemptKey."""
+    """Return name -> value of the columns that identify an attempt (`AttemptKey`)."""
     return {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
 
 
@@ -399,9 +399,10 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
 
 
 def why_no_breakdown(row: PointRow) -> str | None:
-    """Return why the parts of a point's step must not be shown: they exceed it. None: they may.
+    """Return why the parts of a point's step must not be shown; None if they may.
 
-    The one rule for tables, charts, sentences and shares of losses.
+    They must not if they exceed the step by more than 10 %. The one rule for tables, charts,
+    sentences and shares of losses.
     """
     step_ms = row.step_ms_p50
     # Parts that follow each other on the slowest rank; `wait_ms` is time of the others. On a GPU
@@ -419,9 +420,9 @@ def why_no_breakdown(row: PointRow) -> str | None:
 
 
 def is_slowed_by_one_rank(row: PointRow) -> bool:
-    """Return whether a rank stands out as slower by its own steps.
+    """Return whether one rank is slower than the others by its own steps; False if unknown.
 
-    False where these are not known. Of several rounds, where most of them name one rank.
+    In the mean of several rounds: whether most of them name the same rank.
     """
     excess_ms, step_ms = row.straggler_ms, row.step_ms_p50
     if row.slowest_rank is None or excess_ms is None or not step_ms:
@@ -431,7 +432,10 @@ def is_slowed_by_one_rank(row: PointRow) -> bool:
 
 
 def _part_doubts(row: PointRow) -> Iterator[str]:
-    """Yield what made the step slower than the devices can be, or why the parts do not tell."""
+    """Yield a sentence for each thing that slowed the step down: host, a slow or a late rank.
+
+    Instead, why the breakdown cannot be used. Nothing for a point without a breakdown.
+    """
     step_ms, exposed_ms = row.step_ms_p50 or 0.0, row.comm_exposed_ms
     if reason := why_no_breakdown(row):
         yield reason
@@ -559,13 +563,13 @@ OF_POINTS = ("points", "samples", "modules", "regions")
 
 
 def units(table: str) -> dict[str, str]:
-    """Return the unit of each column of a table, in column order; empty where it has none."""
+    """Return column -> unit ("" for none), in order; raises KeyError for an unknown table."""
     return {column.name: column.unit for column in TABLES[table]}
 
 
 @cache
 def schema(table: str) -> pa.Schema:
-    """Return the Arrow schema of a table; only the columns that identify a row cannot be null."""
+    """Return the Arrow schema of a table, in which only run_id and point_id cannot be null."""
     has_points = table in (*OF_POINTS, "summary")
     required = ("run_id", "point_id") if has_points else ("run_id",)
     return arrow_schema(table, TABLES[table], required)
@@ -592,9 +596,9 @@ def arrow_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def storable(value: Any) -> Any:
-    """Return the value with each text made encodable as UTF-8, inside of lists and dicts too.
+    """Return the value with each text made encodable as UTF-8, in lists and dicts too.
 
-    Half a surrogate pair in an exception or in a name is no reason to lose the row.
+    A lone surrogate, as in an exception's text, becomes `?`, so that the row is not lost.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
@@ -606,9 +610,9 @@ def storable(value: Any) -> Any:
 
 
 def sample_columns(run_id: str, record: Record) -> dict[str, list[Any]]:
-    """Return the rows of `samples` by column: every iteration of every rank, warm-up included.
+    """Return column -> values of the rows of `samples`: all iterations of all ranks, with warm-up.
 
-    Empty without measurements. Ordered by rank, then by repeat, the warm-up first.
+    Ordered by rank, then by repeat, the warm-up first. {} without measurements.
     """
     keys = {**keys_of(run_id, record), "round": record.round}
     columns: dict[str, list[Any]] = {}
@@ -641,7 +645,10 @@ def _iterations(place: Mapping[str, Any], samples: Samples) -> dict[str, Iterabl
 
 
 def module_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
-    """Return the times by module of each profiled rank, in rank order; empty without a profile."""
+    """Return the rows of `modules`: one per profiled rank and module of its model, in rank order.
+
+    Empty without a profile.
+    """
     return [
         {**keys_of(run_id, record), "rank": measurement.rank, **to_row(module)}
         for measurement in record.measurements
@@ -650,7 +657,7 @@ def module_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
 
 
 def region_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
-    """Return the regions that the step names, of each rank in rank order; empty without any."""
+    """Return the rows of `regions`: one per rank and region of its step, in rank order."""
     return [
         {
             **keys_of(run_id, record),

@@ -141,9 +141,9 @@ class EarlierSweeps:
     chosen: Collection[str] | None = None
 
     def left(self, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """Return the attempts that are not kept and may be run, in the same order.
+        """Return the attempts that this sweep still has to run, in the same order.
 
-        Controls of blocks in which no other attempt is left are dropped: repeating the baseline
+        A control of a block in which no other attempt is left is dropped: repeating the baseline
         alone compares nothing.
         """
         left = [
@@ -181,9 +181,9 @@ def sweep(
 ) -> Generator[Event]:
     """Run the trials on the cluster, whose workers are started, and yield an event for each step.
 
-    write: gets the records that end at the same time, each with its index, before their events.
-    With one round the index is the point's position in the plan, in whatever order the points
-    run; added points have the indices after those. earlier: without it all trials are run.
+    write: gets (index, record) of trials that end at the same time, before their events. With one
+    round the index is the point's position in the plan, in whatever order points run; added points
+    come after those. earlier: None runs all trials. callbacks: None stops and adds nothing.
 
     An interrupt, or closing the generator, writes the points in flight as cancelled, a
     ClusterError as lost; both are raised again. Events and writes come on the caller's thread;
@@ -232,7 +232,7 @@ class _Loop:
         self._next_index = len(self.rounds.plan.points)
 
     def events(self) -> Iterator[Event]:
-        """Run all rounds, and yield an event for each step, as `sweep`."""
+        """Run all rounds, and yield an event for each step, as `sweep` does."""
         stopping = self.callbacks.stopping
         # At the end the cluster is not asked any more: it may be gone when all is measured.
         while self._in_flight.running or not (stopping() or self._has_ended):
@@ -249,7 +249,7 @@ class _Loop:
                 self._refresh(_LOOK_AROUND_S)
 
     def write_in_flight(self, cause: Cause, reason: str) -> None:
-        """Write a record of each point in flight with the status of this cause, and the reason."""
+        """Write a record of each point in flight: `reason`, with the status of `cause`."""
         batch = []
         for one in self._in_flight.running.values():
             record = make_unmeasured(
@@ -302,7 +302,9 @@ class _Loop:
         """Take in the state of the cluster; wait at most so long for a worker that is coming."""
         cluster = self.cluster
         cluster.refresh(timeout_s)
-        self._schedule.see(cluster.devices, cluster.capacity, cluster.lost, cluster.pending)
+        self._schedule.update_cluster(
+            cluster.devices, cluster.capacity, cluster.lost, cluster.pending
+        )
 
     def _decide(self) -> Iterator[Event]:
         """Start the attempts that can begin now, and write records of those that are skipped."""
@@ -430,10 +432,10 @@ class InFlight:
         threading.Thread(target=run, name=name, daemon=True).start()
 
     def next_finished(self, timeout_s: float | None) -> list[tuple[Attempt, Record]]:
-        """Wait for the next attempt that ends; return it with those that have ended by then.
+        """Wait until an attempt ends; return all that have ended, at most 64, in that order.
 
-        At most 64, in the order of their ends; empty where none ends in time. timeout_s: None waits
-        for ever. Raises what `Cluster.run` raised; that attempt counts as running then.
+        Empty if none ends in `timeout_s`; None waits for ever. Raises what `Cluster.run` raised;
+        that attempt then stays in `running`.
         """
         ended: list[tuple[Attempt, Record]] = []
         with suppress(Empty):
@@ -459,7 +461,7 @@ def make_unmeasured(
     started_at: datetime,
     neighbours: Collection[str] = (),
 ) -> Record:
-    """Return the record of an attempt that no rank has answered, with the status of the cause.
+    """Return the record of an attempt without answers: status of `cause`, message `reason`.
 
     neighbours: ids of points that ran beside it.
     """
@@ -481,8 +483,8 @@ def make_record_of(running: RunningAttempt) -> Record:
     """Return the record of an attempt whose ranks have answered.
 
     It has the measurements of all ranks, or none: a rank whose peer failed may have measured
-    garbage. The message of a failure names its device, what went wrong, and what would fit into
-    memory; the detail has the last lines that its rank wrote.
+    garbage. The message of a failure names its device, the reason, and what would fit into memory;
+    the detail has the last lines that its rank wrote.
     """
     assert not isinstance(running.outcome, BaseException)
     attempt, devices = running.attempt, running.devices
@@ -536,7 +538,7 @@ def make_record_of(running: RunningAttempt) -> Record:
 def check_answers(answers: Sequence[Answer]) -> tuple[Answer, ...]:
     """Return the answers of a point's ranks; a Failure in place of one that cannot be kept.
 
-    For all of them where the ranks have not timed the same steps, or their clocks stood still.
+    All become Failures if the ranks have not timed the same steps, or their clocks stood still.
     """
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     reasons = {one.rank: reason for one in measurements if (reason := next(_problems(one), ""))}

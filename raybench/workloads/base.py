@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from torch.futures import Future
     from torch.nn.parallel import DistributedDataParallel
 
-    from raybench.job.model import Answer
+    from raybench.job.registry import Answer
 
 
 class WrongResultError(Exception):
@@ -83,13 +83,13 @@ class PartTimes:
             self._spent_ns[name] += time.perf_counter_ns() - start_ns
 
     def take(self) -> dict[str, int]:
-        """Return the nanoseconds of each part since the last call, by name, and begin anew."""
+        """Return part -> nanoseconds since the last call, and set all to 0."""
         spent_ns, self._spent_ns = self._spent_ns, Counter()
         return spent_ns
 
 
 class Regions:
-    """The parts of a step that are timed on the device, in instrumented steps only.
+    """Times the named parts of a step on the device, in instrumented steps only.
 
     are_used: whether the step has entered a region outside of compiled code and of `timed_by`.
     compiled: names of regions inside code that torch.compile has compiled; these are not timed.
@@ -108,7 +108,11 @@ class Regions:
         self._time: Callable[[str], AbstractContextManager[None]] | None = None
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """Return the context of a region; see Context.region. Sets `are_used` or `compiled`."""
+        """Return a context that times its block as this region, inside of `timed_by` only.
+
+        Outside it does nothing, but sets `are_used`. In compiled code it does nothing, but adds the
+        name to `compiled`.
+        """
         if self._is_compiling():
             self._leave_out(name)
         elif self._time is None:
@@ -196,9 +200,9 @@ class Replicas:
         self._compiled_before = count_compiled_frames()
 
     def why_no_hook(self) -> str | None:
-        """Return why `set_comm_hook` must not be called, in the words of a report; None: it may be.
+        """Return why `set_comm_hook` must not be called, in words for a report; None if it may be.
 
-        Where no model was wrapped, code was compiled since, or a model has a hook of the workload.
+        It must not if no model was wrapped, code was compiled since, or a model has a hook already.
         """
         if not self.wrapped:
             return "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
@@ -209,10 +213,10 @@ class Replicas:
         return None
 
     def set_comm_hook(self, hook: CommHook | None) -> None:
-        """Let gradients of all wrapped models go through the hook; None: as DDP reduces by itself.
+        """Reduce gradients of all wrapped models by this communication hook; None: as DDP does.
 
-        All ranks must call it together. DDP takes one hook only, so each DDP object is initialised
-        anew in place, and the gradients that are there are dropped.
+        All ranks must call it. DDP takes one hook only, so each DDP object is initialised anew in
+        place, and its gradients are set to None.
         """
         for ddp, wrapped in list(self.wrapped.items()):
             model, is_training = ddp.module, ddp.training
@@ -243,7 +247,7 @@ def count_compiled_frames() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(Execution):
-    """Where and how a workload is to be built.
+    """What a workload is built with: device, ranks, batch size and settings of the execution.
 
     batch_size: items per device and forward pass; 1 for a workload that takes no batch size.
     device: already the current device of the process when it is a CUDA device. On the meta device
@@ -279,7 +283,7 @@ class Context(Execution):
     def ddp(self, model: nn.Module, **options: Any) -> nn.Module:
         """Return the model wrapped by DistributedDataParallel; itself on one rank and on meta.
 
-        The model must be on the device, and all ranks must call it together. options: arguments of
+        The model must be on the device, and all ranks must call it. options: arguments of
         DistributedDataParallel. raybench can measure the cost of reducing gradients only of models
         that are wrapped here, and of workloads with `set_comm_hook`.
         """
@@ -303,8 +307,8 @@ class Context(Execution):
     def no_sync(self, model: Any) -> Iterator[None]:
         """Return a context in which backward passes add up gradients without reducing them.
 
-        model: as returned by `ddp`, or sharded by FSDP2; for others the context does nothing. With
-        static_graph the very first backward pass reduces all the same.
+        Run the forward pass in it too. model: as returned by `ddp`, or sharded by FSDP2; for others
+        the context does nothing. With static_graph the very first backward pass still reduces.
         """
         from torch.nn.parallel import DistributedDataParallel
 
@@ -326,10 +330,10 @@ class Context(Execution):
             yield
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """Return a context that times what its block issues to the device, as the part `name`.
+        """Return a context that times what its block issues to the device, as the region `name`.
 
         It times in a few instrumented steps after the timed ones; in all others it does nothing.
-        Times of one name add up within a step, and an outer region contains those inside of it.
+        Times of one name add up within a step, and an outer region contains its inner ones.
         """
         return self.regions.region(name)
 
@@ -345,10 +349,10 @@ class Context(Execution):
         return torch.Generator(self.device).manual_seed(self.seed + self.rank)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context for a forward pass and its loss: torch.autocast in half precision.
+        """Return the context for a forward pass and its loss: torch.autocast, or nothing.
 
-        Of float16 in precision fp16, of bfloat16 in bf16 and float8. In fp32 and tf32, and on the
-        meta device, for which torch has no autocast, a context that does nothing.
+        It is autocast to float16 for fp16, to bfloat16 for bf16 and float8. In fp32 and tf32, and
+        on the meta device, for which torch has no autocast, the context does nothing.
         """
         import torch
 
@@ -444,9 +448,9 @@ class Workload(ABC):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
-        """Return why a point with these settings cannot be run; None where it can.
+        """Return why a point with these settings cannot be run; None if it can.
 
-        One sentence, that says what to do.
+        It is one sentence that says what to do.
         """
         return None
 
@@ -454,19 +458,19 @@ class Workload(ABC):
     def ranks_per_item(cls, settings: Mapping[str, Any]) -> int:
         """Return how many ranks of a point finish the same items together.
 
-        Above 1, batch_size is that of each group of so many ranks, and items_per_step is a rank's
-        part of it. For classes without `shares_work`, whose ranks share items at some points only.
+        If above 1, batch_size is that of each group of so many ranks, and items_per_step is a
+        rank's part of it. Not asked of classes with `shares_work`, whose ranks always share items.
         """
         return 1
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated bytes of a rank's device memory at its peak; None: not known."""
+        """Return the estimated peak of a rank's device memory in bytes; None if not known."""
         return None
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return what ran, in words for a report; "" where its name in the job file is enough.
+        """Return what ran, in words for a report; "" if its name in the job file is enough.
 
         params: its parameters as tables hold them, as texts.
         """
@@ -474,7 +478,7 @@ class Workload(ABC):
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return how many parameters its model has; None where it has no model.
+        """Return how many parameters its model has; None if it has no model.
 
         params: the parameters of the workload as tables hold them, as texts. A workload that
         returns a number reduces a gradient of each of the model's parameters in its step.
@@ -483,9 +487,9 @@ class Workload(ABC):
 
 
 def as_workload(workload_class: type) -> type[Workload]:
-    """Return the class itself, or a subclass of it that has the defaults of `Workload` too.
+    """Return the class itself if it inherits from Workload, else a subclass that inherits both.
 
-    A subclass where it does not inherit from Workload: the attributes of the class come first.
+    Attributes of the class come before the defaults of Workload.
     """
     if issubclass(workload_class, Workload):
         return workload_class
@@ -498,15 +502,15 @@ def as_workload(workload_class: type) -> type[Workload]:
 
 
 def builtin_class(kind: str) -> type[Workload] | None:
-    """Return the class of a built-in workload; None where `kind` names a class of the user's."""
+    """Return the class of a built-in workload; None if `kind` is not the name of one."""
     return as_workload(registry.load(kind)) if kind in registry.BUILTIN else None
 
 
 def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
     """Return how many parameters the model of a built-in workload has.
 
-    params: the parameters of the workload as tables hold them. None for a class of the user's, and
-    for a workload without a model.
+    None for a user's own workload, and for one without a model. params: the parameters of the
+    workload as tables hold them, as texts.
     """
     built_in = builtin_class(kind)
     return built_in.parameter_count(params) if built_in else None
@@ -545,7 +549,7 @@ def apply_precision(precision: Precision) -> None:
 def effective_precision() -> str:
     """Return the arithmetic of fp32 tensors outside autocast: "fp32", "tf32", or "mixed".
 
-    mixed: matrix multiplication, convolution and RNN disagree. It is read from torch's switches and
+    mixed: matrix multiplication, convolution and RNN differ. It is read from torch's switches and
     from NVIDIA_TF32_OVERRIDE=0, which switches TF32 off below torch (cuBLAS, cuDNN).
     """
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
@@ -557,10 +561,10 @@ def effective_precision() -> str:
 
 
 def precision_warning(precision: Precision, device: torch.device) -> str | None:
-    """Return a sentence where the device has no TF32, or emulates bfloat16; None where it has both.
+    """Return a warning if the precision is tf32 or bf16 and the device does not have it; else None.
 
-    For a warning: the point runs all the same. None for all precisions but tf32 and bf16; where the
-    device has no float8, `convert_linear_layers` raises.
+    The point runs even so: in fp32, or with emulated bfloat16. If the device has no float8,
+    `convert_linear_layers` raises.
     """
     import torch
 

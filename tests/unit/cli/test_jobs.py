@@ -21,7 +21,7 @@ import raybench
 from raybench.cli import raybench as command_line
 from raybench.cli.jobs import templates
 from raybench.cli.shared import write_file
-from raybench.errors import UsageError
+from raybench.errors import JobError, UsageError
 from raybench.job.model import Job, job_from_text, job_schema
 from raybench.job.plan import make_plan
 
@@ -223,6 +223,8 @@ def test_init_writes_a_job_that_answers_a_question_and_lists_all_of_them():
     with pytest.raises(UsageError) as caught:
         run("init", "--template", "nope")
     assert str(caught.value) == "--template: no job 'nope'; see: `raybench init --list`"
+    with pytest.raises(JobError, match=r"`raybench init --template gemm` writes gemm\.yaml"):
+        run("plan", "jobs/gemm.yaml")
 
 
 def test_workloads_describes_a_class_of_the_user(tmp_path, monkeypatch):

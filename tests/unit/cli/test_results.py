@@ -48,13 +48,14 @@ def raybench(results, command):
 
 
 def test_report_writes_its_formats_to_files(raybench, tmp_path):
-    target = tmp_path / "report.md"
-    done = raybench("report", "run-o", "--format", "md", "-o", target)
-    assert (done.code, done.out) == (0, "")
-    assert "run-old" in target.read_text()
+    named, ended = tmp_path / "report.txt", tmp_path / "report.md"
+    assert raybench("report", "run-o", "--format", "md", "-o", named)[:2] == (0, "")
+    assert raybench("report", "run-o", "-o", ended)[:2] == (0, "")
+    assert named.read_text() == ended.read_text()
+    assert named.read_text().startswith("## ddp\\_scaling run-old")
     assert json.loads(raybench("report", "--format", "json").out)["run"]["run_id"] == "run-new"
     page = tmp_path / "page.html"
-    done = raybench("report", "run-new", "--format", "html", "-o", page)
+    done = raybench("report", "run-new", "-o", page)
     assert (done.code, done.err) == (0, f"{page}: open it in a browser\n")
 
 

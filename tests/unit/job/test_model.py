@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from jobs import HEAD, MLP, load, places_of, plan, problems_of
 from raybench.errors import JobError
 from raybench.job.model import (
-    ANSWER_METRICS,
-    Answer,
     BatchSearch,
     Measure,
     Span,
     answer_of_run,
     load_job,
 )
-from raybench.job.registry import BUILTIN
+from raybench.job.registry import ANSWER_METRICS, BUILTIN, Answer
 from raybench.job.registry import load as load_class
 from raybench.results.tables import TABLES
 
