@@ -99,7 +99,7 @@ def mentions(error: BaseException, *words: str) -> bool:
 
 
 def shorten(text: str, characters: int) -> str:
-    """Return the text; a longer one loses its end. The result has `characters`, its mark included.
+    """Return the text; if it is longer than `characters`, its start and a mark, so long together.
 
     The mark is " ... [cut: 12,345 characters]".
     """
@@ -110,7 +110,7 @@ def shorten(text: str, characters: int) -> str:
 
 
 def shorten_start(text: str, characters: int) -> str:
-    """Return the text; a longer one loses its start. The result has `characters`, mark included."""
+    """Return the text; if it is longer than `characters`, a mark and its end, so long together."""
     if len(text) <= characters:
         return text
     mark = f"[cut: {len(text):,} characters] ..."

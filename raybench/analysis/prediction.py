@@ -59,7 +59,7 @@ class Prediction:
 
     @property
     def half_interval(self) -> float:
-        """Return half of the step's interval, as a share of the step."""
+        """Return half of the step's 95 % interval, as a share of the step."""
         return (self.step_ms_high - self.step_ms_low) / 2 / self.step_ms
 
     @property
@@ -87,7 +87,7 @@ class Prediction:
 
     @property
     def speed_up(self) -> float:
-        """Return the throughput over that of the smallest measured world size."""
+        """Return throughput / throughput of the smallest measured world size."""
         return self.efficiency * self.world_size / self.base_world
 
 

@@ -326,7 +326,7 @@ SHIPPED = References()
 
 @cache
 def shipped(model: str) -> ReferenceFile | None:
-    """Return the file that comes with raybench for a model of device; None where there is none."""
+    """Return the references that come with raybench for a model of device; None without any."""
     name = re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_")
     path = resources.files("raybench").joinpath("references", f"{name}.yaml")
     return parse_references(path.read_text("utf-8"), str(path)) if path.is_file() else None

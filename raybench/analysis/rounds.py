@@ -338,7 +338,7 @@ class RankStep:
 
     @property
     def own_ms(self) -> float:
-        """Return the time that the rank's own step takes without its peers."""
+        """Return the ms of the rank's step without waits and communication."""
         return self.computes_ms + (self.idle_ms or 0.0)
 
 

@@ -198,7 +198,7 @@ MAIN_RATES = tuple(
 
 
 def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
-    """Return the metrics that the workloads of these points declare themselves."""
+    """Return the metrics that the workloads of these points declare, each once."""
     found: dict[str, Metric] = {}
     for row in rows:
         headings, methods = row.workload_headings or {}, row.methods or {}
@@ -248,7 +248,7 @@ def _fields_of(row: Any) -> Collection[str]:
 
 
 def batch_column(row: HasSettings) -> str | None:
-    """Return the name of the batch size that the job fixed; None where the workload takes none."""
+    """Return `batch_size` or `global_batch_size`, whichever the job fixed; None without a batch."""
     return _BATCH.get(row.scaling or "")
 
 

@@ -122,7 +122,7 @@ class Fleet:
 
     @property
     def slow_count(self) -> int:
-        """Return how many devices are slow."""
+        """Return how many devices are slow, emulated ones included."""
         if self.first.slow_ratio < 1:
             return min(self.first.slow_count, self.first.world_size)
         return sum(not rank.is_fast for rank in self._ranks)
@@ -131,7 +131,7 @@ class Fleet:
     def probe_ratio(self) -> float:
         """Return the mean speed of a slow device over that of a fast one, as probed.
 
-        1 if there are no slow devices, or none was probed.
+        For emulated devices over their own full speed. 1 if no device is slow or was probed.
         """
         found = [rank.slow_ratio for rank in self._ranks if rank.slow_ratio is not None]
         if found:

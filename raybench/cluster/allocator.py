@@ -15,7 +15,7 @@ Isolation = Literal["cluster", "node", "device"]
 
 
 def in_device_order(devices: Sequence[Device]) -> list[int]:
-    """Return the positions of `devices`, sorted by rack, node (address, then id) and device index.
+    """Return the indices of `devices`, sorted by rack, node (address, then id) and device index.
 
     Placement groups and GPU ids come in any order, so ranks would change from run to run. Nodes
     that share a machine share an address: the node id tells them apart.
@@ -28,7 +28,7 @@ def in_device_order(devices: Sequence[Device]) -> list[int]:
     return sorted(range(len(devices)), key=key)
 
 
-def shares(
+def counts_by_node(
     free: Mapping[str, int], count: int, strategy: Strategy, racks: Mapping[str, str] | None = None
 ) -> dict[str, int]:
     """Return node id -> how many devices to take from it, `count` in all, or all if fewer are free.

@@ -77,7 +77,7 @@ class Holder:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the holder's driver ran on this host and has ended; its locks are freed soon."""
+        """Whether the holder's driver ran on this host and has ended; False for another host."""
         is_here = self.process_id > 0 and self.host == socket.gethostname()
         return is_here and not psutil.pid_exists(self.process_id)
 

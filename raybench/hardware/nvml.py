@@ -185,5 +185,5 @@ def process_ids(handle: Any) -> set[int]:
 
 
 def flag(answer: int | None) -> bool | None:
-    """Return an answer that is 0 or 1 as a bool; None stays."""
+    """Return 0 or 1 as a bool; None for None."""
     return None if answer is None else bool(answer)

@@ -15,7 +15,7 @@ from raybench.health.readings import (
     facts_readings,
     presence,
     read_record,
-    split_by_room,
+    split_by_memory,
 )
 from raybench.health.references import read_findings
 from raybench.health.suite import BURN_IN, PASS_STAGES, Fleet, Probe, device_subjects, probes
@@ -193,7 +193,9 @@ class Examiner:
             if facts.memory_free_bytes is not None
         }
         if self._places:
-            planned, without_room = split_by_room(self.make_probes(self._fleet), self._fleet, free)
+            planned, without_room = split_by_memory(
+                self.make_probes(self._fleet), self._fleet, free
+            )
             self.readings += without_room
             self._probes = {probe.point.point_id: probe for probe in planned}
 

@@ -281,7 +281,7 @@ def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> Problem:
     return Problem(text=f"not read: {culprit} {record.status.clause}", kind="not read")
 
 
-def split_by_room(
+def split_by_memory(
     probes: Iterable[Probe], fleet: Fleet, free_bytes: Mapping[str, int]
 ) -> tuple[tuple[Probe, ...], tuple[Reading, ...]]:
     """Return the probes that fit on all devices, and readings in place of the other probes.
@@ -421,9 +421,9 @@ def devices_by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
 
 
 def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> list[Group]:
-    """Return the groups within which subjects are compared, in the order of the first readings.
+    """Return the groups within which subjects are compared: of one test, model and placement.
 
-    known: as returned by `devices_by_uuid`.
+    In the order of their first readings. known: as returned by `devices_by_uuid`.
     """
     cells: dict[tuple[str, str, Placement], list[Reading]] = {}
     placements: dict[Subject, Placement] = {}

@@ -281,7 +281,7 @@ class HealthReport(Document):
 
     @property
     def notes(self) -> list[str]:
-        """Return a sentence for each model without any known figures."""
+        """Return a sentence for each model of device that could not be compared with anything."""
         found = (
             sentence(one.reason)
             for one in self.findings
@@ -314,7 +314,7 @@ class HealthReport(Document):
 
     @property
     def tone(self) -> Tone:
-        """Return the colour of the verdict."""
+        """Return how a terminal shows the title: good, advice or alarm."""
         return _TONES[self.exit_code]
 
     def blocks(self) -> Iterator[Block]:
@@ -597,9 +597,9 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
 
 
 def health_figures(report: HealthReport) -> list[Figure]:
-    """Return the chart of pairs, then that of devices; empty where there is neither.
+    """Return the chart of pairs and the chart of devices, as far as they apply.
 
-    The chart of pairs needs four devices that were paired, that of devices one that was compared.
+    The first needs four devices that were paired, the second one that was compared with others.
     """
     figures = []
     maps = [one for one in _pair_maps(report.findings) if len(one.names) >= _LEAST_DEVICES_IN_A_MAP]

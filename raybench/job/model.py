@@ -289,12 +289,12 @@ class Measure(Section):
 
     @property
     def is_quick(self) -> bool:
-        """Whether only a short look is asked for: few iterations, however short they are."""
+        """Whether `measure: quick` is asked for: no least time, so few iterations will do."""
         return self.min_seconds == 0
 
     @property
     def of_a_later_round(self) -> Measure:
-        """This section for a later round, without a breakdown: the first round has made it."""
+        """These settings without a breakdown, for rounds after the first, which has made it."""
         return self.model_copy(update={"breakdown": False})
 
     @property
@@ -482,7 +482,7 @@ class Job(Section):
 
     @property
     def settings(self) -> Mapping[str, registry.Setting]:
-        """The settings that a point of this job can have, by name."""
+        """Name -> setting, for all settings that a point of this job can have."""
         return self._settings
 
     @property

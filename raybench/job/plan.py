@@ -90,7 +90,7 @@ def varying_settings(points: Sequence[Point]) -> list[str]:
 
 
 def make_plan(job: Job) -> Plan:
-    """Return the points of `job` in their order: the product of its axes, then the included ones.
+    """Return the plan of `job`: points in the order of its axes' product, then the included ones.
 
     Raises JobError when a global batch size does not divide, the workload refuses a point, no point
     is left, or none has the baseline that the job gives.

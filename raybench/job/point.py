@@ -211,7 +211,7 @@ class Execution:
 
     @property
     def execution(self) -> dict[str, Any]:
-        """The fields of `Execution` by name."""
+        """Name -> value of the fields of `Execution`."""
         return {name: getattr(self, name) for name in EXECUTION}
 
 
@@ -286,7 +286,7 @@ class Point(Execution):
 
     @property
     def settings(self) -> dict[str, Scalar]:
-        """Return all settings by name, as tables and filters use them."""
+        """Return name -> value of all settings, as filters use them; None is left out."""
         given = {name: _plain(getattr(self, name)) for name in (*RUN_SETTINGS, "scaling")}
         known = {name: value for name, value in given.items() if value is not None}
         return {**known, **self.params, **self.env}

@@ -70,7 +70,7 @@ Handler = Callable[[Collective], Work]
 
 @contextmanager
 def replace_collectives(handler: Handler) -> Iterator[None]:
-    """Call the handler in place of all collectives of the process inside the `with` block.
+    """Call the handler instead of each collective of this process inside the `with` block.
 
     The handler must not issue real collectives. A call of torch's own kernels from Python holds the
     interpreter's lock; threads of gloo and NCCL wait for that lock while they hold locks of their

@@ -430,7 +430,7 @@ def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> in
 
 
 def any_rank(condition: bool, device: torch.device) -> bool:
-    """Return on all ranks, which must all call it, whether the condition is true on any of them."""
+    """Return whether the condition is true on any rank; all ranks must call it."""
     return bool(max_over_ranks([int(condition)], device)[0])
 
 

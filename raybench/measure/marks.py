@@ -285,7 +285,7 @@ class ScriptMarks:
         return COMPILED if count_compiled_frames() else ""
 
     def time_gradients(self) -> None:
-        """Register a hook that averages gradients as DDP does by itself, and notes when."""
+        """Register a hook that averages gradients as DDP does without one, and notes the times."""
         for model in self._models:
             model.register_comm_hook(None, self._hook)
 

@@ -54,7 +54,7 @@ class Progress:
         return [self.inner * ns for ns in known_ns]
 
     def level_change(self) -> LevelChange | None:
-        """Return the change of level over warm-up and samples; None where they are too few.
+        """Return the change of level over warm-up and samples; None if there are too few.
 
         Warm-up steps count only where the samples are single eager steps too.
         """
@@ -64,7 +64,7 @@ class Progress:
 
 
 def load_decisions() -> None:
-    """Load scipy, so that the first decision between two blocks does not take the time for it."""
+    """Load scipy now, so that the first decision between two blocks does not wait for it."""
     student_t(1.0)
 
 

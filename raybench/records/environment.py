@@ -50,7 +50,7 @@ def package_versions() -> dict[str, str]:
 
 
 def warn_of_torch(versions: Mapping[str, str]) -> str | None:
-    """Return a warning where torch is newer than what raybench was tested with, else None."""
+    """Return a warning if torch is newer than raybench was tested with, else None."""
     minor = tuple(map(int, re.findall(r"\d+", versions.get("torch", ""))[:2]))
     if minor <= _TESTED_TORCH:
         return None

@@ -103,7 +103,7 @@ class Comparison(Document):
 
     @property
     def is_regression(self) -> bool:
-        """Return whether a point is slower, or fails now."""
+        """Return whether a point is slower in new, or fails there and did not in base."""
         return bool(self.verdicts[SLOWER] or self.broken)
 
     @property
@@ -322,7 +322,7 @@ def _runs_words(runs: Sequence[Run]) -> str:
 
 
 def changes_listing(title: str, changes: Sequence[Change]) -> Listing:
-    """Return everything that changed around the points, each with its values before and now."""
+    """Return a listing of the changes of the environment, each with its values before and now."""
     lines = [(one.name, before_and_now(one, _MOST_CHARS)) for one in changes]
     return Listing(title=title, lines=lines, is_quoted=True, otherwise=SAME_AROUND)
 

@@ -29,7 +29,7 @@ def plain(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with `�` for characters that control a terminal."""
+    """Return the text with `�` in place of each character that cannot be printed."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -59,7 +59,7 @@ class RunList(Document):
     leads: Mapping[str, str] | None = None
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the table of the runs, whose counts are empty while one runs, or paragraphs."""
+        """Yield a table of the runs or, with `leads`, a paragraph for each run."""
 
         def count(title: str, name: str) -> ColumnOf[Run]:
             def cell(run: Run) -> str:

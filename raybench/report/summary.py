@@ -54,7 +54,7 @@ from raybench.report.point_settings import (
 )
 from raybench.results import reader
 from raybench.results.tables import PointRow, RegionRow, Run, units
-from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE, is_found
+from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE, is_largest_known
 from raybench.workloads.base import builtin_class, parameter_count
 
 
@@ -225,7 +225,7 @@ class Summary:
 
     @cached_property
     def words(self) -> dict[str, str]:
-        """Return what stands for {ranks}, {baseline} and {items} in the meaning of a metric."""
+        """Return the words for {ranks}, {baseline} and {items} in the meaning of a metric."""
         baseline = formatting.settings(self.run.baseline)
         return {"ranks": self.ranks, "baseline": baseline, "items": self.answer.items}
 
@@ -252,7 +252,7 @@ class Summary:
 
     @cached_property
     def regions(self) -> Mapping[str, Sequence[RegionRow]]:
-        """Return the regions that the step of each point names, by point_id."""
+        """Return point_id -> the regions of its last attempt (`regions_by_point`)."""
         return regions_by_point(typed_rows(self.region_rows, RegionRow))
 
     @cached_property
@@ -273,7 +273,7 @@ class Summary:
             ran_out = min((row.batch_size or 0 for row in rows if row.status == "oom"), default=0)
             sizes = [row.batch_size or 0 for row in rows if row.status == "ok"]
             fits = max((size for size in sizes if size < ran_out), default=None)
-            if fits is not None and is_found(fits, ran_out):
+            if fits is not None and is_largest_known(fits, ran_out):
                 row = next(r for r in rows if r.batch_size == fits and r.status == "ok")
                 found.append(
                     LargestBatch(

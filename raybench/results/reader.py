@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.problems import did_you_mean, quote
-from raybench.records import Latest, Status, TrialKey, by_point
+from raybench.records import Status, TrialKey, by_point
 from raybench.results.columns import (
     TABLE_NAMES,
     UnreadablePartsError,
@@ -47,7 +47,7 @@ LOCK = ".driver"  # of its driver, in the run's folder of `runs`; always empty
 
 
 def find_run(root: str | Path, text: str) -> tuple[Path, str]:
-    """Return the results folder and the run_id that `text` means.
+    """Return (results folder, run_id) of the run that `text` means.
 
     text: an id in `root`, a unique prefix of one, the name of a job (its newest run), `latest`, one
     of these after the name of a results folder inside `root` (`examples/gemm`), or the path of a
@@ -453,6 +453,14 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     return replace(
         count_points(run, statuses), status=RunStatus.INTERRUPTED, finished_at=finished_at
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """The latest attempt at a trial that a run has a row of."""
+
+    attempt: int
+    status: Status
 
 
 def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:

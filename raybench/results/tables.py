@@ -17,17 +17,19 @@ from raybench.records import (
     NO_COLLECTIVES,
     Column,
     Device,
-    DeviceSample,
     ModuleTime,
     RankMetrics,
     Record,
     Samples,
     Status,
     combine_ranks,
-    relate_to_step,
 )
-from raybench.records.devices import Finding
-from raybench.results.breakdown import PartColumns, part_columns, write_time
+from raybench.records.devices import DeviceSample, Finding
+from raybench.results.breakdown import (
+    PartColumns,
+    part_columns,
+    write_time,
+)
 from raybench.results.columns import TableColumn, arrow_schema, columns_of, to_row
 from raybench.results.metrics import (
     NO_ITEMS,
@@ -40,6 +42,7 @@ from raybench.results.metrics import (
     half_interval,
     memory_columns,
     rate_columns,
+    relate_to_step,
     step_columns,
 )
 from raybench.stats.outliers import NEARLY_ALL, borne_out_ms, stands_out

@@ -105,7 +105,7 @@ def _batch_medians(samples: ArrayLike, count: int) -> NDArray[np.float64]:
 
 
 def student_t(degrees: float, confidence: float = 0.95) -> float:
-    """Return the two-sided quantile of Student's t: the half width of its central interval."""
+    """Return the two-sided quantile of Student's t: half the width of its central interval."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, (1 + confidence) / 2))
@@ -200,7 +200,7 @@ def median_of_smallest(ranks: Sequence[Sequence[float]]) -> float | None:
 
 
 def median_above_smallest(ranks: Sequence[Sequence[float]]) -> list[float]:
-    """Return for each rank the median over steps of its value less the minimum over ranks."""
+    """Return for each rank the median over steps of its value - the smallest of any rank."""
     values = _by_rank(ranks)
     return [float(median) for median in np.median(values - values.min(axis=0), axis=1)]
 

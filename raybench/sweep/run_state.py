@@ -55,13 +55,13 @@ class Listener(Protocol):
     """Whoever shows a sweep to the user; the sweep itself prints nothing."""
 
     def tell(self, line: str) -> None:
-        """Show one line, which stays."""
+        """Show the user one line, which stays visible."""
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Return a context in which `what` is shown as what the sweep waits for."""
+        """Return a context during which the user is shown that the sweep waits for `what`."""
 
     def progress(self, plan: Plan, trials: int | None) -> Progress:
-        """Return the progress of a sweep over the points of this plan."""
+        """Return the progress of a sweep. trials: how many points finish; None: each once."""
 
     def show_cursor(self) -> None:
         """Show the cursor again, which a spinner hides; called before the process ends."""
@@ -310,7 +310,7 @@ def start_run(
 
 
 def rounds_of_job(job: Job, plan: Plan) -> Rounds:
-    """Return the rounds of the job, with the seed 0."""
+    """Return the rounds that the job asks for, with the order of seed 0."""
     has_controls = job.placement.isolation == "cluster"
     return Rounds(plan=plan, count=job.measure.rounds, has_controls=has_controls)
 

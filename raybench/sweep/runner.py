@@ -282,7 +282,7 @@ class Interrupts:
 
     @property
     def stopping(self) -> bool:
-        """Whether Ctrl-C or SIGTERM came, after which no further point may start."""
+        """Whether Ctrl-C or SIGTERM came; no further point may then start."""
         return self._asked > 0
 
     def __enter__(self) -> Self:

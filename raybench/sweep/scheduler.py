@@ -67,7 +67,7 @@ class Attempt:
 
     @property
     def key(self) -> TrialKey:
-        """The key of the trial that it is an attempt at."""
+        """The key of the trial of which this is an attempt."""
         return TrialKey(self.point.point_id, self.round, self.control_of)
 
     @property
@@ -319,7 +319,7 @@ class Rounds:
 
     @property
     def first_free_index(self) -> int:
-        """The first index that no trial of the plan has in any round."""
+        """The first index that is free for added points, after all trials of all rounds."""
         return self.count * (len(self.plan.points) + len(_blocks(self.plan.points)))
 
     def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
@@ -403,12 +403,12 @@ def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
         if fits >= most:
             return f"batch_size {fits:,} fits, and no larger one may be tried"
         return min(2 * fits, most) if fits else start
-    if not is_found(fits, ran_out):
+    if not is_largest_known(fits, ran_out):
         return (fits + ran_out) // 2
     return None if fits else "not even batch_size 1 fits"
 
 
-def is_found(fits: int, ran_out: int) -> bool:
+def is_largest_known(fits: int, ran_out: int) -> bool:
     """Return whether a search is over: `ran_out` is at most 1 %, or one item, above `fits`."""
     return ran_out - fits <= max(1, int(_RESOLUTION * fits))
 

@@ -160,7 +160,7 @@ class ProcessState:
         self.begin()
 
     def begin(self) -> None:
-        """Note which threads and child processes there are before a workload starts."""
+        """Note the threads and child processes that exist before a workload starts."""
         self._threads, self._children = _threads(), _children()
 
     def restore(self) -> tuple[str, ...]:

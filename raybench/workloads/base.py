@@ -123,7 +123,7 @@ class Regions:
 
     @contextmanager
     def timed_by(self, time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-        """Return a context inside of which each region enters `time(name)`."""
+        """Return a context in which each region is timed by the context `time(name)`."""
         self._time = time
         try:
             yield
@@ -171,7 +171,7 @@ class DdpOptions(TypedDict, total=False):
 
 @cache
 def option_defaults(options: type) -> Mapping[str, Scalar | None]:
-    """Return the default of each option by its name; options: DdpOptions or a subclass of it."""
+    """Return option -> its default. options: DdpOptions or a subclass of it."""
     hints = get_type_hints(options, include_extras=True)
     return {name: hint.__metadata__[0].default for name, hint in hints.items()}
 

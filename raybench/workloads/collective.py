@@ -95,7 +95,7 @@ def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
-    """Return the text from which `parse_groups` reads these groups; ranges where ranks follow."""
+    """Return groups of ranks as text, "0-3,4+6", which `parse_groups` reads back."""
     return ",".join(
         f"{group[0]}-{group[-1]}"
         if list(group) == list(range(group[0], group[-1] + 1))

@@ -44,7 +44,7 @@ _TWICE = ("both", "round_trip")
 
 
 def turns(world_size: int) -> int:
-    """Return the number of turns after which each rank was once the partner of each other rank."""
+    """Return how many turns it takes until each rank was once the partner of each other rank."""
     return world_size - 1 + world_size % 2
 
 
@@ -83,7 +83,7 @@ def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
 
 
 def pairs_text(pairs: Iterable[Pair]) -> str:
-    """Return the text from which `parse_pairs` reads these pairs."""
+    """Return pairs of ranks as text, "0-3,1-2", which `parse_pairs` reads back."""
     return ",".join(f"{low}-{high}" for low, high in pairs)
 
 

@@ -98,7 +98,7 @@ class _Clock:
         self._marks_ns: list[int] = []
 
     def begin(self, iterations: int) -> None:
-        """Forget earlier marks, and prepare for those of so many iterations."""
+        """Forget earlier marks, and prepare to mark `iterations` iterations."""
         self._marks_ns = []
         if self.cuda:
             self._stream = self.cuda.current_stream(self.device)

@@ -91,7 +91,7 @@ class LlamaShape:
         return self.width * (2 * queries + 2 * keys + 3 * self.hidden)
 
     def parameter_count(self, positions: int) -> int:
-        """Return the number of parameters; positions count for nothing, as they are rotary."""
+        """Return the number of parameters; positions are not used, because they are rotary."""
         tables = self.vocabulary * self.width * (1 if self.is_tied else 2)
         return tables + self.layers * (self.block_weights + 2 * self.width) + self.width
 

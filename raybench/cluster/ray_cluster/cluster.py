@@ -25,13 +25,12 @@ from raybench.records import (
     Answer,
     Cause,
     Device,
-    DeviceSample,
     Failure,
     Group,
     Status,
     Task,
 )
-from raybench.records.devices import DeviceFacts, DeviceList
+from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
 
 _LOOK_S = 0.2
 _NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")
@@ -171,7 +170,7 @@ class RayCluster(WorkerPool):
         return self._agents.device_facts(self.devices)
 
     def close(self) -> None:
-        """Kill the actors and let go of Ray; a private cluster ends with it."""
+        """Kill the actors and disconnect from Ray, which ends a private cluster; waits seconds."""
         self._is_closing.set()
         is_let_go: list[bool] = []
 

@@ -370,8 +370,8 @@ class WorkerPool:
             wanted = self._only.cpu_workers()
             left = {n: wanted.get(hosts.get(n, ""), 0) - self._started[n] for n in free}
             free = {node: min(n, left[node]) for node, n in free.items() if left[node] > 0}
-        shares = allocator.shares(free, self._missing, self._strategy, _racks())
-        slots = hold_devices(kind, shares)
+        counts = allocator.counts_by_node(free, self._missing, self._strategy, _racks())
+        slots = hold_devices(kind, counts)
         most = max(Counter(slot.node_id for slot in slots).values(), default=0)
         limit_s = timeouts.WORKER_START_S + most * timeouts.WORKER_START_EACH_S
         self._start_limit_s = max(self._start_limit_s, limit_s)
@@ -538,10 +538,10 @@ class _Worker:
     def attach_device(
         self, kind: DeviceKind, index: int | None = None, only: Collection[str] | None = None
     ) -> Device | None:
-        """Take the device with this index, or the GPU that Ray assigned, and return it.
+        """Take a device and return it; None if it is not in `only`.
 
-        index: as of a `Worker`; None is the GPU that Ray assigned. only: names of the devices that
-        may be used; return None where it is none of them.
+        index: as for `Worker`; None takes the GPU that Ray assigned. only: names of the devices
+        that may be used; None for any.
         """
         from raybench.hardware import nvml
         from raybench.worker.worker import Worker

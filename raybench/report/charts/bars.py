@@ -58,7 +58,7 @@ _PARTS = {
 def ranking_figure(data: ChartData) -> Figure | None:
     """Return bars of the points of each case, the best first, 12 at most in all.
 
-    None where no case has two points, and where no metric ranks them.
+    None if no case has two points, and if no metric ranks them.
     """
     metric = answer_metric(data.summary)
     every = [

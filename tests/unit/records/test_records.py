@@ -6,28 +6,12 @@ import pytest
 
 from raybench.errors import UsageError
 from raybench.records import (
-    FAILURES,
-    NOT_RUN,
     Cause,
     Failure,
     Metric,
-    Status,
     combine_ranks,
-    relate_to_step,
 )
-
-
-def statuses(fact: str) -> set[str]:
-    return {status.value for status in Status if getattr(status, fact)}
-
-
-def test_the_facts_of_each_status_are_those_that_resume_rounds_and_reports_go_by():
-    assert statuses("is_failure") == {"oom", "error", "timeout", "lost"} == FAILURES
-    assert statuses("is_retried") == {"lost", "skipped", "cancelled"}
-    assert statuses("is_lasting") == {"oom", "error", "timeout", "skipped"}
-    assert statuses("is_failure").isdisjoint(NOT_RUN)
-    assert {"skipped", "cancelled"} == NOT_RUN
-    assert Status.OOM.label == "out of memory"
+from raybench.results.metrics import relate_to_step
 
 
 @pytest.mark.parametrize("cause", Cause)

@@ -1,19 +1,10 @@
 """What makes a point's number doubtful, told from its row alone."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 
 import pytest
-from builders import (
-    make_device,
-    make_measure,
-    make_measurement,
-    make_point,
-    make_record,
-    make_row,
-)
+from builders import make_device, make_measure, make_measurement, make_point, make_record, make_row
 
 from raybench.records import Breakdown
 from raybench.records.environment import usable_cores

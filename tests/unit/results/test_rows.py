@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 
@@ -104,13 +102,6 @@ def test_one_rank_has_neither_skew_nor_slowest_rank_nor_backend():
     assert (row["skew_ms_p50"], row["slowest_rank"], row["backend"]) == (None, None, None)
 
 
-def test_memory_and_setup_are_the_maximum_over_ranks():
-    row = row_of(two_ranks())
-    assert row["peak_mem_allocated_bytes"] == 2**30 + 1
-    assert row["peak_mem_reserved_bytes"] == 2**31 + 1
-    assert row["setup_s"] == 1.5
-
-
 CHOICES = ("AllReduce 4096 B: RING LL, 2 channels", "AllGather 64 B: RING LL, 1 channel")
 WAYS = ("NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM")
 
@@ -118,38 +109,34 @@ WAYS = ("NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM")
 @pytest.mark.parametrize(
     ("column", "by_rank", "expected"),
     [
+        ("setup_s", (0.5, 1.5), 1.5),
+        ("peak_mem_allocated_bytes", (2**30, 2**30 + 1), 2**30 + 1),
+        ("peak_mem_reserved_bytes", (2**31 + 1, 2**31), 2**31 + 1),
+        # Of all devices, or unknown.
+        ("energy_j", (100.0, 150.0), 250.0),
+        ("energy_j", (100.0, None), None),
+        # What any rank tells.
         ("nccl_choices", (CHOICES, ()), list(CHOICES)),
+        ("nccl_choices", ((), ()), None),
         ("transports", (WAYS[1:], WAYS), list(WAYS)),
         ("transports", ((), ()), None),
-        ("nccl_choices", ((), ()), None),
+        ("is_of_new_process", (True, True), True),
+        ("is_of_new_process", (True, False), False),
+        ("is_of_new_process", (None, None), None),
     ],
 )
-def test_what_nccl_did_is_what_any_of_the_ranks_tells(column, by_rank, expected):
+def test_what_ranks_tell_becomes_one_value_of_the_point(column, by_rank, expected):
     ranks = [
-        make_measurement(rank, [[8_000_000] * 6], **{column: told})
-        for rank, told in enumerate(by_rank)
+        make_measurement(rank, [[MS] * 6], **{column: told}) for rank, told in enumerate(by_rank)
     ]
-    record = make_record(make_point(world_size=2), measurements=tuple(ranks))
-    assert row_of(record)[column] == expected
+    row = row_of(make_record(make_point(world_size=2), measurements=tuple(ranks)))
+    assert row["new_processes" if column == "is_of_new_process" else column] == expected
 
 
 def test_the_first_step_is_that_of_the_slowest_rank_and_of_the_first_build():
     row = row_of(make_record(measurements=(cold(0, 90, 20), cold(1, 70, 30))))
     assert (row["first_step_ms"], row["compiled_step_ms"]) == (90.0, None)
     assert (row["alloc_retries"], row["device_allocs"]) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("news", "all_new"),
-    [((True, True), True), ((True, False), False), ((None, None), None)],
-)
-def test_processes_are_new_where_all_are(news, all_new):
-    ranks = [
-        make_measurement(rank, [[MS] * 6], is_of_new_process=is_new)
-        for rank, is_new in enumerate(news)
-    ]
-    row = row_of(make_record(make_point(world_size=2), measurements=tuple(ranks)))
-    assert row["new_processes"] is all_new
 
 
 def test_the_first_step_after_compiling_is_told_where_something_was_compiled():
