@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
     from raybench.analysis.frames import load, units
-    from raybench.job.model import Answer
+    from raybench.job.registry import Answer
     from raybench.records import Metric
     from raybench.workloads.base import Context, DdpOptions, Workload, WrongResultError
 

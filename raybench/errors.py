@@ -61,9 +61,10 @@ DETAIL_CHARACTERS = 4000
 
 
 def message_of(error: BaseException) -> str:
-    """Return the first line of the error's text, and of each of its notes; "; " between them.
+    """Return the first line of the error's text and of each of its notes, joined by "; ".
 
-    An error without a text is told as `TypeName: no message`. At most 2,000 characters.
+    Without the name of its type, but `TypeName: no message` if it has no text. Cut at the end to
+    2,000 characters.
     """
     notes = getattr(error, "__notes__", None)
     texts = [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
@@ -81,27 +82,27 @@ def brief(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the end of the error's traceback, at most 4,000 characters."""
+    """Return the error's traceback; if it is longer, its last 4,000 characters."""
     return shorten_start("".join(traceback.format_exception(error)), DETAIL_CHARACTERS)
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to the error in place; nothing where somebody made its `__notes__` no list."""
+    """Add a note to the error in place; does nothing if its `__notes__` is no list."""
     with suppress(TypeError):
         error.add_note(note)
 
 
 def mentions(error: BaseException, *words: str) -> bool:
-    """Return whether one of these words or phrases is in the error's text, also inside a word.
-
-    Capitals count.
-    """
+    """Return whether one of `words` is a substring of the error's text; case-sensitive."""
     text = _text(error)
     return any(word in text for word in words)
 
 
 def shorten(text: str, characters: int) -> str:
-    """Return the text; a longer one is cut at its end to `characters`, with a mark that says so."""
+    """Return the text; if it is longer than `characters`, its start and a mark, so long together.
+
+    The mark is " ... [cut: 12,345 characters]".
+    """
     if len(text) <= characters:
         return text
     mark = f" ... [cut: {len(text):,} characters]"
@@ -109,7 +110,7 @@ def shorten(text: str, characters: int) -> str:
 
 
 def shorten_start(text: str, characters: int) -> str:
-    """Return the text; of a longer one a mark and its end, `characters` in all with the mark."""
+    """Return the text; if it is longer than `characters`, a mark and its end, so long together."""
     if len(text) <= characters:
         return text
     mark = f"[cut: {len(text):,} characters] ..."

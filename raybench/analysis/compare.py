@@ -35,9 +35,7 @@ from raybench.analysis.rounds import (
 )
 from raybench.analysis.rows import EXECUTION
 from raybench.records import Status
-from raybench.results.breakdown import why_no_breakdown
-from raybench.results.reader import Run
-from raybench.results.tables import PointRow
+from raybench.results.tables import PointRow, Run, why_no_breakdown
 from raybench.stats.summary import Scatter, scatter
 
 # Smaller changes of the step time are none.
@@ -126,8 +124,8 @@ def compare(
 ) -> list[ComparedPoint]:
     """Return each point of two sides with its verdict, in the order of `new`, then of `base`.
 
-    base, new: for each run of the side its rows of `points`, of which POINT_COLUMNS are enough.
-    threshold: relative; a smaller change is none.
+    base, new: for each run of the side its rows of the table `points`, with POINT_COLUMNS at least.
+    threshold: a relative change up to this counts as none.
     """
     sides = []
     for side in (base, new):
@@ -190,7 +188,7 @@ class _Pair:
 
     @cached_property
     def obstacle(self) -> str | None:
-        """Return why the runs of a point cannot be compared or are too few; None if neither."""
+        """Return why the runs of a point cannot be compared, or are too few; None if they can."""
         for column, what in _WORLD.items():
             values = [getattr(row, column) for side in self.ok for row in side]
             if len(set(values)) > 1:
@@ -202,10 +200,10 @@ class _Pair:
         return f"{runs} run of {side}, and a verdict needs {LEAST_RUNS}"
 
     def compared(self, **found: Any) -> ComparedPoint:
-        """Return the point with what its tests found.
+        """Return the point as a ComparedPoint, with the results of its tests.
 
-        found: fields of ComparedPoint; without any, a timed point is unclear, for its `obstacle`. A
-        point that one side has not timed has no verdict.
+        found: fields of ComparedPoint. Without any the verdict is `unclear` and `why` the obstacle;
+        it is None where one side has not timed the point.
         """
         order = list(Status)  # the worst first
         worst = [min(found, key=order.index, default=None) for found in self.statuses]
@@ -241,7 +239,7 @@ def _change(logs: Sequence[Sequence[float]]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Test:
-    """One figure of a point, held against no change.
+    """The test whether one figure of a point differs between the two sides.
 
     figure: `ratio` or `rate_ratio`. size: the change of the logarithm of its time, which is larger
     where it is slower. share: variance of the change over that of one run. found: how far runs lie
@@ -377,8 +375,8 @@ class Change:
 def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
     """Return name -> text of all that can change a measured time in a run: versions, devices, code.
 
-    What is not known is left out. Where devices differ, their values stand beside each other, with
-    commas. devices: the rows of the run in that table.
+    What is not known is left out. Where devices differ, the text lists their values, with commas.
+    devices: the rows of the run in the table `devices`.
     """
     commit, plus, changed = (run.git_commit or NONE).partition("+")
     models = sorted(Counter(devices["name"]).items())
@@ -403,15 +401,16 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
 
 
 def lasting_changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
-    """Return the changes, without those that only tell devices of one model apart."""
+    """Return the changes between two runs' facts, without UUIDs, hosts and device selection."""
     return tuple(one for one in changes(base, new) if one.name not in _OF_ALLOCATION)
 
 
 def changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
     """Return each fact that differs, also one that only one of the two runs has.
 
-    Facts of code, of raybench and of single files, only where both runs tell of raybench's. In the
-    order of `base`; facts that only `new` has come last. Where a run lacks a fact, it is `NONE`.
+    base, new: as returned by `facts`. In the order of `base`; facts that only `new` has come last.
+    A run without the fact has the text `NONE`. Changes of source files are left out unless both
+    runs recorded their code.
     """
     both_tell_of_code = _CODE in base and _CODE in new
     return tuple(
@@ -466,10 +465,10 @@ class PointChange:
 
 
 def point_changes(base: PointRow, new: PointRow) -> tuple[PointChange, ...]:
-    """Return the parts of the step that moved the way the step did, the largest first, then states.
+    """Return the parts of the step that explain a quarter of its change or more, then the states.
 
-    No part where one of the two breakdowns contradicts its step. The states are throttled and
-    host-bound, and the SM clock where it moved by 2 % or more.
+    The parts that changed most come first; there are none where a breakdown contradicts its step.
+    States: throttled and host-bound if they differ, and the SM clock if it moved by 2 % or more.
     """
     step_ms = (new.step_ms_p50 or 0.0) - (base.step_ms_p50 or 0.0)
     is_broken_down = not (why_no_breakdown(base) or why_no_breakdown(new))
@@ -498,7 +497,7 @@ def all_point_changes(
 ) -> dict[str, tuple[PointChange, ...]]:
     """Return point_id -> `point_changes` of the points that are ok in both runs.
 
-    base, new: one row a point (`mean_of_rounds`).
+    base, new: one row per point, as returned by `mean_of_rounds`.
     """
     of_base = {row.point_id: row for row in base if row.status is Status.OK}
     return {
@@ -545,10 +544,11 @@ class HistoryRow(PointRow):
 
 
 def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list[HistoryRow]:
-    """Return the ok points of all runs with the level of each, by point and in order of time.
+    """Return the ok points of all runs, each with the level of its step time.
 
-    points: of any runs, with HISTORY_COLUMNS at least. threshold: relative; smaller changes are no
-    step. A point has a history for each machine; their rows are mixed, in order of time.
+    They are sorted by point and then by time; each machine has levels of its own, but its rows are
+    not kept apart. points: rows of the table `points` of any runs, with HISTORY_COLUMNS at least.
+    threshold: a relative change up to this is no step.
     """
     order = {name: place for place, name in enumerate(dict.fromkeys(p.point_id for p in points))}
     ok = [row for row in mean_of_rounds(points) if row.status is Status.OK and row.step_ms_p50]
@@ -581,10 +581,10 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
 
 
 def find_steps(values: NDArray[np.float64], within: float, threshold: float) -> list[int]:
-    """Return the places where another level begins, in order; none in fewer than five runs.
+    """Return the indices at which a new level begins, ascending; empty for fewer than five runs.
 
-    values: logarithms of step times, one a run. within: standard deviation that the samples of a
-    run alone leave open. threshold: relative; smaller steps are none.
+    values: logarithms of step times, one per run. within: standard deviation of a value by the
+    samples of its run alone. threshold: a relative change up to this is no step.
     """
     from scipy.special import stdtr
 

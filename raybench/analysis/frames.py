@@ -44,15 +44,14 @@ def load(
     """Return one table as a pandas DataFrame, of all runs or of one.
 
     root: the results folder. table: runs, points, samples, devices, telemetry, modules, regions,
-    of health checks health, or
-    two that are derived from `points`. `scaling`: the latest attempt at each point with its
-    speed-up and efficiency against the baseline point of the job, their 95 % intervals, what the
-    rest is lost to, and why_not where there is none. `summary`: one row a point with the 25
-    columns that most questions need; `params.NAME` and `metrics.NAME` are columns of their own,
-    with their types.
+    health (of health checks), or one of two that are derived from `points`. `scaling`: the latest
+    attempt at each point with its speed-up and efficiency against the baseline point of the job,
+    their 95 % intervals, the losses by cause, and `why_not`: why an ok point has no speed-up.
+    `summary`: one row per point with the 25 columns that most questions need; `params.NAME` and
+    `metrics.NAME` are columns of their own, with their types.
     run_id: as `raybench report` takes it: an id, its unique prefix, a job, `latest`, or a path.
-    params: of points and scaling; `columns` makes `params.hidden` of {"hidden": "4096"}, as a
-    number where all its values are numbers.
+    params: for the tables points and scaling only. `columns` makes a column `params.hidden` of
+    {"hidden": "4096"}, with numbers if all its values are numbers.
 
     Columns are those of today's schema, also for parts of an older one (missing: null). Types do
     not depend on the content: Int64, boolean, string, float64; maps are dicts. `raybench.units`
@@ -87,9 +86,9 @@ def load(
 
 
 def units(table: str) -> dict[str, str]:
-    """Return column -> unit, in column order; empty where a column has none.
+    """Return column -> unit ("ms"), in column order; "" for a column without a unit.
 
-    table: as for `load`. Raises KeyError for any other.
+    table: a name that `load` takes. Raises KeyError for another name.
     """
     if table != SCALING:
         return tables.units(table)

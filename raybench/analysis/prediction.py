@@ -24,9 +24,8 @@ from raybench.analysis.rounds import Trials, mean_of_rounds
 from raybench.analysis.rows import EXECUTION, batch_column
 from raybench.errors import ResultsError
 from raybench.records import Status
-from raybench.results.breakdown import why_no_breakdown
 from raybench.results.metrics import WIDEST_INTERVAL, half_interval, is_imprecise
-from raybench.results.tables import PointRow
+from raybench.results.tables import PointRow, why_no_breakdown
 from raybench.stats.summary import student_t
 from raybench.workloads.base import parameter_count
 
@@ -60,7 +59,7 @@ class Prediction:
 
     @property
     def half_interval(self) -> float:
-        """Return half of the step's interval, as a share of the step."""
+        """Return half of the step's 95 % interval, as a share of the step."""
         return (self.step_ms_high - self.step_ms_low) / 2 / self.step_ms
 
     @property
@@ -70,17 +69,17 @@ class Prediction:
 
     @property
     def efficiency(self) -> float:
-        """Return the efficiency in weak scaling: the batch of a device is fixed."""
+        """Return the efficiency over the smallest measured world size; 1 is perfect scaling."""
         return self._efficiency(self.step_ms)
 
     @property
     def efficiency_low(self) -> float:
-        """Return the low end of the efficiency, by the step's interval alone."""
+        """Return the low end of the 95 % interval of the efficiency, by the step's alone."""
         return self._efficiency(self.step_ms_high)
 
     @property
     def efficiency_high(self) -> float:
-        """Return the high end of the efficiency."""
+        """Return the high end of the 95 % interval of the efficiency."""
         return self._efficiency(self.step_ms_low)
 
     def _efficiency(self, step_ms: float) -> float:
@@ -88,7 +87,7 @@ class Prediction:
 
     @property
     def speed_up(self) -> float:
-        """Return the throughput over that of the smallest measured world size."""
+        """Return throughput / throughput of the smallest measured world size."""
         return self.efficiency * self.world_size / self.base_world
 
 
@@ -98,9 +97,9 @@ def predict(
     """Return a prediction for each series and world size, and why each other series has none.
 
     A series: points that differ in the number of devices alone, in the order of the points.
-    points: rows of that table of one run. world_sizes: above the measured ones; the largest decides
-    whether a series can be predicted. devices_per_node: of the run's cluster. Raises ResultsError,
-    with the first reason, where no series can be predicted.
+    points: rows of the table `points` of one run. world_sizes: above the measured ones; the largest
+    decides whether a series can be predicted. devices_per_node: in the cluster of the run. Raises
+    ResultsError, with the first reason, where no series can be predicted.
     """
     trials = Trials(points)
     series: dict[tuple[Any, ...], list[PointRow]] = {}

@@ -25,14 +25,13 @@ from ruamel.yaml.error import YAMLError
 
 from raybench.analysis.rows import ScaledRow
 from raybench.errors import ResultsWarning, UsageError
-from raybench.hardware.peaks import dense_peak_tflops, memory_peak_gb_s
 from raybench.job import registry
 from raybench.job.point import setting_text
 from raybench.job.problems import key_text, rule_of
 from raybench.records import Status
 from raybench.records.devices import is_time
-from raybench.results.metrics import MS_PER_S
-from raybench.results.reader import Run
+from raybench.results.metrics import MS_PER_S, dense_peak_tflops, memory_peak_gb_s
+from raybench.results.tables import Run
 
 # A range reaches at least so far to both sides, beside the noise of starts: a few devices of one
 # batch may agree better than the next batch does.
@@ -62,7 +61,7 @@ class SourceRun(_Strict):
 
 
 class Quantity(_Strict):
-    """What a value is a measure of.
+    """What a value measures.
 
     of: settings of a point (workload, parameters, precision, batch size, world_size); of a health
     check {test, where}, where is "device", "pair on a node", "pair of nodes", or such as
@@ -77,9 +76,9 @@ class Quantity(_Strict):
 
     @cached_property
     def key(self) -> object:
-        """Return the metric and the settings, sorted, without parameters at their default.
+        """Return a hashable key: the metric and the settings, sorted, without default parameters.
 
-        A parameter that a later version adds then changes no quantity.
+        So a parameter that a later version adds, at its default, keeps the key.
         """
         defaults = _defaults(self.of.get("workload", ""))
         given = ((name, text) for name, text in self.of.items() if defaults.get(name) != text)
@@ -131,14 +130,14 @@ class Entry(Quantity):
 
     @property
     def observed(self) -> tuple[float, float]:
-        """Return the least and the largest value of any start; the range where none is known."""
+        """Return the least and the largest value of any start; (low, high) if none is known."""
         runs = self.measured.values()
         values = [value for run in runs for starts in run.values() for value in starts]
         return (min(values), max(values)) if values else (self.low, self.high)
 
     @property
     def provenance(self) -> str:
-        """Return `6 devices of 3 hosts, November 2026`."""
+        """Return what was measured and when, as `6 devices of 3 hosts, November 2026`."""
         devices = f"{self.devices} device{'s' * (self.devices > 1)}"
         return f"{devices}{f' of {self.hosts} hosts' * (self.hosts > 1)}, {self.dates}"
 
@@ -164,10 +163,10 @@ class ReferenceFile(_Strict):
 
 
 def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (value, low, high) of new devices: mean, and 99 % prediction interval for one start.
+    """Return (value, low, high): geometric mean, and 99 % prediction interval of a new device.
 
-    devices: for each device the values of its starts, above 0. value: geometric mean. All three
-    have six digits.
+    The interval is for one start of it. devices: for each device the values of its starts, above 0.
+    All three are rounded to six significant digits.
 
     On logarithms, for n devices: mean ± t(n-1) s sqrt(1 + 1/n), the prediction interval of a new
     observation (G. J. Hahn, W. Q. Meeker, Statistical Intervals, 1991, section 4.7). s² is the
@@ -202,9 +201,10 @@ def _rounded(value: float) -> float:
 def reference_files(
     run: Run, devices: Iterable[Mapping[str, Any]], measured: Iterable[Measurement]
 ) -> list[ReferenceFile]:
-    """Return the entries that a run supports, one file per model.
+    """Return one file per model, with the reference entries that this run's values give.
 
-    devices: its rows of the table. Values without known devices are left out.
+    devices: rows of the run in the table `devices`. measured: values; one without known devices is
+    left out.
     """
     versions, places = dict(run.versions), {}
     for one in devices:
@@ -229,7 +229,7 @@ def reference_files(
 def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
     """Return one file per model, its ranges computed anew from the starts of all files.
 
-    Of a quantity whose starts are not known the last file counts.
+    If no file knows the starts of a quantity, the entry of the last file is kept.
     """
     by_model: dict[str, list[ReferenceFile]] = {}
     for file in files:
@@ -298,7 +298,7 @@ def _uuids(devices: str) -> set[str]:
 
 
 class References:
-    """The references that come with raybench, and those of a site, which go before them.
+    """The references that come with raybench, and those of a site, which have precedence.
 
     own: files of the site; several of one model are pooled.
     """
@@ -307,14 +307,15 @@ class References:
         self._own = {file.model: file for file in pool(own)}
 
     def entries(self, model: str) -> list[Entry]:
-        """Return all entries of a model, those of the site first."""
+        """Return all entries of a model, those of the site first; empty for an unknown model."""
         files = filter(None, (self._own.get(model), shipped(model)))
         return [entry for file in files for entry in file.quantities]
 
     def find(self, model: str, quantity: Quantity) -> Entry | None:
         """Return the entry of a quantity on a model of device; None where there is none.
 
-        The fabric begins with that of the entry, as "NVLink x18, 1:PHB" with "NVLink x18".
+        An entry fits if its fabric is a prefix of the quantity's: "NVLink x18" of
+        "NVLink x18, 1:PHB".
         """
         same = (one for one in self.entries(model) if one.key == quantity.key)
         return next((one for one in same if quantity.fabric.startswith(one.fabric)), None)
@@ -325,17 +326,17 @@ SHIPPED = References()
 
 @cache
 def shipped(model: str) -> ReferenceFile | None:
-    """Return the file that comes with raybench for a model of device; None where there is none."""
+    """Return the references that come with raybench for a model of device; None without any."""
     name = re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_")
     path = resources.files("raybench").joinpath("references", f"{name}.yaml")
     return parse_references(path.read_text("utf-8"), str(path)) if path.is_file() else None
 
 
 def load_files(path: Path) -> list[ReferenceFile]:
-    """Return the content of a file, or of all YAML files of a folder.
+    """Return the content of a reference file, or of all YAML files of a folder.
 
-    Entries that cannot be are left out, with a ResultsWarning each. Raises UsageError where a file
-    cannot be read or breaks the schema.
+    An entry above the peak of the datasheet is left out, with a ResultsWarning. Raises UsageError
+    where a folder has no YAML file, and where a file cannot be read or breaks the schema.
     """
     paths = sorted(path.glob("*.y*ml")) if path.is_dir() else [path]
     if not paths:
@@ -355,7 +356,7 @@ def load_files(path: Path) -> list[ReferenceFile]:
 
 
 def parse_references(text: str, name: str) -> ReferenceFile:
-    """Return the content of a file. Raises UsageError, with `name`, where it breaks the schema."""
+    """Return a reference file from its text; raises UsageError, with `name`, if it is invalid."""
     try:
         return ReferenceFile.model_validate(YAML(typ="safe", pure=True).load(text))
     except YAMLError as error:
@@ -366,7 +367,7 @@ def parse_references(text: str, name: str) -> ReferenceFile:
 
 
 def format_references(file: ReferenceFile) -> str:
-    """Return a file as YAML, a block for each quantity and a line for each device of it."""
+    """Return the file as YAML text, which `parse_references` reads back."""
     yaml: Any = YAML(typ="safe", pure=True)
     yaml.default_flow_style = None
     yaml.sort_base_mapping_type_on_output = False
@@ -378,9 +379,10 @@ def format_references(file: ReferenceFile) -> str:
 
 
 def peak_of(model: str, of: Mapping[str, str]) -> float | None:
-    """Return the datasheet's peak for a product (TFLOP/s) or the memory (GB/s); None for others.
+    """Return the datasheet's peak: TFLOP/s of gemm, GB/s of memory.
 
-    of: as in `Entry`. None too where no datasheet is known.
+    None for another workload or test, and for a model whose datasheet is not known. of: as in
+    `Quantity`.
     """
     words = of.get("test", "").split() or [of.get("workload", ""), of.get("precision", "")]
     if words[0] == "gemm":
@@ -389,7 +391,7 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
 
 
 def why_impossible(model: str, entry: Entry) -> str:
-    """Return in a sentence that an entry is above the datasheet; empty where it is not."""
+    """Return why an entry is impossible (its rate is above the datasheet's peak), else ""."""
     peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
     # Small arrays stay in a cache, and then beat the memory.
     is_small = size.isdecimal() and int(size) < LARGER_THAN_CACHES
@@ -417,10 +419,10 @@ _MARK = "cannot be: "
 def impossible_figures(
     row: ScaledRow, references: References, attempts_s: Sequence[float | None] = ()
 ) -> list[str]:
-    """Return a sentence for each figure of a point that cannot be; none where it is not ok.
+    """Return a sentence for each figure of a point that is impossible; empty if it is not ok.
 
-    attempts_s: the seconds of the attempt in each round whose iterations `row` counts; with a None
-    among them, iterations are not held against time.
+    attempts_s: the seconds of the attempt in each round whose iterations `row` counts. If one is
+    None, it is not checked that the iterations fit into that time.
     """
     if row.status is not Status.OK:
         return []
@@ -459,7 +461,7 @@ def impossible_figures(
 
 
 def impossible_among(warnings: Iterable[str]) -> list[str]:
-    """Return those warnings of a point that `impossible_figures` has added."""
+    """Return the warnings that come from `impossible_figures`, out of all of a point."""
     return [text for text in warnings if text.startswith(_MARK)]
 
 

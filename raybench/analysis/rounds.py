@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raybench.records import Status
-from raybench.results.breakdown import why_no_breakdown
 from raybench.results.columns import TableColumn, columns_of
 from raybench.results.metrics import NS_PER_MS, half_interval
-from raybench.results.tables import PointRow, RegionRow
+from raybench.results.tables import PointRow, RegionRow, why_no_breakdown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +45,7 @@ LARGEST_DRIFT = 0.01
 
 
 def latest_trials(points: Iterable[PointRow]) -> list[PointRow]:
-    """Return the last attempt at each trial of each run, in the order of the first attempts."""
+    """Return the last attempt at each trial (`TrialKey`) of each run, in the order of the first."""
     latest: dict[tuple[Any, ...], PointRow] = {}
     for row in points:
         trial = (row.run_id, row.point_id, row.round, row.control_of)
@@ -56,16 +55,17 @@ def latest_trials(points: Iterable[PointRow]) -> list[PointRow]:
 
 
 def without_controls(trials: Iterable[PointRow]) -> list[PointRow]:
-    """Return the rows that are points of the report, in their order: all but controls."""
+    """Return the rows that are no control (`control_of` is None), in their order."""
     return [row for row in trials if row.control_of is None]
 
 
 def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
-    """Return one row for each point of each run: its last attempt, of several rounds their mean.
+    """Return one row for each point of each run: its last attempt, or the mean of its rounds.
 
-    Step times, rates and parts are geometric means over the rounds that are ok, cold steps medians;
-    samples are counted together, a doubt in one round is a doubt, a failed round a warning. Without
-    an ok round it is the worst row. The interval of the step time is that of the samples alone.
+    Step times, rates and parts are geometric means over the rounds that are ok; cold steps are
+    medians, counts of samples are added. A warning of one round is kept, a failed round adds one.
+    Without an ok round it is the worst row. The interval of the step time is that of the samples
+    alone. points: rows of the table `points`; controls are left out.
     """
     by_point: dict[tuple[str, str], list[PointRow]] = {}
     for row in without_controls(latest_trials(points)):
@@ -171,14 +171,14 @@ class Trials:
                 self._controls[row.run_id, number, row.control_of] = row
 
     def rounds(self, row: PointRow) -> Mapping[int, PointRow]:
-        """Return the ok rows of a point by round, which counts from 1; empty where none is ok."""
+        """Return round -> ok row of the point of `row`, rounds from 1; empty if none is ok."""
         return self._rounds.get((row.run_id, row.point_id), {})
 
     def log_ratios(self, base: PointRow, row: PointRow) -> dict[int, float]:
         """Return round -> logarithm of row's throughput over base's, for the rounds that both have.
 
-        The baseline point of another block is taken half way between its own time and that of the
-        control at the end of the block: both stand at an end of what the machine drifted.
+        Empty where they share no round. If the baseline is in another block, half of the drift is
+        subtracted that the control at the end of row's block shows: the machine drifts meanwhile.
         """
         of_base, found = self.rounds(base), {}
         for number, one in self.rounds(row).items():
@@ -203,8 +203,8 @@ class Trials:
     def drifts(self) -> Iterator[tuple[int, int, float]]:
         """Yield (round, block, relative change of the step time) of each control that moved.
 
-        That is by more than LARGEST_DRIFT, and than the samples of the two leave open; above 0:
-        slower. block: its world_size.
+        A control moved if it differs by more than LARGEST_DRIFT, and by more than the intervals of
+        the two step times. Above 0: slower. block: its world_size.
         """
         for (run_id, number, block), control in self._controls.items():
             drift = -self._drift((run_id, number, block))
@@ -219,9 +219,9 @@ SAMPLE_COLUMNS = ("repeat", "rank", "iteration", "is_warmup", "step_ns")
 
 
 def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the samples of all rounds of a point; repeats are counted on from round to round.
+    """Return the samples of all rounds of a point, with a number of their own for all repeats.
 
-    rounds: rows of the table `samples`, a frame a round. Raises ValueError for no rounds.
+    rounds: rows of the table `samples`, one frame per round. Raises ValueError for no rounds.
     """
     import pandas as pd
 
@@ -236,9 +236,10 @@ def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
 def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
     """Return the timed samples of a point in ms, by rank (index) and iteration (columns).
 
-    samples: rows of the table `samples`; warm-up is left out. Empty without timed ones. columns: at
-    most so many. Of more iterations, a column holds for each rank, of several in a row, the one
-    farthest from the point's median, and is named by the first, all repeats counted on.
+    samples: rows of the table `samples`; warm-up is left out. Empty without timed samples. columns:
+    the most columns. If there are more iterations, a column stands for several in a row: it holds
+    for each rank the time farthest from the point's median. It is named by the index of its first
+    iteration, counted over all repeats.
     """
     import pandas as pd
 
@@ -258,9 +259,9 @@ def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
 
 
 def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
-    """Return a row a rank of timed samples: iterations, median_ms, min_ms, max_ms, data_ms.
+    """Return one row per rank: rank, iterations, median_ms, min_ms, max_ms, data_ms.
 
-    data_ms: median wait for the next batch; NaN where steps take none.
+    Of timed samples alone. data_ms: median wait for the next batch; NaN where steps take no batch.
     samples: rows of the table `samples` of one attempt at one point.
     """
     timed = samples[~samples["is_warmup"].astype(bool)]
@@ -277,10 +278,11 @@ def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:
-    """Return the longest times of each module over the ranks, in ms, the longest in all first.
+    """Return one row per module: module, kind, calls, forward_ms, backward_ms.
 
-    modules: rows of the table `modules` of one attempt at one point. Columns: module, kind, calls,
-    forward_ms, backward_ms (null without a backward); each is the largest of any rank.
+    Each number is the largest of any rank; backward_ms is null without a backward pass. The
+    module with the longest forward and backward time comes first. modules: rows of the table
+    `modules` of one attempt at one point.
     """
     by_module = modules.groupby(["module", "kind"], sort=False)
     longest = by_module[["calls", "forward_ms", "backward_ms"]].max().reset_index()
@@ -290,9 +292,10 @@ def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:
 
 
 def slowest_regions(regions: Iterable[RegionRow]) -> list[RegionRow]:
-    """Return the row of each region on the rank where it takes longest, in the order of the step.
+    """Return one row per region: that of the rank with the largest `region_ms`.
 
-    regions: of one attempt at one point; of none an empty list.
+    In the order in which the regions first occur in `regions`, the rows of one attempt at one
+    point. Empty for no rows.
     """
     longest: dict[str, RegionRow] = {}
     for one in regions:
@@ -302,9 +305,9 @@ def slowest_regions(regions: Iterable[RegionRow]) -> list[RegionRow]:
 
 
 def regions_by_point(regions: Sequence[RegionRow]) -> dict[str, list[RegionRow]]:
-    """Return point_id -> the regions of its last attempt, as `slowest_regions` has them.
+    """Return point_id -> the regions of its last attempt, as returned by `slowest_regions`.
 
-    regions: of one run. A point without regions is not in it.
+    regions: all rows of one run. A point without regions is left out.
     """
     last: dict[str, list[RegionRow]] = {}
     for one in sorted(regions, key=lambda one: one.attempt):
@@ -335,14 +338,14 @@ class RankStep:
 
     @property
     def own_ms(self) -> float:
-        """Return the time that the rank's own step takes without its peers."""
+        """Return the ms of the rank's step without waits and communication."""
         return self.computes_ms + (self.idle_ms or 0.0)
 
 
 def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
-    """Return the ranks of a point, in their order, but for those without a share of the step.
+    """Return the step of each rank of a point, by rank; a rank without a share is left out.
 
-    Empty where it has one rank, or its steps were not taken apart.
+    Empty for one rank, and where the steps have no breakdown.
     """
     own, device = row.local_step_ms_by_rank or (), row.device_ms_by_rank
     if len(own) < 2 or row.step_ms_p50 is None or why_no_breakdown(row):
@@ -363,8 +366,11 @@ def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
     )
 
 
-def telling_ranks(ranks: Sequence[RankStep]) -> list[RankStep]:
-    """Return the ranks to show, in order: all of up to 8, else rank 0, quickest, slowest."""
+def ranks_to_show(ranks: Sequence[RankStep]) -> list[RankStep]:
+    """Return all of up to MOST_RANKS ranks; of more the first, quickest and slowest by `own_ms`.
+
+    Sorted by rank, each once: two if the first is one of the others.
+    """
     if len(ranks) <= MOST_RANKS:
         return list(ranks)
     quickest, slowest = (pick(ranks, key=lambda one: one.own_ms) for pick in (min, max))

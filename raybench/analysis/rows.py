@@ -23,15 +23,15 @@ _Row = TypeVar("_Row")
 
 
 def point_rows(frame: pd.DataFrame) -> list[PointRow]:
-    """Return the rows of the table `points`, or of some of its columns, as `typed_rows` does."""
+    """Return the rows of a frame of the table `points`, which may lack columns: `typed_rows`."""
     return typed_rows(frame, PointRow)
 
 
 def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
     """Return the rows of a frame as dataclasses of this kind, with None for null.
 
-    A column that the frame lacks becomes the default of its field; a column without a field is left
-    out. Raises ResultsError for null in a field that has no default, as the id of a point.
+    A field without a column gets its default; a column without a field is left out. Raises
+    ResultsError for null in a field without a default, such as the id of a point.
     """
     values: dict[str, list[Any]] = {}
     for column in columns_of(kind):
@@ -198,7 +198,7 @@ MAIN_RATES = tuple(
 
 
 def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
-    """Return the metrics that the workloads of these points declare themselves."""
+    """Return the metrics that the workloads of these points declare, each once."""
     found: dict[str, Metric] = {}
     for row in rows:
         headings, methods = row.workload_headings or {}, row.methods or {}
@@ -210,7 +210,7 @@ def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
 
 
 def value_of(row: PointRow, metric: Metric) -> Any:
-    """Return the value of a metric, of a column or of the workload's own; None where unknown."""
+    """Return the value of a metric, which is a column or one of the workload; None if unknown."""
     if BY_NAME.get(metric.name) is metric:
         return getattr(row, metric.name)
     return (row.workload_metrics or {}).get(metric.name)
@@ -238,7 +238,7 @@ class HasSettings(Protocol):
 
 
 def setting(row: HasSettings, name: str) -> Any:
-    """Return the value of a setting: a field, or the text of a parameter; None without it."""
+    """Return the value of a setting: a field, or the text of a parameter; None if there is none."""
     return getattr(row, name) if name in _fields_of(row) else row.params.get(name)
 
 
@@ -248,12 +248,15 @@ def _fields_of(row: Any) -> Collection[str]:
 
 
 def batch_column(row: HasSettings) -> str | None:
-    """Return the name of the batch size that the job fixed; None where the workload takes none."""
+    """Return `batch_size` or `global_batch_size`, whichever the job fixed; None without a batch."""
     return _BATCH.get(row.scaling or "")
 
 
 def setting_order(value: Any) -> tuple[int, float, str]:
-    """Return a sort key: numbers by size, precisions from the widest, the rest by name."""
+    """Return a sort key of a setting's value: numbers by size, then precisions, then by text.
+
+    A text that is a number counts as one. Precisions are sorted from the widest.
+    """
     number = number_of(value)
     if number is not None:
         return (0, number, "")
@@ -262,7 +265,7 @@ def setting_order(value: Any) -> tuple[int, float, str]:
 
 
 def number_of(value: Any) -> float | None:
-    """Return the number that a value or its text is; None for a truth value and any other."""
+    """Return a number or the text of one as float; None for a bool and anything else."""
     if isinstance(value, bool):
         return None
     try:
@@ -272,7 +275,7 @@ def number_of(value: Any) -> float | None:
 
 
 def is_numeric(rows: Sequence[HasSettings], name: str) -> bool:
-    """Return whether a setting is a number in all rows."""
+    """Return whether a setting is a number, or the text of one, in all rows; True for no rows."""
     return all(number_of(setting(row, name)) is not None for row in rows)
 
 
@@ -283,12 +286,12 @@ def varying(
     always: Collection[str] = (),
     params_first: bool = False,
 ) -> list[str]:
-    """Return the settings in which rows differ, in the order of SETTINGS, then parameters.
+    """Return the names of the settings in which rows differ: those of SETTINGS, then parameters.
 
-    but: settings to leave out. always: settings to name also where the rows do not differ.
-    params_first: whether the parameters stand before all settings but the workload.
-    Rows of `points`, which have no `batch`, differ in the column of it: where all of them scale
-    weakly, in the batch per device, else in the global one.
+    but: settings to leave out. always: settings to return also if the rows do not differ.
+    params_first: whether parameters come before all settings but the workload.
+    For rows without a field `batch` (table `points`) it is batch_size if all of them scale weakly,
+    else global_batch_size.
     """
     params = dict.fromkeys(name for row in rows for name in row.params)
     is_weak = all(row.scaling == "weak" for row in rows)

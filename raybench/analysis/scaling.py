@@ -29,10 +29,9 @@ from raybench.errors import ResultsError
 from raybench.job.point import RUN_SETTINGS, UNEVEN, Scalar, setting_text
 from raybench.records import Status
 from raybench.results import reader
-from raybench.results.breakdown import BREAKDOWN, why_no_breakdown
+from raybench.results.breakdown import BREAKDOWN
 from raybench.results.metrics import MS_PER_S, NO_ITEMS
-from raybench.results.reader import Run
-from raybench.results.tables import PointRow, SummaryRow
+from raybench.results.tables import PointRow, Run, SummaryRow, why_no_breakdown
 from raybench.stats.outliers import slowest_and_other
 from raybench.stats.shares import DeviceSpeed
 from raybench.stats.summary import scatter
@@ -52,7 +51,7 @@ Derived = dict[str, Any]  # fields of a ScaledRow
 
 
 def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[ScaledRow]:
-    """Return each point, as `mean_of_rounds` has it, with its speed-up against its baseline point.
+    """Return one row per point (`mean_of_rounds`) with its speed-up against its baseline point.
 
     points: of one run. baseline: settings of the baseline points; a series is all points that are
     equal in every other setting (weak: batch_size, strong: global_batch_size; weak and strong
@@ -241,11 +240,11 @@ def _is_same(found: Any, wanted: Scalar) -> bool:
 
 
 def why_not_comparable(row: PointRow, base: PointRow) -> str | None:
-    """Return why the ratio of a point and its baseline must not be taken; None where it may.
+    """Return why a point must not be compared with its baseline; None if it may.
 
-    Heat and faults are no state to be compared; other limits are, where the two median SM clocks
-    differ by 1 % at most, or the power cap holds the lower ones: a device that draws less, as one
-    that does a smaller share of the work, is faster by that. What is not known is no reason.
+    It must not if heat or a fault limited the clocks of either; nor if their median SM clocks
+    differ by more than 1 %, unless the power cap explains the lower one: a device with less work
+    draws less power and clocks higher. Unknown clocks are no reason.
     """
     for one, name in ((base, "the baseline point"), (row, "this point")):
         reasons = [reason for reason in _reasons(one) if reason not in NORMAL_LIMITS]
@@ -285,9 +284,9 @@ def _models_of(row: PointRow) -> Sequence[str]:
 
 
 def probe_speeds(row: PointRow) -> list[float]:
-    """Return the samples/s of each device alone with an equal share, by the probe.
+    """Return the samples/s of each device alone with an equal share, by rank, as it was probed.
 
-    Empty where no probe was made.
+    Empty where the devices were not probed.
     """
     if not row.global_batch_size or not row.fixed_ms_by_rank or not row.speed_by_rank:
         return []
@@ -300,7 +299,7 @@ def probe_speeds(row: PointRow) -> list[float]:
 
 
 class _OwnSpeeds:
-    """What devices of each model do alone, by the ok points of one device of a run.
+    """Samples/s of one device of each model, by the ok points of one device of a run.
 
     rows: of `points`. Of several alike the first counts.
     """
@@ -314,7 +313,10 @@ class _OwnSpeeds:
                 of_models.setdefault(_models_of(row)[0], row.throughput)
 
     def together(self, row: PointRow) -> float | None:
-        """Return the sum of what a point's devices do alone, in samples/s; None if not known."""
+        """Return the samples/s of a point's devices, each measured alone, added up.
+
+        None if not known.
+        """
         if row.world_size == 1:
             return row.throughput
         alone = self._alone.get(_key(row), {})
@@ -324,9 +326,9 @@ class _OwnSpeeds:
         return sum(probe_speeds(row)) or None
 
     def missing(self, row: PointRow) -> Sequence[str]:
-        """Return the models of a point that no such point of one device measured, each once.
+        """Return the device models of a point that no point of one device measured, each once.
 
-        All of them where one of its devices is emulated.
+        All of them if one of its devices is emulated.
         """
         known = self._alone.get(_key(row), {}) if row.slow_ratio == 1 else {}
         return [model for model in dict.fromkeys(_models_of(row)) if model not in known]
@@ -354,7 +356,7 @@ LOSSES = tuple(CAUSES)
 
 
 def has_causes(row: object) -> bool:
-    """Return whether any cause of what a step loses was measured."""
+    """Return whether a row has any of LOSSES but `lost_unexplained`."""
     return any(getattr(row, name, None) is not None for name in LOSSES[:-1])
 
 
@@ -471,7 +473,7 @@ _MADE = ("job_name", "params_json", "metrics_json")
 
 
 def write_summary(store: RunStore, run: Run) -> None:
-    """Write the table `summary` of a run, unless its points cannot be read.
+    """Write the table `summary` of a run; nothing if its points cannot be read.
 
     Raises ResultsError where the folder cannot be written.
     """
@@ -483,10 +485,10 @@ def write_summary(store: RunStore, run: Run) -> None:
 
 
 def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
-    """Return one row for each point of a run. points: its rows of that table, all attempts.
+    """Return one row for each point of a run.
 
-    params_json has the parameters with their types, and the settings that are not at their
-    defaults.
+    points: rows of the run in the table `points`, all attempts. In the result params_json has the
+    parameters with their types, and the settings that are not at their defaults.
     """
     found = []
     for row in scaling(points, run.baseline):

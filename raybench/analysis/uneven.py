@@ -35,7 +35,7 @@ class RankOfStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A point with some shares, which was measured.
+    """A measured point with its kind of shares.
 
     throughput: in samples/s. step_ms: its step.
     """
@@ -46,14 +46,14 @@ class Scenario:
 
     @property
     def shares(self) -> str:
-        """Return the shares as the job asks for them."""
+        """Return the kind of shares that the job asks for, as "equal" or "speed"."""
         return self.row.shares
 
     @property
     def half_width(self) -> float:
-        """Return half of the 95 % interval of the step over the step; 0 where it is not known.
+        """Return half of the step's 95 % interval as a share of the step; 0 if it is not known.
 
-        Over rounds; of one round over its samples, which is the least that is open.
+        The interval is over rounds; for one round over its samples, which is too narrow.
         """
         low, high = self.row.step_ms_low, self.row.step_ms_high
         if low is None or high is None:
@@ -62,7 +62,7 @@ class Scenario:
 
     @cached_property
     def ranks(self) -> tuple[RankOfStep, ...]:
-        """Return what each rank does; empty where the devices were not probed."""
+        """Return the part of each rank, in rank order; empty where the shares are not known."""
         row = self.row
         items, ratios = row.share_by_rank or (), row.slow_ratio_by_rank or ()
         are_fast: Sequence[bool] = [ratio is None for ratio in ratios]
@@ -84,52 +84,55 @@ class Scenario:
 
     @property
     def idle_share_of_fast(self) -> float | None:
-        """Return the share of the step for which fast devices wait for the last one, if known."""
+        """Return the mean share of the step for which fast devices wait; None if not known."""
         waits = [r.wait_ms for r in self.ranks if r.is_fast and r.wait_ms is not None]
         return sum(waits) / len(waits) / self.step_ms if waits else None
 
     @property
     def prediction_error(self) -> float | None:
-        """Return the predicted step over the measured one, less 1; None without one."""
+        """Return predicted step / measured step - 1; None without a prediction."""
         predicted = self.row.predicted_step_ms
         return None if predicted is None else predicted / self.step_ms - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Throughput of one scenario over another's, less 1, with the half of its 95 % interval."""
+    """Throughput of one scenario / another's - 1, with half of its 95 % interval."""
 
     gain: float
     half_width: float
 
 
 def gain_over(one: Scenario, other: Scenario) -> Gain:
-    """Return the throughput of `one` over that of `other`, less 1; above 0 where it is faster."""
+    """Return by what share the throughput of `one` is above that of `other` (0.1: 10 % more)."""
     ratio = one.throughput / other.throughput
     return Gain(gain=ratio - 1, half_width=ratio * math.hypot(one.half_width, other.half_width))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """Scenarios of the same devices and step, by their shares."""
+    """Scenarios of one step on the same devices: the kind of shares -> its scenario."""
 
     scenarios: Mapping[str, Scenario]
 
     @cached_property
     def first(self) -> ScaledRow:
-        """Return one row, for what all scenarios have in common."""
+        """Return the row of the first scenario: for the settings that all have in common."""
         return next(iter(self.scenarios.values())).row
 
     @property
     def slow_count(self) -> int:
-        """Return how many devices are slow."""
+        """Return how many devices are slow, emulated ones included."""
         if self.first.slow_ratio < 1:
             return min(self.first.slow_count, self.first.world_size)
         return sum(not rank.is_fast for rank in self._ranks)
 
     @property
     def probe_ratio(self) -> float:
-        """Return the speed of the slow devices over a fast one's, by the probes; 1 if not known."""
+        """Return the mean speed of a slow device over that of a fast one, as probed.
+
+        For emulated devices over their own full speed. 1 if no device is slow or was probed.
+        """
         found = [rank.slow_ratio for rank in self._ranks if rank.slow_ratio is not None]
         if found:
             return sum(found) / len(found)
@@ -156,7 +159,7 @@ class Fleet:
         return min(known, key=lambda one: one.row.predicted_step_ms or 0.0, default=None)
 
     def as_good(self) -> list[str]:
-        """Return the other shares that may be as good as the best ones, by their intervals."""
+        """Return the other kinds of shares whose gain over the best is 0 within its interval."""
         gains = {
             other.shares: gain_over(self.best, other)
             for other in self.scenarios.values()
@@ -166,7 +169,10 @@ class Fleet:
 
     @property
     def crossover_batch(self) -> float | None:
-        """Return the global batch above which shares by speed beat the fast devices, if known."""
+        """Return the global batch above which all devices, by speed, beat the fast ones alone.
+
+        None if not known.
+        """
         found = (s.row.crossover_batch for s in self.scenarios.values())
         return next((batch for batch in found if batch is not None), None)
 
@@ -174,8 +180,8 @@ class Fleet:
 def fleets(rows: Sequence[ScaledRow]) -> list[Fleet]:
     """Return the fleets that were measured with at least two kinds of shares.
 
-    By the number of devices, of slow ones, and by their speed, the fastest first. Points that are
-    not ok or have no throughput are left out.
+    They are sorted by their devices, their slow devices, and the speed of these, fastest first.
+    Points that are not ok or have no throughput are left out.
     """
     groups: dict[tuple[Any, ...], dict[str, Scenario]] = {}
     for row in rows:

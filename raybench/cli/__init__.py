@@ -51,13 +51,13 @@ _RUN_PACKAGES = frozenset({"pynvml", "ray", "torch"})
 
 
 class _LateGroup(click.Group):
-    """A group whose commands are imported when they are needed: `--help` stays fast."""
+    """A group whose commands are imported only when they are needed, so that `--help` is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return the command of this name; None where there is none."""
+        """Import the module of the command and return it; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
@@ -66,14 +66,14 @@ class _LateGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands: click would import them all for what each does."""
+        """Write the list of commands; imports none of them, unlike click."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return what click does. Raises UsageError, with the nearest one, for a wrong command."""
+        """Return what click returns. Raises UsageError for an unknown command, with the nearest."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from raybench.job.problems import say_unknown
 
@@ -81,7 +81,7 @@ class _LateGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names alone: to tell what each does, click would import them all."""
+        """Return the names of the commands, without help: click would import them all for it."""
         names = [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete)]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
@@ -94,8 +94,7 @@ def raybench() -> None:
 
 def _complain(text: str) -> None:
     """Print each line on stderr. What it holds of a job or a path does not control the terminal."""
-    from raybench.report.formatting import printable
-    from raybench.sweep import name_program
+    from raybench.report.formatting import name_program, printable
 
     click.echo("\n".join(map(printable, name_program(text).split("\n"))), err=True)
 
@@ -133,7 +132,7 @@ def _check_arguments() -> None:
 
 
 def main() -> None:
-    """Run the command line; every error becomes one exit code here."""
+    """Run the command line and exit the process; every error becomes one exit code here."""
     keep_stderr_usable()
     try:
         _check_arguments()

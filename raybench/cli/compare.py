@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from raybench.job.point import Point, Scalar
     from raybench.records.devices import Finding
     from raybench.report.comparison import Comparison
-    from raybench.results.reader import Run
-    from raybench.results.tables import PointRow
+    from raybench.results.tables import PointRow, Run
 
 
 REGRESSION, UNCLEAR = "regression", "unclear"
@@ -211,14 +210,14 @@ class Found:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """Return the facts that may change a measurement by name: versions, variables, devices."""
+        """Return name -> text of all that may change a measured time: versions, devices, code."""
         from raybench.analysis.compare import facts
         from raybench.results import reader
 
         return facts(self.run, reader.load(self.root, "devices", self.run_id))
 
     def points(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Return these columns of the rows of its points."""
+        """Return these columns of the run's rows in `points`; ResultsError if unreadable."""
         from raybench.results import reader
 
         read = reader.read_table(self.root, "points", self.run_id, columns)

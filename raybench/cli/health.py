@@ -82,7 +82,7 @@ def doctor_command(
 
 
 def format_text(diagnosis: Diagnosis) -> str:
-    """Return a line for each check, its advice below it, and how many are ok, warn and fail."""
+    """Return a line for each check, with its advice below it, and how many of each status."""
     from rich.table import Table
     from rich.text import Text
 
@@ -188,7 +188,7 @@ def health_command(
     from raybench.health.check import examine
     from raybench.health.suite import STAGES, title
     from raybench.records.devices import check_list_writable, write_device_list
-    from raybench.results.reader import RunStatus
+    from raybench.results.tables import RunStatus
     from raybench.results.writer import check_writable
 
     if "burn-in" in stages and not burn_in_s:
@@ -223,8 +223,8 @@ def load_health(
 ) -> HealthReport | None:
     """Return the results of a health check with its verdicts; None where the run is not one.
 
-    run: an id, or "latest". references: None: those that come with raybench. Raises ResultsError
-    where there is no such run.
+    run: as `raybench report` takes it. references: None for those that come with raybench. Raises
+    ResultsError where there is no such run or it cannot be read.
     """
     from raybench.analysis.references import SHIPPED
     from raybench.health.references import grades, measurements, read_findings

@@ -27,8 +27,7 @@ from raybench.cli.shared import (
 )
 from raybench.errors import UsageError
 from raybench.job.problems import did_you_mean, quote
-from raybench.report.formatting import printable
-from raybench.sweep import command, program
+from raybench.report.formatting import command, printable, program
 
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 
@@ -36,7 +35,7 @@ SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 def complete_workload(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return the built-in workloads; those of the user cannot be found without importing."""
+    """Return the built-in workloads that begin with `incomplete`; those of the user are unknown."""
     from raybench.job.registry import BUILTIN
 
     return [CompletionItem(name) for name in BUILTIN if name.startswith(incomplete)]
@@ -45,7 +44,7 @@ def complete_workload(
 def complete_template(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return the jobs that come with raybench."""
+    """Return the names of the jobs that come with raybench and begin with `incomplete`."""
     return [CompletionItem(name) for name in templates() if name.startswith(incomplete)]
 
 
@@ -120,7 +119,7 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
 
 
 def templates() -> dict[str, str]:
-    """Return the texts of the jobs that come with raybench by their names, sorted."""
+    """Return name -> YAML text of the jobs that come with raybench, sorted by name."""
     folder = files("raybench").joinpath("jobs")
     found = sorted(folder.iterdir(), key=lambda entry: entry.name)
     return {
@@ -131,7 +130,7 @@ def templates() -> dict[str, str]:
 
 
 def name_after(path: Path, otherwise: str) -> str:
-    """Return a name for a job, made of the name of a file; `otherwise` where nothing is left."""
+    """Return the name of a file as a valid job name; `otherwise` if no character of it is valid."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem)[:64].lstrip("_.-") or otherwise
 
 
@@ -253,7 +252,7 @@ class GlossaryEntry:
 
 @cache
 def load_glossary() -> tuple[GlossaryEntry, ...]:
-    """Return the entries of glossary.yaml in alphabetical order."""
+    """Return the entries of the glossary that comes with raybench, sorted by their word."""
     from ruamel.yaml import YAML
 
     text = files("raybench.report").joinpath("glossary.yaml").read_text(encoding="utf-8")

@@ -46,19 +46,19 @@ class ConsoleListener:
         self._name_of = name_of
 
     def tell(self, line: str) -> None:
-        """Print one line, as it is."""
+        """Print one line, neither wrapped nor coloured."""
         say(self._console, line)
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Show a spinner."""
+        """Return a context in which a spinner shows `what`; nothing where it is no terminal."""
         return self._console.status(what)
 
     def progress(self, plan: Plan, trials: int | None) -> PointProgress:
-        """Return the progress of a sweep of this plan, shown on the console."""
+        """Return a context that shows a sweep of this plan. trials: as of `PointProgress`."""
         return PointProgress(plan, self._console, trials, self._name_of)
 
     def show_cursor(self) -> None:
-        """Undo what a spinner has hidden."""
+        """Show the cursor again, which a spinner hides."""
         self._console.show_cursor()
 
 
@@ -113,7 +113,7 @@ class PointProgress:
             self._console.print()
 
     def show(self, event: Event) -> None:
-        """Print the line of an event that has one; draw what runs now."""
+        """Count an event; print the line of a finished point or a new round; redraw what runs."""
         if isinstance(event, PointAdded):
             self._total += 1
         elif isinstance(event, PointStarted):
@@ -140,7 +140,7 @@ class PointProgress:
         self._console.print(Text(line, style=style if self._live else ""), soft_wrap=True)
 
     def picture(self) -> RenderableType:
-        """Return the points that run, as many as fit, and how many are done."""
+        """Return what is redrawn: the running points, as many as fit, and how many are done."""
         running = list(self._running.values())
         most = max(1, self._console.height - 4)
         indent = " " * len(self._number())

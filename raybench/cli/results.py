@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from raybench.report.documents import Document
     from raybench.report.show import PointDetails
     from raybench.report.summary import Summary
-    from raybench.results.reader import Run
+    from raybench.results.tables import Run
 
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
@@ -123,7 +123,7 @@ def _draw(root: Path, found: Summary | HealthReport, kind: str) -> bytes:
 
 
 def format_page(root: Path, found: Summary | HealthReport) -> str:
-    """Return the HTML page of a run or of a health check, which is in the results folder `root`."""
+    """Return the HTML page of a run or of a health check of the results folder `root`."""
     from raybench.analysis.rounds import SAMPLE_COLUMNS, Trials, join_rounds, rank_by_iteration
     from raybench.health.report import HealthReport
     from raybench.health.report import format_page as format_check
@@ -176,15 +176,14 @@ def list_command(
     """List the runs in the results, the newest last."""
     from raybench.report.show import RunList
     from raybench.results import reader
-    from raybench.results.reader import no_runs, run_ids
-    from raybench.sweep import name_program
+    from raybench.results.reader import no_runs_message, run_ids
 
     if last and is_all:
         raise UsageError("--last and --all: give one of them")
     newest = last or (None if is_all or as_json else _LISTED)
     runs = reader.read_runs(results, newest)
     if not runs and not as_json:
-        click.echo(name_program(no_runs(results)), err=True)
+        click.echo(formatting.name_program(no_runs_message(results)), err=True)
         return
     machines = {} if as_json else {run.run_id: _machine(results, run) for run in runs}
     leads = None

@@ -55,7 +55,11 @@ overrides_option = click.option(
     "those of the file, 'baseline={precision: fp32}' takes their place.",
 )
 file_option = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write it to this file."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write it to this file, in the format that its name ends in (page.html), unless --format "
+    "names another.",
 )
 
 
@@ -132,8 +136,9 @@ device_option = partial(
 def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "terminal") -> Option:
     """Return the options `--format` and `--json`, which give a command the argument `kind`.
 
-    kinds: the choices of `--format`. meaning: its help. usual: `kind` where neither is given. The
-    command raises UsageError where both are given and differ.
+    kinds: the choices of `--format`. meaning: its help. usual: the value of `kind` if neither
+    option is given and the name of the option `output` does not end in one of `kinds`, as in
+    page.html. The command raises UsageError if both are given and differ.
     """
 
     def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,7 +146,9 @@ def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "term
         def with_kind(*, kind: str | None, as_json: bool, **given: Any) -> Any:
             if as_json and kind not in (None, "json"):
                 raise UsageError(f"--json: means --format json, got --format {kind}")
-            return command(kind="json" if as_json else kind or usual, **given)
+            ending = given["output"].suffix[1:] if given.get("output") else ""
+            otherwise = ending if ending in kinds else usual
+            return command(kind="json" if as_json else kind or otherwise, **given)
 
         choices = click.Choice(kinds)
         also = click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
@@ -188,8 +195,9 @@ devices_option = click.option(
 
 
 def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()) -> RunTarget:
-    """Return where a command runs its points, by the options of this module that it was given.
+    """Return where a command runs its points.
 
+    given: the command's arguments, with those of address, device, output, wait, shared and devices.
     profiled: ids of the points to profile. Raises UsageError where the file of --devices is wrong.
     """
     from raybench.records.devices import read_device_list
@@ -210,9 +218,10 @@ def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()
 def complete_run(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return ids of the runs in the results, the newest first, then of folders of results inside.
+    """Return the run ids that begin with `incomplete`, the newest first.
 
-    Paths where a path was begun.
+    Runs of results folders inside the results come last, as `examples/RUN`. If no run begins so
+    and there is a slash, the shell completes a path.
     """
     inside = [f"{folder}/{name}" for folder in _inside(ctx) for name in _runs(ctx, folder)]
     names = [name for name in (_LATEST, *_runs(ctx), *inside) if name.startswith(incomplete)]
@@ -224,7 +233,7 @@ def complete_run(
 def complete_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return ids of the points of the run that was given, in the order of the plan."""
+    """Return ids of points of the run that was typed, in plan order; [] unless one run matches."""
     folder, _, given = str(ctx.params.get("run") or "").rpartition(os.sep)
     if folder not in ("", *_inside(ctx)):
         return []
@@ -241,7 +250,7 @@ def complete_point(
 def complete_any_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return ids of the points of all runs in the results, those of the newest run first."""
+    """Return ids of points of all runs in the results, the newest run first."""
     return _point_ids(_results(ctx), _runs(ctx), incomplete)
 
 
@@ -290,7 +299,7 @@ _STDERR = 2
 def write_result(text: str) -> None:
     """Write the result to stdout. Raises ResultsError when it cannot be written.
 
-    A reader that has left (`| head`) has what it wanted: the exit code stays that of the command.
+    Nothing is raised where the reader of a pipe has left (`| head`); the rest is dropped.
     """
     try:
         click.echo(text, nl=False)
@@ -303,7 +312,7 @@ def write_result(text: str) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write the result to a file. Raises ResultsError when it cannot be written."""
+    """Write the result to a file, in place of an older one. Raises ResultsError if that fails."""
     is_new = not os.path.lexists(path)
     try:
         path.write_bytes(content)
@@ -316,10 +325,10 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def append_to_github_summary(markdown: str) -> None:
-    """Append to the summary of a step of GitHub Actions, the file that GITHUB_STEP_SUMMARY names.
+    """Append to the file that GITHUB_STEP_SUMMARY names: the summary of a step of GitHub Actions.
 
-    Raises UsageError when none is named, ResultsError when it cannot be written. GitHub shows up
-    to 1 MiB, and says so itself where it is more.
+    Raises UsageError when the variable is not set, ResultsError when the file cannot be written.
+    GitHub shows up to 1 MiB, and says so itself if it is more.
     """
     name = os.environ.get("GITHUB_STEP_SUMMARY")
     if not name:
@@ -334,23 +343,24 @@ def append_to_github_summary(markdown: str) -> None:
 
 
 def color() -> bool:
-    """Return whether stdout takes colours. It is None where the shell closed it (`>&-`)."""
+    """Return whether stdout is a terminal that shows colours, and NO_COLOR is not set."""
     takes_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
+    # It is None where the shell closed it (`>&-`).
     return sys.stdout is not None and sys.stdout.isatty() and not takes_none
 
 
 def width() -> int:
-    """Return the width of the terminal, or what COLUMNS says; where output is piped, 80."""
+    """Return the width of the terminal in characters, COLUMNS if set; 80 where it is piped."""
     return shutil.get_terminal_size((80, 24)).columns
 
 
 def text_width() -> int:
-    """Return the width of a text, which longer lines make hard to read."""
+    """Return the width for running text in characters: that of the terminal, at most 100."""
     return min(width(), 100)
 
 
 def scalar_text(value: object) -> str:
-    """Write a value as a job file has it."""
+    """Return a value as a job file has it: `true`, `none`, `64`, `bf16`."""
     from raybench.report.formatting import printable
 
     if isinstance(value, bool):
@@ -359,7 +369,7 @@ def scalar_text(value: object) -> str:
 
 
 def json_text(value: object) -> str:
-    """Write an object as JSON, with a line for each of its values."""
+    """Return an object as JSON text: indented by 2, with a newline at its end."""
     return json.dumps(value, indent=2) + "\n"
 
 
@@ -369,10 +379,10 @@ def write_document(
     path: Path | None = None,
     make_page: Callable[[], str] | None = None,
 ) -> None:
-    """Write a document to a file, or to stdout where there is none.
+    """Write a document to the file `path`, or to stdout for None.
 
-    kind: terminal (for this one), md, json, or html: the page that `make_page` returns. Raises
-    ResultsError when it cannot be written.
+    kind: terminal, md, json or html. make_page: for html, returns the page; None: the document's
+    own. Raises ResultsError when it cannot be written.
     """
     from raybench.report.documents import format_document
 
@@ -389,9 +399,8 @@ def write_document(
 
 
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return columns of text, as wide as the terminal at most, plain where it is piped."""
-    from raybench.report.blocks import SETTING_CHARS, Column, Table
-    from raybench.report.documents import render
+    """Return a table as text, as wide as the terminal at most, in colour if that has colours."""
+    from raybench.report.documents import SETTING_CHARS, Column, Table, render
 
     columns = (
         Column(
@@ -413,17 +422,20 @@ def make_console() -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """Print one line as it is: neither wrapped nor coloured, so that it can be copied."""
-    from raybench.report.formatting import printable
+    """Print one line, neither wrapped nor coloured, so that commands in it can be copied."""
+    from raybench.report.formatting import name_program, printable
 
-    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(name_program(text)), markup=False, highlight=False, soft_wrap=True)
 
 
 class _LossyFile(io.FileIO):
-    """Drops what cannot be written; what comes later may have room again."""
+    """A file that never raises: what it cannot write is lost, later writes are tried again."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
-        """Return the size of `data`, as if all had been written; drop what cannot be."""
+        """Write as much of `data` as the file takes, and always return its size in bytes.
+
+        After the first OSError, as of a full disk, the rest of `data` is lost.
+        """
         left = memoryview(data).cast("B")
         size = len(left)
         try:
@@ -435,7 +447,10 @@ class _LossyFile(io.FileIO):
 
 
 def keep_stderr_usable() -> None:
-    """Replace sys.stderr by a stream that never raises; a stream of somebody else stays."""
+    """Replace sys.stderr by a stream that never raises, unless a program has replaced it already.
+
+    Closed descriptors 0, 1 and 2 are opened on /dev/null.
+    """
     # What is closed of 0, 1 and 2: the next file opened would be what others write to.
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= _STDERR:

@@ -36,9 +36,8 @@ from raybench.cli.shared import (
     write_result,
 )
 from raybench.errors import ResultsError, UsageError
-from raybench.report.formatting import counted, printable
-from raybench.results.reader import RunStatus
-from raybench.sweep import command
+from raybench.report.formatting import command, counted, printable
+from raybench.results.tables import RunStatus
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -375,9 +374,10 @@ _MOST_EXPLAINED = 3
 
 
 def select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan:
-    """Return the plan with the points for which `expression` is true; all for None.
+    """Return the plan with only the points for which `expression` is true; unchanged for None.
 
-    Raises UsageError where the expression is wrong or selects no point; `option` names it.
+    option: the command's option that has the expression, for messages. Raises UsageError where the
+    expression is wrong or selects no point.
     """
     if expression is None:
         return plan
@@ -393,7 +393,7 @@ def select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> 
 
 def _read_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
     """Return a size in bytes; None for None. Raises BadParameter for a text that is no size."""
-    from raybench.job.model import read_bytes
+    from raybench.job.source import read_bytes
 
     if text is None:
         return None
@@ -439,9 +439,10 @@ def plan_command(
 
 
 def print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = None) -> None:
-    """Print the plan on stdout and its warnings on stderr.
+    """Print the plan on stdout, as text or JSON, and its warnings on stderr.
 
-    device_bytes: memory of a device; None: fits are not told.
+    device_bytes: memory of one device: the text then says which points are estimated not to fit.
+    None: it does not.
     """
     from raybench.job.registry import estimate
 

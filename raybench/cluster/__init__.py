@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from raybench.cluster.allocator import Strategy
-from raybench.cluster.device_reservation import ReservationTerms
-from raybench.records import Answer, Device, DeviceKind, DeviceSample, Task
-from raybench.records.devices import DeviceFacts, DeviceList
+from raybench.records import Answer, Device, DeviceKind, Task
+from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
+
+if TYPE_CHECKING:  # `raybench plan` shall not wait for psutil
+    from raybench.cluster.device_reservation import ReservationTerms
 
 
 class Cluster(Protocol):
@@ -25,13 +27,14 @@ class Cluster(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Number of devices that a point could have, also before `start`."""
+        """Largest number of devices that a point can have; known before `start` too."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Device of every worker; the worker id is the position. By rack, node and index.
+        """Device of every worker; the worker id is the position.
 
-        Empty before `start`. Workers that come late are appended; a lost worker stays.
+        Empty before `start`. Then sorted by rack, node and index; workers that come late are
+        appended. The device of a lost worker stays.
         """
 
     @property
@@ -54,7 +57,7 @@ class Cluster(Protocol):
         """
 
     def refresh(self, timeout_s: float) -> None:
-        """Take in workers that came and note lost ones; wait at most `timeout_s` for one.
+        """Add workers that came and note lost ones; wait at most `timeout_s` for one.
 
         Changes `devices`, `lost` and `pending`. Raises ClusterError when the cluster is gone.
         """
@@ -86,7 +89,8 @@ class Cluster(Protocol):
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
         """Return state and error counters of each device, in the order of `devices`.
 
-        No point may run meanwhile. One whose node does not answer is `unread`; never raises.
+        No point may run meanwhile. Never raises: if a node does not answer, `unread` of its devices
+        says so.
         """
 
     def close(self) -> None:
@@ -105,14 +109,17 @@ def connect(
     terms: ReservationTerms | None = None,
     only: DeviceList | None = None,
 ) -> Cluster:
-    """Join the Ray cluster at `address`, or start a private one; its workers are not started yet.
+    """Join the Ray cluster at `address`, or start a private one, and return it.
 
-    address: `auto`, `local` or HOST:PORT. wanted: devices of the biggest point. end: ends this
-    process where it waits for a cluster that is gone; it gets what is gone. wait_s: how long
-    devices that are not there yet may take to come. oversubscribe: whether CPU workers of a private
-    cluster may share cores. log: gets a line for the user when workers are waited for, come late
-    or are lost. terms: on which devices are taken from other sweeps. only: the devices to use.
-    Raises ClusterError where no cluster can be joined or started, UsageError for a bad address.
+    No worker is started yet: call `start`, and `close` at the end.
+
+    address: `auto`, `local` or HOST:PORT. wanted: devices of the biggest point. end: must end this
+    process; it is called with a reason, in a thread, while the process waits for a cluster that is
+    gone. wait_s: how long missing devices may take to come. oversubscribe: whether CPU workers of a
+    private cluster may share cores. log: gets a line for the user when workers are waited for, come
+    late or are lost. terms: how devices are shared with other sweeps; None locks none. only: the
+    devices to use; None for any. Raises ClusterError where no cluster can be joined or started,
+    UsageError for a bad address.
     """
     from raybench.cluster.ray_cluster import start
     from raybench.cluster.ray_cluster.cluster import RayCluster
@@ -124,8 +131,8 @@ def connect(
 def starts_private(address: str) -> bool:
     """Return whether `connect` will start a private Ray on this host.
 
-    Where False, it may still do so: a cluster of this host that looks alive may be gone.
-    Raises ClusterError where several clusters of this host could be meant.
+    If False, it may still do so: a cluster of this host that looks alive may be gone. Raises
+    ClusterError where `auto` could mean several clusters of this host.
     """
     if address != "auto" or os.environ.get("RAY_ADDRESS"):
         return address == "local"

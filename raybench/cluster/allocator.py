@@ -15,7 +15,7 @@ Isolation = Literal["cluster", "node", "device"]
 
 
 def in_device_order(devices: Sequence[Device]) -> list[int]:
-    """Return the positions of `devices`, sorted by rack, node (address, then id) and device index.
+    """Return the indices of `devices`, sorted by rack, node (address, then id) and device index.
 
     Placement groups and GPU ids come in any order, so ranks would change from run to run. Nodes
     that share a machine share an address: the node id tells them apart.
@@ -28,14 +28,14 @@ def in_device_order(devices: Sequence[Device]) -> list[int]:
     return sorted(range(len(devices)), key=key)
 
 
-def shares(
+def counts_by_node(
     free: Mapping[str, int], count: int, strategy: Strategy, racks: Mapping[str, str] | None = None
 ) -> dict[str, int]:
-    """Return by node id how many of `count` devices each node gives; of all where fewer are free.
+    """Return node id -> how many devices to take from it, `count` in all, or all if fewer are free.
 
-    Nodes that give none are not in it. Chooses as `DeviceAllocator` does on an idle cluster,
-    knowing only how many devices of each node are free. free: devices by node id. racks: by node
-    id; nodes that are not in it count as one more rack.
+    Nodes that give none are left out. Chooses as `DeviceAllocator` does on an idle cluster.
+    free: node id -> number of its free devices. racks: node id -> rack; nodes that are not in it
+    are one more rack.
     """
     there: dict[str, dict[str, list[_Place]]] = {}
     for node, number in sorted(free.items()):
@@ -108,7 +108,7 @@ def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
 
 
 def devices_shared(devices: Sequence[Device]) -> list[str]:
-    """Return the UUIDs of devices that several workers have; these would measure each other."""
+    """Return the UUIDs of devices that more than one worker owns: the workers share their time."""
     owners = Counter(device.uuid for device in devices)
     return [uuid for uuid, count in owners.items() if count > 1]
 
@@ -120,7 +120,7 @@ _WorkersOf = Callable[[str, int], Sequence[int]]
 
 
 class DeviceAllocator:
-    """The alive workers of a cluster, and the place for one more point beside those that run.
+    """Chooses workers for one more point among the alive workers of a cluster.
 
     A point gets as many devices of as many nodes of the same models as it would get on the idle
     cluster: points beside it change which ones, never how many it has on one node, or how many
@@ -158,10 +158,10 @@ class DeviceAllocator:
         self._order_of_choice = [place.number for place in _ordered(racks, strategy)]
 
     def choose(self, world_size: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:
-        """Return the ids of workers for one more point, in rank order; None where it has to wait.
+        """Return the ids of workers for one more point, in rank order; None if it cannot begin now.
 
-        None also where there are fewer workers than it needs. taken: ids of the workers of points
-        that run; lost ones among them are ignored.
+        None also if there are fewer workers than it needs. Nothing is reserved. taken: ids of the
+        workers of running points, which may be lost.
         """
         if world_size > self.alive or (self._isolation == "cluster" and taken):
             return None

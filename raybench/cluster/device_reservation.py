@@ -77,14 +77,14 @@ class Holder:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the holder's driver ran on this host and has ended; its locks are freed soon."""
+        """Whether the holder's driver ran on this host and has ended; False for another host."""
         is_here = self.process_id > 0 and self.host == socket.gethostname()
         return is_here and not psutil.pid_exists(self.process_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationTerms:
-    """On which terms a sweep takes its devices.
+    """How a sweep shares its devices with other sweeps.
 
     holder: this sweep, as other sweeps will see it. shared: measure beside sweeps that have the
     same devices. wait_s: without `shared`, how long to wait for such sweeps to end.
@@ -97,9 +97,10 @@ class ReservationTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockResult:
-    """What came of locking devices. others: name of each device that others use -> these sweeps.
+    """The result of locking devices. others: device name -> the other sweeps that use it.
 
-    problem: why the locks could not be had; then no other sweep is seen, and none is kept out.
+    problem: why nothing could be locked or seen, "" normally; the caller then goes on without
+    locks.
     """
 
     others: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)
@@ -119,17 +120,19 @@ def this_process(what: str) -> Holder:
 
 
 class DeviceLocks:
-    """The locks of devices that this process holds, until it ends or closes them."""
+    """The device locks of this process on this host, held until `close` or its end."""
 
     def __init__(self) -> None:
         self._folder = Path(os.environ.get(FOLDER_VARIABLE) or _FOLDER)
         self._held: dict[str, tuple[int, Path]] = {}
 
     def lock(self, devices: Sequence[str], holder: Holder, shared: bool) -> LockResult:
-        """Lock the devices, and return who else uses them, or why they could not be locked.
+        """Lock the devices; return who else uses them, or why locking failed. Never raises.
 
-        Without `shared` none is locked where another sweep uses one. devices: as by `lock_name`.
-        Waits 5 s at most for other processes that lock devices of this host now.
+        They are locked in addition to those of earlier calls. If another sweep uses one of them,
+        none is locked, unless `shared`: then all are. devices: names as returned by `lock_name`.
+        holder: this sweep, which is not counted as another. Waits at most 5 s while another process
+        of this host locks devices, then the result has a `problem`.
         """
         try:
             with _exclusive(self._folder):
@@ -151,7 +154,8 @@ class DeviceLocks:
     def other_users(self, devices: Sequence[str], sweep: str = "") -> LockResult:
         """Return who uses the devices now, or why that cannot be seen; locks nothing.
 
-        devices: as by `lock_name`. sweep: of a `Holder` that is left out.
+        devices: names as returned by `lock_name`. sweep: `Holder.sweep` of the sweep not to report;
+        "" reports all, also this process.
         """
         try:
             return LockResult(others=self._find_others(devices, sweep))
@@ -255,7 +259,10 @@ def _read_holder(path: Path) -> Holder | None:
 
 
 def lock_name(device: Device) -> str:
-    """Return the name by which a worker's device is locked: its GPU, or all CPUs of its host."""
+    """Return the name under which a worker's device is locked: the GPU's UUID, or "CPU" for a CPU.
+
+    So all CPU workers of a host share one lock.
+    """
     return device.uuid if device.kind == "cuda" else CPU
 
 
@@ -263,9 +270,9 @@ def lock_name(device: Device) -> str:
 def reserve_this_hosts_cpus(terms: ReservationTerms, log: Callable[[str], None]) -> Iterator[None]:
     """Return a context in which this process has locked the CPUs of this host.
 
-    For the start of Ray, which would disturb other sweeps here: they are waited for first, but not
-    with shared terms. log: gets a line for the user while they are waited for. Raises
-    DevicesInUseError where another sweep has them for longer than the terms say.
+    To start Ray in it, which would disturb other sweeps here. Unless the terms are shared, it first
+    waits for their end, up to `terms.wait_s`, and then raises DevicesInUseError. log: gets a line
+    for the user when it waits.
     """
     locks = DeviceLocks()
 
@@ -312,9 +319,10 @@ class DeviceReservation:
         self.other_sweeps: tuple[str, ...] = ()
 
     def reserve(self, devices: Sequence[Device]) -> None:
-        """Lock the devices until the sweep ends, and wait for other sweeps as the terms say.
+        """Lock the devices until the sweep ends; sets `other_sweeps`.
 
-        Raises DevicesInUseError where another sweep has one of them for longer.
+        If another sweep has one of them, and the terms are not shared, waits for its end up to
+        `wait_s` of the terms, and then raises DevicesInUseError. Without terms it does nothing.
         """
         if (terms := self._terms) is not None:
             others = _wait_for_others(lambda: self._lock(devices, terms), terms, self._log)
@@ -322,7 +330,10 @@ class DeviceReservation:
             self.other_sweeps = tuple(dict.fromkeys(holders))
 
     def try_reserve(self, devices: Sequence[Device]) -> str:
-        """Lock the devices without waiting; return who has them, or "" where they are locked."""
+        """Lock the devices without waiting; return "" or, in words, which other sweep has them.
+
+        "" too without terms, and with shared ones: then other sweeps do not matter.
+        """
         if self._terms is None:
             return ""
         others = self._lock(devices, self._terms)
@@ -430,7 +441,7 @@ class NodeUse:
 def read_node_use(devices: Sequence[Device], locks: DeviceLocks, holder: Holder) -> NodeUse:
     """Return who uses these devices of this node now. holder: this sweep.
 
-    Must be called in a child of the node's raylet, by which it knows the processes of the sweep.
+    Must be called in a child process of the node's raylet: other children belong to this sweep.
     """
     names = list(dict.fromkeys(map(lock_name, devices)))
     locked = locks.other_users(names, holder.sweep)
@@ -458,9 +469,10 @@ def read_node_use(devices: Sequence[Device], locks: DeviceLocks, holder: Holder)
 
 
 def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Iterator[str]:
-    """Yield in a few words each sweep and process that used devices of this node beside ours.
+    """Yield, in a few words each, the other sweeps and processes that used devices of this node.
 
-    before, after: two looks at the node, between which the devices were used.
+    before, after: the node's use just before and just after our own. devices: at least one, all of
+    this node.
     """
     host = devices[0].host
     yield from (str(one) for one in dict.fromkeys((*before.holders, *after.holders)))

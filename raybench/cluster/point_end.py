@@ -37,7 +37,7 @@ _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<functio
 
 
 class RunningRanks(Protocol):
-    """The ranks of one point while it runs, as their cluster reaches them.
+    """The ranks of one point while it runs; each kind of cluster has its own class.
 
     devices: of the ranks, in their order.
     """
@@ -45,26 +45,25 @@ class RunningRanks(Protocol):
     devices: Sequence[Device]
 
     def answers(self, timeout_s: float) -> Mapping[int, Answer]:
-        """Return the answers since the last call, by rank, in the order in which they came.
+        """Return rank -> answer for those that came since the last call, in the order of coming.
 
-        Wait at most so long, and return as soon as there is an answer; it may also return early
-        without one. The answer of a rank whose process has died, or whose node is gone, is a
-        Failure.
+        Waits up to `timeout_s` for the first one; may also return early without one. A rank whose
+        process has died, or whose node is gone, has a Failure.
         """
 
     def abort(self) -> None:
         """Tell all ranks to give up their process group, if they have one. Does not wait."""
 
     def kill(self, ranks: Collection[int]) -> None:
-        """Kill the processes of these ranks; `answers` returns nothing of them any more."""
+        """Kill the processes of these ranks; `answers` never returns an answer of them again."""
 
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
-        """Return by rank the last lines that its process wrote; "" or no entry if not to be had."""
+        """Return rank -> the last lines that its process wrote; "" or no entry if unknown."""
 
     def wait_until_free(self, ranks: Collection[int], timeout_s: float) -> Sequence[str]:
-        """Wait until the devices of killed ranks have their memory back.
+        """Wait until the memory of killed ranks is freed on their devices.
 
-        Return a sentence for each that has not in time.
+        Return a sentence for each device where it is not after `timeout_s`; () if all is free.
         """
         return ()
 
@@ -83,10 +82,11 @@ class Outcome:
 
 
 def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
-    """Collect the answers; after a failure, or when the time is up, end the point on all ranks.
+    """Collect the answers of all ranks and return how the point ended.
 
-    Ranks that can go on keep their processes; the others are killed, and the memory of their
-    devices is free when this returns, or their failure says that it is not.
+    After a failure, or after `task.settings.timeout_s`, it ends the point on all ranks. Ranks that
+    can go on keep their processes; the others are killed. The memory of their devices is free when
+    this returns, or their failure says that it is not.
     """
     point = _Point(ranks)
     limit_s = task.settings.timeout_s
@@ -147,7 +147,7 @@ class _Point:
         self._log_tails: dict[int, str] = {}
 
     def collect(self, timeout_s: float, enough: Callable[[], object] = lambda: False) -> None:
-        """Take in answers until none is missing, `enough` returns a true value, or time is up."""
+        """Add answers until none is missing, `enough` returns a true value, or time is up."""
         deadline_s = time.monotonic() + timeout_s
         while self.missing and not enough() and (left_s := deadline_s - time.monotonic()) > 0:
             for rank, answer in self._ranks.answers(left_s).items():
@@ -157,10 +157,10 @@ class _Point:
                     self.failures += [answer] if isinstance(answer, Failure) else []
 
     def observe(self, finished: frozenset[int]) -> PointObservation:
-        """Return all that is known of the ranks now, also by the logs of stuck and dead ones.
+        """Return all that is known of the ranks now, with the logs of stuck and dead ones.
 
-        The answer of a dead process has the end of its log, and the signal that is named there.
-        finished: as of a `PointObservation`.
+        The failure of a dead process gets the end of its log as detail, and its message names the
+        signal that the log tells. finished: as in `PointObservation`.
         """
         died = [one for one in self.failures if one.error_type in _DEATHS]
         tails = self._log_tails
@@ -201,7 +201,10 @@ class PointObservation:
         return [rank for rank in range(self.world_size) if rank not in self.answers]
 
     def waits_for(self, rank: int) -> Literal["nothing", "device", "collective"]:
-        """Return what a stuck rank waits for, by the stack in its log; "nothing" without one."""
+        """Return what a stuck rank waits for, by the stack in its log; "nothing" without a stack.
+
+        "nothing" also if it computes.
+        """
         frames = _main_thread(self.log_tails.get(rank, ""))
         if not frames:
             return "nothing"
@@ -218,7 +221,7 @@ class PointObservation:
         return "device" if "/torch/cuda/" in path and function == "synchronize" else "nothing"
 
     def place(self, rank: int) -> str:
-        """Return `, at net.py:60 in spin` for a stuck rank; "" where that is not known."""
+        """Return where a stuck rank is, as `, at net.py:60 in spin`; "" if that is not known."""
         frames = [] if rank in self.answers else _main_thread(self.log_tails.get(rank, ""))
         if not frames:
             return ""
@@ -248,9 +251,10 @@ def _own_failure(answers: Collection[Answer]) -> Failure | None:
 
 
 def cause_of(answers: Collection[Answer]) -> Failure | None:
-    """Return the failure of the rank that most likely made its point fail; None without one.
+    """Return the failure that most likely made the point fail; None if no answer is a failure.
 
-    A rank's own failure comes before the loss of a peer; then oom, lost, error and timeout.
+    A failure other than the loss of a peer (PeerFailed) comes first; among those by status: oom,
+    lost, error, timeout.
     """
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     own = [failure for failure in failures if failure.error_type != Cause.PEER_FAILED]
@@ -272,10 +276,10 @@ def _hanging(point: PointObservation) -> list[int]:
 
 
 def after_failure(point: PointObservation) -> tuple[Answer, ...]:
-    """Return the final answer of each rank, in rank order, of a point that failed in time.
+    """Return the final answer of each rank, in rank order, of a point that failed before its limit.
 
-    A failure of a rank's own stays; ranks that only lost a peer get PeerFailed, and those that are
-    stuck without any failure elsewhere NoAnswer.
+    A rank keeps its own failure. Ranks that only lost a peer get PeerFailed. If no rank has a
+    failure of its own, those without an answer get NoAnswer.
     """
     cause = _own_failure(point.answers.values())
     if cause is not None:
@@ -301,8 +305,9 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
 def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
     """Return the final answer of each rank, in rank order, of a point whose time is up.
 
-    Ranks that answer once they are told to stop had only waited for others. So had those whose
-    stack ends in a collective or in a wait for the device, if there is another rank to blame.
+    Ranks that answered when they were told to stop had only waited for others. So had those whose
+    stack ends in a collective or in a wait for the device, if there is another rank to blame: they
+    get PeerFailed, the ranks to blame a timeout. timeout_s: the limit, for the message.
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
     blamed = _hanging(point) or late
@@ -362,10 +367,10 @@ def _judge(
 
 
 def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answer, ...]:
-    """Return the answers; those of ranks that were lost with their node or device say so.
+    """Return the answers, in which a rank that was lost with its node or device says so.
 
-    A failure that the rank itself reported stays, also when it took the device along.
-    reasons: why each rank's worker is lost, as the pool words it; "" where it is not.
+    This replaces failures with the status lost or timeout; other answers stay. reasons: for each
+    rank why its worker is lost (`WorkerHandle.lost_because`); "" if it is not.
     """
     told = []
     for answer, reason in zip(answers, reasons, strict=True):

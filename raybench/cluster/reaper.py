@@ -44,9 +44,10 @@ def new_mark() -> str:
 
 
 def reap_orphans_of_worker() -> None:
-    """Have a watcher kill what this worker leaves behind, and the worker soon after its raylet.
+    """Start a watcher that kills what this worker leaves behind when it ends.
 
-    The worker must have been started with MARK in its environment, which its children inherit.
+    It also kills the worker soon after its raylet has ended. The worker must have been started with
+    MARK in its environment, which its children inherit.
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
@@ -55,9 +56,9 @@ def reap_orphans_of_worker() -> None:
 
 @contextmanager
 def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[None]:
-    """Return a context: a watcher ends the processes started in it soon after this process ends.
+    """Return a context whose child processes a watcher kills soon after this process ends.
 
-    folder: of these processes. It is removed then, unless there is a file KEPT in it.
+    folder: the files of these processes; the watcher then removes it, unless it has a file KEPT.
     """
     # Not at the top: the watcher runs this file alone.
     import psutil

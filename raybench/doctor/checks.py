@@ -64,7 +64,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the checks look at.
+    """What is known of the cluster, for the checks.
 
     devices: those with a worker, by node and then by index; one at least. versions: of this
     process. refusal: why raybench would measure nothing on these devices; empty where it would.
@@ -85,7 +85,7 @@ class Facts:
 
     @property
     def nodes(self) -> dict[str, list[Device]]:
-        """Return the devices of each node, by its id."""
+        """Return node id -> its devices."""
         nodes: dict[str, list[Device]] = {}
         for device in self.devices:
             nodes.setdefault(device.node_id, []).append(device)
@@ -93,10 +93,10 @@ class Facts:
 
 
 def check_facts(facts: Facts) -> list[Check]:
-    """Return the checks that need no work of the devices, in the order of the output.
+    """Return the checks that need no computation on the devices, in the order of the output.
 
-    The checks of GPUs are left out where no worker owns one; each variable that costs something
-    adds a check.
+    Checks of GPUs are left out if no worker owns one. Each environment variable whose value slows
+    measurements down adds a check.
     """
     in_use = (
         "both share the devices and their time: wait for its end, or measure on others; a sweep "
@@ -113,16 +113,16 @@ def check_facts(facts: Facts) -> list[Check]:
 def judge(
     name: str, found: str, advice: str, verdict: Verdict = Verdict.WARN, **details: Any
 ) -> Check:
-    """Return a check that has `verdict` where there is advice, and is ok without.
+    """Return a check with `verdict` if there is advice, else with the verdict ok.
 
-    details: for programs, as of `Check`.
+    details: as in `Check`, for programs.
     """
     verdict = verdict if advice else Verdict.OK
     return Check(name=name, verdict=verdict, found=found, advice=advice, details=details)
 
 
 def label(device: Device) -> str:
-    """Return `alpha cuda:3`, or of a CPU worker `alpha process 4711`."""
+    """Return how a device is called in a check: `alpha cuda:3`, or `alpha process 4711`."""
     number = f"cuda:{device.index}" if device.kind == "cuda" else f"process {device.process_id}"
     return f"{device.host} {number}"
 
@@ -151,7 +151,7 @@ def _describe(devices: Sequence[Device], values: Iterable[str | None]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """A check of one fact of each device.
+    """A check that looks at one fact of each device.
 
     fact: in words; None where it is unknown. is_bad: whether it warns because of a device, given
     all devices; must be False where the fact is unknown. advice: where any device is bad. is_grave:
@@ -168,7 +168,7 @@ class _Rule:
     is_of_nodes: bool = False
 
     def check(self, facts: Facts) -> Check:
-        """Return the check of all devices, with the labels of the bad ones in its details."""
+        """Return the check over all devices; details: {"devices": labels of the bad ones}."""
         asked = [own[0] for own in facts.nodes.values()] if self.is_of_nodes else facts.devices
         bad = [device for device in asked if self.is_bad(device, asked)]
         found, advice = _describe(asked, map(self.fact, asked)), self.advice if bad else ""

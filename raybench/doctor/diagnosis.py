@@ -73,10 +73,10 @@ class Diagnosis:
 def open_cluster(
     address: str, device: Literal["auto", "cuda", "cpu"], end: Callable[[str], None]
 ) -> Cluster:
-    """Return a cluster that other sweeps may use too; the caller closes it.
+    """Join or start a cluster, whose devices other sweeps may use too; the caller closes it.
 
-    end: is called with the reason when the cluster cannot be used any more. Raises ClusterError
-    where there is no cluster.
+    address, device, end: as for `raybench.cluster.connect`, which may start a private Ray. Raises
+    ClusterError where no cluster can be joined or started.
     """
     from raybench.cluster import connect
     from raybench.cluster.device_reservation import ReservationTerms, this_process
@@ -87,10 +87,10 @@ def open_cluster(
 
 
 def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
-    """Return the results of all checks, with a worker started on every device; takes seconds.
+    """Start a worker on every device, and return the results of all checks; takes seconds.
 
-    phase: shows a text while a part of it runs. Raises ClusterError where no worker starts. Where
-    raybench refuses the devices, the checks that need their work are left out.
+    phase: returns a context that shows a text meanwhile. Raises ClusterError where no worker
+    starts. If raybench refuses the devices, the checks that compute on them are left out.
     """
     refusal = ""
     with phase(f"starting {counted(cluster.capacity, 'worker')}"):
@@ -210,7 +210,7 @@ def _judge_all_reduce(measured: Sequence[Measurement]) -> list[Check]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTransports:
-    """What one rank printed.
+    """The transports and limits that one rank printed.
 
     adapters: the RDMA adapters of its host. memlock: bytes that may be locked, or `unlimited`;
     empty where it is not told. peers: gloo's connections as (interface, own address, address of
@@ -228,10 +228,11 @@ _RankRoute = tuple[int, Route]
 
 
 def judge_transports(facts: Facts, answers: Sequence[Answer]) -> list[Check]:
-    """Return the check of routes within nodes, then that between nodes, where there are any.
+    """Return the checks of how data travels: within nodes, then between nodes.
 
-    answers: to the transport probe, by rank. One check "unknown" where a rank failed or none
-    printed its routes; one check on CPU workers, of gloo's interfaces.
+    Each is left out if no route is of its kind. On CPU workers there is one check, of gloo's
+    interfaces. If a rank failed, or none printed a route, the one check is "unknown". answers: one
+    per rank to the transport probe, in rank order.
     """
     failure = next((one for one in answers if isinstance(one, Failure)), None)
     ranks = [_read_rank(one.output) for one in answers if isinstance(one, Measurement)]

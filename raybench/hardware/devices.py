@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pynvml
 
 from raybench.hardware import nvml
-from raybench.records import Device, DeviceSample, SpanNs
-from raybench.records.devices import DeviceFacts, NvLink
+from raybench.records import Device, SpanNs
+from raybench.records.devices import DeviceFacts, DeviceSample, NvLink
 from raybench.records.environment import package_versions, usable_cores, variables_that_matter
 
 if TYPE_CHECKING:
@@ -97,10 +97,10 @@ ClockReading = tuple[int, int]
 
 
 def describe_device(device: torch.device, index: int, *, node_id: str, address: str) -> Device:
-    """Return identity, versions and settings of the device of this process and of the process.
+    """Return identity, versions and settings of this process and of its device.
 
-    What NVML does not tell is None. index: number of the device on its node. node_id, address: of
-    the node in Ray.
+    Facts that NVML does not report are None. index: number of the device on its node. node_id,
+    address: those of the node in Ray.
     """
     import torch
 
@@ -212,7 +212,7 @@ def _free_bytes(folder: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Counters at one moment.
+    """The counters of a device at one moment: energy, and for how long clocks were limited.
 
     time_s: of a monotonic clock. energy_j: used since the driver was loaded; None where unknown.
     limited_s: seconds for which clocks were limited since then, by reason; empty where the device
@@ -225,7 +225,7 @@ class Reading:
 
 
 class Counters:
-    """Reads the counters of one device; a CPU has none."""
+    """Reads energy and limited clocks of one device; a CPU counts neither."""
 
     def __init__(self, device: torch.device) -> None:
         self._handle = None
@@ -236,7 +236,7 @@ class Counters:
             self._handle = nvml.device(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
     def read(self) -> Reading | None:
-        """Return all counters as they are now; None on a CPU, and where NVML does not answer."""
+        """Return time, energy and limited clocks so far; None on a CPU or without NVML."""
         if self._handle is None:
             return None
         energy_mj = nvml.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
@@ -261,11 +261,11 @@ class Counters:
 def wait_until_unlimited(
     counters: Counters, since: Reading | None, at_most_s: float = _LONGEST_WAIT_S
 ) -> None:
-    """Block until no limit of the clocks has acted for 0.3 s, for 3 s at most.
+    """Block until nothing has limited the clocks for 0.3 s, at most `at_most_s` or 3 s.
 
-    Limits of the work before must not slow down what is measured next. Returns at once where the
-    device counts no limits. since: an earlier reading, from which on time without a limit counts;
-    None: do not wait. at_most_s: less than 3 s, where another program may use up the power.
+    So the work before does not slow down what is measured next. Returns at once if the device does
+    not count limits. since: an earlier reading, where the 0.3 s may begin; None: do not wait.
+    at_most_s: less than 3 s if another program may use up the power.
     """
     deadline_s = time.monotonic() + min(at_most_s, _LONGEST_WAIT_S)
     last, unlimited_since_s = since, since.time_s if since else 0.0
@@ -281,8 +281,8 @@ def wait_until_unlimited(
 def throttle_reasons(before: Reading | None, after: Reading | None) -> tuple[str, ...]:
     """Return the reasons that limited the clocks for over 2 % of the time between two readings.
 
-    As "power_cap" or "thermal_sw"; empty also where a reading is None. Idling and clocks that an
-    administrator set do not count.
+    Such as "power_cap" or "thermal_sw"; empty also if a reading is None. Idling, and clocks that
+    an administrator has set, are no reason.
     """
     if before is None or after is None:
         return ()
@@ -327,7 +327,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; nothing where there are no devices. To be called once."""
+        """Start the thread, if there is a device to sample. Call it once."""
         if self._devices:
             self._thread.start()
 
@@ -336,7 +336,7 @@ class Sampler:
         return tuple(self._samples.popleft() for _ in range(len(self._samples)))
 
     def sm_clocks_mhz(self, uuid: str, spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
-        """Return the SM clocks of a device in these spans of time, as `clocks_within`.
+        """Return the SM clocks of a device in these spans of time, in MHz: `clocks_within`.
 
         Empty for a device without samples. spans_ns: (begin, end) by the host's monotonic clock.
         """
@@ -364,9 +364,9 @@ class Sampler:
 def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
     """Return the clocks in these spans of time, in MHz, the oldest first.
 
-    Where no span contains a reading, the reading that is nearest to the last span, if it is at most
-    0.1 s away: the device did the same work just before and afterwards. Else empty.
-    clocks: oldest first. spans_ns: (begin, end) by the same clock as the readings.
+    If no span contains a reading, it is the one nearest to the last span, if that is at most 0.1 s
+    away: the device did the same work just before and afterwards. Else empty.
+    clocks: (time in ns, MHz), oldest first. spans_ns: (begin, end) by the same clock.
     """
     within = [mhz for at_ns, mhz in clocks if any(begin <= at_ns <= end for begin, end in spans_ns)]
     if within or not spans_ns:
@@ -378,7 +378,7 @@ def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) ->
 
 
 def memory_in_use_bytes() -> dict[str, int]:
-    """Return the memory in use on each GPU of this node, by UUID; empty without NVML."""
+    """Return UUID -> bytes in use by all programs, of each GPU of this node; {} without NVML."""
     read = [
         (nvml.ask(pynvml.nvmlDeviceGetUUID, handle), nvml.memory(handle))
         for handle in nvml.devices()
@@ -428,7 +428,7 @@ class FactReader:
     def read(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
         """Return the facts of each device now, in order; unknown facts are None.
 
-        Of a CPU all are unknown; of a GPU that NVML does not know too, and `unread` says so.
+        All are unknown for a CPU, and for a GPU that NVML does not know; `unread` then says so.
         """
         logged = kernel_xids(self._kernel_log)
         return tuple(self._read_device(device, logged) for device in devices)
@@ -488,9 +488,9 @@ class _XidWatch:
 
 
 def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
-    """Return the Xid numbers in the kernel's log, oldest first, by PCI (domain, bus, device).
+    """Return PCI (domain, bus, device) -> the Xid numbers of its driver errors, oldest first.
 
-    None where the log may not be read.
+    None if the log cannot be read. log: as /dev/kmsg, which is read without waiting for more.
     """
     found: dict[tuple[int, ...], list[int]] = {}
     try:

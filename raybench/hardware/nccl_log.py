@@ -49,7 +49,7 @@ class Route:
 
     @property
     def words(self) -> str:
-        """Return `P2P/CUMEM`, or `NET/IB on mlx5_0 (RoCE), GPUDirect`."""
+        """Return the route in words: `P2P/CUMEM`, or `NET/IB on mlx5_0 (RoCE), GPUDirect`."""
         if self.kind != "NET":
             return "/".join(filter(None, (self.kind, self.detail)))
         place = f" on {self.place}" if self.place else ""
@@ -58,7 +58,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclLog:
-    """What the log of one rank says.
+    """What the NCCL log of one rank says about transports.
 
     routes: without repeats. adapter_count: InfiniBand adapters that NCCL uses; 0 where it tells of
     none. has_nvls: the switch reduces; None: unknown.
@@ -70,7 +70,7 @@ class NcclLog:
 
 
 def parse(lines: Iterable[str]) -> NcclLog:
-    """Return what the lines of one rank say; lines that say nothing of transports are ignored."""
+    """Return the transports that the lines of one rank tell of; other lines are ignored."""
     kept = [line for line in lines if "NCCL" in line]
     text = "\n".join(kept)
     supported, channels = _NVLS.search(text), _NVLS_CHANNELS.search(text)

@@ -58,22 +58,23 @@ _MEMBER_OF_TYPE = {
 
 
 def device(uuid: str) -> Any | None:
-    """Return the handle of a device; None without NVML, and where it does not know the UUID."""
+    """Return the NVML handle of a device; None without NVML and for an unknown UUID."""
     return ask(pynvml.nvmlDeviceGetHandleByUUID, uuid) if _is_open() else None
 
 
 def devices() -> list[Any]:
-    """Return the handles of all devices of this node; empty without NVML."""
+    """Return the NVML handles of all devices of this node; empty without NVML."""
     count = (ask(pynvml.nvmlDeviceGetCount) or 0) if _is_open() else 0
     handles = [ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
     return [handle for handle in handles if handle is not None]
 
 
 def uuid_of(index: int) -> str | None:
-    """Return the UUID of the device that CUDA gives this index; None where NVML does not tell.
+    """Return the UUID of the device with this CUDA index; None if NVML does not know it.
 
-    By CUDA_VISIBLE_DEVICES and the order of the PCI bus. CUDA itself is not asked: a bad device may
-    hang the process that asks.
+    None too for a MIG device. It follows CUDA_VISIBLE_DEVICES and assumes the order of the PCI bus.
+    CUDA is not asked, because a bad device may hang the process. Raises IndexError for an index
+    beyond CUDA_VISIBLE_DEVICES.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     entry = visible.split(",")[index].strip() if visible else str(index)
@@ -94,7 +95,7 @@ def _is_open() -> bool:
 
 
 def ask(question: Callable[..., Any], *arguments: Any, **named: Any) -> Any | None:
-    """Return the answer of a function of NVML; None where it raises NVMLError."""
+    """Call a function of NVML and return its answer; None where it raises NVMLError."""
     try:
         return question(*arguments, **named)
     except pynvml.NVMLError:
@@ -112,9 +113,9 @@ def field_values(handle: Any, fields: Sequence[Field]) -> dict[Field, int | floa
 
 
 def throttle_reasons(handle: Any) -> tuple[str, ...]:
-    """Return why clocks are limited now, as ("power_cap",); empty where they are not, or unknown.
+    """Return why the clocks are limited now, as ("power_cap",); empty if they are not, or unknown.
 
-    A reason without a name here is its bit, as "0x800".
+    A reason that has no name here is shown as its bit, "0x800".
     """
     bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:
@@ -136,9 +137,9 @@ def temperature_c(handle: Any) -> float | None:
 
 
 def watts(question: Callable[..., Any], handle: Any) -> float | None:
-    """Return the power that a function of NVML tells, in watts; None where it is unknown.
+    """Return the power in watts; None where it is unknown.
 
-    question: returns milliwatts.
+    question: a function of NVML that returns milliwatts for a handle.
     """
     answer = ask(question, handle)
     return None if answer is None else answer / 1000
@@ -147,7 +148,7 @@ def watts(question: Callable[..., Any], handle: Any) -> float | None:
 def ecc_errors(handle: Any) -> int | None:
     """Return the uncorrected memory errors since the driver was loaded.
 
-    None without ECC, and where NVML does not tell.
+    None without ECC, and if NVML does not know them.
     """
     kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     return ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
@@ -163,7 +164,7 @@ def memory(handle: Any) -> Any | None:
 
 
 def nvlink_states(handle: Any) -> dict[int, bool]:
-    """Return whether each NVLink of the device is up, by number; empty where it has none."""
+    """Return number -> whether that NVLink of the device is up; empty if it has none."""
     answers = {
         link: ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
@@ -184,5 +185,5 @@ def process_ids(handle: Any) -> set[int]:
 
 
 def flag(answer: int | None) -> bool | None:
-    """Return an answer that is 0 or 1 as a bool; None stays."""
+    """Return 0 or 1 as a bool; None for None."""
     return None if answer is None else bool(answer)

@@ -15,7 +15,7 @@ from raybench.health.readings import (
     facts_readings,
     presence,
     read_record,
-    split_by_room,
+    split_by_memory,
 )
 from raybench.health.references import read_findings
 from raybench.health.suite import BURN_IN, PASS_STAGES, Fleet, Probe, device_subjects, probes
@@ -26,10 +26,9 @@ from raybench.job.point import Point
 from raybench.records import Device, Record
 from raybench.records.devices import DeviceFacts, Finding, Stage
 from raybench.records.environment import usable_cores
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus
 from raybench.results.writer import RunStore
-from raybench.sweep import Listener
-from raybench.sweep.run_state import RunTarget, start_run
+from raybench.sweep.run_state import Listener, RunTarget, start_run
 from raybench.sweep.runner import run_sweep
 from raybench.sweep.scheduler import Rounds
 
@@ -61,9 +60,10 @@ class Examination:
 
     @property
     def healthy_devices(self) -> tuple[Device, ...]:
-        """Return the devices without a bad, suspect or untested finding of their own or their node.
+        """Return the devices without an unhealthy finding about themselves or their node.
 
-        A device that is slow only because of another one (its findings name a culprit) is kept.
+        Unhealthy is bad, suspect or untested. A finding that names another device as the culprit
+        does not count.
         """
         unhealthy = {
             uuid
@@ -89,12 +89,12 @@ def examine(
     make_probes: MakeProbes | None = None,
     references: References = SHIPPED,
 ) -> Examination:
-    """Return the findings of a check on all devices of a cluster; blocks until it ends.
+    """Run a health check on all devices of a cluster, and return its findings.
 
-    Writes a run below `where.output`, with the findings in `health`. argv: for the table `runs`.
-    serial: one pair at a time. burn_in_s: how long the burn-in lasts at least; 0: none.
-    make_probes: returns the probes of a pass; None: those of the suite. Raises ClusterError where
-    the cluster cannot be used, ResultsError where nothing can be written.
+    Writes a run below `where.output`, with the findings in `health`. argv: the command, for the
+    table `runs`. serial: test one pair at a time. burn_in_s: least duration of the burn-in; 0:
+    none. make_probes: returns the probes of a pass; None: those of the suite. Raises ClusterError
+    where the cluster cannot be used, ResultsError where nothing can be written.
     """
     job = health_job()
     of_passes = [stage for stage in PASS_STAGES if stage in stages]
@@ -125,7 +125,7 @@ def examine(
 
 
 def health_job() -> Job:
-    """Return the job of a check from job.yaml, without its points."""
+    """Return the job that all checks have, for its settings; the points come from `probes`."""
     return load_job(_JOB)
 
 
@@ -157,10 +157,10 @@ class Examiner:
     _burn_in_ends_s: float = 0.0
 
     def rounds(self, cluster: Cluster) -> Rounds:
-        """Return the passes over the probes, on the devices of the cluster that are not lost.
+        """Return the passes over the probes, as rounds, on the devices that are not lost.
 
-        Sets `devices`, reads the facts of the devices, and adds readings for probes that a device
-        has no memory for.
+        Sets `devices`, reads the facts of the devices, and adds a reading for each probe that a
+        device has too little memory for.
         """
         self._cluster, self._facts_before = cluster, cluster.read_device_facts()
         self._use_devices(range(len(cluster.devices)))
@@ -193,14 +193,16 @@ class Examiner:
             if facts.memory_free_bytes is not None
         }
         if self._places:
-            planned, without_room = split_by_room(self.make_probes(self._fleet), self._fleet, free)
+            planned, without_room = split_by_memory(
+                self.make_probes(self._fleet), self._fleet, free
+            )
             self.readings += without_room
             self._probes = {probe.point.point_id: probe for probe in planned}
 
     def measure_of(self, point: Point) -> Measure | None:
-        """Return how a point is measured; None: as the job says.
+        """Return how to measure a point; None for the settings of the job.
 
-        Only points of the burn-in and of the straggler test differ.
+        Only points of the burn-in and of the straggler test have settings of their own.
         """
         if any(probe.point == point for probe in self._burn_in):
             return _BURN_IN_MEASURE
@@ -209,16 +211,16 @@ class Examiner:
         return self.measure if probe is not None and probe.test.reads == "parts" else None
 
     def note(self, record: Record) -> None:
-        """Add the readings of a record of one of the probes to `readings`."""
+        """Add the readings that a record of one of the probes gives to `readings`."""
         self.readings += read_record(record, self._probes[record.point.point_id], self._fleet)
 
     def further_round(self, number: int) -> Sequence[Point]:
         """Return the points of one more round; empty when the check is over.
 
-        If a device was lost since the last call, the passes start anew without it, and readings say
-        for each device whether it was lost; a burn-in follows the passes. Before it returns none,
-        it adds readings of the facts before and after the check, and of the drift in the burn-in.
-        number: of the round; not used.
+        If a device was lost since the last call, the passes start anew without it, and a reading is
+        added for each device: lost or not. A burn-in follows the passes. At the end readings of the
+        facts before and after the check, and of the drift in the burn-in, are added. number: not
+        used.
         """
         assert self._cluster is not None
         lost = self._cluster.lost

@@ -19,20 +19,20 @@ from raybench.health.suite import COMM_TEST, SUITE, WAIT_TEST
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
 from raybench.records.devices import Finding, Verdict, is_time
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.comparison import changes_listing, hidden_line, percent
+from raybench.report.documents import (
     SETTING_CHARS,
     Block,
     Cell,
     Column,
     ColumnOf,
+    Document,
     Line,
     Listing,
     Table,
     Tone,
     make_table,
 )
-from raybench.report.comparison import changes_listing, hidden_line, percent
-from raybench.report.documents import Document
 from raybench.report.formatting import counted, number
 from raybench.report.history import sparkline
 
@@ -67,7 +67,7 @@ class FigureChange:
 
     @property
     def ratio(self) -> float:
-        """Return the last time over that of the base; above 1 is slower."""
+        """Return last time / time of the base; above 1 is slower, for rates too."""
         last = self.values[-1]
         return last / self.base if is_time(self.new.unit) else self.base / last
 
@@ -80,12 +80,12 @@ class FigureChange:
 
     @property
     def relative_change(self) -> float:
-        """Return the change of the value as a share of the base, for rates and for times."""
+        """Return last value / base - 1: below 0 a rate is slower, and a time is faster."""
         return self.values[-1] / self.base - 1
 
     @property
     def members(self) -> dict[str, Any]:
-        """Return the members of its JSON object; ratio and limit are of times."""
+        """Return the members of its JSON object; ratio and limit compare times, not rates."""
         return {
             "test": self.new.test,
             "stage": self.new.stage,
@@ -101,10 +101,11 @@ class FigureChange:
 def trace_figures(
     checks: Iterable[Iterable[Finding]], kinds: Iterable[str], least: float
 ) -> list[FigureChange]:
-    """Return the figures that at least two of the checks have: the slower, the faster, the same.
+    """Return the figures that at least two of the checks have.
 
-    Of each verdict the largest change first. checks: the findings of each, the oldest check first.
-    kinds: of the devices, "cuda" or "cpu". least: the smallest limit of a change, as a ratio.
+    Sorted: slower, faster, same, and then by the size of the change. checks: the findings of each
+    check, the oldest check first. kinds: "cuda" or "cpu" of the devices. least: ratio of times up
+    to which no figure has changed.
     """
     checked = set(kinds)
     limits = {
@@ -200,7 +201,7 @@ class HealthComparison(Document):
         )
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the runs, their verdicts, what changed around them, and the table of figures."""
+        """Yield the blocks: runs, verdicts, changes of the environment, the table of figures."""
         sides = (("base", self.base), ("new", self.new))
         lines = [
             (name, f"{formatting.title(side.run)}, {formatting.when(side.run.started_at)}")

@@ -107,9 +107,9 @@ class Reading:
 
 
 def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ...]:
-    """Return a reading of each subject that took part in the point of a probe.
+    """Return the readings of all subjects that took part in the point of a probe.
 
-    Where the point failed, all of them have a problem and no value.
+    If the point failed, each has a problem and no value.
     """
     found: list[tuple[HealthTest, Subject, float | None, Problem | None]]
     if record.status is not Status.OK:
@@ -174,11 +174,12 @@ def _value(test: HealthTest, measured: Sequence[Measurement]) -> float:
 def wrong_bits(
     metrics: Sequence[Mapping[str, float]], subjects: Sequence[Subject]
 ) -> dict[int, str]:
-    """Return the reason by rank for each rank whose product is wrong; empty where all are right.
+    """Return rank -> why its matrix product is wrong; empty if all are right.
 
-    Wrong is a product that changed from check to check, or that differs from the product of most
-    devices of its model. Without such a majority: the devices whose product changes when rows move,
-    or all, if none or all of them do. metrics: of `same_bits`, by rank. subjects: devices, by rank.
+    A product is wrong if it changed between repetitions, or differs from that of most devices of
+    the model. If no product has a majority, those are wrong that change when rows move; if that
+    holds for none or all, all are. metrics: of the workload `same_bits`, by rank. subjects: devices
+    by rank.
     """
     problems: dict[int, str] = {}
     for model in dict.fromkeys(subject.model for subject in subjects):
@@ -280,13 +281,13 @@ def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> Problem:
     return Problem(text=f"not read: {culprit} {record.status.clause}", kind="not read")
 
 
-def split_by_room(
+def split_by_memory(
     probes: Iterable[Probe], fleet: Fleet, free_bytes: Mapping[str, int]
 ) -> tuple[tuple[Probe, ...], tuple[Reading, ...]]:
-    """Return the probes that all devices have memory for, and readings of the devices without.
+    """Return the probes that fit on all devices, and readings in place of the other probes.
 
-    Such a reading has a problem and no value, and takes the place of the probe. free_bytes: by the
-    uuid of the device; devices that are not in it are taken to have enough.
+    Each device without enough memory for a probe gets a reading with a problem and no value.
+    free_bytes: device uuid -> free memory; devices that are not in it have enough.
     """
     fitting: list[Probe] = []
     left_out: list[Reading] = []
@@ -314,9 +315,9 @@ def split_by_room(
 
 
 def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
-    """Yield a reading of the fact "worker" for each device: 1, or a problem where it was lost.
+    """Yield a reading of the fact "worker" for each device: value 1, or a problem if it is lost.
 
-    lost: ranks.
+    lost: ranks of the lost devices.
     """
     test = HealthTest(name="worker", stage="facts", unit="", floor=0.0, is_compared=False)
     gone = Problem(text="lost: no worker could be started on it any more", kind="failed")
@@ -332,10 +333,11 @@ def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
 
 
 def drift(readings: Iterable[Reading], floor: float) -> Iterator[Reading]:
-    """Yield a reading per test and subject of the burn-in: time in its last tenth over the first.
+    """Yield a reading per test and subject of the burn-in: how much slower its end is.
 
-    Above 1 is slower. Heat and wear show there; the other devices of the model tell whether it is
-    usual. A subject that was read once has none. floor: noise of the ratio on healthy devices.
+    The value is the median time in the last tenth of the readings over that in the first tenth,
+    above 1 if slower. A subject with fewer than two readings is left out. readings: in the order of
+    time. floor: that of the yielded tests, the noise of the ratio on healthy devices (0.02: 2 %).
     """
     series: dict[tuple[str, Subject], list[Reading]] = {}
     for reading in readings:
@@ -370,7 +372,7 @@ class Placement:
     level: str = ""
 
     def __str__(self) -> str:
-        """Return how references say it: "device", "pair on a node", "4 on 2 nodes"."""
+        """Return its name in references: "device", "pair on a node", "4 on 2 nodes"."""
         if self.kind == "device":
             return "device"
         if self.kind == "pair":
@@ -400,7 +402,7 @@ class Group:
 
     @cached_property
     def typical(self) -> Floats:
-        """Return the median over the passes of each subject; NaN where none has a value."""
+        """Return for each subject the median over the passes, [subjects]; NaN without a value."""
         known = ~np.isnan(self.values).all(axis=0)
         found = np.full(self.values.shape[1], np.nan)
         found[known] = np.nanmedian(self.values[:, known], axis=0)
@@ -413,15 +415,15 @@ class Group:
 
 
 def devices_by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
-    """Return each device by the uuid that its subject has (see `device_subjects`)."""
+    """Return uuid -> device; the uuids are those of the subjects, see `device_subjects`."""
     subjects = device_subjects(devices)
     return {subject.uuids[0]: device for subject, device in zip(subjects, devices, strict=True)}
 
 
 def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> list[Group]:
-    """Return the groups within which subjects are compared, in the order of the first readings.
+    """Return the groups within which subjects are compared: of one test, model and placement.
 
-    known: devices as of `devices_by_uuid`.
+    In the order of their first readings. known: as returned by `devices_by_uuid`.
     """
     cells: dict[tuple[str, str, Placement], list[Reading]] = {}
     placements: dict[Subject, Placement] = {}
@@ -469,7 +471,7 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
 def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
     """Return how many devices the subject has, and on how many nodes.
 
-    known: devices as of `devices_by_uuid`; devices that are not in it do not count.
+    known: as returned by `devices_by_uuid`; devices that are not in it do not count.
     """
     if subject.kind == "device":
         return Placement()
@@ -492,8 +494,8 @@ def facts_readings(
 ) -> tuple[Reading, ...]:
     """Return a reading of each fact of each GPU: its value after the check, and any problem.
 
-    The value is None where the driver does not tell it. before: may lack devices, which then count
-    as unchanged. CPUs have no facts and no readings.
+    The value is None if the driver does not report it. before: a device that it lacks counts as
+    unchanged. CPUs have no facts and no readings.
     """
     earlier = {facts.device.uuid: facts for facts in before}
     # Of devices of one model on one node: those that are up on any of them; all where an NVSwitch

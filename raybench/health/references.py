@@ -44,7 +44,7 @@ _LEFT_OUT = re.compile(r"all at once|same bits|gemm \w+ (256|512|1024)$")
 
 
 def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Finding]]:
-    """Return (run_id, finding) of one check, or of all; empty where a folder has no check.
+    """Return (run_id, finding) of one check, or of all for None; empty if there is no check.
 
     Raises ResultsError where the table cannot be read.
     """
@@ -55,9 +55,9 @@ def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Find
 
 
 def limit_elsewhere(test: HealthTest) -> float:
-    """Return the ratio from which a time is too long, over the time of another day or machine.
+    """Return the largest usual ratio of a time to that of another day or machine, above 1.
 
-    Above 1; much larger for tests that share their device with whatever else the host does.
+    It is 10 for tests of what all programs of a host share.
     """
     if test.floor >= _SHARED_FLOOR:
         return _SHARED_RATIO
@@ -75,7 +75,7 @@ class ValueRange:
     source: str
 
     def excess(self, value: float, test: HealthTest) -> float | None:
-        """Return the time of a value over the worst time of the range; None: within the limit."""
+        """Return time of the value / worst time of the range; None if it is within the limit."""
         ratio = value / self.high if test.is_time else self.low / max(value, _ALMOST_ZERO)
         return ratio if ratio > limit_elsewhere(test) else None
 
@@ -103,13 +103,14 @@ class Elsewhere:
                     self._past.setdefault(key, {}).setdefault(run_id, []).append(one.value)
 
     def of_subject(self, subject: Subject, test: HealthTest) -> ValueRange | None:
-        """Return the median of a subject in earlier checks; None where fewer than three have it."""
+        """Return the subject's median in earlier checks, as a range; None for fewer than three."""
         return self._past_range((test.name, subject.uuids), "its earlier checks")
 
     def of_model(self, group: Group) -> ValueRange | None:
         """Return the range in the references of the group's model, test and placement.
 
-        Else the median of all earlier checks of the model; None where fewer than three have one.
+        Without a reference it is the median of all earlier checks of the model; None if fewer than
+        three checks have a value.
         """
         of = {"test": group.test.name, "where": str(group.placement)}
         quantity = Quantity(of=of, metric=_METRIC, unit=group.test.unit, fabric=group.topology)
@@ -140,10 +141,10 @@ def _model_key(test: str, subject: Subject) -> object:
 def grades(
     findings: Iterable[Finding], gpus: Mapping[str, Device], references: References
 ) -> dict[str, list[Standing]]:
-    """Return how the values of each device, and of each node with several devices, stand.
+    """Return name -> how its values stand against references.
 
-    By the name of the device, or `node HOST`. gpus: those of the check, by UUID. Devices and nodes
-    without a reference are left out.
+    Names are those of devices, and `node HOST` of nodes with several devices. gpus: UUID -> device
+    of the check. Devices and nodes without a reference are left out.
     """
     by_device: dict[str, list[Standing]] = {}
     by_node: dict[str, list[Standing]] = {}
@@ -159,15 +160,15 @@ def grades(
 
 
 def grade_text(graded: Sequence[Standing]) -> str:
-    """Return `within reference on 11 of 12 quantities; h2d alone 92%`."""
+    """Return grades in words: `within reference on 11 of 12 quantities; h2d alone 92%`."""
     outside = [f"{one.entry.of['test']} {one.share:.0%}" for one in graded if not one.is_within]
     return "; ".join(filter(None, (count_within(graded), some(outside))))
 
 
 def measurements(findings: Iterable[Finding], gpus: Mapping[str, Device]) -> list[Measurement]:
-    """Return the values that references may be made of: those of healthy and unknown findings.
+    """Return the values of healthy and unknown findings, from which references can be made.
 
-    Only those that are typical of a model of GPU. gpus: of the check, by UUID.
+    Only of tests whose values are typical of a GPU model. gpus: UUID -> device of the check.
     """
     sound = (one for one in findings if one.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN))
     return [measured for one in sound for measured in _measured(one, gpus)]

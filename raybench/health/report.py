@@ -21,17 +21,7 @@ from raybench.analysis.references import Measurement
 from raybench.health.references import grade_text
 from raybench.health.suite import BETWEEN_NODES
 from raybench.records.devices import Action, Finding, Subject, Verdict, is_time
-from raybench.report import blocks, formatting
-from raybench.report.blocks import (
-    SETTING_CHARS,
-    Block,
-    Column,
-    Line,
-    Listing,
-    Table,
-    Tone,
-    make_table,
-)
+from raybench.report import formatting
 from raybench.report.charts.grammar import (
     Figure,
     Mark,
@@ -42,14 +32,25 @@ from raybench.report.charts.grammar import (
     names_axis,
     scatter_panel,
 )
-from raybench.report.documents import Document, format_document
+from raybench.report.documents import (
+    SETTING_CHARS,
+    Block,
+    Column,
+    Document,
+    Line,
+    Listing,
+    Table,
+    Tone,
+    format_document,
+    make_table,
+)
 from raybench.report.export import JUnitCase, csv_text, junit_text
 from raybench.report.formatting import course, number, sentence, some
 from raybench.report.page import device_table, render
 from raybench.report.show import Advice, estimate_gains
 from raybench.report.summary import HOW_TO_MAKE, Standing
 from raybench.results.columns import to_row
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus
 from raybench.stats.outliers import BAD_RATIO
 
 if TYPE_CHECKING:
@@ -120,14 +121,14 @@ class Case:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the worst verdict."""
+        """Return the worst verdict of the findings."""
         return self.findings[0].verdict
 
 
 def reason_with_value(finding: Finding) -> str:
-    """Return `TEST: REASON (VALUE, against EXPECTED)`; the bracket only where it was compared.
+    """Return `TEST: REASON (VALUE, against EXPECTED)`, without the bracket if nothing is expected.
 
-    That is with a ratio, or as a whole cluster, and where something was expected.
+    It is also left out if the finding has no ratio and is not about the whole cluster.
     """
     text = f"{finding.test}: {finding.reason}"
     is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
@@ -202,7 +203,10 @@ class HealthReport(Document):
 
     @property
     def exit_code(self) -> int:
-        """Return 0: healthy, 1: something is suspect or bad, 3: it could not be tested."""
+        """Return 1 if something is bad or suspect; else 3 if something is untested; else 0.
+
+        3 also if no finding has a verdict.
+        """
         verdicts = {case.verdict for case in self.cases}
         if verdicts & {Verdict.BAD, Verdict.SUSPECT}:
             return 1
@@ -211,9 +215,9 @@ class HealthReport(Document):
 
     @property
     def verdict(self) -> Verdict:
-        """Return the worst verdict; healthy where all that was tested is.
+        """Return the worst verdict of the cases; without a case, healthy.
 
-        Untested where no finding is known to be healthy or not: nothing was read, or compared.
+        Untested if there is no case and no finding has a verdict: nothing was read, or compared.
         """
         if self.cases:
             return self.cases[0].verdict
@@ -226,7 +230,7 @@ class HealthReport(Document):
 
     @cached_property
     def title(self) -> str:
-        """Return the lamp and the verdict in a sentence: `Red: 1 of 4 GPUs is bad: a GPU 3`."""
+        """Return lamp and verdict in a sentence: `Red: 1 of 4 GPUs is bad: node7 GPU 3`."""
         noun, count = "GPU" if "cuda" in self.kinds else "CPU worker", len(self.kinds)
         kinds = {one.subject.kind for one in self.findings if one.verdict is Verdict.HEALTHY}
         if parts := list(self._unhealthy_words(noun)):
@@ -277,7 +281,7 @@ class HealthReport(Document):
 
     @property
     def notes(self) -> list[str]:
-        """Return a sentence for each model without any known figures."""
+        """Return a sentence for each model of device that could not be compared with anything."""
         found = (
             sentence(one.reason)
             for one in self.findings
@@ -289,10 +293,10 @@ class HealthReport(Document):
 
     @property
     def advice(self) -> list[Advice]:
-        """Return for each device that is not healthy whether to leave it out or to look at it.
+        """Return an advice for each unhealthy device: to leave it out, or to look at it first.
 
-        Where it was slow alone and there are other devices, also an estimate of the throughput
-        without it and with shares by speed.
+        If it was slow alone and there are other devices, also an estimate of the throughput without
+        it and with shares by speed.
         """
         count = len(self.kinds)
         advice = []
@@ -310,17 +314,17 @@ class HealthReport(Document):
 
     @property
     def tone(self) -> Tone:
-        """Return the colour of the verdict."""
+        """Return how a terminal shows the title: good, advice or alarm."""
         return _TONES[self.exit_code]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the machine, the run, and everything in `body`."""
+        """Yield the blocks of the document: the machine, the run, and those of `body`."""
         yield Line(text=self.machine)
         yield Line(text=f"{course(self.run)}; run {self.run.run_id}")
         yield from self.body()
 
     def body(self) -> Iterator[Block]:
-        """Yield a listing for each case, then advice, notes, tables, marks and grades."""
+        """Yield the blocks: a listing for each case, then advice, notes, tables, marks, grades."""
         for case in self.cases:
             lines = [
                 ("what", reason_with_value(case.findings[0])),
@@ -376,7 +380,7 @@ class HealthReport(Document):
                 yield _stage_table(title, own)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the findings as rows of the table `health`, by column."""
+        """Return the findings as rows of the table `health`: column -> value."""
         return [{"run_id": self.run.run_id, **to_row(one)} for one in self.findings]
 
     def members(self) -> Mapping[str, Any]:
@@ -574,10 +578,10 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
         "health.html",
         report=report,
         run=run,
-        lines=[one.text for one in found if isinstance(one, blocks.Line)],
-        cases=[one for one in found if isinstance(one, blocks.Listing)],
+        lines=[one.text for one in found if isinstance(one, Line)],
+        cases=[one for one in found if isinstance(one, Listing)],
         figures=health_figures(report),
-        tables=[one for one in found if isinstance(one, blocks.Table)],
+        tables=[one for one in found if isinstance(one, Table)],
         facts=[
             ("run", run.run_id),
             ("started", formatting.when(run.started_at)),
@@ -593,9 +597,9 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
 
 
 def health_figures(report: HealthReport) -> list[Figure]:
-    """Return the chart of pairs, then that of devices; empty where there is neither.
+    """Return the chart of pairs and the chart of devices, as far as they apply.
 
-    The chart of pairs needs four devices that were paired, that of devices one that was compared.
+    The first needs four devices that were paired, the second one that was compared with others.
     """
     figures = []
     maps = [one for one in _pair_maps(report.findings) if len(one.names) >= _LEAST_DEVICES_IN_A_MAP]

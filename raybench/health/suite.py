@@ -86,7 +86,7 @@ class HealthTest:
 
     @property
     def is_time(self) -> bool:
-        """Return whether less is better."""
+        """Return whether the figure is a time, of which less is better; else it is a rate."""
         return is_time(self.unit)
 
     @property
@@ -96,7 +96,7 @@ class HealthTest:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size in the largest unit that divides it: `256 MiB`, `100 MB`, `8 B`."""
+    """Return a size as a multiple of GiB, MiB, MB or KiB, else in bytes: `256 MiB`, `8 B`."""
     for name, unit in (("GiB", 2**30), ("MiB", _MIB), ("MB", 10**6), ("KiB", 2**10)):
         if size_bytes % unit == 0:
             return f"{size_bytes // unit} {name}"
@@ -317,7 +317,7 @@ SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A point, and the test that its record is read for."""
+    """A point, and the health test for which its record is read."""
 
     test: HealthTest
     point: Point
@@ -352,10 +352,10 @@ class Fleet:
         return self.devices[pair[0]].node_id == self.devices[pair[1]].node_id
 
     def probe(self, test: HealthTest, **participants: Scalar) -> Probe:
-        """Return a point of a test over all devices, with the test to read its record by.
+        """Return the test with a point of it over all devices.
 
-        participants: parameters of the workload that say which devices do something. Other
-        parameters are those of the test, else the defaults of the workload.
+        participants: parameters of the workload that say which devices take part; other parameters
+        are those of the test, else the defaults of the workload.
         """
         batch_size, world_size = test.batch_size, len(self.devices)
         point = Point(
@@ -376,7 +376,7 @@ class Fleet:
 
 
 def device_subject(device: Device) -> Subject:
-    """Return the subject of one device: "node7 GPU 3", or of a CPU "node7 worker 3"."""
+    """Return one device as a subject, with a name as "node7 GPU 3", for a CPU "node7 worker 3"."""
     noun = "GPU" if device.kind == "cuda" else "worker"
     return Subject(
         kind="device",
@@ -387,10 +387,10 @@ def device_subject(device: Device) -> Subject:
 
 
 def device_subjects(devices: Iterable[Device]) -> tuple[Subject, ...]:
-    """Return the subjects of all devices of a check, in their order.
+    """Return all devices of a check as subjects, in their order.
 
-    The uuid of a GPU is its own, that of a CPU worker `HOST/NUMBER`, by its place among the workers
-    of its host: its process may be replaced, and Ray names the node anew in each run.
+    A GPU keeps its uuid; a CPU worker gets `HOST/NUMBER`, its place among the workers of its host,
+    because its own uuid changes with its process and from run to run.
     """
     places = Counter[str]()
     found = []
@@ -406,8 +406,8 @@ def device_subjects(devices: Iterable[Device]) -> tuple[Subject, ...]:
 def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> tuple[Probe, ...]:
     """Return the probes of these stages on these devices, in the order in which they are run.
 
-    A test for which there are too few devices has none. serial: one pair of devices at a time, so
-    that none shares a path with another.
+    A test that needs more devices than there are is left out. serial: one pair of devices per
+    probe, so that no pair shares a path with another.
     """
     return tuple(
         fleet.probe(test, **participants)
@@ -475,9 +475,9 @@ _PREFIXES = {"local_rank": "local rank ", "wait": "wait "}
 
 
 def title(point: Point) -> str:
-    """Return the title of a point: workload, precision, and parameters that are not usual.
+    """Return the title of a point: workload, precision, and parameters not at their default.
 
-    As `gemm bf16 256` or `host_copy d2h local rank 1 128 MiB`.
+    For example `gemm bf16 256` or `host_copy d2h local rank 1 128 MiB`.
     """
     precision = () if point.precision is Precision.FP32 else (point.precision.value,)
     usual = _defaults(point.workload)

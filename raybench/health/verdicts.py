@@ -67,10 +67,9 @@ def judge(
 ) -> tuple[Finding, ...]:
     """Return a finding for each subject in each test, with its root cause and what to do about it.
 
-    Then findings about what several subjects share: a slow model, a model without references and
-    earlier checks, other programs, a node, a path.
-    devices: those that were checked. past: findings of earlier checks, each with the id of its run;
-    only healthy ones with a value count.
+    Then findings about what subjects share: a slow model, a model that cannot be compared (no
+    references, no earlier checks), other programs, a node, a path. devices: those that were
+    checked. past: (run id, finding) of earlier checks; only healthy ones with a value count.
     """
     readings = list(readings)
     known = devices_by_uuid(devices)
@@ -102,7 +101,7 @@ def judge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Comparison:
-    """A group beside its peers.
+    """A group of readings compared with its peers.
 
     ratios, is_slow: of each subject, its time over that of similar ones, and whether that is slow.
     peers: None where fewer than four subjects have values.

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,65 +45,8 @@ from raybench.job import registry
 from raybench.job.plan import add_settings, check, plan_and_problems
 from raybench.job.point import ANY, RUN_SETTINGS, Scalar, Strategy, are_devices
 from raybench.job.problems import KeyPath, Problem, key_text, quote, rule_of, say_unknown
-from raybench.job.source import YamlSource, parse_source, read_source
-
-_UNITS = {
-    **dict.fromkeys(("", "B"), 1),
-    **{f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGT", start=1)},
-    **{f"{letter}B": 10 ** (3 * power) for power, letter in enumerate("kMGT", start=1)},
-}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB|[kMGT]?B|)")
-_RANGE = re.compile(r"([^:]+):([^:]+):x(\d+)")
-_MOST_BYTES = 2**63 - 1
-
-
-def read_bytes(text: str) -> float | None:
-    """Return the number of bytes above 0 that a text such as 4KiB gives; None for another text.
-
-    It is whole unless the text gives parts of a byte.
-    """
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        return None
-    number, unit = found.groups()
-    count = float(number) * _UNITS[unit] if "." in number else int(number) * _UNITS[unit]
-    return count if 0 < count <= _MOST_BYTES else None
-
-
-def _read_sizes(value: Any) -> Any:
-    """Return a size as a whole number of bytes, a range of sizes as a list of them.
-
-    Of a list, one list of the sizes of all entries. What is no size stays as it is.
-    """
-    if isinstance(value, list):
-        read = [_read_sizes(one) for one in value]
-        return [size for one in read for size in (one if isinstance(one, list) else [one])]
-    if not isinstance(value, str):
-        return value
-    found = _RANGE.fullmatch(value)
-    ends = [read_bytes(end) for end in (found.group(1, 2) if found else (value, value))]
-    factor = int(found[3]) if found else 2
-    if factor < 2 or any(end is None or end != int(end) for end in ends):
-        return value
-    low, high = (int(end or 0) for end in ends)
-    sizes = []
-    while low <= high:
-        sizes.append(low)
-        low *= factor
-    return (sizes if found else sizes[0]) or value
-
-
-def _with_sizes(group: object) -> object:
-    """Return a copy of a mapping with its settings `*_bytes` in bytes, ranges as lists of them.
-
-    What is no size stays as it is, for its type to refuse; so does what is no mapping.
-    """
-    if not isinstance(group, dict):
-        return group
-    return {
-        name: _read_sizes(value) if str(name).endswith("_bytes") else value
-        for name, value in group.items()
-    }
+from raybench.job.registry import ANSWER_METRICS, SAMPLES, Answer
+from raybench.job.source import YamlSource, parse_source, read_source, with_sizes
 
 
 def _must(rule: str, test: Callable[[Any], object]) -> Callable[[Any], Any]:
@@ -152,8 +95,8 @@ Values = Annotated[
     BeforeValidator(_one_or_more, json_schema_input_type=_AnyScalar | _NonEmptyList),
 ]
 # A mapping of settings to a value, or to one or more values.
-Settings = Annotated[dict[str, Value], BeforeValidator(_with_sizes)]
-Axes = Annotated[dict[str, Values], BeforeValidator(_with_sizes)]
+Settings = Annotated[dict[str, Value], BeforeValidator(with_sizes)]
+Axes = Annotated[dict[str, Values], BeforeValidator(with_sizes)]
 _MAX_COUNT = 1_000_000_000
 PositiveCount = Annotated[int, Field(strict=True, ge=1, le=_MAX_COUNT)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
@@ -186,24 +129,24 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class WorkloadSection(BaseModel):
+class WorkloadSection(Section):
     """What is timed, and the parameters that all points share."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Value]
 
-    kind: Annotated[str, Field(strict=True)] = Field(
+    kind: StrictStr = Field(
         description="A built-in workload (`raybench workloads` lists them) or package.module:Class."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _read_sizes(cls, value: object) -> object:
-        return _with_sizes(value)
+        return with_sizes(value)
 
     @property
     def parameters(self) -> Mapping[str, bool | int | float | str]:
-        """The parameters as the file gives them, without defaults."""
+        """The parameters that the file gives; defaults are not added."""
         return self.__pydantic_extra__
 
 
@@ -215,7 +158,7 @@ class Span(Section):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the bounds leave nothing to choose."""
+        """Whether both bounds are equal."""
         return self.min == self.max
 
 
@@ -267,7 +210,7 @@ def _matrix(value: object) -> object:
     axes = {name: [given] if isinstance(given, dict) else given for name, given in value.items()}
     if "batch_size" in value:
         axes["batch_size"] = {} if value["batch_size"] == "auto" else value["batch_size"]
-    return _with_sizes(axes)
+    return with_sizes(axes)
 
 
 Axis = Annotated[Values | BatchSearch, WrapValidator(_axis)]
@@ -331,32 +274,32 @@ class Measure(Section):
         default=300.0,
         description="Time limit of a point in seconds; a longer one is stopped as hung.",
     )
-    breakdown: Annotated[bool, Field(strict=True)] = Field(
+    breakdown: StrictBool = Field(
         default=True,
         description="Run instrumented steps after the timed ones to show where the time goes.",
     )
-    check_gradients: Annotated[bool, Field(strict=True)] = Field(
+    check_gradients: StrictBool = Field(
         default=False,
         description="After the timed steps compare the gradients of one step with those of one "
         "process over the samples of all ranks, of workloads that can.",
     )
-    fresh_workers: Annotated[bool, Field(strict=True)] = Field(
+    fresh_workers: StrictBool = Field(
         default=False, description="Run each point in new processes; adds seconds to each point."
     )
 
     @property
     def is_quick(self) -> bool:
-        """Whether only a short look is asked for: few iterations, however short they are."""
+        """Whether `measure: quick` is asked for: no least time, so few iterations will do."""
         return self.min_seconds == 0
 
     @property
     def of_a_later_round(self) -> Measure:
-        """This section for a later round, without a breakdown: the first round has made it."""
+        """These settings without a breakdown, for rounds after the first, which has made it."""
         return self.model_copy(update={"breakdown": False})
 
     @property
     def least_s(self) -> float:
-        """Seconds that the iterations of a repeat take at least; 0 where a count decides."""
+        """The least seconds of the iterations of a repeat; 0 if the job fixes their numbers."""
         timed_s = 0.0 if self.iterations.is_fixed else self.min_seconds
         warmup_s = 0.0 if self.warmup.is_fixed else self.min_seconds / 2
         return min(warmup_s + timed_s, self.max_seconds)
@@ -379,7 +322,7 @@ class Placement(Section):
         "few racks as possible. spread: as many as possible. rail: devices of the same index on "
         "the nodes of a rack.",
     )
-    devices: Annotated[str, Field(strict=True), Predicate(are_devices)] = Field(
+    devices: Annotated[StrictStr, Predicate(are_devices)] = Field(
         default=ANY,
         description="Devices that points may use where devices is no axis: any, those of a model, "
         "as in H200 (a part of its name), or those with these numbers by node and index, as in "
@@ -403,26 +346,22 @@ Question = Annotated[str, Field(strict=True, min_length=1, max_length=300)]
 # One or more words of up to 24 letters.
 _is_items = re.compile("[A-Za-z][A-Za-z ]{0,23}").fullmatch
 Items = Annotated[
-    str,
-    Field(strict=True),
-    AfterValidator(_must("must be a word in the plural, as in tokens", _is_items)),
+    StrictStr, AfterValidator(_must("must be a word in the plural, as in tokens", _is_items))
 ]
-_SettingName = Annotated[str, Field(strict=True)]
 
 
 class AnswerSection(Section):
     """What the report answers first: the values of a metric, compared over some settings."""
 
-    metric: Annotated[str, Field(strict=True)] = Field(
+    metric: StrictStr = Field(
         description="A column of the results, as throughput, step_ms_p50, speed_up or "
         "peak_mem_allocated_bytes, or a metric of the workload's own."
     )
     over: Annotated[
-        tuple[_SettingName, ...],
+        tuple[StrictStr, ...],
         BeforeValidator(
             _one_or_more,
-            json_schema_input_type=_SettingName
-            | Annotated[list[_SettingName], Field(min_length=1)],
+            json_schema_input_type=StrictStr | Annotated[list[StrictStr], Field(min_length=1)],
         ),
     ] = Field(
         default=(),
@@ -524,7 +463,7 @@ class Job(Section):
 
     @property
     def axes(self) -> Mapping[str, tuple[Scalar, ...]]:
-        """The values of each axis of `matrix`; of a search, the batch size that it starts with."""
+        """Axis of `matrix` -> its values; for a search only the batch size that it starts with."""
         return {
             name: (values.start,) if isinstance(values, BatchSearch) else values
             for name, values in self.matrix.items()
@@ -543,19 +482,19 @@ class Job(Section):
 
     @property
     def settings(self) -> Mapping[str, registry.Setting]:
-        """The settings that a point of this job can have, by name."""
+        """Name -> setting, for all settings that a point of this job can have."""
         return self._settings
 
     @property
     def workload_class(self) -> type:
-        """The class of the workload; `object` where there is no such workload."""
+        """The class of the workload; `object` if there is no such class."""
         return self._workload_class
 
     @property
     def meaning_sha256(self) -> str:
-        """SHA-256 of all that defines what is run, overrides included; comments do not count.
+        """SHA-256 of all that defines what is run, with the overrides, without comments.
 
-        How often it is run does not count either: a run can go on with more rounds.
+        The number of rounds does not count: a run can go on with more rounds.
         """
         left_out: dict[str, Any] = dict.fromkeys(NOT_MEASURED, True)
         meaning = self.model_dump(mode="json", exclude=left_out | {"measure": {"rounds"}})
@@ -563,11 +502,11 @@ class Job(Section):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def explain(self, problem: Problem) -> str:
-        """Return a line with the place of `problem` in the job file, and its message."""
+        """Return the message of `problem` with its place in the job file, in one line."""
         return self._source.explain(problem)
 
     def error(self, problems: Sequence[Problem]) -> JobError:
-        """Return one error with a located line for each of `problems`."""
+        """Return one error whose text has a line with place and message for each problem."""
         return JobError(self._source.explain_all(problems))
 
 
@@ -586,8 +525,8 @@ _MODELS: Mapping[str, type[BaseModel]] = {
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     """Return the checked job of the file at `path`; imports the module of its workload.
 
-    overrides: of `--set`, such as `measure.warmup=5`. Raises JobError with one line per problem,
-    all of the file at once.
+    overrides: values of `--set`, such as `measure.warmup=5`. Raises JobError with a line for each
+    problem of the file.
     """
     return _load(read_source(path, overrides))
 
@@ -600,8 +539,8 @@ def job_from_text(
 ) -> Job:
     """Return the job of a text that is in no file, checked as by `load_job`.
 
-    name: stands for the file in messages. options: the command-line option that gave a value, by
-    the path of the value; messages name it in place of the file. Raises JobError as `load_job`.
+    name: stands for the file in messages. options: path of a value -> the command-line option that
+    gave it, which messages name in place of the file. Raises JobError as `load_job` does.
     """
     return _load(parse_source(name, text, overrides, options))
 
@@ -639,8 +578,7 @@ def _load(source: YamlSource) -> Job:
 
 def job_schema() -> dict[str, Any]:
     """Return the JSON Schema of the job file."""
-    schema = Job.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()}
 
 
 def _validate(data: Mapping[str, Any]) -> tuple[Job | None, list[Problem]]:
@@ -704,46 +642,12 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
     return [*found, *unknown, *check(job, settings, unsound)]
 
 
-Best = Literal["max", "min"]
-
-# The columns of a point's row that an answer can be, and which value is the best.
-ANSWER_METRICS: Mapping[str, Best] = {
-    **dict.fromkeys(("speed_up", "efficiency", "throughput", "batch_size"), "max"),
-    **dict.fromkeys(("step_ms_p50", "step_ms_p99", "first_step_ms", "compiled_step_ms"), "min"),
-    **dict.fromkeys(("compute_ms", "comm_exposed_ms", "straggler_ms", "data_ms"), "min"),
-    **dict.fromkeys(("wall_unsynced_share", "optimizer_ms", "host_gap_ms"), "min"),
-    **dict.fromkeys(("peak_mem_allocated_bytes", "energy_j"), "min"),
-    **dict.fromkeys(("achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct"), "max"),
-    **dict.fromkeys(("gemm_share_pct", "algbw_gb_s", "busbw_gb_s", "memory_gb_s"), "max"),
-    "samples_per_joule": "max",
-}
-SAMPLES = "samples"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a run answers.
-
-    metric: a column of the table `points` or `scaling`, or a metric of the workload's own.
-    over: the settings whose values are compared; empty for all that vary.
-    best: whether the largest or the smallest value is the best.
-    items: what a step finishes, in the plural, as in tokens.
-    question: in the words of the job; empty where it asks none.
-    """
-
-    metric: str
-    over: tuple[str, ...] = ()
-    best: Best = "max"
-    items: str = SAMPLES
-    question: str = ""
-
-
 def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str]) -> Answer:
-    """Return what a stored run answers: by its job file, else by its workload, else the speed-up.
+    """Return what a stored run answers, as its job file says, else its workload; else the speed-up.
 
     job_text, overrides: the job file as the run keeps it, and the values of its `--set`.
     varying: the settings that differ between the points of the run; `over` has only these, in
-    their order. A text or a workload that cannot be read any more counts as one that says nothing.
+    their order. A text or workload that cannot be read any more is ignored; nothing is raised.
     """
     data: dict[str, Any] = {}
     with suppress(JobError):

@@ -80,7 +80,7 @@ class Plan:
 def varying_settings(points: Sequence[Point]) -> list[str]:
     """Return the names of the settings that differ between points, in the order of their settings.
 
-    Without the batch size that follows from the one that the job fixes.
+    Of batch_size and global_batch_size only the one that the job fixes. Empty for no points.
     """
     told = [point.settings_as_given for point in points]
     names = dict.fromkeys(name for settings in told for name in settings)
@@ -90,7 +90,7 @@ def varying_settings(points: Sequence[Point]) -> list[str]:
 
 
 def make_plan(job: Job) -> Plan:
-    """Return the points of `job` in their order: the product of its axes, then the included ones.
+    """Return the plan of `job`: points in the order of its axes' product, then the included ones.
 
     Raises JobError when a global batch size does not divide, the workload refuses a point, no point
     is left, or none has the baseline that the job gives.
@@ -102,7 +102,7 @@ def make_plan(job: Job) -> Plan:
 
 
 def plan_and_problems(job: Job) -> tuple[Plan, list[Problem]]:
-    """Return the plan, and the problems for which it must not be run; none where it may."""
+    """Return the plan, and the problems for which it must not be run; empty if it may."""
     # What is no axis: defaults, placement, variables with one value, the workload section.
     shared = {
         **{
@@ -332,10 +332,11 @@ def _find_no_baseline(baseline: Mapping[str, Scalar], points: Collection[Point])
 def select_points(
     points: Sequence[Point], expression: str, option: str = "--filter"
 ) -> tuple[Point, ...]:
-    """Return the points for which `expression`, given with `option`, is true, in their order.
+    """Return the points for which `expression` is true, in their order.
 
-    Its names are the settings of a point. Raises UsageError when it cannot be evaluated, is
-    neither true nor false for a point, or keeps no point.
+    It is a Python expression without calls, as "world_size > 1 and precision == 'bf16'"; its names
+    are the settings of a point. option: the command-line option that gave it, for messages. Raises
+    UsageError when it cannot be evaluated, is no bool for a point, or keeps no point.
     """
     # Here, so that a sweep without a filter does not load it.
     from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
@@ -388,10 +389,10 @@ _Settings = Mapping[str, Setting]
 
 
 def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], list[Problem]]:
-    """Return the settings of the job's points by name, and problems of texts that name settings.
+    """Return name -> setting of the job's points, and problems of texts that name settings.
 
-    They are those of the workload, the variables of `env`, and the axes that a script names itself.
-    Raises UsageError for parameters that no job file could give.
+    They are the settings of the workload, the variables of `env`, and the axes that a script names
+    in braces. Raises UsageError for parameters that no job file could give.
     """
     settings = registry.settings(workload_class)
     given = {*_axes_and_included(job), *job.env}
@@ -465,9 +466,9 @@ def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[Problem]:
 
 
 def script_path(job: Job) -> Path | None:
-    """Return the file of the job's script, from here or from the folder of the job file.
+    """Return the file of the parameter `path`; None if there is no such file or parameter.
 
-    None where there is no such file, or no parameter `path`.
+    It is looked for in the current directory, then in the folder of the job file.
     """
     name = str(job.workload.parameters.get("path", ""))
     places = (Path(name), job.folder / name)
@@ -479,10 +480,9 @@ def check(
 ) -> list[Problem]:
     """Return all that is wrong with `job`.
 
-    settings: those that a point of its workload has. unsound: paths of values that were taken out
-    of the job because they are wrong; they count as given.
-    is_workload_known: False where `settings` are only those of every workload; other names are not
-    judged then, and nothing is said to be missing.
+    settings: those that a point of its workload has. unsound: paths of wrong values that were taken
+    out of the job; they are not reported as missing. is_workload_known: False if `settings` are
+    only those that every workload has; then no other name is wrong, and nothing is missing.
     """
     problems = list(_check_values(job, settings, is_workload_known=is_workload_known))
     problems += _check_axes(job)
@@ -638,7 +638,7 @@ def _check_what_is_missing(
 
 
 def names_in(text: str) -> list[str]:
-    """Return the settings that a text names in braces, each once, in their order.
+    """Return the names of settings in a text's braces, each once, in their order.
 
     Raises ValueError, with the rule, where braces hold anything but a name.
     """
@@ -653,9 +653,9 @@ def names_in(text: str) -> list[str]:
 
 
 def render(text: str, settings: Mapping[str, Scalar]) -> str:
-    """Return the text with settings in place of their names in braces; `true` for True.
+    """Return the text with values in place of names in braces; a bool becomes `true` or `false`.
 
-    The settings must have all names of the text.
+    Raises KeyError for a name that is not in `settings`.
     """
     return text.format_map({name: setting_text(value) for name, value in settings.items()})
 
@@ -663,7 +663,7 @@ def render(text: str, settings: Mapping[str, Scalar]) -> str:
 def split_arguments(text: str) -> list[str]:
     """Return the words of a command line, split as a shell does.
 
-    Raises ValueError, with the rule, for a quote that is not closed.
+    Raises ValueError for a quote that is not closed.
     """
     try:
         return shlex.split(text)
@@ -672,7 +672,7 @@ def split_arguments(text: str) -> list[str]:
 
 
 def product_of(text: str) -> int | None:
-    """Return the product of the whole numbers of a text, as in `64 * 8`; None for an empty text.
+    """Return the number that a text such as `64 * 8` or `512` means; None for an empty text.
 
     Raises ValueError, with the rule, for any other text.
     """

@@ -42,9 +42,9 @@ class Precision(StrEnum):
 
     @property
     def dtype(self) -> str:
-        """Name of torch's type that numbers have where they are multiplied.
+        """Name of torch's dtype of matrix products, as `bfloat16`.
 
-        Of float8 that of its autocast: the layers that are converted have their own.
+        For float8 it is bfloat16, the type of the autocast around the converted layers.
         """
         return {"fp16": "float16", "bf16": "bfloat16", "float8": "bfloat16"}.get(self, "float32")
 
@@ -56,7 +56,7 @@ USUAL_PRECISIONS: tuple[Precision, ...] = tuple(
 
 
 class SlowBy(StrEnum):
-    """How a device is made slow, for want of a slow one.
+    """How a slow device is emulated.
 
     compute: parts of the forward and backward pass are repeated. sms: a CUDA green context gives
     the step some of the device's multiprocessors.
@@ -81,15 +81,15 @@ def are_devices(value: str) -> bool:
 
 
 def device_numbers(devices: str) -> tuple[int, ...]:
-    """Return the numbers that a setting names: (0, 2) for 0/2; none for a model or any."""
+    """Return the device numbers in a setting `devices`: (0, 2) for 0/2; () for a model or any."""
     return tuple(map(int, devices.split("/"))) if _NUMBERS.fullmatch(devices) else ()
 
 
 def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
-    """Return the numbers of the devices that a setting means; empty where it means none of them.
+    """Return the numbers of the devices that a setting `devices` selects; [] if it selects none.
 
     In ascending order, or as the setting lists them; numbers beyond the cluster are left out.
-    models: of all devices, by number; a setting names a part of one, in capitals or not.
+    models: of all devices, by number. A model in the setting may be a part of a name, in any case.
     """
     if numbers := device_numbers(devices):
         return [number for number in numbers if number < len(models)]
@@ -211,7 +211,7 @@ class Execution:
 
     @property
     def execution(self) -> dict[str, Any]:
-        """The fields of `Execution` by name."""
+        """Name -> value of the fields of `Execution`."""
         return {name: getattr(self, name) for name in EXECUTION}
 
 
@@ -280,20 +280,20 @@ class Point(Execution):
 
     @property
     def options(self) -> dict[str, Scalar]:
-        """The optional settings that differ from their defaults."""
+        """Name -> value of the settings of `OPTIONAL` that are not at their default."""
         given = {name: _plain(getattr(self, name)) for name in OPTIONAL}
         return {n: value for n, value in given.items() if value != RUN_SETTINGS[n].default}
 
     @property
     def settings(self) -> dict[str, Scalar]:
-        """Return all settings by name, as tables and filters use them."""
+        """Return name -> value of all settings, as filters use them; None is left out."""
         given = {name: _plain(getattr(self, name)) for name in (*RUN_SETTINGS, "scaling")}
         known = {name: value for name, value in given.items() if value is not None}
         return {**known, **self.params, **self.env}
 
     @property
     def settings_as_given(self) -> dict[str, Scalar]:
-        """`settings` without the batch size that follows from the one that the job fixes."""
+        """`settings` with only the one of both batch sizes that the job fixes."""
         derived = "global_batch_size" if self.scaling == "weak" else "batch_size"
         return {name: value for name, value in self.settings.items() if name != derived}
 
@@ -323,7 +323,7 @@ class RunSetting:
     about: About
 
     def restore(self, stored: Any) -> Any:
-        """Return the value that a table holds; the default where it holds none."""
+        """Return the value that a table holds, in its type; the default for None and NaN."""
         return self.kind(self.default if stored is None or stored != stored else stored)
 
 

@@ -45,7 +45,7 @@ class Problem:
 
 
 def key_text(path: KeyPath) -> str:
-    """Return a path as in `matrix.batch_size[1]`; a key that is not a plain word is quoted."""
+    """Return a path as text: `matrix.batch_size[1]`; a key that is not a plain word is quoted."""
     text = ""
     for key in path:
         if isinstance(key, int):
@@ -56,18 +56,24 @@ def key_text(path: KeyPath) -> str:
 
 
 def quote(value: object) -> str:
-    """Return a value as messages quote it: on one line, in at most 60 characters."""
+    """Return any object for a message: on one line, in at most 60 characters, as `'bf17'`.
+
+    An object whose repr raises, as an integer of too many digits, is told by its type.
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict | list):
         kind = "mapping" if isinstance(value, dict) else "list"
         return f"a {kind}" if value else f"an empty {kind}"
-    text = repr(value)
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        text = f"an object of type {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 
 def rule_of(error: ErrorDetails) -> str:
-    """Return the rule that pydantic found broken, what was given, and the nearest allowed value."""
+    """Return pydantic's error in words: the rule, the value given, the nearest allowed name."""
     if error["type"] == "missing":
         return "required, but not given"
     if error["type"] == "too_short":
@@ -81,13 +87,13 @@ def rule_of(error: ErrorDetails) -> str:
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?`; an empty text where no known name is near."""
+    """Return `; did you mean 'x'?` with the known name nearest to `given`; "" if none is near."""
     near = difflib.get_close_matches(str(given), list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def say_unknown(what: str, given: object, known: Iterable[str]) -> str:
-    """Return `unknown axis 'x'` with the nearest known name, or else the first 16 known ones."""
+    """Return `unknown axis 'x'` (what: axis) with the nearest known name, else the first 16."""
     names = list(known)
     hint = did_you_mean(given, names)
     if not hint and names:

@@ -3,7 +3,7 @@
 A workload is named by a word of `BUILTIN` or as `package.module:Class`; both are loaded the
 same way, and only when they are asked for. What a class tells of a point from its settings alone,
 before anything runs, is asked here too: whether it runs it, and how much memory it needs. An
-estimate never keeps a point from running.
+estimate never keeps a point from running. An `Answer` is what a class says that its runs answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -57,6 +57,40 @@ BUILTIN: Mapping[str, str] = {
     "transformer": "raybench.workloads.transformer:Transformer",
 }
 
+Best = Literal["max", "min"]
+
+# The columns of a point's row that an answer can be, and which value is the best.
+ANSWER_METRICS: Mapping[str, Best] = {
+    **dict.fromkeys(("speed_up", "efficiency", "throughput", "batch_size"), "max"),
+    **dict.fromkeys(("step_ms_p50", "step_ms_p99", "first_step_ms", "compiled_step_ms"), "min"),
+    **dict.fromkeys(("compute_ms", "comm_exposed_ms", "straggler_ms", "data_ms"), "min"),
+    **dict.fromkeys(("wall_unsynced_share", "optimizer_ms", "host_gap_ms"), "min"),
+    **dict.fromkeys(("peak_mem_allocated_bytes", "energy_j"), "min"),
+    **dict.fromkeys(("achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct"), "max"),
+    **dict.fromkeys(("gemm_share_pct", "algbw_gb_s", "busbw_gb_s", "memory_gb_s"), "max"),
+    "samples_per_joule": "max",
+}
+SAMPLES = "samples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a run answers.
+
+    metric: a column of the table `points` or `scaling`, or a metric of the workload's own.
+    over: the settings whose values are compared; empty for all that vary.
+    best: whether the largest or the smallest value is the best.
+    items: what a step finishes, in the plural, as in tokens.
+    question: in the words of the job; empty where it asks none.
+    """
+
+    metric: str
+    over: tuple[str, ...] = ()
+    best: Best = "max"
+    items: str = SAMPLES
+    question: str = ""
+
+
 # Names with a meaning of their own in job files, filters and result tables.
 RESERVED = frozenset({*RUN_SETTINGS, "kind", "scaling", "workload", "rank", "context"})
 
@@ -77,7 +111,7 @@ class Setting:
     adapter: TypeAdapter[Any]
 
     def complaint(self, value: object) -> str | None:
-        """Return the rule that `value` breaks, or None."""
+        """Return the rule that `value` breaks, with the value; None for a valid value."""
         try:
             accepted = self.adapter.validate_python(value)
         except ValidationError as error:
@@ -88,7 +122,7 @@ class Setting:
         return None
 
     def accept(self, value: object) -> Scalar:
-        """Return `value`, which has no complaint, as the declared type: 1.0 for 1 of a float."""
+        """Return a `value` without complaint in the declared type: 1.0 for 1 if that is float."""
         accepted: Scalar = self.adapter.validate_python(value)
         return accepted
 
@@ -96,9 +130,9 @@ class Setting:
 def load(kind: str) -> type:
     """Return the class of the workload `kind`; imports its module.
 
-    A user's module is looked for as `python -m` does: the current directory is put before all of
-    `sys.path`, unless it is in it. Raises UsageError, in one line, when there is no such class, it
-    is no workload, or for whatever its module raises, but for KeyboardInterrupt.
+    kind: as of `module_and_class`. The current directory is put first into `sys.path`, as `python
+    -m` does, unless it is there. Raises UsageError, in one line, when there is no such class, it is
+    no workload, or its module raises anything but KeyboardInterrupt.
     """
     module_name, class_name = module_and_class(kind)
     here = str(Path.cwd())
@@ -152,9 +186,9 @@ def _one_line(what: str) -> Iterator[None]:
 
 
 def settings(workload_class: type) -> dict[str, Setting]:
-    """Return the settings that a point of this workload can have, by name.
+    """Return name -> setting, for all settings that a point of this workload can have.
 
-    Raises UsageError as `parameters`.
+    Raises UsageError as `parameters` does.
     """
     absent = (
         *(() if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES),
@@ -242,9 +276,9 @@ def _declared(workload_class: type) -> Iterator[tuple[str, Any, Any]]:
 
 
 def make_setting(name: str, annotation: Any, default: Any = None, description: str = "") -> Setting:
-    """Return a setting; it is required where the default is PydanticUndefined.
+    """Return a setting of this type; it is required if the default is PydanticUndefined.
 
-    Raises UsageError or an error of pydantic for a type of no single value.
+    Raises UsageError or an error of pydantic if the type is not bool, int, float or str.
     """
     config = ConfigDict(strict=True, allow_inf_nan=False)
     adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=config)
@@ -263,14 +297,15 @@ def make_setting(name: str, annotation: Any, default: Any = None, description: s
 
 
 def shares_work(workload_class: type) -> bool:
-    """Return whether the ranks of a point finish the same items together."""
+    """Return whether all ranks of a point finish the same items together (`shares_work`)."""
     return bool(getattr(workload_class, "shares_work", False))
 
 
 def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
     """Return how many ranks of a point with these settings finish the same items together.
 
-    Raises UsageError, in one line, when the class method of this name raises.
+    1 if the class does not say. Raises UsageError, in one line, when its method `ranks_per_item`
+    raises.
     """
     if shares_work(workload_class):
         return int(settings["world_size"])
@@ -278,9 +313,10 @@ def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
 
 
 def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
-    """Return why the class refuses a point with these settings; None where it does not.
+    """Return why the class refuses a point with these settings; None if it accepts it.
 
-    Raises UsageError, in one line, when the class method of this name raises.
+    A class without a method `why_not` accepts all, but for float8, which it must support
+    (`takes_float8`). Raises UsageError, in one line, when its method raises.
     """
     is_float8 = settings.get("precision") == Precision.FLOAT8
     if is_float8 and not getattr(workload_class, "takes_float8", False):
@@ -319,10 +355,9 @@ _CHANGES: tuple[tuple[str, Scalar], ...] = (
 
 
 def estimate(point: Point) -> int | None:
-    """Return the estimated bytes of a rank; None where the workload has no estimate or it raises.
+    """Return the estimated device memory of a rank in bytes; None without an estimate.
 
-    Nothing that is measured depends on an estimate, so an error in one is ignored. Raises
-    UsageError as `load`.
+    None too if the workload's own estimate raises. Raises UsageError as `load` does.
     """
     return _estimate(load(point.workload), point.settings)
 
@@ -341,7 +376,8 @@ def _estimate(workload_class: type, settings: Mapping[str, Scalar]) -> int | Non
 def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
     """Return a sentence with the estimate of a point that does not fit, and what would fit.
 
-    That is the largest halved batch, and the first other change, that fit by the estimate.
+    Proposed are the largest of the batch halved again and again, and the first other change, that
+    fit by the estimate.
     """
     workload_class, given = load(point.workload), point.settings
     room_bytes = min(USABLE * device_bytes, _LESS * estimate_bytes)
@@ -367,7 +403,7 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
 
 
 def gib(count: float) -> str:
-    """Return bytes in GiB, as text of three digits."""
+    """Return bytes in GiB as text with three significant digits, without the unit."""
     return f"{count / 2**30:.3g}"
 
 

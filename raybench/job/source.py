@@ -2,14 +2,17 @@
 
 The YAML is 1.2, cut down to what a job file needs: one document, no anchors, aliases, tags or merge
 keys, so that a text means what it looks like and cannot explode. What is wrong is a `Problem`.
+Sizes such as 4KiB, which a job file may give in place of bytes, are read here too.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +47,18 @@ _SYNTAX = {
 }
 
 
+_UNITS = {
+    **dict.fromkeys(("", "B"), 1),
+    **{f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGT", start=1)},
+    **{f"{letter}B": 10 ** (3 * power) for power, letter in enumerate("kMGT", start=1)},
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB|[kMGT]?B|)")
+_RANGE = re.compile(r"([^:]+):([^:]+):x(\d+)")
+
+
 @dataclass(slots=True, kw_only=True)
 class YamlSource:
-    """A YAML text as dicts, lists and scalars, which turns problems into located lines.
+    """A YAML text as dicts, lists and scalars; it knows the line and column of each.
 
     data: the value of the text, with the overrides in it; None for an empty text. problems: what
     is wrong with the YAML itself. is_complete: False where a problem ended the reading.
@@ -67,7 +79,8 @@ class YamlSource:
     def explain(self, problem: Problem) -> str:
         """Return `file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override.
 
-        Where options of a command made the text, its option: `--script train.py: ...`.
+        If options of a command made the text, the option that gave the value stands first:
+        `--script train.py: message`.
         """
         subject = f"{key_text(problem.path)}: " if problem.path else ""
         override = self._override_of(problem)
@@ -80,7 +93,10 @@ class YamlSource:
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
 
     def explain_all(self, problems: Iterable[Problem]) -> str:
-        """Return a line per problem, in the order of the file, overrides last; above 50 a count."""
+        """Return a line per problem, in the order of the file, overrides last.
+
+        Of more than 50 the 50 first, and how many more there are.
+        """
 
         def order(problem: Problem) -> tuple[bool, Position]:
             return self._override_of(problem) is not None, self._position(problem)
@@ -193,9 +209,10 @@ def _encodable(text: str) -> str:
 
 
 def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
-    """Return the file at `path` as `parse_source` does.
+    """Return the file at `path`, parsed by `parse_source`.
 
-    Raises JobError also where it cannot be read, is too long, no regular file, or not UTF-8.
+    Raises JobError as that does, and where the file cannot be read, is too long, no regular file,
+    or not UTF-8.
     """
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -206,6 +223,9 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
     except (OSError, ValueError) as error:
         # ValueError: a name with a null character in it.
         reason = error.strerror if isinstance(error, OSError) else error
+        template = files("raybench").joinpath("jobs", path.name)
+        if isinstance(error, FileNotFoundError) and template.is_file():
+            reason = f"{reason}; `raybench init --template {path.stem}` writes {path.name}"
         raise JobError(f"{path}:1:1: the job file cannot be read: {reason}") from error
     if len(content) > MAX_FILE_BYTES:
         raise JobError(f"{path}:1:1: a job file has at most {MAX_FILE_BYTES:,} bytes")
@@ -225,10 +245,10 @@ def parse_source(
     overrides: Sequence[str] = (),
     options: Mapping[KeyPath, str] | None = None,
 ) -> YamlSource:
-    """Return a text as data, with each `KEY=VALUE` of `overrides` put in place, in their order.
+    """Return the YAML text as data, with the overrides (`KEY=VALUE`) applied in their order.
 
-    options: as those of a YamlSource. Raises JobError where the text is no mapping or an override
-    cannot be applied. Other mistakes in the YAML are in `problems`, and `data` has the rest.
+    options: as in `YamlSource`. Raises JobError where the text is no mapping or an override cannot
+    be applied. Other mistakes in the YAML are in `problems`; what they spoil is left out of `data`.
     """
     source = parse_yaml(text, name)
     source.options = options or {}
@@ -248,7 +268,7 @@ def parse_source(
 
 
 def overrides_in(argv: Sequence[str]) -> list[str]:
-    """Return the values of `--set` in a command line of raybench, such as a run keeps."""
+    """Return the values of `--set` in a command line of raybench, up to `--`."""
     overrides = []
     for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         if word == "--":
@@ -292,7 +312,7 @@ def _label(override: str) -> str:
 
 
 def position_after(text: str) -> Position:
-    """Return line and column of the character that follows `text`."""
+    """Return line and column, from 1, of the character that follows `text`."""
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
@@ -335,3 +355,52 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
     reason = next(known, reason.partition(", but ")[0])
     is_yaml = isinstance(error, ComposerError)
     return Problem(position=position, message=reason if is_yaml else f"not YAML: {reason}")
+
+
+def read_bytes(text: str) -> float | None:
+    """Return the bytes that a text such as 4KiB or 1.5MB means; None for another text and for 0.
+
+    They are not whole if the text means a part of a byte.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        return None
+    number, unit = found.groups()
+    count = float(number) * _UNITS[unit] if "." in number else int(number) * _UNITS[unit]
+    return count if 0 < count <= _INT64_MAX else None
+
+
+def _read_sizes(value: Any) -> Any:
+    """Return a size as a whole number of bytes, a range of sizes as a list of them.
+
+    Of a list, one list of the sizes of all entries. What is no size stays as it is.
+    """
+    if isinstance(value, list):
+        read = [_read_sizes(one) for one in value]
+        return [size for one in read for size in (one if isinstance(one, list) else [one])]
+    if not isinstance(value, str):
+        return value
+    found = _RANGE.fullmatch(value)
+    ends = [read_bytes(end) for end in (found.group(1, 2) if found else (value, value))]
+    factor = int(found[3]) if found else 2
+    if factor < 2 or any(end is None or end != int(end) for end in ends):
+        return value
+    low, high = (int(end or 0) for end in ends)
+    sizes = []
+    while low <= high:
+        sizes.append(low)
+        low *= factor
+    return (sizes if found else sizes[0]) or value
+
+
+def with_sizes(group: object) -> object:
+    """Return a copy of a mapping with its settings `*_bytes` in bytes, ranges as lists of them.
+
+    What is no size stays as it is, for its type to refuse; so does what is no mapping.
+    """
+    if not isinstance(group, dict):
+        return group
+    return {
+        name: _read_sizes(value) if str(name).endswith("_bytes") else value
+        for name, value in group.items()
+    }

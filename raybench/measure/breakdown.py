@@ -149,10 +149,10 @@ class _Instrumented:
     extent: Extent
 
     def time_block(self, loop: Step, samples: int, around: Around = nullcontext) -> list[float]:
-        """Return the durations of so many samples in ms, each the mean over its inner steps.
+        """Return the durations of `samples` samples in ms per step; all ranks must call it.
 
-        All ranks start together, so all must call it. loop: runs `extent.inner` steps. Two samples
-        before are not timed: the device's queue is empty then.
+        loop: runs the `extent.inner` steps of a sample. around: a context for all of them. Two
+        samples before are not timed: the device's queue is empty then.
         """
         align_ranks(self.context.device)
         with around():
@@ -162,9 +162,9 @@ class _Instrumented:
         return [ns / self.extent.inner / _NS_PER_MS for ns in block.step_ns]
 
     def time_marked(self, marks: RegionMarks | BucketMarks) -> list[float]:
-        """Return the durations of `extent.steps` samples, as `time_block`, whose steps are marked.
+        """Return the durations of `extent.steps` samples in ms per step; all ranks must call it.
 
-        All ranks must call it. The last of the steps that `marks` then has are those timed.
+        marks: notes each step. It also has the untimed steps before; the timed ones are the last.
         """
 
         def step() -> None:
@@ -178,12 +178,12 @@ class _Instrumented:
 def break_down(
     workload: Workload, timer: Timer | ScriptTimer, context: Context, extent: Extent
 ) -> Breakdown:
-    """Run instrumented steps on all ranks, and return where their time and memory goes.
+    """Run instrumented steps, and return where time and memory go; all ranks must call it.
 
-    What could not be measured has the reason in `methods`; for a CUDA graph nothing is. The
-    workload cannot be measured any more: its ranks have computed on without each other, and models
-    that the context has wrapped reduce no gradients. The last step is with the peers where it can
-    be, so that a workload which checks its result when it is closed finds theirs in it.
+    A value that could not be measured is None, with the reason in `methods`; for a CUDA graph all
+    are. The workload is spoiled: its ranks have trained without each other, and models that the
+    context has wrapped reduce no gradients. If possible the last step is with the peers, for
+    workloads that check their result in `close`.
     """
     device, on_gpu = context.device, context.device.type == "cuda"
     if context.cuda_graph:
@@ -238,9 +238,9 @@ def _time_regions(instrumented: _Instrumented) -> tuple[tuple[RegionTime, ...], 
 
 
 def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> WallTimes:
-    """Return the median ms of a step by the host's clock: until it is issued, and until it is done.
+    """Return the median ms of a step by the host's clock: until it returns, and until it is done.
 
-    Runs `steps` steps one at a time, each on an idle device. wait: blocks until the device is idle.
+    Runs `steps` steps, each on an idle device. wait: blocks until the device is idle.
     """
     issued_ns, done_ns = [], []
     for _ in range(steps):
@@ -332,9 +332,9 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
 
 
 def hook_setter(workload: Workload, context: Context) -> SetHook | str:
-    """Return a function that registers a communication hook for gradients, else the reason as text.
+    """Return a function that registers a communication hook for gradients, or why there is none.
 
-    It is the workload's own `set_comm_hook`, else that of the models which the context wrapped.
+    It is the workload's own `set_comm_hook`, else it acts on the models which the context wrapped.
     """
     own: SetHook | None = workload.set_comm_hook
     return own or context.replicas.why_no_hook() or context.replicas.set_comm_hook
@@ -419,11 +419,11 @@ def time_queued_steps(
 ) -> float | None:
     """Return the median time in ms of a step on the GPU, without the gaps left by a slow host.
 
-    A host that is much faster than the device, whose step takes local_ms, leaves none. Otherwise
-    the device is held back before each step for longer than the host needs to issue it. None
-    on all ranks where that is longer than a second on one of them. All ranks must call it.
+    All ranks must call it. If the host is not much faster than the device, whose step takes
+    local_ms, the device is held back before each step until the host has issued it. None on all
+    ranks if that takes longer than a second on one of them.
 
-    optimizer: notes the optimizers of these steps.
+    optimizer: notes the optimizers of these steps. around: a context for all steps.
     A step that waits for the device keeps the gap behind its wait, and one with more launches
     than the driver queues (about 1000) some of its gaps.
     """
@@ -469,10 +469,10 @@ def break_down_script(
 ) -> Breakdown:
     """Run instrumented steps of a script on all ranks, and return where their time goes.
 
-    All ranks must call it. First steps with timed communication, where there are several ranks,
-    then steps without any; afterwards the script's gradients are not reduced any more. Where the
-    script ends, or its gradients cannot be hooked on some rank, the breakdown has only `methods`,
-    which say why.
+    All ranks must call it. With several ranks, steps with timed communication come first, then
+    steps without any; from then on the script's gradients are not reduced any more. If the script
+    ends, or its gradients cannot be hooked on some rank, the breakdown has only `methods` with the
+    reason.
     """
     has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"
 

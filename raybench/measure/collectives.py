@@ -36,7 +36,7 @@ Copy = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One call on one rank.
+    """One call of a collective on one rank.
 
     kind: torch's name, such as all_reduce. ranks: size of its group. message_bytes: as nccl-tests
     counts them. copies: the outputs, each with the data of this rank that a local copy writes to
@@ -50,7 +50,7 @@ class Collective:
 
 
 def add_up(collectives: Sequence[Collective]) -> tuple[Traffic, ...]:
-    """Return the traffic of a step by kind and size of group, in the order of the first call."""
+    """Return the traffic per kind and size of group, in the order of the first calls."""
     keys = dict.fromkeys((one.kind, one.ranks) for one in collectives)
     return tuple(
         Traffic(
@@ -70,7 +70,7 @@ Handler = Callable[[Collective], Work]
 
 @contextmanager
 def replace_collectives(handler: Handler) -> Iterator[None]:
-    """Call the handler in place of all collectives of the process inside the `with` block.
+    """Call the handler instead of each collective of this process inside the `with` block.
 
     The handler must not issue real collectives. A call of torch's own kernels from Python holds the
     interpreter's lock; threads of gloo and NCCL wait for that lock while they hold locks of their
@@ -146,12 +146,12 @@ class LocalCopies:
     """
 
     def __init__(self, seen: list[Collective] | None = None) -> None:
-        """Begin with no random numbers. seen: gets each call, without its tensors."""
+        """Make the handler. seen: a list to which each call is appended, without its tensors."""
         self._drawn: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
         self._seen = seen
 
     def __call__(self, collective: Collective) -> Work:
-        """Write the outputs of a collective, and return a work that is complete."""
+        """Write the outputs of a collective, and return a work that is already complete."""
         if self._seen is not None:
             # Without its tensors, whose memory the step needs back.
             self._seen.append(replace(collective, copies=()))

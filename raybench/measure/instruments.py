@@ -57,11 +57,11 @@ class Timer:
     def time_block(
         self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
     ) -> Samples:
-        """Run `step` `iterations` times, and return how long each took; wait for a GPU at the end.
+        """Run `step` `iterations` times, wait for the device, and return how long each took.
 
         Durations are in ns, starts in ns since the timer was made.
-        parts: where the step notes the host time of its parts; emptied at the begin. A part has a
-        time for each iteration, 0 where a step lacks it.
+        parts: where the step notes the host time of its parts; emptied first. In the result a part
+        has a time for each iteration, 0 for one without it.
         lead_in: untimed iterations before the first, so that the device has work queued when the
         clock starts: iterations that find the queue empty take longer than all later ones.
         """
@@ -124,7 +124,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def loop_step(step: Step, inner: int) -> Step:
-    """Return a step that runs `inner` steps, for steps too short to be timed alone."""
+    """Return a function that runs `step` `inner` times, for steps too short to be timed alone."""
     if inner == 1:
         return step
 
@@ -136,9 +136,9 @@ def loop_step(step: Step, inner: int) -> Step:
 
 
 def per_step(samples: Samples, inner: int) -> Samples:
-    """Return samples whose durations are divided by `inner`, rounded to whole ns.
+    """Return the samples of loops of `inner` steps with durations per step, in whole ns.
 
-    For loops of `inner` steps; starts and `throttled` stay as they are.
+    Starts and `throttled` stay as they are.
     """
     return replace(
         samples,
@@ -152,9 +152,9 @@ def per_step(samples: Samples, inner: int) -> Samples:
 
 
 def join_blocks(blocks: Sequence[Samples]) -> Samples:
-    """Return blocks of samples as one, in their order.
+    """Return the samples of all blocks as one, in their order.
 
-    A part that a block lacks took 0 ns in it. `throttled` is empty unless all blocks have it.
+    A part that a block lacks counts as 0 ns there. `throttled` is empty unless all blocks have it.
     """
     names = {name for block in blocks for name in block.part_ns}
     is_known = all(block.throttled for block in blocks)
@@ -173,7 +173,7 @@ def join_blocks(blocks: Sequence[Samples]) -> Samples:
 
 
 class MemoryUse:
-    """What torch's allocator tells of the timed steps; all is None on a CPU.
+    """What torch's allocator counted in the timed steps; all fields are None on a CPU.
 
     allocated_bytes: peak of the steps between `restart` and `paused`. reserved_bytes: peak of all
     the time. retries: allocations that failed until cached memory was given back. device_allocs:
@@ -181,7 +181,7 @@ class MemoryUse:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Begin without peaks; torch's counter of the device is reset, unless that is a CPU."""
+        """Begin without peaks; resets torch's peak counters of the device, unless it is a CPU."""
         self._device, self._is_counted = device, device.type == "cuda"
         self.allocated_bytes: int | None = None
         self.reserved_bytes: int | None = None
@@ -189,7 +189,7 @@ class MemoryUse:
         self._reset()
 
     def restart(self) -> None:
-        """Begin the peak of allocated memory anew; to be called when a warm-up is over.
+        """Forget the peak of allocated memory; call it when a warm-up is over.
 
         DDP makes its buckets anew in the second step. NCCL keeps the first ones until its watchdog,
         which looks ten times a second, has seen the end of what used them: gradients count twice
@@ -200,7 +200,7 @@ class MemoryUse:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take in the peak until now, and leave out what is allocated inside the `with` block.
+        """Leave the `with` block out of the peak of allocated memory; take in the peak before it.
 
         Memory that is still allocated at its end counts from then on.
         """
@@ -213,7 +213,7 @@ class MemoryUse:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Add the calls of the allocator inside the `with` block to both counts."""
+        """Add what happens inside the `with` block to `retries` and `device_allocs`."""
         if self.retries is None or self.device_allocs is None:
             yield
             return
@@ -258,7 +258,7 @@ class ScriptTimer(MemoryUse):
     """
 
     def __init__(self, script: RunningScript, device: torch.device) -> None:
-        """Begin without samples. script: its steps are timed. device: by which the ranks agree."""
+        """Make a timer. script: its steps are timed. device: on which ranks exchange counts."""
         super().__init__(torch.device("cpu"))
         self._script, self._agree_on = script, device
         self._blocks: list[Samples] = []
@@ -267,10 +267,10 @@ class ScriptTimer(MemoryUse):
     def time_block(
         self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
     ) -> Samples:
-        """Return the durations of iterations that the script runs and times; all must call it.
+        """Return the durations of iterations that the script runs and times.
 
-        Raises StepsEndedError where the script ends before that many iterations, and
-        ScriptFailedError where it ends before the first iteration that was timed.
+        All ranks must call it. step, parts: not used. Raises StepsEndedError where the script ends
+        before so many iterations, and ScriptFailedError where it ends before the first timed one.
         """
         try:
             samples = self._script.run_steps(iterations, lead_in=lead_in)
@@ -298,7 +298,7 @@ class ScriptTimer(MemoryUse):
         )
 
     def restart(self) -> None:
-        """Count all iterations until now as warm-up; begin the peak of allocated memory anew."""
+        """Count all iterations until now as warm-up; forget the peak of allocated memory."""
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
         self._script.forget_memory()
         self.allocated_bytes = None
@@ -319,10 +319,9 @@ def _cut(samples: Samples, start: int, end: int) -> Samples:
 def workload_stream(context: Context) -> Iterator[None]:
     """Make the workload's stream the current one inside the `with` block.
 
-    It is a stream of its own where the steps will be captured in a CUDA graph, and where the
-    context limits the multiprocessors (`context.sms`); else the current stream stays. Raises
-    UsageError for a CUDA graph on a device that is not CUDA, and where torch or the driver cannot
-    limit the multiprocessors.
+    It is a new stream if the steps will be captured in a CUDA graph, or if `context.sms` limits the
+    multiprocessors; else the current stream stays. Raises UsageError for a CUDA graph on a device
+    that is not CUDA, and where torch or the driver cannot limit the multiprocessors.
     """
     if context.cuda_graph and context.device.type != "cuda":
         raise UsageError(
@@ -418,7 +417,7 @@ def align_ranks(device: torch.device) -> None:
 
 
 def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> int:
-    """Return on all ranks what `decide` returns on rank 0, where alone it is called.
+    """Return on all ranks what `decide` returns on rank 0; it is called on rank 0 only.
 
     All ranks must call this.
     """
@@ -431,14 +430,14 @@ def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> in
 
 
 def any_rank(condition: bool, device: torch.device) -> bool:
-    """Return on all ranks, which must all call it, whether the condition is true on any of them."""
+    """Return whether the condition is true on any rank; all ranks must call it."""
     return bool(max_over_ranks([int(condition)], device)[0])
 
 
 def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
-    """Return at each position the largest value over the ranks.
+    """Return at each position the largest value of any rank.
 
-    All ranks must call it and give equally many values.
+    All ranks must call it and give equally many values. Without a process group: `values`.
     """
     if not dist.is_initialized():
         return list(values)
@@ -449,7 +448,7 @@ def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
 
 
 def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Return the ns of each iteration of a block, a list for each rank in rank order.
+    """Return each rank's `step_ns`, in rank order; without a process group this rank's alone.
 
     All ranks must call it and give equally many.
     """
@@ -462,7 +461,10 @@ def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return the value of each rank, in rank order; all must call it, with picklable values."""
+    """Return the value of each rank, in rank order; without a process group `[value]`.
+
+    All ranks must call it, with picklable values.
+    """
     if not dist.is_initialized():
         return [value]
     found: list[Any] = [None] * dist.get_world_size()

@@ -38,7 +38,7 @@ Mark = torch.cuda.Event | int
 
 
 def make_marker(device: torch.device) -> Callable[[], Mark]:
-    """Return a function that marks the moment.
+    """Return a function that returns a mark of the present moment, for `elapsed_ms`.
 
     On a GPU that is when the device is done with the work queued on the current stream so far.
     """
@@ -65,14 +65,14 @@ T = TypeVar("T")
 
 
 class _StepMarks(Generic[T]):
-    """What is noted in each step; `_steps` has the ended steps and the one that goes on."""
+    """Notes things step by step; `_steps` has the ended steps and the current one."""
 
     def __init__(self, device: torch.device) -> None:
         self._mark = make_marker(device)
         self._steps: list[list[T]] = [[]]
 
     def end_step(self) -> None:
-        """Count what is noted from now on to the next step."""
+        """End the current step: what is noted from now on belongs to the next one."""
         self._steps.append([])
 
     def _take_ended(self) -> list[list[T]]:
@@ -95,7 +95,7 @@ class _Bucket:
 
 
 class BucketMarks(_StepMarks[_Bucket]):
-    """A communication hook that averages gradients as DDP does by itself, and takes the time."""
+    """A communication hook that averages gradients as DDP does without one, and times it."""
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Return the future of a bucket's mean over the ranks; DDP calls this hook once per bucket.
@@ -123,10 +123,11 @@ class BucketMarks(_StepMarks[_Bucket]):
         return future
 
     def take(self) -> tuple[tuple[BucketTimes, ...], ...]:
-        """Return the buckets of each ended step, in the order of their collectives; forget them.
+        """Return for each ended step (ready ms, reduced ms) of its buckets; forget these steps.
 
-        A step in which DDP reduced nothing has none. Waits for the collectives; the device must be
-        done with the steps.
+        Times are since the first bucket was ready, in the order of the collectives. A step in which
+        DDP reduced nothing has no bucket. Waits for the collectives; the device must be done with
+        the steps.
         """
         steps: list[tuple[BucketTimes, ...]] = []
         for buckets in self._take_ended():
@@ -146,7 +147,7 @@ class BucketMarks(_StepMarks[_Bucket]):
 
 
 def comm_ms(buckets: Sequence[BucketTimes]) -> float:
-    """Return the ms in which a collective of the step was at work.
+    """Return the ms in which any collective of the step ran; 0 for no buckets.
 
     Collectives run one after the other: while a bucket that is ready waits for the one before it,
     the time is that one's. Sum over buckets of reduced - max(ready, reduced of the bucket before).
@@ -161,13 +162,14 @@ def comm_ms(buckets: Sequence[BucketTimes]) -> float:
 def tail_ms(buckets: Sequence[BucketTimes]) -> float:
     """Return the ms from the last gradient being ready to the end of the last collective.
 
-    Meanwhile the rank has nothing left to compute but the optimizer's step, which needs the result.
+    Meanwhile the rank has nothing to compute but the optimizer's step, which needs the result.
+    Raises ValueError for no buckets.
     """
     return max(reduced for _, reduced in buckets) - max(ready for ready, _ in buckets)
 
 
 class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
-    """Notes when `Optimizer.step` of any optimizer of torch.optim begins and ends."""
+    """Notes the times at which `Optimizer.step` of any optimizer begins and ends."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -175,7 +177,7 @@ class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note the optimizers that step inside the `with` block."""
+        """Note begin and end of each optimizer's step inside the `with` block; `take` has them."""
         handles = [
             register_optimizer_step_pre_hook(self.begin),
             register_optimizer_step_post_hook(self.end),
@@ -191,14 +193,14 @@ class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
         self._started.append(self._mark())
 
     def end(self, *_: object) -> None:
-        """Note that the step of an optimizer has ended; nothing where its begin was not noted."""
+        """Note that the step of an optimizer has ended; does nothing if no begin was noted."""
         if self._started:
             self._steps[-1].append((self._started.pop(), self._mark()))
 
     def take(self) -> list[float | None]:
-        """Return the ms of all optimizers in each ended step, None without any; forget them.
+        """Return for each ended step the ms of its optimizers in sum; forget these steps.
 
-        The device must be done with the steps.
+        None for a step without an optimizer's. The device must be done with the steps.
         """
         return [
             sum(elapsed_ms(*span) for span in spans) if spans else None
@@ -214,22 +216,22 @@ class _RegionSpan:
 
 
 class RegionMarks(_StepMarks[_RegionSpan]):
-    """Notes when each region of a step begins and ends."""
+    """Notes the times at which each region of a step begins and ends."""
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:
-        """Note the `with` block as one of region `name`."""
+        """Note begin and end of the `with` block as a call of region `name`."""
         span = _RegionSpan(name=name, start=self._mark())
         self._steps[-1].append(span)
         yield
         span.end = self._mark()
 
     def take(self, steps: int, step_ms: float) -> tuple[RegionTime, ...]:
-        """Return the median of each region over the last `steps` ended steps; forget all of them.
+        """Return the median ms of each region over the last `steps` ended steps; forget all steps.
 
         In the order in which regions were entered; a step that did not enter one counts with 0 ms.
-        step_ms: duration of such a step, of which each region is a share. The device must be done
-        with the steps.
+        step_ms: duration of a step, for the regions' shares of it. The device must be done with the
+        steps.
         """
         spans_ms: list[dict[str, list[float]]] = []
         for step in self._take_ended()[-steps:]:
@@ -256,7 +258,7 @@ class ScriptMarks:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Watch all optimizers of this process from now on, by a hook that is never removed."""
+        """Note the steps of all optimizers of this process from now on; hooks stay for ever."""
         self._buckets, self._optimizers = BucketMarks(device), OptimizerMarks(device)
         self._models: list[DistributedDataParallel] = []
         self._is_reduced = True
@@ -265,10 +267,10 @@ class ScriptMarks:
         self.end_optimizer = self._optimizers.end
 
     def hook_gradients(self) -> str:
-        """Return "" where the gradients of all models of DDP can be hooked, else why they cannot.
+        """Find all DDP models; return "" if their gradients can be hooked, else why they cannot.
 
-        It notes these models. DDP takes one hook in its life, so none is registered before all
-        ranks can: `time_gradients` does that.
+        DDP takes one hook in its life, so none is registered before all ranks can:
+        `time_gradients` does that.
         """
         self._models = [m for m in gc.get_objects() if type(m) is DistributedDataParallel]
         if not self._models:
@@ -283,7 +285,7 @@ class ScriptMarks:
         return COMPILED if count_compiled_frames() else ""
 
     def time_gradients(self) -> None:
-        """Register a hook that averages gradients as DDP does by itself, and notes when."""
+        """Register a hook that averages gradients as DDP does without one, and notes the times."""
         for model in self._models:
             model.register_comm_hook(None, self._hook)
 
@@ -292,7 +294,7 @@ class ScriptMarks:
         self._is_reduced = False
 
     def end_step(self) -> None:
-        """Count later buckets and optimizers to the next step."""
+        """End the current step: later buckets and optimizers belong to the next one."""
         self._buckets.end_step()
         self._optimizers.end_step()
 
@@ -316,10 +318,10 @@ class ScriptMarks:
 
 
 def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | None:
-    """Return what the peak of memory is made of in the second of two steps that are run for it.
+    """Run two steps, and return what the peak of memory is made of in the second.
 
-    None where the device has neither a module nor a tensor that an optimizer steps. All modules of
-    the process count: a workload may hold its own in collections, objects and closures.
+    None if the device has neither a module nor a tensor that an optimizer steps. All modules of the
+    process count: a workload may hold its own in collections, objects and closures.
     """
     optimizers: dict[torch.optim.Optimizer, None] = {}
     hook = register_optimizer_step_pre_hook(lambda one, *_: optimizers.setdefault(one))
@@ -379,14 +381,14 @@ class _GradientsAtPeak:
     """
 
     def __init__(self, weights: Iterable[Tensor], device: torch.device):
-        """Count the gradients that are there now, of the weights that are trained."""
+        """Count the bytes of the gradients of trained weights that exist now."""
         self._device = device
         self.trained = [tensor for tensor in weights if tensor.requires_grad]
         self._largest = 0
         self.now_bytes = self.peak_bytes = self._count()
 
     def look(self) -> None:
-        """Where there is a new peak, take the gradients of the last look as those of the peak."""
+        """If the memory has a new peak, set `peak_bytes` to the gradients of the last look."""
         largest = torch.cuda.max_memory_allocated(self._device)
         if largest > self._largest:
             self._largest, self.peak_bytes = largest, self.now_bytes

@@ -61,8 +61,8 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
     """Run steps, and return their Chrome trace (gzip) and the times of the model's modules.
 
     All ranks must call it. Runs `steps` steps with timed modules, if the workload has a `model`,
-    and as many under the profiler after one that is not in the trace. Gradients are reduced as the
-    workload does by itself, without a hook. The process launches more slowly afterwards.
+    and as many under the profiler, after one that is not in the trace. A communication hook is
+    removed before. The process launches kernels more slowly afterwards.
     """
     set_hook = hook_setter(workload, context) if context.world_size > 1 else ""
     if not isinstance(set_hook, str):
@@ -98,9 +98,9 @@ def module_times(
 
     A module's time includes its children. It is taken from hook to hook: on a GPU by CUDA events,
     with the gaps that the host leaves, which the hooks make longer. Backward runs from the gradient
-    of the module's output to that of its input, or to its last parameter's where the input needs
-    none. Recomputed activations count as forward. Of a model that is compiled block by block the
-    blocks are the smallest modules; one that is compiled whole has none.
+    of the module's output to that of its input, or of its last parameter if the input needs none.
+    Recomputed activations count as forward. In a model that is compiled block by block the blocks
+    are the smallest modules; for one that is compiled as a whole the result is empty.
     """
     watch = _ModuleWatch(model, device)
     steps_calls = []
@@ -193,7 +193,7 @@ class _ModuleWatch:
         return self._end_forward(module, inputs, compiled(*hooked, **named))
 
     def take(self) -> dict[nn.Module, list[_Call]]:
-        """Return the complete calls since the last call of this method, by module."""
+        """Return module -> its complete calls since this method was last called."""
         calls, self._calls, self._latest = self._calls, [], {}
         found: dict[nn.Module, list[_Call]] = defaultdict(list)
         for call in calls:
@@ -277,12 +277,12 @@ _OPERATORS = {
 
 
 def attention_kernels(step: Step) -> tuple[str, ...]:
-    """Run a step, and return torch's attention kernels in it: flash, efficient, cudnn, math.
+    """Run a step, and return those of torch's attention kernels that it calls; () if none.
 
-    Torch chooses by device, shapes, mask and its own settings, so that the same job may run another
-    kernel elsewhere. Seen is what the step calls: also from compiled code, from operators of one's
-    own, and in the backward pass. Not seen is what is made of other operators: FlexAttention, and
-    `math` where torch.compile takes it apart. Empty where none was seen.
+    They are flash, efficient, cudnn and math. Torch chooses by device, shapes, mask and its own
+    settings, so the same job may run another kernel elsewhere. Calls are seen in compiled code, in
+    custom operators and in the backward pass. FlexAttention is not seen, nor is `math` where
+    torch.compile decomposes it.
     """
     _autograd._enable_profiler_legacy(profiler_legacy.profile().config())  # type: ignore[no-untyped-call]
     try:
@@ -307,9 +307,9 @@ class Counted:
 def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Context) -> Counted:
     """Return the operations of one step of a workload with these parameters; raises nothing.
 
-    The workload is built once more, on the meta device and for one rank, and does one step. Where
+    The workload is built once more, on the meta device and for one rank, and does one step. If
     ranks share their work, the operations are divided by their number. All ranks must call it: the
-    code is the user's and may communicate all the same. Random numbers and modes of torch stay as
+    user's code may communicate even so. Random number generators and torch's defaults stay as
     they were.
     """
     on_meta = replace(
@@ -384,10 +384,9 @@ def tflops_sustained(
 ) -> dict[Precision, float | None]:
     """Return the TFLOP/s of products of two 8192 x 8192 matrices under the power limit.
 
-    Each is the median over 0.2 s, after 0.2 s of warm-up. None on a CPU and where the device's
-    memory does not suffice. Side effects: the switches of the last precision stay set, and 0.4 GB
-    (fp16, bf16) or 0.8 GB of device memory are used and given back, which torch's counters of peak
-    memory see.
+    Each is the median over 0.2 s, after 0.2 s of warm-up. None on a CPU, and if the device has too
+    little memory. Side effects: torch's settings for the last precision stay; 0.4 GB (fp16, bf16)
+    or 0.8 GB of device memory are used and freed, which counts in torch's peaks of memory.
     """
     found: dict[Precision, float | None] = dict.fromkeys(precisions)
     for precision in found if device.type == "cuda" else ():

@@ -46,15 +46,15 @@ class Progress:
 
     @property
     def expected_ns(self) -> Sequence[float]:
-        """What later samples are expected to take: earlier samples, else steps of the warm-up.
+        """Durations to estimate later samples by, in ns: earlier samples, else warm-up steps.
 
-        Empty where only the cold step was run.
+        Empty if only the cold step was run.
         """
         known_ns = self.sample_ns or self.drifted_ns or self.warmup_ns[1:]
         return [self.inner * ns for ns in known_ns]
 
     def level_change(self) -> LevelChange | None:
-        """Return the change of level over warm-up and samples; None where they are too few.
+        """Return the change of level over warm-up and samples; None if there are too few.
 
         Warm-up steps count only where the samples are single eager steps too.
         """
@@ -64,7 +64,7 @@ class Progress:
 
 
 def load_decisions() -> None:
-    """Load scipy, so that the first decision between two blocks does not take the time for it."""
+    """Load scipy now, so that the first decision between two blocks does not wait for it."""
     student_t(1.0)
 
 
@@ -125,11 +125,11 @@ class StoppingPolicy:
     def next_warmup(
         self, step_ns: Sequence[float], *, at_least: int = 1, is_limited: bool = False
     ) -> int:
-        """Return how many iterations the next block of warm-up has; 0 ends it.
+        """Return how many iterations the next block of warm-up has; 0 ends the warm-up.
 
-        step_ns: of the iterations so far; the first is cold, runs alone, and counts neither against
-        the budget nor in what is steady. at_least: iterations in all that are needed whatever job
-        and budget say. is_limited: whether clocks were held back in the last block: then warm-up
+        step_ns: durations of the iterations so far; the first, cold one runs alone, and counts
+        neither in the budget nor as steady. at_least: iterations that are needed in all, whatever
+        job and budget say. is_limited: whether clocks were limited in the last block: then warm-up
         lasts as long as the budget, except in quick runs and where the job fixes its length.
         """
         settings, span, done = self.settings, self.settings.warmup, len(step_ns)
@@ -186,9 +186,9 @@ class StoppingPolicy:
         return self._limit(wanted - done, progress.expected_ns, left_s, at_least=at_least)
 
     def has_settled(self, progress: Progress) -> bool | None:
-        """Return whether the step time stayed at one level; None where the steps are too few.
+        """Return whether the step time stayed at one level; None if there are too few steps.
 
-        False where the level changes by more than `target_ci`, and by more than chance explains.
+        False if the level changed by more than `target_ci`, and by more than chance explains.
         """
         change = progress.level_change()
         if change is None:
@@ -198,17 +198,17 @@ class StoppingPolicy:
     def lead_in(self, progress: Progress) -> int:
         """Return how many untimed samples begin a block, while the device's queue is empty: 2 or 0.
 
-        0 where a sample is expected to take more than 0.25 s. Raises StatisticsError before the
-        first iteration.
+        0 if a sample is expected to take more than 0.25 s. Raises StatisticsError if `progress` has
+        no iteration.
         """
         expected_ns = progress.expected_ns or progress.warmup_ns
         return self.lead_in_samples if statistics.median(expected_ns) <= self.slow_ns else 0
 
     def inner_iterations(self, step_ns: Sequence[float], *, graph: bool) -> int:
-        """Return how many steps make a sample of 1 ms at least, by the later half of `step_ns`.
+        """Return how many steps make a sample of at least 1 ms, by the later half of `step_ns`.
 
-        At most 1000, and 100 where `graph`: the steps of a sample are captured in a CUDA graph.
-        Raises StatisticsError for no steps.
+        At most 1000, or 100 with `graph`: these steps are captured in one CUDA graph. Raises
+        StatisticsError for no steps.
         """
         settled = step_ns[(len(step_ns) + 1) // 2 :] or step_ns
         typical_ns = max(1.0, statistics.median(settled))
@@ -216,15 +216,15 @@ class StoppingPolicy:
         return min(most, math.ceil(self.min_loop_ns / typical_ns))
 
     def breakdown_steps(self, step_ns: Sequence[float]) -> int:
-        """Return how many instrumented steps of each kind cost a tenth of the budget; 3 to 10."""
+        """Return how many instrumented steps of each kind fit a tenth of the budget; 3 to 10."""
         budget_ns = self.settings.max_seconds * self.breakdown_share * _NS_PER_S
         fits = int(budget_ns / self.breakdown_variants / max(1.0, statistics.median(step_ns)))
         return min(self.max_breakdown_steps, max(self.min_breakdown_steps, fits))
 
     def most_local_steps(self, step_ns: Sequence[float]) -> int:
-        """Return how many steps without communication cost half of the breakdown's budget.
+        """Return how many steps without communication fit half of the breakdown's budget.
 
-        At most 100, and as many as of the other kinds at least.
+        At most 100, at least `breakdown_steps`.
         """
         budget_ns = self.settings.max_seconds * self.breakdown_share * _NS_PER_S / 2
         fits = int(budget_ns / max(1.0, statistics.median(step_ns)))

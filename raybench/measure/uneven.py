@@ -74,7 +74,7 @@ _MS_PER_S = 1e3
 
 
 class Idle(Workload):
-    """In the place of a workload on a rank that has no share of the step."""
+    """The workload of a rank that has no share of the step: it does nothing."""
 
     items_per_step = 0
 
@@ -99,7 +99,7 @@ class UnevenStep:
     warnings: tuple[str, ...]
 
     def build(self, make: BuildWorkload) -> Workload:
-        """Return the workload of this rank's share; an `Idle` on a rank without one."""
+        """Return the workload of this rank's share; an `Idle` if it has none."""
         return make(self.context, self.params) if self.share.items else Idle()
 
 
@@ -110,11 +110,11 @@ def share_out(
     group: object,
     known: dict[object, GroupProbe],
 ) -> UnevenStep:
-    """Return this rank's part of the step, with what was found; all ranks must call it.
+    """Return this rank's part of the step of a point with `shares`; all ranks must call it.
 
     The devices are probed first, unless `known` has the probe of a point with the same steps; a new
-    probe is added to `known`. group: identifies the group of ranks; another group has other
-    devices. Raises UsageError where the step cannot be shared out as the point asks,
+    probe is added to it. group: a hashable name of the group of ranks, whose devices the probe is
+    for. Raises UsageError where the samples cannot be shared as the point asks,
     torch.OutOfMemoryError where an equal share does not fit.
     """
     rank = context.rank
@@ -193,9 +193,9 @@ def _choose_shares(maker: StepMaker, group_probe: GroupProbe) -> tuple[Shares, t
 
 
 def has_other_gradients(error: float | None, precision: Precision) -> bool:
-    """Return whether gradients differ from those of one process by more than rounding does.
+    """Return whether gradients differ from those of one process by more than rounding.
 
-    error: their relative difference; None, where it is not known, gives False.
+    error: their relative difference; False for None (unknown).
     """
     most = _GRADIENT_TOLERANCE.get(precision, _LOOSE_GRADIENT_TOLERANCE)
     return error is not None and error > most
@@ -224,7 +224,7 @@ def _warnings(maker: StepMaker, share: RankShare, *, has_batch_norm: bool) -> It
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a rank found of its own device.
+    """The measured speed of one rank's device.
 
     speed: by steps of several sizes, with a line through them.
     equal_s: seconds of a step of an equal share, without emulation. slow_ratio: the speed that
@@ -238,7 +238,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupProbe:
-    """What the ranks of a group found of their devices, in rank order.
+    """The measured speeds of the devices of a group, in rank order.
 
     exchange_s, fast_exchange_s: the seconds that the exchange of gradients adds to a step, among
     all ranks and among the fast ones, by steps of equal shares on devices that are not slowed.
@@ -252,7 +252,7 @@ class GroupProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMaker:
-    """Builds and times the step of a point with other sizes than its equal share.
+    """Builds and times the step of a point with any number of samples on this rank.
 
     make: builds the workload. context: of this rank among all, with the emulation that it is to
     have.
@@ -269,15 +269,15 @@ class StepMaker:
 
     @property
     def equal_items(self) -> int:
-        """Samples of a step on each rank with equal shares."""
+        """Samples of a step per rank with equal shares, over all its forward passes."""
         return (self.point.batch_size or 1) * self.point.grad_accumulation
 
     @property
     def unit(self) -> int:
-        """The smallest number of samples by which the shares of two ranks can differ.
+        """The number of samples of which each share is a multiple.
 
-        A pass through the batch for shares by accumulation, else the largest power of two that
-        divides the batch and is at most a 64th of it.
+        One batch for shares by accumulation, else the largest power of two that divides the batch
+        and is at most a 64th of it, times the accumulation.
         """
         batch_size = self.point.batch_size or 1
         if self.point.shares == BY_ACCUMULATION:
@@ -286,7 +286,7 @@ class StepMaker:
         return self.point.grad_accumulation * math.gcd(batch_size, most)
 
     def size(self, items: int) -> tuple[int, Parameters]:
-        """Return batch size and parameters of a step of so many samples."""
+        """Return the batch size and the parameters with which a step has `items` samples."""
         params = self.point.params
         if self.point.shares != BY_ACCUMULATION:
             return items // self.point.grad_accumulation, params
@@ -294,7 +294,7 @@ class StepMaker:
 
     @contextmanager
     def build(self, context: Context, params: Parameters, items: int) -> Iterator[Workload]:
-        """Yield the workload, an `Idle` where `items` is 0; it is closed after the `with` block."""
+        """Yield the workload, an `Idle` if `items` is 0, on its stream; close it afterwards."""
         with workload_stream(context):
             workload = self.make(context, params) if items else Idle()
             try:
@@ -306,11 +306,12 @@ class StepMaker:
                 gc.collect()
 
     def context_among(self, shares: Sequence[int]) -> Context:
-        """Return the context of this rank among the ranks with a share; all ranks must call it.
+        """Return the context in which this rank builds its share; all ranks must call it.
 
-        It has the rank, world size, batch size and loss weight of this share. If some ranks have no
-        share, the others get a process group of their own. A rank without a share keeps its rank
-        number, gets the world size of that group, and emulates no slower device.
+        shares: samples of each rank, 0 for none. The context has rank and world size among the
+        ranks with a share, and the batch size and loss weight of this share. If only some, but more
+        than one, have a share, they get a new process group. The context of a rank without a share
+        is only for an `Idle`: its rank is the old one, and it emulates no slower device.
         """
         ranks = [rank for rank, items in enumerate(shares) if items]
         group = dist.new_group(ranks) if 1 < len(ranks) < len(shares) else None
@@ -327,10 +328,10 @@ class StepMaker:
         )
 
     def probe_group(self) -> GroupProbe:
-        """Return what all ranks found of their devices and of the exchange; all ranks must call it.
+        """Probe the devices and the exchange of gradients; all ranks must call it.
 
-        Fast are the first ranks where slow devices are emulated, else those above the largest gap
-        in speed. Raises torch.OutOfMemoryError where an equal share does not fit.
+        If slow devices are emulated, the first ranks are the fast ones, else those above the
+        largest gap in speed. Raises torch.OutOfMemoryError where an equal share does not fit.
         """
         probes = gather_objects(self._probe())
         everybody = (True,) * len(probes)
@@ -390,7 +391,10 @@ class StepMaker:
         )
 
     def time_alone(self, items: int, context: Context) -> tuple[float, int]:
-        """Return seconds and peak bytes, as `_time`, of a step on this rank as the only one."""
+        """Return the median seconds of a step of `items` samples on this rank alone.
+
+        Also the peak bytes of torch's allocator, 0 on a CPU.
+        """
         batch_size, params = self.size(items)
         alone = replace(context, batch_size=batch_size, rank=0, world_size=1)
         return self._time(alone, params, items)

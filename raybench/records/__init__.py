@@ -111,26 +111,11 @@ class Metric:
         return self.heading or f"{words} {self.unit}".rstrip()
 
 
-def relate_to_step(
-    how: OverStep | None, value: float | None, *, typical_ms: float, mean_ms: float
-) -> float | None:
-    """Return a metric from the value of one step, as `how` relates it to the step time.
-
-    typical_ms, mean_ms: of the step. The value itself where `how` is None; None where it is unknown
-    or would be divided by zero.
-    """
-    if how is None or value is None:
-        return value
-    if how == "seconds":
-        return value * mean_ms / 1e3
-    over, under = (typical_ms, value) if how == "ms_each" else (value, mean_ms / 1e3)
-    return over / under if under else None
-
-
 def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | None:
-    """Return the value of a point from those of its ranks, of which None are unknown.
+    """Return the value of a point from the values of its ranks; None stands for unknown.
 
-    None where all are unknown, for a sum also where one is. Integers stay integers.
+    Unknown values are left out; the result is None if all are unknown, or one of a sum. The
+    largest, smallest or sum of integers is an integer.
     """
     known = [value for value in values if value is not None]
     if not known or (how == "sum" and len(known) < len(values)):
@@ -168,12 +153,12 @@ class Status(StrEnum):
 
     @property
     def is_retried(self) -> bool:
-        """Return whether `--resume` repeats the point by itself: lost, skipped or cancelled."""
+        """Return whether `--resume` alone repeats the point: lost, skipped or cancelled."""
         return self is Status.LOST or self in NOT_RUN
 
     @property
     def is_lasting(self) -> bool:
-        """Return whether a later round would end alike, as the point itself is the reason."""
+        """Return whether later rounds would end alike: skipped, or failed other than by a loss."""
         return self is Status.SKIPPED or (self.is_failure and self is not Status.LOST)
 
 
@@ -636,7 +621,7 @@ class Record:
 
 
 def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
-    """Return the status of each point over its rounds: failed if one failed, else ok if one is ok.
+    """Return point_id -> its status over all rounds: a failure if one failed, else ok if one is.
 
     Control attempts are left out.
     """
@@ -648,14 +633,6 @@ def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
             both = (found.get(key.point_id, status), status)
             found[key.point_id] = min(both, key=lambda one: severity.get(one, -1))
     return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latest:
-    """The latest attempt at a trial that a run has a row of."""
-
-    attempt: int
-    status: Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -704,35 +681,10 @@ class Task:
 
     @property
     def user_class(self) -> str:
-        """The class of the user's, as `package.module:Class`; empty for a built-in workload."""
+        """The user's own workload, as `package.module:Class`; "" for a built-in workload."""
         return self.point.workload if ":" in self.point.workload else ""
 
     @property
     def worker_environment(self) -> Mapping[str, str]:
-        """Variables with which the workers must have been started; a script has its processes."""
+        """Variables that workers must start with; {} for a script, whose own processes get them."""
         return {} if self.is_script else self.point.env
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSample:
-    """What NVML said of one device at one moment; unknown facts are None."""
-
-    node_id: Annotated[str, Column("", "node")]
-    index: Annotated[int, Column("", "device on its node, in PCI order")]
-    uuid: Annotated[str, Column("", "device")]
-    time: Annotated[datetime, Column("UTC", "when it was read")]
-    sm_clock_mhz: Annotated[int | None, Column("MHz", "SM clock")] = None
-    memory_clock_mhz: Annotated[int | None, Column("MHz", "memory clock")] = None
-    power_w: Annotated[float | None, Column("W", "power drawn")] = None
-    temperature_c: Annotated[float | None, Column("degC", "GPU temperature")] = None
-    gpu_utilization_pct: Annotated[float | None, Column("%", "kernel running")] = None
-    memory_utilization_pct: Annotated[float | None, Column("%", "memory busy")] = None
-    memory_used_bytes: Annotated[int | None, Column("bytes", "by all processes")] = None
-    nvlink_tx_bytes: Annotated[int | None, Column("bytes", "sent since the driver was loaded")] = (
-        None
-    )
-    nvlink_rx_bytes: Annotated[
-        int | None, Column("bytes", "received since the driver was loaded")
-    ] = None
-    ecc_errors: Annotated[int | None, Column("", "uncorrected, since the driver was loaded")] = None
-    throttle_reasons: Annotated[tuple[str, ...], Column("", "why clocks are limited")] = ()

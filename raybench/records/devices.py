@@ -1,4 +1,4 @@
-"""What a check says of devices: their facts and findings; and the file that names devices.
+"""What is known of devices: samples, facts and findings of a check; and the file that names them.
 
 A health check writes the file, and a sweep keeps to it. A GPU is named by its UUID. A CPU worker
 has none that lasts: it is named by its host and its number there, as in `alpha:0`; workers of one
@@ -80,6 +80,31 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSample:
+    """What NVML said of one device at one moment; unknown facts are None."""
+
+    node_id: Annotated[str, Column("", "node")]
+    index: Annotated[int, Column("", "device on its node, in PCI order")]
+    uuid: Annotated[str, Column("", "device")]
+    time: Annotated[datetime, Column("UTC", "when it was read")]
+    sm_clock_mhz: Annotated[int | None, Column("MHz", "SM clock")] = None
+    memory_clock_mhz: Annotated[int | None, Column("MHz", "memory clock")] = None
+    power_w: Annotated[float | None, Column("W", "power drawn")] = None
+    temperature_c: Annotated[float | None, Column("degC", "GPU temperature")] = None
+    gpu_utilization_pct: Annotated[float | None, Column("%", "kernel running")] = None
+    memory_utilization_pct: Annotated[float | None, Column("%", "memory busy")] = None
+    memory_used_bytes: Annotated[int | None, Column("bytes", "by all processes")] = None
+    nvlink_tx_bytes: Annotated[int | None, Column("bytes", "sent since the driver was loaded")] = (
+        None
+    )
+    nvlink_rx_bytes: Annotated[
+        int | None, Column("bytes", "received since the driver was loaded")
+    ] = None
+    ecc_errors: Annotated[int | None, Column("", "uncorrected, since the driver was loaded")] = None
+    throttle_reasons: Annotated[tuple[str, ...], Column("", "why clocks are limited")] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceList:
     """Devices by name. source: where they were named, for the user."""
 
@@ -87,7 +112,7 @@ class DeviceList:
     source: str
 
     def cpu_workers(self) -> Mapping[str, int]:
-        """Return how many CPU workers each host must have for its highest number in the list."""
+        """Return host -> CPU workers that it must have: one more than its highest number here."""
         counts: Counter[str] = Counter()
         for name in self.names:
             if found := _WORKER.fullmatch(name):
@@ -96,7 +121,7 @@ class DeviceList:
 
 
 def read_device_list(path: Path) -> DeviceList:
-    """Return the devices named in a file, without comments and repeats.
+    """Return the devices named in a file, each once; text after `#` is ignored.
 
     Raises UsageError where the file cannot be read, names no device, or a line is no name.
     """
@@ -121,9 +146,10 @@ def read_device_list(path: Path) -> DeviceList:
 
 
 def write_device_list(path: Path, devices: Iterable[Device], comment: str) -> None:
-    """Write the names of these devices, each with its host and index, in place of what was there.
+    """Write the names of devices into a file, one a line; replaces what was in it.
 
-    comment: above them. Raises UsageError where the file cannot be written.
+    comment: lines to stand above the names, without `#`. Raises UsageError where the file cannot be
+    written.
     """
     lines = [f"# {line}" for line in comment.splitlines()]
     lines += [
@@ -136,7 +162,7 @@ def write_device_list(path: Path, devices: Iterable[Device], comment: str) -> No
 def check_list_writable(path: Path) -> None:
     """Raise UsageError where no list can be written to `path`.
 
-    What is there stays as it is; where nothing is, an empty file is made.
+    A file that is there stays as it is; else an empty file is made.
     """
     with _report_unwritable(path), path.open("ab"):
         pass
@@ -169,7 +195,7 @@ class Verdict(StrEnum):
 
     @property
     def is_slow(self) -> bool:
-        """Return whether the figure is beyond the limit of its test."""
+        """Return whether the figure is beyond the limit of its test: suspect or bad."""
         return self in (Verdict.SUSPECT, Verdict.BAD)
 
     @property
@@ -234,5 +260,5 @@ class Finding:
 
 
 def is_time(unit: str) -> bool:
-    """Return whether less is better for figures of this unit: true for all but rates."""
+    """Return whether less is better for figures of this unit: False for rates, which end in /s."""
     return not unit.endswith("/s")

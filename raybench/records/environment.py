@@ -50,7 +50,7 @@ def package_versions() -> dict[str, str]:
 
 
 def warn_of_torch(versions: Mapping[str, str]) -> str | None:
-    """Return a warning where torch is newer than what raybench was tested with, else None."""
+    """Return a warning if torch is newer than raybench was tested with, else None."""
     minor = tuple(map(int, re.findall(r"\d+", versions.get("torch", ""))[:2]))
     if minor <= _TESTED_TORCH:
         return None
@@ -59,7 +59,7 @@ def warn_of_torch(versions: Mapping[str, str]) -> str | None:
 
 
 def variables_that_matter() -> dict[str, str]:
-    """Return the environment variables that are known to change what is measured, by name."""
+    """Return name -> value of this process's variables that may change times, as NCCL_*."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)}
 
 
@@ -78,7 +78,7 @@ def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return the commit of `folder`, with "+changes" when files differ; None outside git."""
+    """Return the commit of `folder`, "+changes" added if tracked files differ; None without git."""
     git = partial(
         subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
     )
@@ -91,9 +91,10 @@ def git_commit(folder: Path) -> str | None:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return how many cores this process may keep busy: by its affinity and its cgroup's quota.
+    """Return how many cores this process may keep busy, 1 or more, rounded down.
 
-    root: of the file system. Nested cgroups are not read: a container sees its own as the root.
+    By its CPU affinity and the quota of its cgroup at the root, which in a container is its own;
+    nested cgroups are not read. root: of the file system, for tests.
     """
     cores = len(os.sched_getaffinity(0))
     for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
@@ -142,12 +143,12 @@ class Code:
 
 
 def code_of(module: str) -> Code:
-    """Return the code of the workload in this module, which must be imported already."""
+    """Return the hashes of raybench and of the user's files of this module, already imported."""
     return Code(workload=_workload_files(module), raybench_sha256=raybench_sha256())
 
 
 def code_of_script(path: Path) -> Code:
-    """Return the code of a script: its file, and the user's modules that it imports."""
+    """Return the hashes of raybench, of a script, and of the user's modules that it imports."""
     script = ScriptFile(path=str(path.absolute()), folder=str(Path.cwd()))
     before = [*sys.path]
     # As a script finds modules beside it.
@@ -160,10 +161,10 @@ def code_of_script(path: Path) -> Code:
 
 
 def code_here(code: Code) -> Code:
-    """Return the code with the hashes of its files as this process finds them.
+    """Return a copy of the code with the hashes of its files on this host.
 
-    Missing files are left out. Nothing is parsed: every rank does this, and a library may have
-    thousands of files.
+    Missing files are left out. Only files that `code` names are read, none is parsed: every rank
+    calls this, and a library may have thousands of files.
     """
     files = {}
     for name in code.workload:

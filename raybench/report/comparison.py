@@ -24,21 +24,21 @@ from raybench.analysis.compare import (
 from raybench.analysis.rows import EXECUTION, setting, setting_order, varying
 from raybench.records import Status
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.documents import (
     Block,
     Cell,
     Column,
     ColumnOf,
+    Document,
     Line,
     Listing,
     Table,
     Tone,
     make_table,
 )
-from raybench.report.documents import Document
 from raybench.report.formatting import counted, shorten, span
 from raybench.report.point_settings import point_names, setting_columns
-from raybench.results.reader import Run
+from raybench.results.tables import Run
 
 _ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
 _NAMES = (*EXECUTION, "world_size")
@@ -79,7 +79,7 @@ class Comparison(Document):
 
     @cached_property
     def rows(self) -> list[ComparedPoint]:
-        """Return the points: what got worse first, and of that what changed most."""
+        """Return the points, those that got worse first, and by the size of their change."""
         return sorted(self.points, key=_urgency)
 
     @cached_property
@@ -94,7 +94,7 @@ class Comparison(Document):
 
     @property
     def broken(self) -> list[ComparedPoint]:
-        """Return the points measured before that fail now, or fail in more of their rounds."""
+        """Return the points measured in base that fail in new, or in more of their rounds."""
         return [
             row
             for row in self.rows
@@ -103,7 +103,7 @@ class Comparison(Document):
 
     @property
     def is_regression(self) -> bool:
-        """Return whether a point is slower, or fails now."""
+        """Return whether a point is slower in new, or fails there and did not in base."""
         return bool(self.verdicts[SLOWER] or self.broken)
 
     @property
@@ -113,9 +113,9 @@ class Comparison(Document):
         return bool(counts) and max(counts) < LEAST_RUNS
 
     def is_blind(self, change: float) -> bool:
-        """Return whether any point of BASE may be slower by over `change`, as far as is known.
+        """Return whether a point of BASE may be slower by more than `change` (0.1: 10 %).
 
-        A point without an interval may be, as one that NEW did not measure.
+        It may be if its interval allows it, and without one, as a point that NEW did not measure.
         """
         ends = [(row.ratio_high, row.rate_ratio_low) for row in self.rows if row.base_runs]
         return any(
@@ -132,8 +132,7 @@ class Comparison(Document):
     def title(self) -> str:
         """Return the answer in a sentence.
 
-        It begins with how blind the comparison is, where a point may be slower by over 10 % though
-        it is not called so.
+        If a point may be slower by over 10 % without being called slower, that comes first.
         """
         rows, verdicts = self.compared, self.verdicts
         broken = f"; {len(self.broken)} fail now" if self.broken else ""
@@ -323,7 +322,7 @@ def _runs_words(runs: Sequence[Run]) -> str:
 
 
 def changes_listing(title: str, changes: Sequence[Change]) -> Listing:
-    """Return everything that changed around the points, each with its values before and now."""
+    """Return a listing of the changes of the environment, each with its values before and now."""
     lines = [(one.name, before_and_now(one, _MOST_CHARS)) for one in changes]
     return Listing(title=title, lines=lines, is_quoted=True, otherwise=SAME_AROUND)
 
@@ -338,7 +337,7 @@ def _urgency(row: ComparedPoint) -> tuple[Any, ...]:
 
 
 def percent(relative: float | None) -> str:
-    """Write a change with its sign; empty where it is not known."""
+    """Return a change as text, `+2.13%`; "" for None."""
     if relative is None:
         return ""
     return f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"

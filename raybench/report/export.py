@@ -21,8 +21,7 @@ from raybench.report import formatting
 from raybench.report.documents import format_object, jsonable, records
 from raybench.report.formatting import plain, plain_lines, printable
 from raybench.report.summary import defining_settings
-from raybench.results.reader import Run
-from raybench.results.tables import units
+from raybench.results.tables import Run, units
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
@@ -63,7 +62,7 @@ class ExportedPoint:
 
 
 def exported_points(summary: Summary) -> list[ExportedPoint]:
-    """Return the latest attempt at each point of a run, in the order of the summary."""
+    """Return the points of a run, their rounds as one, in the order of the summary."""
     points = []
     for scaled in summary.rows:
         row, settings = jsonable(vars(scaled)), defining_settings(scaled)

@@ -1,20 +1,22 @@
-"""Numbers, statuses and settings in words, the same in every report, harmless for a terminal."""
+"""Numbers, statuses, settings and commands in words: everywhere the same, safe in a terminal."""
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from raybench.records import Metric, Status
 
 if TYPE_CHECKING:
-    from raybench.results.reader import Run
-    from raybench.results.tables import PointRow
+    from raybench.results.tables import PointRow, Run
 
 
 # All that `str.splitlines` takes for the end of a line, and tabs.
@@ -27,7 +29,7 @@ def plain(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with `�` for characters that control a terminal."""
+    """Return the text with `�` in place of each character that cannot be printed."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
@@ -50,12 +52,12 @@ def shorten(text: str, most: int) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write `1 point`, `4 points`."""
+    """Return `1 point`, `4 points` for a noun without the s."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def span(*texts: str) -> str:
-    """Write the least and the most as `57.2% to 87.0%`; once where they are the same."""
+    """Return texts, the least first, as `57.2% to 87.0%`; one of them if they are equal."""
     return " to ".join(dict.fromkeys(texts))
 
 
@@ -79,12 +81,12 @@ MICROSECONDS = Unit("µs", 1000.0)
 
 
 def has_value(value: T | None) -> TypeGuard[T]:
-    """Return whether a value is known, which None, NaN and NaT are not."""
+    """Return whether a value is known: not None, NaN or NaT."""
     return value is not None and value == value
 
 
 def failure(status: str, error_type: str | None, message: str) -> str:
-    """Return why a point failed; of an exception its type too: `SystemExit: 3`."""
+    """Return on one line why a point failed; an exception with its type: `SystemExit: 3`."""
     text = " ".join(message.split())
     place = _PLACE.match(text)
     start = place.group() if place else ""
@@ -95,7 +97,7 @@ def failure(status: str, error_type: str | None, message: str) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Write a number with significant digits: 1,234 12.34 0.001234 3.11e-08; None as ""."""
+    """Return a number with significant digits: 1,234 12.34 0.001234 3.11e-08; "" for None."""
     if not has_value(value):
         return ""
     if value == 0:
@@ -107,33 +109,33 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def step_time(row: PointRow) -> str:
-    """Write the step time of a point with its unit and half of its interval: `9.635 µs ±1.2%`."""
+    """Return the step time of a point, with half of its interval: `9.635 µs ±1.2%`; "" for None."""
     value = row.step_ms_p50
     return f"{duration(value)}{_precision(row)}" if value is not None else ""
 
 
 def duration(time_ms: float) -> str:
-    """Write a time in the unit that suits it."""
+    """Return a time with its unit: in µs below 0.1 ms, else in ms."""
     return f"{number(time_ms * 1000)} µs" if is_short(time_ms) else f"{number(time_ms)} ms"
 
 
 def step_in(unit: Unit, row: PointRow) -> str:
-    """Write the step time in `unit` without naming it, and half of its interval: `9.635 ±1.2%`."""
+    """Return the step time in `unit`, not named, with half of its interval: `9.635 ±1.2%`."""
     return f"{time_in(unit, row.step_ms_p50)}{_precision(row)}"
 
 
 def time_in(unit: Unit, time_ms: float | None) -> str:
-    """Write a time without its unit."""
+    """Return a time in `unit`, without its name; "" for None."""
     return number(time_ms * unit.per_ms) if has_value(time_ms) else ""
 
 
 def unit_of(rows: Iterable[PointRow]) -> Unit:
-    """Return the unit in which all step times of the points can be read."""
+    """Return the unit for all step times of the points: µs if one is below 0.1 ms, else ms."""
     return unit_of_times(row.step_ms_p50 for row in rows)
 
 
 def unit_of_times(times_ms: Iterable[float | None]) -> Unit:
-    """Return the unit in which all the times can be read: µs where one is below 0.1 ms."""
+    """Return the unit for all these times: µs if one is below 0.1 ms, else ms."""
     return MICROSECONDS if any(map(is_short, times_ms)) else MILLISECONDS
 
 
@@ -143,12 +145,12 @@ def is_short(time_ms: float | None) -> bool:
 
 
 def relative_half_width(low: float | None, value: float | None, high: float | None) -> float | None:
-    """Return half of an interval over the value; None where one of them is not known or 0."""
+    """Return half of an interval as a share of the value; None if unknown, or the value is 0."""
     return None if low is None or high is None or not value else (high - low) / 2 / value
 
 
 def step_uncertainty(row: PointRow) -> float | None:
-    """Return half of the step's 95 % interval over rounds, over the step.
+    """Return half of the step's 95 % interval over rounds, as a share of the step.
 
     None for one round, and for a row that is no ScaledRow, which alone has the interval.
     """
@@ -163,17 +165,17 @@ def _precision(row: PointRow) -> str:
 
 
 def half_width(share: float) -> str:
-    """Write half of an interval, relative to its middle: `±1.2%`, and `±>100%` from 100 % on."""
+    """Return half of an interval, a share of its middle, as `±1.2%`; `±>100%` from 100 % on."""
     return "±>100%" if share >= 1 else f"±{share:.{1 if share >= 0.01 else 2}%}"
 
 
 def widest_half_width(share: float) -> str:
-    """Write the widest half of several intervals: `±1.2% or less`; `some ±>100%` from 100 % on."""
+    """Return the widest of several as `±1.2% or less`; `some ±>100%` from 100 % on."""
     return f"some {half_width(share)}" if share >= 1 else f"{half_width(share)} or less"
 
 
 def part(value_ms: float | None, unit: Unit) -> str:
-    """Write a part of a step: three digits, and no more than three decimals."""
+    """Return a part of a step in `unit`: three digits, and no more than three decimals."""
     if not has_value(value_ms):
         return ""
     value = value_ms * unit.per_ms
@@ -181,24 +183,24 @@ def part(value_ms: float | None, unit: Unit) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Write a speed-up; of a tiny one, two digits."""
+    """Return a speed-up with two decimals, or two digits below 0.1; "" for None."""
     if not has_value(value):
         return ""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def percent(value: float | None) -> str:
-    """Write a share as a percentage."""
+    """Return a share as a percentage, `12.3%`; "" for None."""
     return f"{value:.1%}" if has_value(value) else ""
 
 
 def gib(value: float | None) -> str:
-    """Write bytes in GiB with two decimals."""
+    """Return bytes in GiB with two decimals, without the unit; "" for None."""
     return f"{value / 2**30:.2f}" if has_value(value) else ""
 
 
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
-    """Write the value of a metric as its format says; `unit` is that of the times in its table."""
+    """Return the value of a metric in its format, without a unit. unit: of times."""
     if shown.format == "choices":
         # What NCCL ran, without the collectives and their sizes: RING LL, 8 channels.
         return "; ".join(dict.fromkeys(text.partition(": ")[2] for text in value or ()))
@@ -210,7 +212,7 @@ def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
 
 
 def rate(shown: Metric, value: float) -> str:
-    """Write a rate as `    750.0 GB/s busbw`, so that those of some lines are aligned."""
+    """Return a rate as `    750.0 GB/s busbw`, padded to the left to stand below others."""
     noun = shown.title.removesuffix(shown.unit)
     return f"{metric(shown, value):>9} {shown.unit} {noun}".rstrip()
 
@@ -225,7 +227,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 
 def amount(count: int) -> str:
-    """Write a number of parameters: 1,025, 134 M, 1.5 B."""
+    """Return a number of parameters as text: 1,025, 134 M, 1.5 B."""
     for unit, of_unit in (("B", 1e9), ("M", 1e6)):
         if count >= of_unit:
             return f"{count / of_unit:.3g} {unit}"
@@ -233,7 +235,7 @@ def amount(count: int) -> str:
 
 
 def size(count: float | None) -> str:
-    """Write bytes in the binary unit that suits them: 4 KiB, 1.5 MiB."""
+    """Return bytes in the binary unit that suits them: 4 KiB, 1.5 MiB; "" for None."""
     if not has_value(count):
         return ""
     units = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -242,7 +244,7 @@ def size(count: float | None) -> str:
 
 
 def setting(name: str, value: Any) -> str:
-    """Write the value of a setting; sizes in bytes with their unit; empty for None."""
+    """Return the value of a setting as text; sizes in bytes with their unit; "" for None."""
     digits = "" if value is None else str(value)
     if name.endswith("_bytes") and digits.isdecimal():
         return size(int(digits))
@@ -250,12 +252,12 @@ def setting(name: str, value: Any) -> str:
 
 
 def heading(name: str) -> str:
-    """Write a setting as the head of a column: the unit is in its cells."""
+    """Return the name of a setting as the head of a column: without `_bytes`."""
     return name.removesuffix("_bytes")
 
 
 def setting_words(name: str, value: Any, ranks: str) -> str:
-    """Write a setting for a sentence; what a precision or an operation is goes without saying."""
+    """Return a setting for a sentence: `4 GPUs`, `batch 64`, `bf16`, `hidden=8`."""
     if name == "world_size":
         return ranks_words(int(value), ranks)
     text = setting(name, value)
@@ -266,23 +268,23 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
 
 
 def ranks_words(count: int, ranks: str) -> str:
-    """Write `1 GPU`, `4 GPUs`."""
+    """Return `1 GPU`, `4 GPUs`. ranks: in the plural, `GPUs` or `workers`."""
     return counted(count, ranks.removesuffix("s"))
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """Write the first names and count the others: `a, b and 3 more`."""
+    """Return the first `most` names and the count of the others: `a, b and 3 more`."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def when(time: datetime) -> str:
-    """Write a time, always in UTC."""
+    """Return a time as `2026-11-26 01:16 UTC`. time: in UTC."""
     return f"{time:%Y-%m-%d %H:%M} UTC"
 
 
 def run_time(run: Run) -> str:
-    """Write how long a run took without its pauses; `unknown` where the clock was set back."""
+    """Return how long a run took without pauses, as `1 h 2 min`; else `unfinished`, `unknown`."""
     if run.finished_at is None:
         return "unfinished"
     total_s = (run.finished_at - run.started_at).total_seconds() - (run.paused_s or 0.0)
@@ -290,7 +292,7 @@ def run_time(run: Run) -> str:
 
 
 def long_time(total_s: float) -> str:
-    """Write seconds as `1 h 2 min 3 s`."""
+    """Return seconds as `1 h 2 min 3 s`; parts that are 0 are left out."""
     minutes, seconds = divmod(round(total_s), 60)
     hours, minutes = divmod(minutes, 60)
     parts = ((hours, "h"), (minutes, "min"), (seconds, "s"))
@@ -310,14 +312,14 @@ def title(run: Run) -> str:
 
 
 def course(run: Run) -> str:
-    """Write how long a run took, and whether it was interrupted or resumed."""
+    """Return how long a run took, and whether it was interrupted or resumed."""
     word = "interrupted after " if run.status == "interrupted" else ""
     pause = f", resumed after {long_time(run.paused_s)}" if run.paused_s else ""
     return word + run_time(run) + pause
 
 
 def counts(run: Run, statuses: Sequence[str]) -> str:
-    """Write how the points of a run ended: `36 points: 35 ok, 1 failed, 0 skipped`."""
+    """Return how the points of a run ended: `36 points: 35 ok, 1 failed, 0 skipped`."""
     ok, skipped, cancelled = map(statuses.count, ("ok", "skipped", "cancelled"))
     failed, missing = len(statuses) - ok - skipped - cancelled, run.points_total - len(statuses)
     text = f"{counted(run.points_total, 'point')}: {ok} ok, {failed} failed, {skipped} skipped"
@@ -326,9 +328,9 @@ def counts(run: Run, statuses: Sequence[str]) -> str:
 
 
 def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None) -> str:
-    """Write the devices: `4 x NVIDIA H200 on 1 node`, `2 workers on 1 x Intel Xeon (2 cores)`.
+    """Return the devices: `4 x NVIDIA H200 on 1 node`, `2 workers on 1 x Intel Xeon (2 cores)`.
 
-    devices: rows of the table `devices`. node_count: where it is not that of their ids.
+    devices: rows of the table `devices`. node_count: None counts their node ids.
     """
     if all(device["kind"] == "cpu" for device in devices):
         # The processors of each host once, however many workers are on it.
@@ -346,11 +348,31 @@ def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None)
 
 
 def versions(found: Mapping[str, str]) -> str:
-    """Write names and versions of software."""
+    """Return names and versions of software: `torch 2.11, nccl 2.28`."""
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 def settings(values: Mapping[str, Any]) -> str:
-    """Write settings as name=value, in the order given; a switch as a job file has it."""
+    """Return settings as `name=value` with blanks between, in this order; a bool as `true`."""
     words = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in values.items()}
     return " ".join(f"{name}={word}" for name, word in words.items())
+
+
+def program() -> str:
+    """Return how this process was called: `raybench` or `python -m raybench`."""
+    is_module = bool(sys.argv) and Path(sys.argv[0]).name == "__main__.py"
+    return "python -m raybench" if is_module else "raybench"
+
+
+def name_program(text: str) -> str:
+    """Return a message in which each "`raybench " is replaced by how raybench was called."""
+    return text.replace("`raybench ", f"`{program()} ")
+
+
+def command(*words: str) -> str:
+    """Return a command of raybench with these words, quoted for a shell.
+
+    Characters that control a terminal become question marks.
+    """
+    text = f"{program()} {shlex.join(words)}"
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

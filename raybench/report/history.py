@@ -11,19 +11,19 @@ import numpy as np
 from raybench.analysis.compare import HISTORY_COLUMNS, Change, HistoryRow
 from raybench.analysis.rows import varying
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.charts.grammar import Figure, Mark, Panel, Spec, axis, scatter_panel
+from raybench.report.comparison import before_and_now, percent
+from raybench.report.documents import (
     SETTING_CHARS,
     Block,
     Column,
     ColumnOf,
+    Document,
     Line,
     Listing,
     Table,
     make_table,
 )
-from raybench.report.charts.grammar import Figure, Mark, Panel, Spec, axis, scatter_panel
-from raybench.report.comparison import before_and_now, percent
-from raybench.report.documents import Document
 from raybench.report.formatting import counted, plain, some
 from raybench.report.point_settings import point_names, setting_columns
 
@@ -62,7 +62,7 @@ class History(Document):
         return f"{counted(points, 'point')} over {counted(runs, 'run')}: {text}."
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the tables of points, those with steps first; of one point alone, all its runs."""
+        """Yield the tables of points, those with steps first; for one point its runs instead."""
         found: dict[tuple[str, int], Series] = {}
         for row in self.rows:
             found.setdefault((row.point_id, row.machine), []).append(row)
@@ -99,7 +99,7 @@ class History(Document):
 
 
 def sparkline(times: Sequence[float]) -> str:
-    """Return a bar for each run, on a scale of 5 % at least; the last ones where there are many."""
+    """Return a bar character for each of the last 24 times, on a scale of at least 5 %."""
     values = np.log(np.asarray(times[-_MAX_BARS:], dtype=np.float64))
     span = max(float(np.ptp(values)), _MIN_RANGE)
     low = (values.max() + values.min() - span) / 2

@@ -15,11 +15,10 @@ from raybench.analysis.rounds import LARGEST_DRIFT, Trials
 from raybench.analysis.rows import ScaledRow
 from raybench.analysis.scaling import NORMAL_LIMITS
 from raybench.report import formatting
-from raybench.report.blocks import Listing
+from raybench.report.documents import Listing
 from raybench.report.formatting import shorten
-from raybench.results.breakdown import is_slowed_by_one_rank
 from raybench.results.metrics import is_imprecise
-from raybench.results.tables import PointRow
+from raybench.results.tables import PointRow, is_slowed_by_one_rank
 
 # The letters that tables have for what makes the numbers of a point doubtful.
 MARKS = {
@@ -110,9 +109,9 @@ def marks(row: ScaledRow) -> str:
 def group_messages(
     texts: Iterable[str], rows: Sequence[PointRow] | None = None
 ) -> tuple[MessageGroup, ...]:
-    """Return each text once, in the order of the first ones, whatever figures it holds.
+    """Return each text once, with the range of its figures, in the order of the first ones.
 
-    rows: the failed point of each text, of which the places are named.
+    Texts that differ in figures only are one. rows: the failed point of each text, for `where`.
     """
     alike: dict[str, list[tuple[str, PointRow | None]]] = {}
     for place, text in enumerate(texts):
@@ -163,7 +162,7 @@ def _places(rows: Sequence[PointRow]) -> str:
 
 
 def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
-    """Return how the points that are not ok ended, and why; rows of `points`."""
+    """Return how the points that are not ok ended, and why. rows: of the table `points`."""
     failed, texts = [row for row in rows if row.status != "ok"], []
     for row in failed:
         message = "no reason known" if row.error_message is None else row.error_message
@@ -177,8 +176,8 @@ def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
 def warnings(rows: Sequence[ScaledRow], trials: Trials, ranks: str) -> tuple[MessageGroup, ...]:
     """Return what makes figures doubtful, the most harmful first.
 
-    rows: their own warnings count, except those that say why there is no speed-up. trials: of the
-    run; each control that moved between the ends of a block is a warning.
+    rows: with their own warnings; those on a missing speed-up are left out. trials: of the run;
+    each control that moved between the ends of a block is a warning.
     """
 
     def harm(group: MessageGroup) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from raybench.analysis.rows import (
     varying,
 )
 from raybench.report import formatting
-from raybench.report.blocks import SETTING_CHARS, Column, ColumnOf
+from raybench.report.documents import SETTING_CHARS, Column, ColumnOf
 
 # Settings by which several devices share the work of a step, and their names in the field.
 DEGREES = {
@@ -49,9 +49,8 @@ class _Row(HasSettings, Protocol):
 def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
     """Return the settings that are needed to tell the points apart.
 
-    Optional settings are left out where the others suffice: small messages are replayed from a
-    graph and large ones not, but their size tells them apart. So is a setting that follows from a
-    preset.
+    Optional settings are left out if the others suffice: small messages are replayed from a graph
+    and large ones not, but their size tells them apart. So is a setting that follows from a preset.
     """
     names = varying(rows)
     presets = {setting(row, "preset") for row in rows} if "preset" in names else set()
@@ -68,9 +67,9 @@ def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
 
 
 def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
-    """Return settings in short, as in `FSDP 2, full checkpointing`, without those that are unused.
+    """Return settings in short, as `FSDP 2, full checkpointing`; unused settings are left out.
 
-    The number of ranks is left out where the layout says it already; `plain` where nothing is used.
+    So is the number of ranks if the layout tells it. `plain` if nothing is left.
     """
     degrees = {name: number_of(setting(row, name)) or 1 for name in DEGREES if name in names}
     is_said = degrees and math.prod(degrees.values()) == setting(row, "world_size") > 1
@@ -91,7 +90,7 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
 
 
 def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
-    """Write the values of some settings: `fp32, batch 64, 4 GPUs, hidden=8`."""
+    """Return the values of some settings: `fp32, batch 64, 4 GPUs, hidden=8`."""
     # Here, so that `raybench list` does not wait for numpy.
     from raybench.analysis.rows import setting
 
@@ -106,7 +105,7 @@ def setting_columns(
 ) -> list[ColumnOf[Any]]:
     """Return a column for each setting that tells the rows apart, the parameters first.
 
-    Rows of several workloads have two columns: the workload, and the settings that vary in it.
+    For rows of several workloads there are two: the workload, and the settings that vary in it.
     names: these settings instead. ranks: the head of world_size.
     """
     if names is None and _are_of_several(rows):
@@ -145,7 +144,7 @@ def setting_columns(
 
 
 def point_names(rows: Sequence[_Row]) -> list[str]:
-    """Return a name for each point, from the settings that vary, or its id where none does."""
+    """Return a name for each point, from the settings that vary; its id if none does."""
     columns = setting_columns(rows)
     if _are_of_several(rows):
         return [" ".join(filter(None, (str(cell(row)) for _, cell in columns))) for row in rows]

@@ -15,19 +15,18 @@ from typing import Any
 from raybench.analysis.references import impossible_among
 from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
 from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
-from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.records import Metric
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.documents import (
     HOW_TO_ADD_ROUNDS,
     Block,
+    Document,
     Legend,
     Line,
     Listing,
     Table,
 )
-from raybench.report.documents import Document
-from raybench.report.formatting import counted, span
+from raybench.report.formatting import command, counted, span
 from raybench.report.messages import doubts, list_messages
 from raybench.report.point_settings import settings_words
 from raybench.report.sections import (
@@ -48,8 +47,8 @@ from raybench.report.summary import (
     size_of,
     with_most_ranks,
 )
-from raybench.results.breakdown import is_slowed_by_one_rank
-from raybench.sweep import command
+from raybench.results.metrics import memory_peak_gb_s
+from raybench.results.tables import is_slowed_by_one_rank
 from raybench.sweep.scheduler import WORTHWHILE
 
 _MOST_WARNINGS = 3
@@ -75,12 +74,12 @@ class RunReport(Document):
 
     @property
     def title(self) -> str:
-        """Return the run's id, after the job's name where that is another."""
+        """Return the run's id, after the job's name if the id does not begin with it."""
         return formatting.title(self.summary.run)
 
     @cached_property
     def lead(self) -> str:
-        """Return what the run found in a sentence without full stop; empty where nothing ran."""
+        """Return what the run found in a sentence without full stop; "" if nothing was measured."""
         summary = self.summary
         text = lead_of_fleets(summary.fleets, summary.ranks) or "; ".join(
             filter(None, (self._why_not_compared(), lead(summary)))
@@ -126,7 +125,7 @@ class RunReport(Document):
 
     @property
     def tables(self) -> list[tuple[Section, list[Table]]]:
-        """Return the sections that have tables, with these."""
+        """Return the sections that have tables, each with its tables."""
         return [
             (section, found)
             for section, blocks in self.sections
@@ -149,7 +148,7 @@ class RunReport(Document):
         return insights(self.summary)[:4]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield what follows the title in a text."""
+        """Yield what follows the title: lead, tables and messages, or the short form."""
         summary = self.summary
         if self.is_short:
             yield from self._short()
@@ -298,7 +297,7 @@ class Insight:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Return in words what makes the number doubtful; of a range what all its points share."""
+        """Return in words what makes the number doubtful; for a range, what all points share."""
         if len(self.rows) == 1:
             return doubts(self.rows[0])
         shared = doubts(self.rows[0]) if self.rows else ()
@@ -306,7 +305,7 @@ class Insight:
 
 
 def insights(summary: Summary) -> list[Insight]:
-    """Return the numbers that answer the question of a run, in the order in which they are told."""
+    """Return the numbers that answer the question of a run, the most important first."""
     if summary.largest_batches:
         return _largest_batches(summary)
     if not summary.compared:
@@ -315,7 +314,7 @@ def insights(summary: Summary) -> list[Insight]:
 
 
 def lead(summary: Summary) -> str:
-    """Return the sentence that a report begins with; empty where nothing was measured."""
+    """Return the sentence that a report begins with; "" if nothing was measured."""
     if not summary.largest_batches and not summary.compared:
         return ranking(summary)
     found = insights(summary)
@@ -345,7 +344,7 @@ def _words(settings: Mapping[str, Any], ranks: str) -> str:
 
 
 def speed_up_half_width(row: ScaledRow) -> float | None:
-    """Return half of the interval of a speed-up over it; None where it is not known."""
+    """Return half of a speed-up's interval as a share of it; None if it is not known."""
     return formatting.relative_half_width(row.speed_up_low, row.speed_up, row.speed_up_high)
 
 
@@ -494,7 +493,7 @@ def _largest_batches(summary: Summary) -> list[Insight]:
 
 
 def answer_metric(summary: Summary) -> Metric | None:
-    """Return the metric by which points are ranked; None where none was measured."""
+    """Return the metric by which points are ranked; None if it was not measured."""
     return find_metric(summary.rows, summary.ranked_by.metric)
 
 
@@ -506,7 +505,7 @@ def metric_noun(summary: Summary, metric: Metric) -> str:
 
 
 def amount(summary: Summary, metric: Metric, value: float) -> str:
-    """Write a value with its unit: `587,718 samples/s`, `11.60 µs`, `1.50 GiB`."""
+    """Return a value with its unit: `587,718 samples/s`, `11.60 µs`, `1.50 GiB`."""
     if metric.name == "throughput":
         return f"{formatting.number(value)} {summary.answer.items}/s"
     if metric.name.endswith("_ms") or metric.name.startswith("step_ms"):
@@ -543,9 +542,10 @@ def _ranked(summary: Summary) -> list[Insight]:
 
 
 def ranking(summary: Summary) -> str:
-    """Return which points are the best: case by case, or which setting wins most of many cases.
+    """Return, in plain text, the best point of each case, or the setting that wins most of them.
 
-    A range of values where nothing is compared; empty where nothing was measured.
+    The latter for more than three cases. The range of the values if no case has two points; "" if
+    nothing was measured.
     """
     metric, cases = answer_metric(summary), summary.cases
     if metric is None or not cases:

@@ -18,14 +18,14 @@ from raybench.analysis.rounds import (
     MOST_RANKS,
     RankStep,
     ranks_of_step,
-    telling_ranks,
+    ranks_to_show,
 )
 from raybench.analysis.rows import ScaledRow, setting, value_of, workload_metrics
 from raybench.analysis.uneven import Fleet, Gain, Scenario, gain_over
 from raybench.job.point import EQUAL, FAST
 from raybench.records import Metric
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.documents import (
     MARKS_TITLE,
     Column,
     ColumnOf,
@@ -38,8 +38,7 @@ from raybench.report.blocks import (
 from raybench.report.messages import marks
 from raybench.report.point_settings import DEGREES, point_names, setting_columns, short_name
 from raybench.report.summary import HOW_TO_MAKE, count_within, find_metric, rows_compared
-from raybench.results.breakdown import is_slowed_by_one_rank
-from raybench.results.tables import PointRow
+from raybench.results.tables import PointRow, is_slowed_by_one_rank
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
@@ -113,7 +112,7 @@ def _uneven(summary: Summary) -> Iterator[Listing | Table]:
 def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
     """Return which shares were best most often, and where they gained most; "" for no fleets.
 
-    A case counts only where its intervals leave no other shares that may be as good.
+    Only fleets count of which the intervals show that no other shares are as good.
     """
     if not fleets:
         return ""
@@ -142,7 +141,7 @@ def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
 
 
 def fleet_name(fleet: Fleet, ranks: str) -> str:
-    """Return `1 of 2 GPUs at 0.48`, the speed that the probes found."""
+    """Return `1 of 2 GPUs at 0.48 of the speed`, as the devices were probed."""
     there_are = formatting.ranks_words(int(fleet.first.world_size), ranks)
     if not fleet.slow_count:
         return f"{there_are}, none slow"
@@ -204,7 +203,8 @@ def table_of_points(
 ) -> Table:
     """Return a table with a row for each line: the settings of its point, then `columns`.
 
-    lines: points with what `columns` write. kind: what the table shows, and the unit of its times.
+    lines: (point, item), the items being what `columns` show. kind: what the table shows, and the
+    unit of its times.
     """
     names = summary.table_settings
     if any(name in DEGREES for name in names):
@@ -225,9 +225,9 @@ def table_of_points(
 def answer_table(summary: Summary, limit: int | None = None) -> Table:
     """Return the table of the points with their steps, the answer of the run, and other rates.
 
-    Where it is too wide, the answer is never left out, and throughput last.
-    limit: of more points, only so many of those that finished on the most devices: the best of each
-    case, then the second of each, and so on.
+    If it is too wide, the answer is never left out, and throughput last. limit: with more points,
+    it has only `limit` of those that finished on the most devices: the best of each case, then the
+    second of each, and so on.
     """
     rows, unit = summary.ordered, summary.unit
     if limit is not None and len(rows) > limit:
@@ -349,7 +349,7 @@ def _ranks(summary: Summary) -> Iterator[Table]:
     """
     rows = [] if summary.fleets else summary.ordered
     slowed = [row for row in rows if row.status == "ok" and is_slowed_by_one_rank(row)]
-    if lines := [(row, rank) for row in slowed for rank in telling_ranks(ranks_of_step(row))]:
+    if lines := [(row, rank) for row in slowed for rank in ranks_to_show(ranks_of_step(row))]:
         columns, kind = (
             _rank_columns(summary.unit),
             f"where ranks differ, {summary.unit.name} of each",
@@ -358,11 +358,11 @@ def _ranks(summary: Summary) -> Iterator[Table]:
 
 
 def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
-    """Return a table of the ranks of one point; None where nothing of them is known.
+    """Return a table of the ranks of one point; None if nothing is known of them.
 
     row: of the table `points`.
     """
-    steps = {one.rank: one for one in telling_ranks(ranks_of_step(row))}
+    steps = {one.rank: one for one in ranks_to_show(ranks_of_step(row))}
     known = (row.wall_unsynced_ms_by_rank or (), row.wall_synced_ms_by_rank or ())
     clocks = dict(enumerate(zip(*known, strict=True))) if all(known) else {}
     shown = sorted(steps) or sorted(clocks)[:MOST_RANKS]
@@ -480,9 +480,9 @@ def _references(summary: Summary) -> Iterator[Listing]:
 
 
 def reference_lines(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Yield how many figures are within their reference, then those outside, the slowest first.
+    """Yield (name, text): how many figures are within their reference, then those outside it.
 
-    Nothing where no point that is ok ran on GPUs.
+    The slowest first; nothing if no ok point ran on GPUs.
     """
     if not any(row.status == "ok" and row.device_type == "cuda" for row in summary.rows):
         return

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 from raybench.analysis.rows import BY_NAME, MAIN_RATES, ScaledRow, value_of, workload_metrics
 from raybench.job.point import BY_SPEED, FAST
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.documents import (
     SETTING_CHARS,
     Block,
     ColumnOf,
+    Document,
     Line,
     Listing,
     Table,
     column,
     make_table,
     metric_column,
+    records,
 )
-from raybench.report.documents import Document, records
 from raybench.report.formatting import plain_lines, shorten
 from raybench.report.point_settings import setting_columns
-from raybench.results.breakdown import is_slowed_by_one_rank
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus, is_slowed_by_one_rank
 from raybench.stats.shares import fast_devices
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RunList(Document):
     leads: Mapping[str, str] | None = None
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the table of the runs, whose counts are empty while one runs, or paragraphs."""
+        """Yield a table of the runs or, with `leads`, a paragraph for each run."""
 
         def count(title: str, name: str) -> ColumnOf[Run]:
             def cell(run: Run) -> str:
@@ -336,7 +336,7 @@ def _in_few_digits(value: Any) -> Any:
 def format_logs(logs: Sequence[RankLog]) -> str:
     """Return what ranks wrote, under a heading for each attempt and rank.
 
-    Ranks that wrote the same share one.
+    Ranks of an attempt that wrote the same text share one heading.
     """
     blocks = []
     for (point_id, attempt), of_attempt in groupby(logs, lambda log: (log.point_id, log.attempt)):
@@ -360,10 +360,10 @@ class Advice:
 
 
 def advise_run(summary: Summary) -> Iterator[Advice]:
-    """Yield what the points of a run advise; nothing where nothing follows from them.
+    """Yield what to choose by the points of a run: devices, shares, precision, batch.
 
-    Of points where one rank slowed equal shares down, that with the most samples on each number of
-    ranks says what other shares would gain.
+    If one rank slowed points with equal shares down, it estimates what other shares would gain, by
+    the point with the largest global batch on each number of ranks.
     """
     from raybench.report.run_report import ranking
     from raybench.report.sections import fleet_name, verdict  # loads pandas
@@ -420,8 +420,9 @@ class AdviceList(Document):
 def estimate_gains(speeds: Sequence[float], exchange: float) -> str:
     """Return what shares by speed and the fast devices alone would gain at most, in words.
 
-    speeds: relative. exchange: over the slowest device's own step. Steps without fixed costs are
-    taken for granted, so that gains are upper bounds; empty where none is worthwhile.
+    speeds: of the devices, in any unit. exchange: time of the exchange of gradients, as a share of
+    the slowest device's own step. Upper bounds: steps are taken to have no fixed costs. "" if no
+    gain is worthwhile.
     """
     are_fast = fast_devices(speeds)
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]

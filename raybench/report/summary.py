@@ -36,8 +36,9 @@ from raybench.analysis.rows import (
 )
 from raybench.analysis.scaling import scaling
 from raybench.analysis.uneven import Fleet, fleets
-from raybench.job.model import Answer, answer_of_run
-from raybench.job.point import RUN_SETTINGS, setting_text
+from raybench.job.model import answer_of_run
+from raybench.job.point import EQUAL, RUN_SETTINGS, setting_text
+from raybench.job.registry import Answer
 from raybench.job.source import overrides_in
 from raybench.records import Cause, Metric, Status, TrialKey, by_point
 from raybench.records.devices import is_time
@@ -52,9 +53,8 @@ from raybench.report.point_settings import (
     short_name,
 )
 from raybench.results import reader
-from raybench.results.reader import Run
-from raybench.results.tables import PointRow, RegionRow, units
-from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE, is_found
+from raybench.results.tables import PointRow, RegionRow, Run, units
+from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE, is_largest_known
 from raybench.workloads.base import builtin_class, parameter_count
 
 
@@ -67,7 +67,7 @@ class MoreRounds:
 
     @property
     def sentence(self) -> str:
-        """Return `3 rounds, which give an interval, would take about 2 min 40 s more`."""
+        """Return it in words: `3 rounds, which give an interval, would take about 2 min more`."""
         time = formatting.long_time(self.seconds)
         return f"{self.rounds} rounds, which give an interval, would take about {time} more"
 
@@ -90,9 +90,9 @@ class Summary:
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
-        """Return the latest attempt at each point against its baseline, of `analysis.scaling`.
+        """Return one row per point with its speed-up over its baseline (`analysis.scaling`).
 
-        What cannot be is among the warnings of a point.
+        Figures that are impossible are among the warnings of a point.
         """
         return [
             replace(row, warnings=(*row.warnings, *texts)) if texts else row
@@ -104,7 +104,7 @@ class Summary:
 
     @cached_property
     def standings(self) -> list[Standing]:
-        """Return the figures that have a reference, beside it."""
+        """Return the figures that have a reference, each with it."""
         return standings(measurements(self.rows), self.references)
 
     @cached_property
@@ -124,7 +124,7 @@ class Summary:
 
     @cached_property
     def shared(self) -> Mapping[str, str]:
-        """Return parameters, and settings other than their defaults, that all points share."""
+        """Return name -> text of parameters and non-default settings that all points share."""
         rows = self.rows
         if not rows:
             return {}
@@ -140,7 +140,7 @@ class Summary:
 
     @cached_property
     def has_throughput(self) -> bool:
-        """Return whether the points finish items; where none is ok, those with a batch size do."""
+        """Return whether any point has a throughput; if none is ok, whether any has a batch."""
         if any(row.status == "ok" for row in self.rows):
             return any(row.throughput is not None for row in self.rows)
         return any(batch_column(row) for row in self.rows)
@@ -157,11 +157,11 @@ class Summary:
 
     @cached_property
     def case_settings(self) -> list[str]:
-        """Return the settings that make cases, in each of which one point is the best.
+        """Return the settings that are not compared: each combination of values is a case.
 
-        These are sizes of the problem, and what is not compared. Where the job asks for sizes
-        alone, all other settings are compared. Batch and accumulation are compared themselves where
-        it asks for nothing else; so are numbers of ranks that share the same work by layouts.
+        Compared are the settings for which the job asks, but sizes of the problem; without such
+        ones all settings but sizes. Batch and accumulation are compared if it asks for nothing
+        else, and numbers of ranks if layouts divide the same work (strong scaling).
         """
         asked = [name for name in self.settings if name in self.answer.over]
         if asked and {"batch", "grad_accumulation"}.issuperset(asked):
@@ -182,7 +182,7 @@ class Summary:
     def ordered(self) -> list[ScaledRow]:
         """Return `rows` case by case; in each the best first, and those without a value last.
 
-        Points whose answer is a ratio to their baseline stand in the order of their settings.
+        If the answer is a ratio to the baseline, they are in the order of their settings.
         """
         answer, metric = self.answer, find_metric(self.rows, self.answer.metric)
         is_ranked = metric is not None and answer.metric not in RATIOS
@@ -198,9 +198,9 @@ class Summary:
 
     @cached_property
     def alike(self) -> str:
-        """Return the main settings of all points: `fp32, batch 64 per device, 2 GPUs`.
+        """Return the main settings that all points share: `fp32, batch 64 per device, 2 GPUs`.
 
-        A batch that varies is named without its value.
+        A batch that varies is named without its value; "" for no points.
         """
         if not self.rows:
             return ""
@@ -218,20 +218,20 @@ class Summary:
 
     @property
     def is_precision_unknown(self) -> bool:
-        """Return whether a script ran whose job sets no precision: its rows have a default."""
+        """Return whether a script ran whose job sets no precision, so that its rows' is made up."""
         texts = (self.run.job_text, *overrides_in(self.run.argv))
         is_set = any(re.search(r"\bprecision\s*[:=]", text) for text in texts)
         return bool(self.points) and self.points[0].workload == "script" and not is_set
 
     @cached_property
     def words(self) -> dict[str, str]:
-        """Return what stands for {ranks}, {baseline} and {items} in the meaning of a metric."""
+        """Return the words for {ranks}, {baseline} and {items} in the meaning of a metric."""
         baseline = formatting.settings(self.run.baseline)
         return {"ranks": self.ranks, "baseline": baseline, "items": self.answer.items}
 
     @cached_property
     def marks_meaning(self) -> str:
-        """Return what the marks of the points mean, of those that are set."""
+        """Return the meanings of the marks that any point has, joined by "; "."""
         letters = {letter for row in self.rows for letter in marks(row)}
         return "; ".join(f"{mark} {text}" for mark, text in MARKS.items() if mark in letters)
 
@@ -247,18 +247,20 @@ class Summary:
     @cached_property
     def fleets(self) -> Sequence[Fleet]:
         """Return scenarios of devices of different speed; empty where the run has none."""
-        return fleets(self.rows)
+        are_uneven = any(row.shares != EQUAL for row in self.rows)
+        return fleets(self.rows) if are_uneven else ()
 
     @cached_property
     def regions(self) -> Mapping[str, Sequence[RegionRow]]:
-        """Return the regions that the step of each point names, by point_id."""
+        """Return point_id -> the regions of its last attempt (`regions_by_point`)."""
         return regions_by_point(typed_rows(self.region_rows, RegionRow))
 
     @cached_property
     def largest_batches(self) -> tuple[LargestBatch, ...]:
-        """Return one for each series in which a batch ran out of memory just above one that is ok.
+        """Return the largest batch that fits of each series in which it is known.
 
-        A list of batch sizes in a job leaves a wider gap: there, the largest is not known.
+        It is known if a batch just above it ran out of memory, as a search finds it; not if a job
+        lists batch sizes with wide gaps.
         """
         series: dict[tuple[str, ...], list[ScaledRow]] = {}
         names = varying(self.rows, ("scaling", "batch"), always=("precision", "world_size"))
@@ -271,7 +273,7 @@ class Summary:
             ran_out = min((row.batch_size or 0 for row in rows if row.status == "oom"), default=0)
             sizes = [row.batch_size or 0 for row in rows if row.status == "ok"]
             fits = max((size for size in sizes if size < ran_out), default=None)
-            if fits is not None and is_found(fits, ran_out):
+            if fits is not None and is_largest_known(fits, ran_out):
                 row = next(r for r in rows if r.batch_size == fits and r.status == "ok")
                 found.append(
                     LargestBatch(
@@ -286,10 +288,10 @@ class Summary:
 
     @cached_property
     def ranked_by(self) -> Answer:
-        """Return the answer by a metric that can rank points, also where it asks for a speed-up.
+        """Return `answer` with a metric that can rank points without a baseline.
 
-        That is the one that was asked for where it was measured and is no ratio to a baseline, else
-        what the points reach by themselves.
+        It is the metric of `answer` if that was measured and is no speed-up or efficiency; else the
+        first of throughput, bandwidths and TFLOP/s that was measured, or else the step time.
         """
         asked = self.answer
         if asked.metric not in RATIOS and find_metric(self.rows, asked.metric) is not None:
@@ -301,9 +303,9 @@ class Summary:
 
     @cached_property
     def cases(self) -> list[Case]:
-        """Return the points case by case, in the order of their settings, in each the best first.
+        """Return the cases in the order of their settings, in each the points, the best first.
 
-        Empty where no point has the metric.
+        Empty if no ok point has the metric of `ranked_by`.
         """
         metric, of_cases = find_metric(self.rows, self.ranked_by.metric), self.case_settings
         if metric is None:
@@ -335,7 +337,7 @@ class Summary:
 
     @cached_property
     def compared(self) -> list[ScaledRow]:
-        """Return the points with a speed-up, where the run asks for one; without the baseline."""
+        """Return the points with a speed-up, but the baseline; [] if the run asks for another."""
         return rows_compared(self.rows) if self.answer.metric in RATIOS else []
 
     @property
@@ -386,7 +388,7 @@ class Summary:
     def versions(self) -> Mapping[str, str]:
         """Return name -> version of the run's software; those of its first device replace them.
 
-        The driver too, where it is known. Whether other devices have others is not told.
+        With the driver, if it is known. Whether other devices have other versions is not told.
         """
         if self.devices.empty:
             return dict(self.run.versions)
@@ -397,7 +399,7 @@ class Summary:
 
     @cached_property
     def lost_nodes(self) -> tuple[str, ...]:
-        """Return hosts lost during an attempt, also where the point was measured later."""
+        """Return the hosts that were lost in an attempt, even if its point was measured later."""
         hosts = (row.error_host for row in self.points if row.error_type == Cause.NODE_LOST)
         return tuple(dict.fromkeys(host for host in hosts if host is not None))
 
@@ -436,7 +438,7 @@ class Summary:
 
     @cached_property
     def plus_minus(self) -> str:
-        """Return a sentence that says what ± holds over; empty where nothing has one."""
+        """Return a sentence on which rounds ± is computed over; "" if no point has an interval."""
         known = [row.rounds for row in self.rows if row.step_ms_low is not None]
         if not known:
             return ""
@@ -445,7 +447,7 @@ class Summary:
 
     @cached_property
     def more_rounds(self) -> MoreRounds | None:
-        """Return what three rounds in all would take; None where the run has them."""
+        """Return what three rounds in all would take; None if the run has them."""
         measured = [row for row in self.rows if row.status == "ok"]
         done = max((row.rounds for row in measured), default=WORTHWHILE)
         if done >= WORTHWHILE:
@@ -473,9 +475,9 @@ _RATES = ("achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct", "gemm_share_pct
 
 
 def load_summary(results: Path, run: str, references: References | None = None) -> Summary:
-    """Return the summary of the run that `run` means. Raises ResultsError when there is none.
+    """Return the summary of a run. run: as `raybench report` takes it.
 
-    references: None: those of raybench.
+    references: None for those that come with raybench. Raises ResultsError if there is no such run.
     """
     root, run_id = reader.find_run(results, run)
     return Summary(
@@ -506,12 +508,12 @@ class Candidate:
 
     @property
     def half_width(self) -> float | None:
-        """Return half of the interval over the value; None where it is not known."""
+        """Return half of the interval as a share of the value; None if it is not known."""
         return formatting.relative_half_width(self.low, self.value, self.high)
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Return the ends of the interval; of one start, as far as starts of one point differ."""
+        """Return (low, high); without an interval, the value ± `between_starts` of it."""
         if self.low is None or self.high is None:
             return self.value * (1 - self.between_starts), self.value * (1 + self.between_starts)
         return self.low, self.high
@@ -534,7 +536,7 @@ class Case:
 
     @property
     def rivals(self) -> tuple[Candidate, ...]:
-        """Return the other points that may be as good: equal ones, and by their intervals."""
+        """Return the other points that may be as good: those whose `ends` overlap the best's."""
         low, high = self.best.ends
         return tuple(o for o in self.ranked[1:] if o.ends[0] <= high and low <= o.ends[1])
 
@@ -555,7 +557,7 @@ class LargestBatch:
 
 
 def find_metric(rows: Iterable[ScaledRow], name: str) -> Metric | None:
-    """Return the metric of this name; None where no ok point has a value of it."""
+    """Return the metric of this name; None if no ok point has a value of it."""
     measured = [row for row in rows if row.status == "ok"]
     own = {metric.name: metric for metric in workload_metrics(measured)}
     found = own.get(name) or BY_NAME.get(name)
@@ -584,7 +586,7 @@ def _interval(
 
 
 def size_of(row: ScaledRow) -> int:
-    """Return the bytes of a message or an array; 0 where the workload has none."""
+    """Return the bytes of a message or an array; 0 if the workload has none."""
     text = str(row.params.get(SIZE, ""))
     return int(text) if text.isdecimal() else 0
 
@@ -620,17 +622,17 @@ class Standing:
     entry: Entry
 
     def share_of(self, value: float) -> float:
-        """Return a speed or time as a share of the reference: above 1 is faster, also for times."""
+        """Return the speed of a value as a share of the reference: above 1 is faster."""
         return self.entry.value / value if is_time(self.entry.unit) else value / self.entry.value
 
     @property
     def share(self) -> float:
-        """Return the share that was measured."""
+        """Return the speed of the measured value as a share of the reference."""
         return self.share_of(self.measured.value)
 
     @property
     def is_within(self) -> bool:
-        """Return whether the value lies in the range."""
+        """Return whether the measured value lies within the range of the reference."""
         return self.entry.low <= self.measured.value <= self.entry.high
 
     @property
@@ -657,13 +659,13 @@ class Standing:
 
 
 def count_within(found: Sequence[Standing]) -> str:
-    """Return `within reference on 11 of 12 quantities`."""
+    """Return in words how many are within: `within reference on 11 of 12 quantities`."""
     count = sum(one.is_within for one in found)
     return f"within reference on {count} of {len(found)} quantities"
 
 
 def standings(measured: Iterable[Measurement], references: References) -> list[Standing]:
-    """Return the measurements that have a reference, each beside it."""
+    """Return the measurements that have a reference, each with it."""
     return [
         Standing(measured=one, entry=entry)
         for one in measured
@@ -672,11 +674,11 @@ def standings(measured: Iterable[Measurement], references: References) -> list[S
 
 
 def measurements(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterator[Measurement]:
-    """Yield what points measured: of each its main rate or its step time, and its burst.
+    """Yield for each point its main rate or step time and, if it has one, its burst rate.
 
-    Points are left out that are not ok or not on GPUs of one model, that were short, and that had
-    neighbours. uuids: of all devices of the run. A measurement names its devices where the point
-    had one or all of them: which ones a point had is not kept.
+    Points that are not ok, not on GPUs of one model, quick, or had neighbours are left out. uuids:
+    of all devices of the run. A measurement names them if the point had one ("a/b": one of these)
+    or all ("a+b") of them: which devices a point had is not kept.
     """
     for row in rows:
         model = row.device_name or ""
@@ -703,7 +705,7 @@ def measurements(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterato
 
 
 def defining_settings(row: PointRow) -> dict[str, str]:
-    """Return the settings that make a point the same in every run, without options at defaults."""
+    """Return name -> text of the settings that define a point, without options at defaults."""
     values: dict[str, Any] = {"workload": row.workload, **row.params}
     for name in OPTIONAL:
         if (value := setting(row, name)) != RUN_SETTINGS[name].default:

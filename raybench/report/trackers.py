@@ -30,7 +30,7 @@ def upload_to_mlflow(summary: Summary) -> str:
     """Write an MLflow run for the run, and one below it for each point; return a line about them.
 
     They go to the server that MLFLOW_TRACKING_URI names, into the experiment
-    MLFLOW_EXPERIMENT_NAME, or that of the job's name. Settings become params, figures metrics.
+    MLFLOW_EXPERIMENT_NAME, by default the job's name. Settings become params, figures metrics.
     Raises UsageError where mlflow is not installed, the server cannot be used, or it has the run
     already.
     """
@@ -100,10 +100,9 @@ def _write_to_mlflow(client: Any, summary: Summary) -> str:
 def upload_to_wandb(summary: Summary) -> str:
     """Write a W&B run for each point, all in a group of the run's id; return a line about them.
 
-    The project is WANDB_PROJECT, or has the job's name; with WANDB_MODE=offline all stays below
+    The project is WANDB_PROJECT, by default the job's name; with WANDB_MODE=offline all stays below
     WANDB_DIR until `wandb sync`. Settings become config, figures the summary. A second upload
-    writes the same W&B runs again. Raises UsageError where wandb is not installed, or cannot log
-    in.
+    writes the same W&B runs again. Raises UsageError where wandb is not installed or cannot log in.
     """
     # Else wandb reports its crashes to its makers; nothing here is sent where nobody asked for it.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")

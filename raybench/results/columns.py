@@ -81,7 +81,7 @@ class TableColumn:
 def columns_of(kind: type[Any]) -> tuple[TableColumn, ...]:
     """Return the columns that the fields of a dataclass declare, in their order.
 
-    A field that is a dataclass itself gives its columns in its place; one without a Column none.
+    A field that is a dataclass itself gives all its columns; a field without a Column gives none.
     """
     return tuple(
         column
@@ -146,10 +146,10 @@ def _tuple(values: Any) -> tuple[Any, ...]:
 
 
 def to_row(record: Any) -> dict[str, Any]:
-    """Return column -> plain value of a dataclass, with the columns of dataclasses that it holds.
+    """Return column -> plain value of a dataclass, and of the dataclasses in its fields.
 
-    An enum is its value as text, a mapping of settings a dict of texts. Fields that declare no
-    column are left out.
+    An enum becomes its value, a mapping of settings a dict of texts. Fields that declare no column
+    are left out.
     """
     row: dict[str, Any] = {}
     for name, column in _own_columns(cast("Hashable", type(record))):
@@ -166,10 +166,10 @@ def to_row(record: Any) -> dict[str, Any]:
 
 
 def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
-    """Return the dataclass of a row, with its default for each column that is null or missing.
+    """Return a row as a dataclass; a column that is null or missing gets the default of its field.
 
-    Raises ResultsError where the row lacks a value that the dataclass must have, or has a member
-    that an enum does not know.
+    Raises ResultsError where a field without a default has no value, or an enum does not have the
+    value.
     """
     values: dict[str, Any] = {}
     for name, column in _own_columns(cast("Hashable", kind)):
@@ -239,16 +239,16 @@ class UnreadablePartsError(ResultsError):
 
 
 def parts_of(root: Path, table: str, run_id: str) -> list[Path]:
-    """Return the paths of the parts of a run by name, as they are read; empty without any."""
+    """Return the paths of the parts of a run, sorted by name; empty if there are none."""
     return sorted((root / table / run_id).glob("[!._]*.parquet"))
 
 
 def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
     """Return the rows of all these parts, in their order, with the columns of `wanted`.
 
-    A part whose rows another one has is left out: `raybench compact` was killed before it removed
-    it. So is one that is gone. Raises UnreadablePartsError where files are damaged, not parts of
-    the table, lack a value that `wanted` needs, or were written by a newer version of raybench.
+    A part that is gone is left out, and one that is merged into another of them: `raybench compact`
+    was killed before it removed it. Raises UnreadablePartsError where files are damaged, not parts
+    of the table, lack a value that `wanted` needs, or were written by a newer raybench.
     """
     import pyarrow as pa
 
@@ -346,10 +346,10 @@ def _no_rows(wanted: pa.Schema) -> pa.Table:
 
 
 def plain_rows(found: pa.Table) -> list[dict[str, Any]]:
-    """Return each row as a dict by column, with maps as dicts and times as datetimes in UTC.
+    """Return each row as column -> value, with maps as dicts and times as datetimes in UTC.
 
-    As numbers first: pyarrow imports pandas to make a datetime, and pyarrow.compute to cast, and
-    `list` shall not wait for either.
+    Imports neither pandas, which pyarrow takes to make datetimes, nor pyarrow.compute: `raybench
+    list` shall not wait for them.
     """
     import pyarrow as pa
 
@@ -366,7 +366,7 @@ def plain_rows(found: pa.Table) -> list[dict[str, Any]]:
 
 
 def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]:
-    """Return the attempts (point_id, attempt) in these parts. Raises as `read_parts`."""
+    """Return (point_id, attempt) of all attempts in these parts. Raises as `read_parts` does."""
     import pyarrow as pa
 
     names = ["point_id", "attempt"]
@@ -377,7 +377,7 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
 
 
 def write_part(path: Path, table: str, whole: pa.Table) -> None:
-    """Write a part of a table, in place of what was there. Raises ResultsError where it cannot.
+    """Write a part of a table, in place of an older one. Raises ResultsError if that fails.
 
     Dictionaries and statistics cost a part more than they save. Compressing one row of `points` or
     `runs`, values of a few bytes, makes them longer, and reading them again takes twice as long.
@@ -401,9 +401,9 @@ def write_part(path: Path, table: str, whole: pa.Table) -> None:
 
 
 def write_file(path: Path, content: pa.Buffer | bytes) -> None:
-    """Write a file aside and rename it, so that no reader sees half of one; makes its folder.
+    """Write a file under another name and rename it, so that no reader sees half of it.
 
-    Raises ResultsError where that is impossible.
+    Makes its folder. Raises ResultsError where it cannot be written.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with one_line(path):

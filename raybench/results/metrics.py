@@ -1,4 +1,4 @@
-"""The metrics of a point, by subject: step times, rates, conditions, memory.
+"""The metrics of a point, by subject: step times, rates, conditions, memory; peaks of datasheets.
 
 Of each subject: its columns, and the function that computes them from a record. Where the step goes
 is in `breakdown.py`, what makes a number doubtful in `tables.py`.
@@ -7,19 +7,19 @@ is in `breakdown.py`, what makes a number doubtful in `tables.py`.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
 from itertools import accumulate
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from raybench.hardware.peaks import dense_peak_tflops
+from ruamel.yaml import YAML
+
 from raybench.job.point import SCRIPT
-from raybench.records import Column, Device, Measurement, Record, combine_ranks
+from raybench.records import Column, Device, Measurement, OverStep, Record, combine_ranks
 from raybench.stats import summary as stats
-
-if TYPE_CHECKING:
-    pass
 
 NS_PER_MS = 1e6
 # A step time that is known worse than this, to either side, is no measure for others.
@@ -35,7 +35,7 @@ _BURST_MS, _BURST_STEPS = 30.0, 3
 
 @dataclass(frozen=True, kw_only=True)
 class StepColumns:
-    """How long steps take, and over how many of them that is."""
+    """How long steps take, and how many were timed."""
 
     repeats: Annotated[int | None, Column("", "builds of the workload")] = None
     warmup_iterations: Annotated[int | None, Column("", "done")] = None
@@ -90,7 +90,7 @@ class StepColumns:
 
 
 def step_columns(record: Record) -> StepColumns:
-    """Return the columns, from the timed samples of the ranks that work.
+    """Return the columns on step times. record: with at least one measurement.
 
     Raises ValueError where ranks differ in their sample counts: our bug, never the user's.
     """
@@ -139,17 +139,17 @@ def typical_step_ms(record: Record) -> float:
 
 
 def mean_step_ms(record: Record) -> float:
-    """Return the time of the timed phase over its steps, in ms, on the rank that took longest.
+    """Return the mean step in ms, on the rank where it is longest.
 
-    Rates such as samples/s follow this mean.
+    Rates such as samples/s are computed from it.
     """
     return max(fmean(m.step_ns) for m in record.measurements) / NS_PER_MS
 
 
 def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
-    """Return the median over iterations of the longest wait for data of a rank, in ms.
+    """Return the median over iterations of the longest wait of any rank for its data, in ms.
 
-    None where no rank timed such waits.
+    None if no rank timed such waits.
     """
     waits_ns = [
         [ns for samples in timed for ns in samples.part_ns.get("data", (0,) * len(samples.step_ns))]
@@ -161,15 +161,16 @@ def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
 
 
 def half_interval(row: StepColumns) -> float | None:
-    """Return half of the 95 % interval of the step time, over the step time; None: not known."""
+    """Return half of the step time's 95 % interval as a share of the step time; None if unknown."""
     step_ms, low, high = row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high
     return None if not step_ms or low is None or high is None else (high - low) / 2 / step_ms
 
 
 def is_imprecise(row: StepColumns) -> bool:
-    """Return whether the step time is known too badly to be compared, or to be called the best.
+    """Return whether half of the step time's interval is more than 10 % of it.
 
-    False with fewer than ten samples: these have a wide interval though nothing is wrong.
+    Such a point is not compared, nor called the best. False with fewer than ten samples, whose
+    interval is wide though nothing is wrong, and if it is unknown.
     """
     half_width = half_interval(row)
     is_enough = row.iterations is None or row.iterations >= _ENOUGH_SAMPLES
@@ -250,7 +251,7 @@ class RateColumns:
 
 
 def rate_columns(record: Record, step_ms: float) -> RateColumns:
-    """Return the rates of a record whose mean step takes `step_ms`; None where nothing is known."""
+    """Return the rates of a record whose mean step takes `step_ms`; a rate is None if unknown."""
     measurements, step_s = record.measurements, step_ms / MS_PER_S
     first = measurements[0]
     items = sum(m.items_per_step for m in measurements if m.items_per_step)
@@ -304,9 +305,25 @@ def _percent(part: float | None, whole: float | None) -> float | None:
     return part / whole * 100 if part is not None and whole else None
 
 
+def relate_to_step(
+    how: OverStep | None, value: float | None, *, typical_ms: float, mean_ms: float
+) -> float | None:
+    """Return a metric from the value of one step, as `how` relates it to the step time.
+
+    typical_ms, mean_ms: median and mean step time. The value itself if `how` is None; None if the
+    value is None, and instead of a division by zero.
+    """
+    if how is None or value is None:
+        return value
+    if how == "seconds":
+        return value * mean_ms / 1e3
+    over, under = (typical_ms, value) if how == "ms_each" else (value, mean_ms / 1e3)
+    return over / under if under else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConditionColumns:
-    """What devices and libraries did meanwhile."""
+    """What devices and libraries did while the point was measured."""
 
     throttled: Annotated[bool | None, Column("", "clocks were held down")] = None
     throttle_reasons: Annotated[tuple[str, ...] | None, Column("", "why, as NVML names it")] = None
@@ -332,7 +349,7 @@ class ConditionColumns:
 
 
 def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
-    """Return the columns; a clock is None unless all ranks read theirs."""
+    """Return what devices and libraries did; the SM clock is None unless all ranks have theirs."""
     marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
     is_known = any(marks)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
@@ -350,9 +367,9 @@ def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
 
 
 def crowding(devices: Sequence[Device]) -> Iterator[str]:
-    """Yield a sentence for each host whose CPU workers have less than a core each.
+    """Yield a sentence for each host that has more CPU workers than cores.
 
-    Nodes of Ray may be of one host: its cores count once.
+    The cores of a host with several Ray nodes count once.
     """
     hosts: dict[tuple[str, str], list[Device]] = {}
     for device in devices:
@@ -402,7 +419,7 @@ class MemoryColumns:
 
 
 def memory_columns(record: Record) -> MemoryColumns:
-    """Return the parts of the rank that holds most; None where a rank has no breakdown."""
+    """Return the memory parts of the rank with the largest peak; None without all breakdowns."""
     broken_down = [m.breakdown for m in record.measurements if m.breakdown is not None]
     peaks = [b.peak for b in broken_down if b.peak is not None]
     if not peaks or len(broken_down) < len(record.measurements):
@@ -410,3 +427,37 @@ def memory_columns(record: Record) -> MemoryColumns:
     parts = asdict(max(peaks, key=lambda one: one.total_bytes))
     named = {f"mem_{name}": value for name, value in parts.items()}
     return MemoryColumns(mem_estimate_bytes=record.mem_estimate_bytes, **named)
+
+
+def dense_peak_tflops(device_name: str, precision: str) -> float | None:
+    """Return the datasheet's peak rate in TFLOP/s, without sparsity.
+
+    None for a device or a precision that is not in the table.
+    device_name: as `torch.cuda.get_device_name` gives it. precision: as in job files.
+    """
+    return _datasheet(device_name)[0].get(precision)
+
+
+def memory_peak_gb_s(device_name: str) -> float | None:
+    """Return the datasheet's bandwidth of the device's memory in GB/s; None if unknown.
+
+    device_name: as `torch.cuda.get_device_name` gives it.
+    """
+    return _datasheet(device_name)[1]
+
+
+def _datasheet(device_name: str) -> tuple[Mapping[str, float], float | None]:
+    """Return TFLOP/s by precision and GB/s of the memory; ({}, None) for an unknown device."""
+    # Drivers before 460 or so leave out the maker.
+    return _datasheets().get(device_name.removeprefix("NVIDIA "), ({}, None))
+
+
+@cache
+def _datasheets() -> Mapping[str, tuple[Mapping[str, float], float | None]]:
+    """Return by device name what peaks.yaml lists: TFLOP/s by precision, GB/s of the memory."""
+    text = resources.files("raybench.results").joinpath("peaks.yaml").read_text("utf-8")
+    return {
+        name: (row["tflops"], gb_s)
+        for row in YAML(typ="safe", pure=True).load(text)
+        for name, gb_s in row["memory_gb_s"].items()
+    }

@@ -13,17 +13,15 @@ import socket
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError, ResultsWarning
-from raybench.job.point import Scalar
 from raybench.job.problems import did_you_mean, quote
-from raybench.records import Column, Latest, Status, TrialKey, by_point
+from raybench.records import Status, TrialKey, by_point
 from raybench.results.columns import (
     TABLE_NAMES,
     UnreadablePartsError,
@@ -33,6 +31,7 @@ from raybench.results.columns import (
     plain_rows,
     read_parts,
 )
+from raybench.results.tables import Run, RunStatus, schema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,67 +46,8 @@ _STAMPED = re.compile(r"(?P<job>.+)-(?P<start>\d{8}-\d{6})-[0-9a-f]+")
 LOCK = ".driver"  # of its driver, in the run's folder of `runs`; always empty
 
 
-class RunStatus(StrEnum):
-    """How far a run has come; one that says `running` without a driver was interrupted."""
-
-    RUNNING = "running"
-    OK = "ok"
-    FAILED = "failed"
-    INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One execution of a job.
-
-    workload_sha256, workload_files, raybench_sha256: as `raybench.records.environment.Code`; None
-    in a run of a version that did not tell.
-    seed: of the order of the points in rounds.
-    only_devices: names of those that `--devices` named; empty where all could be used.
-    paused_s: from the end of a sweep to `--resume`, in all; None in a run that was never resumed.
-    """
-
-    run_id: Annotated[str, Column("", "id of the run")]
-    job_name: Annotated[str, Column("", "name in the job file")]
-    job_text: Annotated[str, Column("", "job file as it was read")]
-    job_sha256: Annotated[str, Column("", "SHA-256 of what the job means")]
-    argv: Annotated[tuple[str, ...], Column("", "command line")]
-    status: Annotated[RunStatus, Column("", "running, ok, failed or interrupted")]
-    started_at: Annotated[datetime, Column("UTC", "start")]
-    finished_at: Annotated[datetime | None, Column("UTC", "end; null while running")] = None
-    paused_s: Annotated[
-        float | None, Column("s", "not swept, until --resume; null: never resumed")
-    ] = None
-    points_total: Annotated[int, Column("points", "in the plan")]
-    points_ok: Annotated[int, Column("points", "measured")] = 0
-    points_failed: Annotated[int, Column("points", "failed")] = 0
-    points_skipped: Annotated[int, Column("points", "not run")] = 0
-    baseline: Annotated[Mapping[str, Scalar], Column("", "settings of the baseline points")] = (
-        field(default_factory=dict)
-    )
-    only_devices: Annotated[
-        tuple[str, ...], Column("", "those that --devices named; empty: all")
-    ] = ()
-    seed: Annotated[int | None, Column("", "of the order in rounds")] = None
-    cluster: Annotated[str, Column("", "where the workers ran")]
-    host: Annotated[str, Column("", "where the driver ran")]
-    versions: Annotated[Mapping[str, str], Column("", "software versions")] = field(
-        default_factory=dict
-    )
-    git_commit: Annotated[str | None, Column("", "commit of the working directory")] = None
-    workload_sha256: Annotated[str | None, Column("", "of the workload's source files")] = None
-    raybench_sha256: Annotated[str | None, Column("", "of raybench's files that measure")] = None
-    workload_files: Annotated[Mapping[str, str], Column("", "SHA-256 of each source file")] = field(
-        default_factory=dict
-    )
-    environment: Annotated[
-        Mapping[str, str], Column("", "NCCL_, TORCH_, CUDA_ and OMP_ variables")
-    ] = field(default_factory=dict)
-    tags: Annotated[Mapping[str, str], Column("", "given with --tag")] = field(default_factory=dict)
-
-
 def find_run(root: str | Path, text: str) -> tuple[Path, str]:
-    """Return the results folder and the run_id that `text` means.
+    """Return (results folder, run_id) of the run that `text` means.
 
     text: an id in `root`, a unique prefix of one, the name of a job (its newest run), `latest`, one
     of these after the name of a results folder inside `root` (`examples/gemm`), or the path of a
@@ -118,7 +58,7 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
     jobs = {run_id: job for run_id, (_, job) in _origins(folder).items()}
     ids = list(jobs)
     if not ids:
-        raise ResultsError(no_runs(folder))
+        raise ResultsError(no_runs_message(folder))
     if name not in jobs:
         of_job = ids if name == LATEST else [one for one in ids if jobs[one] == name]
         if of_job:  # the newest whose row can be read; where there is none, the newest
@@ -204,9 +144,9 @@ def pick(
 ) -> str:
     """Return the one id that is `prefix` or starts with it.
 
-    kind, where: what the ids name, and where they are, for the error. way_out: what else to type
-    where several start with it. names: what else may have been meant.
-    Raises ResultsError, naming the candidates, where none or several start with it.
+    Raises ResultsError, naming the candidates, if none or several start with it. For its text:
+    kind, where: what the ids name, and where they are. way_out: what else to type if several start
+    with it. names: other words that may have been meant.
     """
     found = [known for known in ids if prefix and known.startswith(prefix)]
     if prefix in ids or len(found) == 1:
@@ -253,8 +193,8 @@ def _no_row_of(root: Path, run_id: str) -> str:
     return f"run {run_id} has points, but no row; put {root}/runs/{run_id}/run.parquet back"
 
 
-def no_runs(root: Path) -> str:
-    """Return a message: the folder has no runs, what to type, and which folders in it have some."""
+def no_runs_message(root: Path) -> str:
+    """Return the message that a folder has no runs; it names folders inside that have some."""
     inside = [name for name in _run_folders(root) if name not in TABLE_NAMES]
     counts = {name: len(_run_folders(root / name / "runs")) for name in inside}
     elsewhere = "".join(
@@ -289,7 +229,7 @@ _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
     """Return one table as a frame for a report: nulls of numbers are NaN, maps are dicts.
 
-    root, table, run_id, and what is raised: as of `raybench.load`.
+    root, run_id, and errors: as of `raybench.load`. table: a stored one, not `scaling`.
     """
     frame: pd.DataFrame = read_table(root, table, run_id).to_pandas(maps_as_pydicts="strict")
     return frame
@@ -298,17 +238,15 @@ def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFram
 def read_table(
     root: str | Path, table: str, run_id: str | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return one table as an Arrow table. columns: names of those to read; None: all.
+    """Return one stored table as an Arrow table. columns: names of those to read; None: all.
 
-    Takes and raises the same as `raybench.load`.
+    Other parameters and errors: as of `raybench.load`.
     """
     import pyarrow as pa
 
     if table not in TABLE_NAMES:
         guess = did_you_mean(table, TABLE_NAMES)
         raise ResultsError(f"table: must be one of {', '.join(TABLE_NAMES)}, got {table!r}{guess}")
-    from raybench.results.tables import schema
-
     whole = schema(table)
     wanted = whole if columns is None else pa.schema([whole.field(name) for name in columns])
     parts = _parts(Path(root), table, run_id)
@@ -327,16 +265,13 @@ def rows_of_attempts(
     attempts: Iterable[tuple[str, int]],
     columns: Sequence[str] | None = None,
 ) -> Iterator[pd.DataFrame]:
-    """Yield a frame for each of these attempts (point_id, attempt), in turn; empty without rows.
+    """Yield a frame for each of these attempts (point_id, attempt), in order; empty without rows.
 
-    table: one that has these two columns. columns: None: all. The whole table may not fit into
-    memory: a part that is named after an attempt is read when its turn comes, the others together.
-    Raises ResultsError as `raybench.load`.
+    table: one that has these two columns. columns: None for all. Files are read one after the
+    other, because the whole table may not fit into memory. Raises ResultsError as `raybench.load`.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
-
-    from raybench.results.tables import schema
 
     whole = schema(table)
     columns = whole.names if columns is None else list(columns)
@@ -362,7 +297,7 @@ def rows_of_attempts(
 
 
 def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:
-    """Return the traces of a profiled attempt at a point, by rank; empty without any."""
+    """Return the trace files of a profiled attempt at a point, in rank order; empty without any."""
     name = f"*-{point_id}-{attempt}-rank*.json.gz"
     return sorted((root / "traces" / run_id).glob(name), key=lambda path: (len(path.name), path))
 
@@ -378,7 +313,10 @@ class RankLog:
 
 
 def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
-    """Return the logs of all ranks, in the order of the plan; empty where they wrote nothing."""
+    """Return the logs of all ranks, in the order of the plan, of one point or of all.
+
+    Attempts in which no rank wrote anything have none.
+    """
     found = [_NAMED_LOG.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
     names = sorted((m for m in found if m), key=lambda m: (m[1], int(m[3]), int(m[4])))
     return [
@@ -437,10 +375,10 @@ def _warn(text: str) -> None:
 
 
 def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
-    """Return all runs, or the newest ones alone, oldest first.
+    """Return all runs, or the `newest` newest ones, oldest first.
 
-    A run whose driver died on this host is interrupted, not running. Warns of runs that cannot be
-    read, and leaves them out.
+    A run whose driver died on this host is interrupted, not running. A run that cannot be read is
+    left out, with a ResultsWarning.
     """
     root = Path(root)
     ids = None if newest is None else run_ids(root)[-newest:]
@@ -465,7 +403,7 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
 
 
 def read_run(root: str | Path, run_id: str) -> Run:
-    """Return one run, interrupted where its driver died on this host.
+    """Return one run; its status is interrupted if its driver died on this host.
 
     run_id: the whole id. Raises ResultsError where it has no row, or one that cannot be read.
     """
@@ -481,7 +419,7 @@ def _read_stored_run(root: Path, run_id: str) -> Run:
 
 
 def baselines(root: Path, run_id: str | None = None) -> dict[str, dict[str, str]]:
-    """Return the settings of the baseline points by run_id, as text; of one run or of all."""
+    """Return run_id -> settings of its baseline points, as text; of one run, or of all for None."""
     rows_of_runs = plain_rows(read_table(root, "runs", run_id, ["run_id", "baseline"]))
     return {row["run_id"]: row["baseline"] or {} for row in rows_of_runs}
 
@@ -517,8 +455,16 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """The latest attempt at a trial that a run has a row of."""
+
+    attempt: int
+    status: Status
+
+
 def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
-    """Return the latest attempt at each trial that has a row; without a round it is of the first.
+    """Return the latest attempt at each trial of a run that has a row.
 
     Raises ResultsError for parts that are damaged or newer than this raybench.
     """
@@ -535,9 +481,9 @@ def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
 
 
 def count_points(run: Run, statuses: Mapping[str, str]) -> Run:
-    """Return the run with the counts of its points, and the status that follows from them.
+    """Return the run with the counts of its points; its status is failed if one failed, else ok.
 
-    statuses: of the latest attempt at each point, by point_id. Cancelled ones are not counted.
+    statuses: point_id -> status of its latest attempt. Cancelled ones are not counted.
     """
     counts = Counter(statuses.values())
     ok, skipped = counts[Status.OK], counts[Status.SKIPPED]

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError, brief, traceback_of
-from raybench.records import Device, DeviceSample, Record, Status
+from raybench.records import Device, Record, Status
+from raybench.records.devices import DeviceSample
 from raybench.results.columns import (
     MERGED,
     TABLE_NAMES,
@@ -36,9 +37,11 @@ from raybench.results.columns import (
     write_file,
     write_part,
 )
-from raybench.results.reader import LATEST, LOCK, LOGS, Run, RunStatus, read_run
+from raybench.results.reader import LATEST, LOCK, LOGS, read_run
 from raybench.results.tables import (
     TABLES,
+    Run,
+    RunStatus,
     SummaryRow,
     arrow_table,
     module_rows,
@@ -93,32 +96,32 @@ class RunStore:
         return store
 
     def remove(self) -> None:
-        """Remove the run from the disk, of which nothing is measured yet."""
+        """Delete all files of the run, of which nothing may be measured yet."""
         for table in _WRITTEN:
             shutil.rmtree(self._folder(table), ignore_errors=True)
 
     def write_run(self, run: Run) -> None:
-        """Write the row of the run; replaces an earlier one."""
+        """Write the row of the run, in place of an earlier one."""
         self._write("runs", "run", arrow_table("runs", [to_row(run)]))
 
     def write_devices(self, devices: Sequence[Device], part: str = "devices") -> None:
-        """Write devices of the run; replaces the part of this name. No file without any."""
+        """Write devices of the run, in place of a part of this name; nothing for no devices."""
         self._write_of_run("devices", part, devices)
 
     def write_health(self, findings: Sequence[Finding]) -> None:
-        """Write the findings of a health check; replaces earlier ones. No file without any."""
+        """Write the findings of a health check, in place of earlier ones; nothing for none."""
         self._write_of_run("health", "health", findings)
 
     def write_summary(self, rows: Sequence[SummaryRow]) -> None:
-        """Write the summary of the run, in place of what was there. No file without rows."""
+        """Write the summary of the run, in place of an earlier one; nothing for no rows."""
         self._write_of_run("summary", "summary", rows)
 
     def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
-        """Return attempts at points as they were kept; one of which no row can be made is an error.
+        """Write attempts with samples and profiles, and return their records as they were kept.
 
-        Writes their samples and profiles, if there are any, then their rows. batch: each with the
-        point's position in the plan; parts sort in this order. Raises ResultsError where that is
-        impossible.
+        A record of which no row can be made is kept with the status error. batch: (index, record),
+        the index being the position in the plan, by which parts sort. Raises ResultsError where
+        they cannot be written.
         """
         import pyarrow as pa
 
@@ -173,9 +176,9 @@ class RunStore:
     def write_telemetry(
         self, batch: Sequence[tuple[int, Record]], samples: Sequence[DeviceSample]
     ) -> None:
-        """Write the samples of devices taken until these attempts ended; no file without any.
+        """Write the samples of devices taken until these attempts ended; nothing for none.
 
-        Samples from between two points are in the part of the second.
+        Samples from between two points are in the part of the second. batch: names the part.
         """
         import pyarrow as pa
 
@@ -193,7 +196,7 @@ class RunStore:
 
     @property
     def traces(self) -> Path:
-        """The folder of the traces of profiled points, which is made with the first."""
+        """The folder of the traces of profiled points; it does not exist without one."""
         return self._folder("traces")
 
     def _folder(self, table: str) -> Path:
@@ -235,9 +238,9 @@ def _name_together(first: str, count: int) -> str:
 def hold_run(root: Path, run_id: str) -> Iterator[None]:
     """Hold the lock of a run inside the `with` block: only one driver may write it.
 
-    The system frees the lock when the process dies. Where files cannot be locked nothing is held.
+    The system frees the lock when the process dies. On a file system without locks nothing is held.
     Raises ResultsError for an id that cannot be the name of a folder, when another driver holds the
-    run for more than a second, and where a link would lead what is written out of `root`.
+    run for more than a second, and where a link in the run's folders leads out of `root`.
     """
     _check_run_id(run_id)
     for table in (*TABLE_NAMES, "traces", LOGS):
@@ -277,7 +280,7 @@ def _check_run_id(run_id: str) -> None:
 
 
 def check_writable(root: Path) -> None:
-    """Raise ResultsError where it can be told at once that no run can be kept in `root`."""
+    """Raise ResultsError if `root` cannot be written, or cannot be made. Writes nothing."""
     with one_line(root):
         nearest = next(path for path in (root, *root.absolute().parents) if path.exists())
         if not nearest.is_dir():
@@ -287,9 +290,9 @@ def check_writable(root: Path) -> None:
 
 
 def clear_leftovers(root: Path, run_id: str) -> None:
-    """Remove files that were not finished, and all files of attempts without a row in `points`.
+    """Delete unfinished files, and all files of attempts without a row in `points`.
 
-    The run must be held: those attempts are made again. Raises ResultsError for damaged parts.
+    The run must be held (`hold_run`). Raises ResultsError for damaged parts.
     """
     for table in TABLES:
         for path in (root / table / run_id).glob(".*.parquet.*"):
@@ -330,15 +333,15 @@ class Compaction:
 
 
 def compact_run(root: Path, run_id: str) -> Compaction:
-    """Return how many parts a run had and has, after putting them into one a table.
+    """Merge the parts of a run into one per table; return how many parts it had and has.
 
-    Rows and their order stay as they are.
+    Rows and their order stay as they are. A run that is compact already stays unchanged.
 
     Each part has a schema of some 30 KB with it. A merged part is renamed to its place before those
-    that it is made of are removed, and its metadata names them. Where the command is killed in
-    between, raybench reads each row once all the same, and the next `compact` removes what was
-    left; pandas sees those rows twice until then. Who has listed the folder before the rename and
-    opens the parts after it finds them gone.
+    that it is made of are removed, and its metadata names them. If the command is killed in
+    between, raybench still reads each row once, and the next `compact` removes what was left;
+    pandas sees those rows twice until then. Who has listed the folder before the rename and opens
+    the parts after it finds them gone.
 
     Raises ResultsError for a run that is being measured, for parts that are damaged, and for those
     that a newer version of raybench has written.

@@ -67,14 +67,13 @@ class Straggler:
 
 
 def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
-    """Compare the slowest rank with a typical one; None below two ranks, or where one has no steps.
+    """Compare the slowest rank with a typical one; None for one rank, or if one has no steps.
 
-    ranks: the blocks of each rank, in rank order. The error is the largest of three: that of two
-    medians of independent steps, three of which are also enough for many ranks, as the other one is
-    in their middle and its error small; that of two ranks whose pace wanders, by the scatter of up
-    to six parts of the steps; two thirds of the amount by which the excess is smaller in the part
-    where it is smallest, so that a rank stands out only if half of its excess is there in every
-    part.
+    ranks: for each rank, in rank order, its steps in ms, in blocks. The error is the largest of
+    three: that of two medians of independent steps; that of two ranks whose pace wanders, by the
+    scatter of up to six parts of the steps; two thirds of the amount by which the excess is smaller
+    in the part where it is smallest, so that a rank stands out only if half of its excess is there
+    in every part.
     """
     series = [list(chain(*blocks)) for blocks in ranks]
     if len(series) < 2 or not all(series):
@@ -106,9 +105,9 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
 
 
 def slowest_and_other(medians: Sequence[float]) -> tuple[int, int]:
-    """Return the rank of the largest value, and the rank of the lower median of all other values.
+    """Return (rank of the largest value, rank of the lower median of all other values).
 
-    Raises ValueError for fewer than two values.
+    A rank is an index of `medians`. Raises ValueError for fewer than two values.
     """
     if len(medians) < 2:
         raise ValueError("one rank has no others")
@@ -118,9 +117,9 @@ def slowest_and_other(medians: Sequence[float]) -> tuple[int, int]:
 
 
 def stands_out(excess_ms: float, error_ms: float, step_ms: float) -> bool:
-    """Return whether the excess of a rank is more than 2 % of the step and three errors.
+    """Return whether a rank's excess is above both 2 % of the step and three standard errors.
 
-    excess_ms: reduced by `borne_out_ms`. error_ms: its standard error. step_ms: of the point.
+    excess_ms: as returned by `borne_out_ms`. step_ms: the point's median step.
     """
     return excess_ms > max(MARK_SHARE * step_ms, MARK_ERRORS * error_ms)
 
@@ -128,9 +127,8 @@ def stands_out(excess_ms: float, error_ms: float, step_ms: float) -> bool:
 def borne_out_ms(excess_ms: float, exposed_ms: float | None) -> float:
     """Return the part of an excess that the timed steps confirm, in ms; it can be below 0.
 
-    Where the slowest rank's own step is longer than a whole timed step, the difference is taken
-    off. exposed_ms: the timed step less the slowest rank's own; None, where it is unknown, takes
-    off nothing.
+    If the slowest rank's own step is longer than a whole timed step, the difference is subtracted.
+    exposed_ms: the timed step less the slowest rank's own; None (unknown) subtracts nothing.
     """
     return excess_ms + min(0.0, exposed_ms or 0.0)
 
@@ -138,8 +136,8 @@ def borne_out_ms(excess_ms: float, exposed_ms: float | None) -> float:
 def median_error(steps: Sequence[float]) -> float:
     """Return the standard error of the median of steps, by their median absolute deviation.
 
-    For fewer than six steps by their standard deviation where it is larger: most may be alike by
-    chance. 0 for one step, of which no error is known. Raises StatisticsError for none.
+    For fewer than six steps by their standard deviation if that is larger, because most may be
+    equal by chance. 0 for one step, whose error is unknown. Raises StatisticsError for no steps.
     """
     middle = median(steps)
     # Larger for few steps: C. Croux, P. J. Rousseeuw, "Time-efficient algorithms for two highly
@@ -154,8 +152,8 @@ def median_error(steps: Sequence[float]) -> float:
 def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
     """Return the ms that a step takes longer because now one and now another rank is late.
 
-    Median over steps of the maximum over ranks, less the largest of the ranks' medians. None below
-    two ranks, where one has no steps, and where the ranks have not run equally many.
+    Median over steps of the maximum over ranks, less the largest of the ranks' medians; at least 0.
+    None for one rank, and if a rank has no steps or another number of them.
     """
     series = [list(chain(*blocks)) for blocks in ranks]
     counts = {len(steps) for steps in series}
@@ -166,15 +164,14 @@ def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
 
 
 def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[float]]) -> float:
-    """Return a third of the ms by which chance alone may make the slowest host late.
+    """Return an error in ms: by chance alone the slowest host is late by up to three of it.
 
-    Three of these errors mark a host. Its pace wanders within a second, by more than its few local
-    steps show. Six ranks or more show by their own steps how far they differ: the slowest has to
-    stand out of the others, without their slowest eighth, by Student's t for their number (F. E.
-    Grubbs, "Procedures for detecting outlying observations in samples", Technometrics 11(1), 1969).
-    Fewer ranks do not, so the medians of up to eight parts of the timed steps are taken, which last
-    longer, with a larger t for more ranks.
-    step_series_ms: the point's step time in each iteration, a sequence for each repeat.
+    A host's pace wanders within a second, by more than its few local steps show. Six ranks or more
+    show by their own steps how far they differ: the slowest has to stand out of the others, without
+    their slowest eighth, by Student's t for their number (F. E. Grubbs, "Procedures for detecting
+    outlying observations in samples", Technometrics 11(1), 1969). For fewer ranks the medians of up
+    to eight parts of the timed steps are taken, which last longer, with a larger t for more ranks.
+    ranks: local steps in ms, by rank. step_series_ms: the point's step times, a series per repeat.
     """
     if len(ranks) < _ENOUGH_RANKS:
         confidence = 1 - 2 * _CHANCE / len(ranks)
@@ -261,9 +258,9 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
     values: [passes, subjects], NaN where a pass has none. is_time: whether less is better.
     floor: the noise of a healthy device, as a share; a smaller spread counts as this.
 
-    Where at least a tenth of the subjects, and two, are faster than all the rest by more than the
-    limit, the rest is compared with them, however few they are: many things make a device slower
-    than it can be, and nothing makes it faster.
+    If a group of at least two, and a tenth of the subjects, is faster than all others by more than
+    the limit, the others are compared with this group: many things make a device slower than it
+    can be, and nothing makes it faster.
     """
     shares = values / _median(values, axis=1)[:, None]
     ratios = _as_times(_median(shares, axis=0), is_time)
@@ -289,10 +286,10 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
 
 
 def find_slow(tests: Sequence[Peers]) -> list[Bools]:
-    """Return for each test which subjects are slow: beyond its limit, and not by chance.
+    """Return for each test a mask of its subjects: those that are slow, and not by chance.
 
     The false discovery rate is controlled over all tests and subjects together (Benjamini and
-    Hochberg 1995): where none is slow, one is called so in at most FALSE_ALARMS of the fleets.
+    Hochberg 1995): of fleets without a slow subject at most FALSE_ALARMS have one called slow.
     """
     from scipy.stats import false_discovery_control
 
@@ -313,14 +310,13 @@ def find_slow(tests: Sequence[Peers]) -> list[Bools]:
 def compare_few(
     values: Floats, *, is_time: bool, floor: float, bad_ratio: float = BAD_RATIO
 ) -> tuple[Floats, Bools]:
-    """Return each subject's time over that of the fastest, and which subjects are slow.
+    """Return each subject's time over that of the fastest, and a mask of the slow subjects.
 
-    For fewer than `LEAST_ALIKE` subjects: the median of two is the value of neither, and there is
-    no spread but the floor. A subject is slow if it takes longer than the fastest by more
-    than a limit: in the median of the passes by the limit, and in each pass by the limit less one
-    floor. The limit is 10 % or seven floors, whichever is more, and `bad_ratio` at most; it is
-    `bad_ratio` itself if that is above BAD_RATIO.
-    values, is_time, floor: as for `compare_peers`.
+    For fewer than `LEAST_ALIKE` subjects, whose median and spread say nothing. A subject is slow if
+    its ratio is above a limit in the median of the passes, and above the limit less one floor in
+    each pass. The limit is 1.1 or one plus seven floors, whichever is more, and at most
+    `bad_ratio`; it is `bad_ratio` itself if that is above BAD_RATIO. The ratio is NaN without a
+    value. values, is_time, floor: as for `compare_peers`.
     """
     times = _as_times(values, is_time)
     typical = _median(times, axis=0)

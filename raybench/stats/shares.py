@@ -28,8 +28,8 @@ Shares = tuple[int, ...]
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return (intercept, slope) of a line by least squares of relative differences.
 
-    points: (x, y), both above 0. The intercept is 0 where it would be below, and for one point.
-    Raises ValueError without any point.
+    points: (x, y), both above 0. The intercept is at least 0, and 0 for one point. Raises
+    ValueError for no points.
     """
     if not points:
         raise ValueError("a line needs a point")
@@ -60,7 +60,7 @@ class DeviceSpeed:
     steps: tuple[tuple[int, float], ...] = ()
 
     def step_s(self, items: int) -> float:
-        """Return the seconds of a step of so many items; 0 for no items."""
+        """Return the seconds of a step of `items` items on this device alone; 0 for no items."""
         if not items:
             return 0.0
         knots = self._knots
@@ -72,7 +72,7 @@ class DeviceSpeed:
         return begin_s + (items - done) / (until - done) * (end_s - begin_s)
 
     def with_step(self, items: int, seconds: float) -> DeviceSpeed:
-        """Return the speed with one more measured step, in place of one with as many items."""
+        """Return the speed with one more measured step; it replaces one of as many items."""
         return replace(self, steps=tuple(sorted({**dict(self.steps), items: seconds}.items())))
 
     @cached_property
@@ -87,7 +87,7 @@ class DeviceSpeed:
 
 
 def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
-    """Return equal shares of the batch in whole units; the first devices get the rest.
+    """Return the items of each device: equal shares in whole units, the first get one more.
 
     Raises ValueError where the batch is not a multiple of the unit.
     """
@@ -96,9 +96,10 @@ def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
 
 
 def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
-    """Return for each device whether it is above the largest gap between two speeds.
+    """Return for each device whether it is faster than the largest gap between speeds.
 
-    True for all where no two neighbours in the order of speed differ by more than 3 %.
+    The gap is between two neighbours in the order of speed. If none is above 3 %, all are fast.
+    Raises IndexError for no devices.
     """
     ordered = sorted(set(speeds))
     gaps = [(fast / slow, fast) for slow, fast in pairwise(ordered)]
@@ -108,7 +109,7 @@ def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
 
 
 def fast_shares(are_fast: Sequence[bool], batch: int, unit: int = 1) -> Shares:
-    """Return equal shares of the batch for the fast devices, 0 for the others, by device.
+    """Return the items of each device: equal shares for the fast ones, 0 for the others.
 
     Raises ValueError where the batch is not a multiple of the unit.
     """
@@ -117,11 +118,12 @@ def fast_shares(are_fast: Sequence[bool], batch: int, unit: int = 1) -> Shares:
 
 
 def shares_by_speed(speeds: Sequence[DeviceSpeed], batch: int, unit: int = 1) -> Shares:
-    """Return the shares with which the last device finishes as early as possible, by device.
+    """Return the items of each device with which the last one finishes as early as possible.
 
-    Unit after unit goes to the device that finishes it first. That is optimal, because a step never
-    gets shorter with more items; a device whose memory is full gets no more. Raises ValueError
-    where the batch is not a multiple of the unit, or the devices' memory cannot hold it.
+    Shares are multiples of `unit` items, may be 0, and add up to `batch`. Unit after unit goes to
+    the device that finishes it first, unless its memory is full: optimal, because a step never
+    gets shorter with more items. Raises ValueError where the batch is not a multiple of the unit,
+    or the devices' memory cannot hold it.
     """
     rooms = [math.inf if speed.most is None else speed.most // unit for speed in speeds]
     units = _units(batch, unit)
@@ -146,9 +148,9 @@ def balance(
 ) -> tuple[Shares, tuple[float, ...]]:
     """Return shares by speed, corrected by timed steps, and the seconds of each device's own step.
 
-    They are those of the tried shares whose slowest device takes the shortest time; equal shares,
-    with the steps that the speeds foretell, are among them. time_steps: measures the seconds of
-    each device's own step, 0 where it has no share. Raises as `shares_by_speed`.
+    Of all shares that were tried, it takes those whose slowest device is the quickest. Equal shares
+    count as tried, with the steps that the speeds predict. time_steps: measures for given shares
+    the seconds of each device's own step, 0 without a share. Raises as `shares_by_speed` does.
     """
     equal = equal_shares(len(speeds), batch, unit)
     fits = all(
@@ -180,7 +182,7 @@ def crossover_batch(
 ) -> float | None:
     """Return the global batch above which all devices together beat the fast ones alone.
 
-    With shares by speed. None where the fast ones are never beaten, and where all are fast.
+    In items, with shares by speed. None if the fast ones are never beaten, and if all are fast.
     exchange_s, fast_exchange_s: the seconds that the exchange of gradients adds to a step, among
     all devices and among the fast ones.
     """

@@ -55,7 +55,7 @@ class Summary:
 
 
 def summarize(samples: ArrayLike) -> Summary:
-    """Return the summary; percentiles are interpolated. Raises ValueError without samples."""
+    """Return location and spread; percentiles are interpolated. Raises ValueError if empty."""
     values = np.asarray(samples, dtype=np.float64)
     if values.size == 0:
         raise ValueError("a summary needs at least one sample")
@@ -74,11 +74,11 @@ def summarize(samples: ArrayLike) -> Summary:
 def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
     """Return the 95 % interval of the median of all samples, in their unit.
 
-    None below MIN_SAMPLES samples, and where a sample is 0 or negative.
+    None for fewer than MIN_SAMPLES samples, and if a sample is 0 or negative.
     repeats: the samples of each repeat, in the order in which they were taken.
     Student's t over the logarithms of the medians of batches: the method of batch means (A. M.
-    Law, "Simulation modeling and analysis", 2015, section 9.5.3). Neighbours within a batch may
-    resemble each other. With several repeats each is a batch.
+    Law, "Simulation modeling and analysis", 2015, section 9.5.3). Samples within a batch may be
+    correlated. One repeat is cut into 2 to 20 batches; of several repeats each is a batch.
     """
     series = [np.asarray(samples, dtype=np.float64) for samples in repeats]
     values = np.concatenate(series)
@@ -105,7 +105,7 @@ def _batch_medians(samples: ArrayLike, count: int) -> NDArray[np.float64]:
 
 
 def student_t(degrees: float, confidence: float = 0.95) -> float:
-    """Return the two-sided quantile of Student's t: the half width of its central interval."""
+    """Return the two-sided quantile of Student's t: half the width of its central interval."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, (1 + confidence) / 2))
@@ -125,10 +125,10 @@ class LevelChange:
     degrees: int
 
     def exceeds(self, least: float, errors: float) -> bool:
-        """Return whether the change is larger than `least` and than so many standard errors.
+        """Return whether the change is larger than `least` and than `errors` standard errors.
 
-        `errors` counts errors that are known well; for Student's t the equally likely multiple is
-        taken. 3: noise does it in 1 of 370 series.
+        `errors` is for a normal distribution (3: by chance in 1 of 370 series); the equally likely
+        multiple for Student's t is taken.
         """
         from scipy.special import ndtr, stdtrit
 
@@ -139,8 +139,8 @@ class LevelChange:
 def level_change(step_ns: Sequence[float]) -> LevelChange | None:
     """Return how the last third of a series of step times differs from the third before it.
 
-    None below MIN_LEVEL_STEPS steps. This one question ends a warm-up, makes timing begin anew, and
-    marks a point as unsteady.
+    None for fewer than MIN_LEVEL_STEPS steps. It decides when a warm-up ends, when timing begins
+    anew, and whether a point is unsteady.
     """
     if len(step_ns) < MIN_LEVEL_STEPS:
         return None
@@ -170,9 +170,9 @@ def step_time(ranks: Sequence[ArrayLike]) -> float:
 def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
     """Return the point's time of each iteration, in the unit of the samples.
 
-    In lockstep, where the ranks' medians agree within 1 %, that is the median over the ranks: each
-    rank sees the same steps, and where it sees their ends jitters. Else the times of the rank with
-    the largest median. The maximum over ranks of each iteration would add the jitter of the ranks.
+    If the ranks' medians agree within 1 % (lockstep), it is the median over the ranks: all see the
+    same steps, with a jitter of their ends. Else it is the time of the rank with the largest
+    median. The maximum over ranks would add their jitter. Raises ValueError for unequal lengths.
     """
     values = _by_rank(ranks)
     medians = np.median(values, axis=1)
@@ -184,7 +184,7 @@ def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
 
 
 def per_iteration_max(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Return the maximum over ranks of each iteration."""
+    """Return the maximum over ranks of each iteration; raises ValueError for unequal lengths."""
     maxima: NDArray[np.float64] = _by_rank(ranks).max(axis=0)
     return maxima
 
@@ -195,12 +195,12 @@ def median_skew(ranks: Sequence[ArrayLike]) -> float:
 
 
 def median_of_smallest(ranks: Sequence[Sequence[float]]) -> float | None:
-    """Return the median over steps of the minimum over ranks; None where a rank has no steps."""
+    """Return the median over steps of the minimum over ranks; None if a rank has no steps."""
     return float(np.median(_by_rank(ranks).min(axis=0))) if all(ranks) else None
 
 
 def median_above_smallest(ranks: Sequence[Sequence[float]]) -> list[float]:
-    """Return for each rank the median over steps of its value less the minimum over ranks."""
+    """Return for each rank the median over steps of its value - the smallest of any rank."""
     values = _by_rank(ranks)
     return [float(median) for median in np.median(values - values.min(axis=0), axis=1)]
 
@@ -231,7 +231,7 @@ _MOST_OTHERS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scatter:
-    """The standard deviation of the logarithms of a point's starts, with its degrees of freedom."""
+    """Standard deviation of the logarithms of a point's starts, with its degrees of freedom."""
 
     sd: float
     degrees: float
@@ -239,14 +239,16 @@ class Scatter:
     def half_width(self, share: float, confidence: float = 0.95) -> float:
         """Return half the width of the confidence interval of a mean, or of a difference of means.
 
-        share: its variance over that of one start: 1 / n for the mean of n starts.
+        It is a logarithm. share: variance of that mean or difference / variance of one start, so
+        1 / n for the mean of n starts.
         """
         return student_t(self.degrees, confidence) * self.sd * math.sqrt(share)
 
     def p_value(self, size: float, share: float) -> float:
-        """Return the one-sided p-value of a difference of `size`.
+        """Return the one-sided p-value that a difference is above 0: small for a large `size`.
 
-        share: the variance of the difference over that of one start.
+        size: a difference of logarithms. share: variance of the difference / variance of one start,
+        2 for two single starts. For a standard deviation of 0 it is 0, 0.5 (size 0) or 1.
         """
         from scipy.special import stdtr
 
@@ -259,11 +261,11 @@ class Scatter:
 def scatter(
     values: NDArray[np.float64], sides: Sequence[int] | None = None
 ) -> list[Scatter | None]:
-    """Return the scatter of starts by point, in order; None where no side has two starts of it.
+    """Return for each point the scatter of its starts; None if no side has two starts of it.
 
     values: [points, starts], logarithms of times or rates; NaN where a start lacks a point. sides:
-    for each start the number of its side; None: one side. Starts of a side are starts of the same
-    thing; the levels of two sides may differ.
+    for each start the number of its side, None for one side: starts of one side differ by chance
+    alone, the levels of two sides may differ.
     """
     of_start = np.zeros(values.shape[1], int) if sides is None else np.asarray(sides)
     rest = np.full(values.shape, np.nan)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, Self
 
 from raybench.cluster import Cluster
 from raybench.errors import ClusterError, JobError, UsageError
@@ -31,13 +32,39 @@ from raybench.records.environment import (
     variables_that_matter,
 )
 from raybench.results import reader
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus
 from raybench.results.writer import RunStore
-from raybench.sweep import Listener, command
 from raybench.sweep.loop import EarlierSweeps, Event, PointAdded, PointFinished, RoundStarted
 from raybench.sweep.scheduler import Rounds, with_probes
 
 _MOST_DIFFERENCES = 5
+
+
+class Progress(Protocol):
+    """Shows the events of a sweep while they come; a context manager."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, event: Event) -> None:
+        """Show one more event."""
+
+
+class Listener(Protocol):
+    """Whoever shows a sweep to the user; the sweep itself prints nothing."""
+
+    def tell(self, line: str) -> None:
+        """Show the user one line, which stays visible."""
+
+    def waiting(self, what: str) -> AbstractContextManager[object]:
+        """Return a context during which the user is shown that the sweep waits for `what`."""
+
+    def progress(self, plan: Plan, trials: int | None) -> Progress:
+        """Return the progress of a sweep. trials: how many points finish; None: each once."""
+
+    def show_cursor(self) -> None:
+        """Show the cursor again, which a spinner hides; called before the process ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +98,7 @@ def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A run, and what is left of it for a sweep.
+    """A run, and the trials that a sweep still has to do in it.
 
     rounds: of the whole run. ended: how the trials ended that have a row already. earlier: which of
     these are kept, and what is to be run. code: source files that the workers must have.
@@ -96,14 +123,14 @@ class RunState:
 
     @property
     def todo(self) -> tuple[TrialKey, ...]:
-        """The trials that are to be run, as far as they are known."""
+        """The trials that this sweep has to run; a batch search adds more while it runs."""
         kept = self.earlier.kept
         rounds = (self.rounds.attempts(n, kept) for n in range(1, self.rounds.count + 1))
         return tuple(attempt.key for attempts in rounds for attempt in self.earlier.left(attempts))
 
     @property
     def left(self) -> Plan:
-        """The plan of the points that are to be run."""
+        """The plan with only the points that this sweep has to run."""
         left = {key.point_id for key in self.todo}
         points = (point for point in self.plan.points if point.point_id in left)
         return replace(self.plan, points=tuple(points))
@@ -112,8 +139,8 @@ class RunState:
 def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
     """Return the run with the counts of its points and the status that follows from them.
 
-    ended: trials that are not in it count nowhere. Where batch sizes are searched and points failed
-    for lack of memory alone, the status is ok, but they count as failed.
+    ended: how the trials ended; others are not counted. In a search for batch sizes the status is
+    ok if all failures are for lack of memory, which count as failed points.
     """
     statuses = by_point(ended)
     run = reader.count_points(run, statuses)
@@ -138,9 +165,9 @@ class RunRows:
         self._is_told = False
 
     def keep_devices(self, devices: Sequence[Device]) -> None:
-        """Write the devices of which the run has no row.
+        """Write the devices of which the run has no row yet.
 
-        Raises ClusterError where a resumed run was measured on other models of devices.
+        Raises ClusterError if a resumed run was measured on other models of devices.
         """
         strange = {device.name for device in devices} - self.start.models
         if self.start.models and strange:
@@ -159,7 +186,7 @@ class RunRows:
         self._known.update(new)
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write the records of attempts with their indices, the devices, and their new samples."""
+        """Write (index, record) of attempts, new devices of the cluster, and their samples."""
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
         for (_, measured), record in zip(batch, kept, strict=True):
@@ -169,7 +196,7 @@ class RunRows:
         self.store.write_telemetry(batch, cluster.telemetry())
 
     def note(self, event: Event) -> None:
-        """Keep `left`, and the number of points in the row of the run, as they are by an event."""
+        """Update `left` and the run's number of points by an event of the sweep."""
         if isinstance(event, RoundStarted):
             # The trials of a round are known when it begins.
             later = {key for key in self.left if key.round != event.round}
@@ -184,7 +211,7 @@ class RunRows:
                 self._keep_total(self._run.points_total + 1)
 
     def adopt(self, rounds: Rounds) -> None:
-        """Take in the rounds of a run that had no points before its devices were known."""
+        """Set the rounds of a run whose points depend on its devices, which are known now."""
         self.start = replace(self.start, rounds=rounds)
         self.left = set(self.start.todo)
         self._points = {point.point_id for point in rounds.plan.points}
@@ -195,7 +222,7 @@ class RunRows:
         self.store.write_run(self._run)
 
     def close(self, status: RunStatus | None = None) -> Run:
-        """Write how the run ended, and return it; without a status it follows from the points."""
+        """Write how the run ended, and its summary; return it. status: None: by its points."""
         run = finish_run(self._run, self.start.plan, self._ended)
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
         self.store.write_run(run)
@@ -206,16 +233,16 @@ class RunRows:
         return run
 
     def forget(self) -> None:
-        """Remove the run, in which nothing was measured; a resumed one is interrupted instead."""
+        """Delete the run, in which nothing was measured; a resumed run is closed as interrupted."""
         if self.start.is_resumed:
             self.close(RunStatus.INTERRUPTED)
         else:
             self.store.remove()
 
     def tell_kept(self, what: str) -> None:
-        """Log once what is kept of a run that was cut short, and how to go on with it.
+        """Tell the user once what is kept of a run that was cut short, and how to resume it.
 
-        what: the word for how it ended, as "interrupted".
+        what: how it ended, as "interrupted".
         """
         if self._is_told:
             return
@@ -228,7 +255,8 @@ class RunRows:
             points = "point is" if count == 1 else "points are"
             each = ", ".join(f"{count} {word}" for word, count in told.items() if count)
             ended = f" ({each})" if run.points_ok < count else ""
-            see = command("report", self.store.run_id, "--results", str(self.store.root))
+            words = ("report", self.store.run_id, "--results", str(self.store.root))
+            see = f"`raybench {shlex.join(words)}`"
             text = f"{what}: {count} finished {points} kept{ended}; see: {see}"
         if self.left:
             self.listener.tell(f"go on with: {self.start.resume_command}")
@@ -243,10 +271,10 @@ def start_run(
     tags: Mapping[str, str],
     resume_command: Callable[[str], str],
 ) -> RunState:
-    """Return a new run, of which nothing is done yet, with a new id. Writes nothing.
+    """Return a new run with a new id, of which nothing is done yet. Writes nothing.
 
-    resume_command: returns what the user types to go on with the run of an id. Raises UsageError
-    where there is no such workload.
+    resume_command: returns for a run id what the user types to resume that run. Raises UsageError
+    if the job's workload does not exist.
     """
     code = code_of_job(job)
     now = datetime.now(UTC)
@@ -282,7 +310,7 @@ def start_run(
 
 
 def rounds_of_job(job: Job, plan: Plan) -> Rounds:
-    """Return the rounds of the job, with the seed 0."""
+    """Return the rounds that the job asks for, with the order of seed 0."""
     has_controls = job.placement.isolation == "cluster"
     return Rounds(plan=plan, count=job.measure.rounds, has_controls=has_controls)
 
@@ -290,7 +318,7 @@ def rounds_of_job(job: Job, plan: Plan) -> Rounds:
 def code_of_job(job: Job) -> Code:
     """Return the source files of the job's workload, which is imported, and of raybench.
 
-    Raises UsageError where there is no such workload.
+    Raises UsageError if the workload does not exist.
     """
     script = script_path(job) if job.workload.kind == SCRIPT else None
     return code_of_script(script) if script else code_of(module_and_class(job.workload.kind)[0])
@@ -300,10 +328,10 @@ def code_of_job(job: Job) -> Code:
 
 
 def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
-    """Return the results folder and the run that `text` names: an id, its beginning, or `latest`.
+    """Return the results folder and the run that `text` names, as `find_run` reads it.
 
-    output: the folder in which it is looked for.
-    Raises ResultsError when there is no such run, UsageError when `job` is not the job of the run.
+    output: the results folder. Raises ResultsError when there is no such run, UsageError when
+    `job` is not the job of the run.
     """
     root, run_id = reader.find_run(output, text)
     run = reader.read_run(root, run_id)
@@ -333,7 +361,7 @@ def check_code(run: Run, code: Code) -> None:
 
 
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
-    """Return the plan of the job with the points that a search for batch sizes added to the run.
+    """Return the plan with the points that a search for batch sizes has added to the run.
 
     Reads the rows of the run; raises ResultsError where they cannot be read.
     """
@@ -353,11 +381,11 @@ def resume_run(
     retry_failed: bool,
     tags: Mapping[str, str],
 ) -> RunState:
-    """Return the state of a run that goes on with its points `chosen`, which are ids.
+    """Return the state of a run that is resumed. Writes nothing; reads the rows of the run.
 
-    root: of the results. rounds: of the job. retry_failed: run failed trials again too. tags: are
-    added to those of the run. Writes nothing. The run must be held (`hold_run`), because its rows
-    are read.
+    The run must be held (`hold_run`). root: the results folder. rounds: those of the job. chosen:
+    ids of the points that may be run. retry_failed: run failed trials again too. tags: added to
+    those of the run.
     """
     latest = reader.latest(root, run.run_id)
     ended = {key: one.status for key, one in latest.items()}
@@ -404,7 +432,7 @@ def resume_run(
 
 
 def devices_of_run(run: Run) -> DeviceList | None:
-    """Return the devices that the run was told to use; None where it could use all."""
+    """Return the devices that `--devices` gave for the run; None if it could use all."""
     names = run.only_devices
     return DeviceList(names=names, source=f"--devices of {run.run_id}") if names else None
 
@@ -418,9 +446,9 @@ def nothing_left(start: RunState) -> str:
 
 
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
-    """Return the run of a sweep that has nothing left, with the counts and status of its rows.
+    """Return the run of which no trial is left, with the counts and status of its rows.
 
-    Writes the run and its summary too, if its driver died before it could.
+    Writes the run and its summary if its driver died before it could.
     """
     from raybench.analysis.scaling import write_summary
 

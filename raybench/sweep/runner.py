@@ -27,9 +27,8 @@ from raybench.job.model import Job, Measure
 from raybench.job.point import Point
 from raybench.records import Record, Status, TrialKey
 from raybench.records.environment import warn_of_torch
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus
 from raybench.results.writer import RunStore, hold_run
-from raybench.sweep import Listener
 from raybench.sweep.loop import (
     LoopCallbacks,
     PointFinished,
@@ -38,7 +37,7 @@ from raybench.sweep.loop import (
     SweepSettings,
     sweep,
 )
-from raybench.sweep.run_state import RunRows, RunState, RunTarget
+from raybench.sweep.run_state import Listener, RunRows, RunState, RunTarget
 from raybench.sweep.scheduler import BatchSearches, Rounds, check_bounded, workers_needed
 
 # The seconds of `Interrupts`.
@@ -61,13 +60,13 @@ class PointSource(Protocol):
         """Return the first rounds, on a cluster whose workers have started."""
 
     def measure_of(self, point: Point) -> Measure | None:
-        """Return how a point is measured; None as the job says."""
+        """Return how to measure a point; None for the settings of the job."""
 
     def note(self, record: Record) -> None:
-        """Take in the record of an attempt; a trial that was lost may have several."""
+        """Use the record of an attempt; a trial that was lost may have several."""
 
     def further_round(self, number: int) -> Sequence[Point]:
-        """Return the points of one more round, of this number; none ends the run."""
+        """Return the points of one more round with this number; empty ends the run."""
 
 
 def run_sweep(
@@ -79,11 +78,10 @@ def run_sweep(
 ) -> Run:
     """Run what is left of a run on a cluster, and return the run as it ended.
 
-    source: makes the points, of which `start` has none then; all devices are used for it.
-    Raises ClusterError where there is no cluster, where it is gone, and where no point fits,
-    DevicesInUseError where another sweep has the devices, ResultsError where rows cannot be
-    written, and UsageError for an address that cannot be joined, or a search for batch sizes
-    without a maximum on CPU workers.
+    source: makes the points, on all devices; `start` then has none. Raises ClusterError where there
+    is no cluster, where it is gone, and where no point fits, DevicesInUseError where another sweep
+    has the devices, ResultsError where rows cannot be written, and UsageError for an address that
+    cannot be joined, or a search for batch sizes without a maximum on CPU workers.
     """
 
     def close() -> None:
@@ -186,10 +184,10 @@ def record_run(
     interrupts: Interrupts,
     source: PointSource | None = None,
 ) -> Run:
-    """Start the workers and run all points, and return the run as it ended, which is written.
+    """Start the workers, run all points, write how the run ended, and return it.
 
-    An interrupt ends it early, and the user is told how to go on. Raises what `run_sweep` raises
-    once there is a cluster; the run is `failed` then, and removed for DevicesInUseError.
+    After an interrupt it ends early, and the user is told how to resume. Raises what `run_sweep`
+    raises once there is a cluster; the run is then `failed`, for DevicesInUseError deleted.
     """
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
@@ -284,7 +282,7 @@ class Interrupts:
 
     @property
     def stopping(self) -> bool:
-        """Whether Ctrl-C or SIGTERM came, after which no further point may start."""
+        """Whether Ctrl-C or SIGTERM came; no further point may then start."""
         return self._asked > 0
 
     def __enter__(self) -> Self:
@@ -311,7 +309,7 @@ class Interrupts:
         self._writer.close()
 
     def take_signals(self) -> None:
-        """Install the handlers; once more after `ray.init`, which sets one of its own."""
+        """Install the signal handlers; call it again after `ray.init`, which sets its own."""
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
 
@@ -326,9 +324,9 @@ class Interrupts:
 
     @contextmanager
     def held_back(self, most_s: float = _NOTICE_S) -> Iterator[None]:
-        """Return a context that finishes before an interrupt raises; a second one raises at once.
+        """Return a context in which an interrupt is raised at its end, a second one at once.
 
-        most_s: the process may be ended where the block takes longer after an interrupt. With inf
+        most_s: after an interrupt the process may be ended if the block takes longer. With inf
         nothing is raised in the block, and the process is ended soon after a second interrupt.
         """
         self._holds_s.append(most_s)
@@ -339,17 +337,17 @@ class Interrupts:
             self._raise_if_due()
 
     def say_farewell(self) -> None:
-        """Tell the user how to go on, before an interrupt ends the process at once."""
+        """Tell the user how to resume, before an interrupt ends the process at once."""
         if self.farewell:
             self.farewell("ended at once")
         else:
             self._listener.tell("interrupted")
 
     def end(self, reason: str) -> None:
-        """End the process with the exit code of a ClusterError; tell the user how to go on.
+        """Tell the user `reason` and how to resume, and end the process at once.
 
-        For another thread, while the main one waits for a cluster that is gone. reason: the line
-        that an error would be.
+        The exit code is that of a ClusterError. For a thread, while the main thread waits for a
+        cluster that is gone.
         """
         self._listener.show_cursor()
         if self.farewell:

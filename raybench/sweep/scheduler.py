@@ -67,7 +67,7 @@ class Attempt:
 
     @property
     def key(self) -> TrialKey:
-        """The key of the trial that it is an attempt at."""
+        """The key of the trial of which this is an attempt."""
         return TrialKey(self.point.point_id, self.round, self.control_of)
 
     @property
@@ -100,10 +100,10 @@ _Series = tuple[object, ...]
 
 
 def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") -> int:
-    """Return how many workers the plan can keep busy at once, `capacity` at most; 0 if none fits.
+    """Return how many workers the plan can keep busy at once, `capacity` at most.
 
-    capacity: number of devices of the cluster. Where it takes the devices themselves to know which
-    of them points will use, all are needed.
+    0 if no point fits. capacity: number of devices of the cluster; it is returned if the choice
+    depends on the devices themselves, which are not known yet.
     """
     fitting = [point.world_size for point in plan.points if point.world_size <= capacity]
     if not fitting:
@@ -152,10 +152,14 @@ class Schedule:
         """Whether `stop` was called, after which nothing else is tried."""
         return self._stopped_by is not None
 
-    def see(
+    def update_cluster(
         self, devices: Sequence[Device], capacity: int, lost: frozenset[int], pending: int
     ) -> None:
-        """Take in the state of the cluster; the parameters are properties of a `Cluster`."""
+        """Set the state of the cluster, by which `next` decides.
+
+        devices: of every worker. capacity: most devices of a point. lost: ids of unusable workers.
+        pending: number of workers that may still come. All as in `Cluster`.
+        """
         self._capacity, self.pending = capacity, pending
         # The tuples are made anew at each look, and comparing them costs no more than comparing the
         # ids of their items.
@@ -166,7 +170,10 @@ class Schedule:
         self._allocators = {}
 
     def add(self, attempt: Attempt) -> None:
-        """Add an attempt, behind those of its round and block."""
+        """Add an attempt, at the end of its block in its round; a new try takes the first's place.
+
+        The order of the class applies: with isolation by node or device, larger points come first.
+        """
         trial = attempt.round, attempt.index
         if trial not in self._ranks:  # another try keeps the place of the first
             most = 0 if self._isolation == "cluster" else -attempt.point.world_size
@@ -177,10 +184,10 @@ class Schedule:
         heapq.heappush(waiting, (self._ranks[trial], attempt))
 
     def next(self) -> Decision | None:
-        """Take the next attempt, and return what to do with it.
+        """Take the next attempt off the queue, and return what to do with it.
 
-        Its workers count as busy until `free`. None while all attempts that wait need workers that
-        are busy, and where none waits.
+        Its workers count as busy until `free`. None if no attempt waits, or all that wait need
+        workers that are busy or still to come.
         """
         if self._isolation == "cluster" and self._running:
             return None
@@ -203,14 +210,14 @@ class Schedule:
         self._running.pop(attempt.index, None)  # one that was skipped has none
 
     def note_oom(self, point: Point) -> None:
-        """Skip bigger batches of the series of this point, which ran out of device memory."""
+        """Make `next` skip larger batches of this point's series: it ran out of device memory."""
         if point.batch_size is not None:
             series = _series(point)
             smallest = self._smallest_oom.get(series, point.batch_size)
             self._smallest_oom[series] = min(smallest, point.batch_size)
 
     def stop(self, point_id: str) -> None:
-        """Skip everything else: the point failed in a run that has `on_error: stop`."""
+        """Make `next` skip all other attempts: this point failed, with `on_error: stop`."""
         self._stopped_by = self._stopped_by or point_id
 
     def _allocator(self, point: Point) -> DeviceAllocator:
@@ -271,10 +278,10 @@ class Schedule:
 
 
 def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Return the attempts with those of each series in turn by batch size, in the same places.
+    """Return the attempts with those of each series sorted by batch size among their places.
 
-    A batch that runs out of memory then spares the larger ones. A series: points that differ in
-    their batch size only.
+    A series is the points that differ in their batch size only. A batch that runs out of memory
+    then spares the larger ones.
     """
     places: defaultdict[_Series, list[int]] = defaultdict(list)
     for place, attempt in enumerate(attempts):
@@ -312,15 +319,15 @@ class Rounds:
 
     @property
     def first_free_index(self) -> int:
-        """The first index that no trial of the plan has in any round."""
+        """The first index that is free for added points, after all trials of all rounds."""
         return self.count * (len(self.plan.points) + len(_blocks(self.plan.points)))
 
     def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
-        """Return the trials of a round, in the order in which they are to be run.
+        """Return the attempts of a round, in the order in which they are to be run.
 
-        number: of the round, from 1. ended: how trials ended so far. A point that failed or was
-        skipped in an earlier round is left out. Where batch sizes are searched, the first round
-        searches, and the others measure the largest batch of each series that fits.
+        number: of the round, from 1. ended: how trials ended so far. A point that failed (but was
+        not lost) or was skipped in an earlier round is left out. With a search for batch sizes the
+        first round searches, and the others measure the largest batch of each series that fits.
         With one round the order is that of the plan, smaller batches of a series first. With more,
         points are in random order within blocks of one world size, and a control, which is the
         baseline point measured once more, ends each block.
@@ -381,12 +388,10 @@ Step = int | str | None
 
 
 def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
-    """Return the batch size to try next, None where the largest that fits is known.
+    """Return the batch size to try next; None if the largest that fits is known.
 
-    A text says why the search ended without it.
-
-    start: the batch size to begin with. most: no batch above it is tried. outcomes: batch size ->
-    how its point ended, of this series alone.
+    A text if the search ended without it: the reason. start: the batch size to begin with. most:
+    the largest to try. outcomes: batch size -> how its point ended, of this series alone.
     """
     ran_out = min((b for b, status in outcomes.items() if status is Status.OOM), default=None)
     below = {b: status for b, status in outcomes.items() if ran_out is None or b < ran_out}
@@ -398,13 +403,13 @@ def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
         if fits >= most:
             return f"batch_size {fits:,} fits, and no larger one may be tried"
         return min(2 * fits, most) if fits else start
-    if not is_found(fits, ran_out):
+    if not is_largest_known(fits, ran_out):
         return (fits + ran_out) // 2
     return None if fits else "not even batch_size 1 fits"
 
 
-def is_found(fits: int, ran_out: int) -> bool:
-    """Return whether the largest batch that fits is within 1 % of the smallest that does not."""
+def is_largest_known(fits: int, ran_out: int) -> bool:
+    """Return whether a search is over: `ran_out` is at most 1 %, or one item, above `fits`."""
     return ran_out - fits <= max(1, int(_RESOLUTION * fits))
 
 
@@ -422,8 +427,8 @@ def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
 def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
     """Return the plan of a resumed run, with the points that its searches added, at the end.
 
-    statuses: how the latest attempt at each point ended that has a row, by id, in the order of the
-    rows. The batch that a search wants next is added too.
+    The batch that a search wants next is added too. statuses: point_id -> how its latest attempt
+    ended, in the order of the rows. Without a search the plan is unchanged.
     """
     search = plan.batch_search
     if search is None:
@@ -462,9 +467,9 @@ class BatchSearches:
         self._asked = {point.point_id for point in plan.points}
 
     def follow_ups(self, record: Record) -> tuple[Point, ...]:
-        """Note how a point ended; return the point to run next in its series, one at most.
+        """Note how a point ended; return the next point of its series, or ().
 
-        () where the search of the series is over, or its next point was returned before.
+        () if the search of the series is over, or its next point was returned before.
         """
         search = self._plan.batch_search
         if search is None:
@@ -476,7 +481,7 @@ class BatchSearches:
         return new
 
     def endings(self) -> Iterator[str]:
-        """Yield a line for the user for each search that ended without a batch, with the reason."""
+        """Yield for each search that ended without a batch a line with the reason, for the user."""
         search = self._plan.batch_search
         if search is None:
             return

@@ -77,10 +77,11 @@ class ProcessGroup:
         self.nccl_file = NcclFile()
 
     def join(self, task: Task, rank_info: RankInfo, group: Group | None) -> None:
-        """Form `group` if it is not the current one, and set the variables of torchrun.
+        """Leave the current group and form `group`, if it is another; set torchrun's variables.
 
-        Collective: it waits until all ranks of the group have called it. group: None for a point of
-        one rank. Raises GroupGoneError where another rank or the driver has ended it.
+        All ranks of the group must call it, and it waits for them until the group is ended. group:
+        None for a point of one rank, which has none. Raises GroupGoneError where another rank or
+        the driver has ended the group.
         """
         set_torchrun_variables(rank_info, group)
         if group == self._group:
@@ -96,9 +97,10 @@ class ProcessGroup:
     def free_buffers(self, held_bytes: Callable[[], int]) -> None:
         """Wait until NCCL has freed the buffers of finished collectives; all ranks must call it.
 
-        held_bytes: returns how much this rank still has. Buffers of collectives for which the host
-        never waited, such as DDP's, are kept until NCCL's watchdog, which looks ten times a second,
-        has seen their end, and then until the next collective.
+        It ends when `held_bytes` is 0 on all ranks, at most after 20 tries of 20 ms; at once
+        without NCCL. Buffers of collectives for which the host never waited, such as DDP's, are
+        kept until NCCL's watchdog, which looks ten times a second, has seen their end, and then
+        until the next collective.
         """
         if self._is_nccl and self._group is not None:
             for _ in range(_FREE_TRIES):  # counted, not timed: no rank may stop before another
@@ -143,7 +145,7 @@ class ProcessGroup:
         align_ranks(self._device)
 
     def leave(self) -> None:
-        """Leave the process group. All its members must be alive and idle, and leave it too."""
+        """Leave the process group; all its members must be alive and idle, and call it too."""
         with self._lock:
             if self._store is not None:
                 dist.destroy_process_group()
@@ -151,10 +153,10 @@ class ProcessGroup:
                 self._forget()
 
     def take_down(self, timeout_s: float) -> bool:
-        """End the group on all ranks; return whether that, and the device's work, ended in time.
+        """End the group on all ranks; return whether it and the device's work ended in `timeout_s`.
 
-        True at once without a group. NCCL's collectives then return, without an error and with
-        garbage. gloo's connections close as soon as no workload holds the group, and the peers'
+        True at once without a group. Collectives of NCCL that are going on return garbage, without
+        an error. gloo's connections close as soon as no workload holds the group, and the peers'
         collectives raise.
         """
         group = self._group
@@ -179,9 +181,9 @@ class ProcessGroup:
         return bool(done)
 
     def check(self, workload: str) -> None:
-        """Raise UsageError where the workload has destroyed the process group.
+        """Raise UsageError if the workload (its name) has destroyed the process group.
 
-        Its ranks have measured alone then, and so would those of the next points.
+        Its ranks then have measured alone, and so would those of the next points.
         """
         if self._group is not None and dist.group.WORLD is not self._ours:
             raise UsageError(
@@ -192,8 +194,8 @@ class ProcessGroup:
     def drop_others(self) -> None:
         """Destroy the groups that a workload made, in the same order on every rank.
 
-        At world size 1 a workload may have made a default group of its own, and the next point's
-        could not be formed.
+        At world size 1 that may be a default group, which would keep the next point from forming
+        its own.
         """
         for group in reversed([group for group in _world.pg_names if group is not self._ours]):
             if group in _world.pg_map:
@@ -248,7 +250,7 @@ class ProcessGroup:
 
 
 def break_group(store: TCPStore, group: Group) -> None:
-    """Have all ranks of this group end it, because one of them has failed. Does not wait."""
+    """Tell all ranks of this group, by a key in the store, to end it. Does not wait."""
     store.set(_abort_key(group), _BROKEN)
 
 
@@ -275,7 +277,8 @@ def set_torchrun_variables(rank_info: RankInfo, group: Group | None) -> None:
 def serve_store(address: str) -> TCPStore:
     """Return a store, served on this address alone and on a port (`port`) that the system picks.
 
-    It is served as long as the object lives, by threads of this process.
+    Threads of this process serve it as long as the object lives. Raises OSError if the address is
+    not one of this host.
     """
     # A listener of our own: TCPStore's would be open on every network of this host.
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -287,7 +290,7 @@ def serve_store(address: str) -> TCPStore:
 
 
 def choose_interface(address: str) -> None:
-    """Have gloo use the network interface that has `address`, unless the user chose one.
+    """Set GLOO_SOCKET_IFNAME to the interface that has `address`, unless the user has set it.
 
     gloo takes the address that this host's own name resolves to. That is a loopback address on
     many hosts (Debian and Ubuntu write 127.0.1.1 into /etc/hosts), so that no other host can
@@ -342,9 +345,9 @@ class NcclFile:
 
     @contextmanager
     def record(self) -> Iterator[None]:
-        """Have NCCL log the connections of the group that is formed in the block.
+        """Make NCCL log the connections of the group that is formed in the `with` block.
 
-        The group must communicate once in it. The variables are removed after the block: they are
+        The group must communicate once in it. NCCL's variables are set only in the block: they are
         not for processes that a workload starts.
         """
         self._known = frozenset()
@@ -359,17 +362,17 @@ class NcclFile:
             yield
 
     def routes(self) -> tuple[str, ...]:
-        """Return the transports of the last group, sorted, as `P2P/CUMEM`; () where not known."""
+        """Return the transports of the last group, as `P2P/CUMEM`, sorted; () if not known."""
         if self._file is None:
             return ()
         log = parse(_read(self._file, self._begin))
         return tuple(sorted(self._known.union(route.words for route in log.routes)))
 
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
-        """Run a step, and return as `AllReduce 4096 B: RING LL, 2 channels` what NCCL ran in it.
+        """Run a step, and return what NCCL ran in it: `AllReduce 4096 B: RING LL, 2 channels`, ...
 
-        () where the log is the user's, where this NCCL cannot change its log any more, and on ranks
-        that write no such lines. The step runs in any case: other ranks may take part in it.
+        () if the user has switched NCCL's log on, if this NCCL cannot change its log any more, and
+        on ranks that write no such lines. The step runs in any case, for the other ranks.
         """
         read_again = self._find_read_again() if self._file is not None else None
         if self._file is None or read_again is None:

@@ -144,7 +144,7 @@ def _set_config(config: Any, before: dict[str, Any]) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Start the global random generators of Python, numpy and torch, on all devices."""
+    """Seed the global random generators of Python, numpy and torch, on all devices."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -160,15 +160,15 @@ class ProcessState:
         self.begin()
 
     def begin(self) -> None:
-        """Note which threads and child processes there are before a workload starts."""
+        """Note the threads and child processes that exist before a workload starts."""
         self._threads, self._children = _threads(), _children()
 
     def restore(self) -> tuple[str, ...]:
-        """Put the settings back and forget compiled code; return what is left behind.
+        """Put the settings back and forget compiled code; return what a workload left behind.
 
-        A noun phrase for each: a setting that cannot be put back, threads and child processes that
-        were started since `begin`, memory of the device. Waits half a second at most for threads
-        that end, and as long for child processes.
+        That is a noun phrase for each setting that cannot be put back, for threads and child
+        processes that were started since `begin`, and for memory of the device. Waits half a second
+        at most for threads to end, and as long for child processes.
         """
         _forget_compiled_code()
         # First: a context manager that the collector ends puts its own settings back.
@@ -201,9 +201,9 @@ class ProcessState:
         return tuple(left)
 
     def held_bytes(self) -> int:
-        """Give free memory back to the device; return how many bytes more are reserved than before.
+        """Give free memory back to the device; return the bytes reserved since this was made.
 
-        Before is when this was made. 0 below 2 MiB more, and on a CPU.
+        0 if it is 2 MiB or less, and on a CPU.
         """
         held_bytes = self._release_memory() - self._reserved_bytes
         return held_bytes if held_bytes > _SMALL_SEGMENT_BYTES else 0

@@ -97,7 +97,8 @@ class Worker:
     def identity(self, *, node_id: str, address: str) -> Device:
         """Return the device of this worker, with the facts of its process, host and versions.
 
-        node_id, address: of its node, as Ray names them; scripts meet at this address.
+        node_id, address: those of its node in Ray. Call it before `run`: ranks of scripts meet at
+        this address.
         """
         self._enter_device()
         self._address = address
@@ -106,9 +107,9 @@ class Worker:
     def run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
         """Run the point as this rank, clean up, and return the answer.
 
-        The group is formed if it is not that of the last point. Whatever the workload raises is
-        returned as a Failure. A rank that takes longer than the time limit of the point writes its
-        stack to stderr.
+        The group is formed if it is not that of the last point; None for one rank. Whatever the
+        workload raises is returned as a Failure. A rank that takes longer than the time limit of
+        the point writes its stack to stderr.
         """
         faulthandler.dump_traceback_later(task.settings.timeout_s, file=_STDERR)
         self._began_s = time.monotonic()
@@ -119,7 +120,7 @@ class Worker:
             self._is_new = False
 
     def leave(self) -> None:
-        """Leave the process group. All its members must be alive and idle, and leave it too."""
+        """Leave the process group; all its members must be alive and idle, and call it too."""
         self._group.leave()
 
     def _run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
@@ -325,7 +326,7 @@ class Worker:
 
 
 def load() -> None:
-    """Load what a Worker needs before it has a device; a second call costs nothing.
+    """Load what a Worker needs before it has a device, and freeze it for Python's collector.
 
     The first optimizer of a process imports 800 modules of torch, which takes 1 to 3 s: this module
     has imported them.

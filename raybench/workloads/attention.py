@@ -36,10 +36,10 @@ Part: TypeAlias = tuple[Tensor, Tensor]
 
 
 def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
-    """Return the kernel that is asked for; for auto the one that torch takes for such tokens.
+    """Return the kernel that is asked for; for auto the one that torch chooses for these tokens.
 
-    tokens: (1, heads, tokens, head), used as query, key and value; only shape, type and device
-    count. Raises UsageError for efficient and cudnn on a CPU.
+    tokens: (1, heads, tokens, head), as query, key and value; only their shape, type and device
+    matter. Raises UsageError for efficient and cudnn on a CPU.
     """
     if asked == "auto":
         choice = SDPBackend(torch._fused_sdp_choice(tokens, tokens, tokens))
@@ -49,7 +49,7 @@ def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
 
 
 def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
-    """Make torch's attention use this kernel from now on, in this process; auto changes nothing.
+    """Make torch's attention use this kernel from now on, in this process; auto leaves the choice.
 
     Compiled code and recomputed activations use it too; code compiled for another kernel is not
     taken from torch's cache. Does nothing on the meta device. Raises UsageError for efficient and
@@ -75,9 +75,9 @@ def _check_device(asked: Kernel, device: torch.device) -> None:
 
 
 def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Part:
-    """Return the output of attention by this kernel and the log-sum-exp.
+    """Return (output, log-sum-exp) of attention by this kernel, not causal.
 
-    Not causal; shapes as this module has them. Raises UsageError for math, which computes no
+    Shapes are those of the module's docstring. Raises UsageError for math, which computes no
     log-sum-exp.
     """
     aten: Any = torch.ops.aten
@@ -100,8 +100,8 @@ def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) ->
 def merge(parts: Iterable[Part]) -> Tensor:
     """Return the output of attention over all keys, in the type of the parts.
 
-    parts: output and log-sum-exp over a part of the keys each, one at least; each is used as soon
-    as it comes. The result is the mean of the outputs with weights exp(logsumexp of the part -
+    parts: (output, log-sum-exp) over a part of the keys each, at least one; each is used as soon as
+    it comes. The result is the mean of the outputs with weights exp(logsumexp of the part -
     logsumexp of all), computed in fp32 at least.
     """
     remaining = iter(parts)
@@ -141,17 +141,17 @@ class SequenceParallel:
         return self.ulysses * self.ring
 
     def shard(self, tokens: Tensor) -> Tensor:
-        """Return this rank's part of the tokens of all ranks, which are dimension 0."""
+        """Return this rank's part of all tokens, cut along dimension 0."""
         return tokens.chunk(self.degree)[self.rank]
 
     def gather(self, tokens: Tensor) -> Tensor:
-        """Return the tokens of all ranks, by one all_gather, which all must call together."""
+        """Return the tokens of all ranks, joined along dimension 0; all ranks must call it."""
         return tokens if self.degree == 1 else _all_gather(tokens, self.degree, None)
 
     def attend(self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention of this rank's queries over the tokens of all ranks.
 
-        All three and the output are (own tokens, heads, head). All ranks must call it together.
+        All three and the output are (own tokens, heads, head). All ranks must call it.
         """
         query, key, value = map(self._to_heads, (query, key, value))
         if self.ring > 1 and self.ring_kind == "p2p":
@@ -212,7 +212,7 @@ def form_groups(
 ) -> SequenceParallel:
     """Return the division of a sequence over ulysses * ring ranks, of which this one is `rank`.
 
-    Makes groups of torch.distributed where there are several: all ranks must call it together.
+    All ranks must call it: it makes groups of torch.distributed, unless one group has all ranks.
     """
     world_size = ulysses * ring
     rows = [list(range(first, first + ulysses)) for first in range(0, world_size, ulysses)]
@@ -258,7 +258,7 @@ def _all_gather(own: Tensor, ranks: int, group: ProcessGroup | None) -> Tensor:
 def attend_whole(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Return the attention of queries over these keys, not causal; all are (tokens, heads, head).
 
-    By this kernel; on the meta device by math.
+    It is computed by this kernel, on the meta device by math.
     """
     query, key, value = map(_as_batch, (query, key, value))
     if kernel == "math" or query.device.type == "meta":

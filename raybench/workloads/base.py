@@ -27,6 +27,8 @@ TF32 is already switched as the precision asks; autocast and gradient scaling ar
 from __future__ import annotations
 
 import gc
+import math
+import numbers
 import os
 import sys
 import time
@@ -42,8 +44,11 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
+from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.point import Execution, Precision, Scalar
+from raybench.job.problems import quote
+from raybench.records import Metric
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +57,7 @@ if TYPE_CHECKING:
     from torch.futures import Future
     from torch.nn.parallel import DistributedDataParallel
 
-    from raybench.job.model import Answer
-    from raybench.records import Metric
+    from raybench.job.registry import Answer
 
 
 class WrongResultError(Exception):
@@ -79,13 +83,13 @@ class PartTimes:
             self._spent_ns[name] += time.perf_counter_ns() - start_ns
 
     def take(self) -> dict[str, int]:
-        """Return the nanoseconds of each part since the last call, by name, and begin anew."""
+        """Return part -> nanoseconds since the last call, and set all to 0."""
         spent_ns, self._spent_ns = self._spent_ns, Counter()
         return spent_ns
 
 
 class Regions:
-    """The parts of a step that are timed on the device, in instrumented steps only.
+    """Times the named parts of a step on the device, in instrumented steps only.
 
     are_used: whether the step has entered a region outside of compiled code and of `timed_by`.
     compiled: names of regions inside code that torch.compile has compiled; these are not timed.
@@ -104,7 +108,11 @@ class Regions:
         self._time: Callable[[str], AbstractContextManager[None]] | None = None
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """Return the context of a region; see Context.region. Sets `are_used` or `compiled`."""
+        """Return a context that times its block as this region, inside of `timed_by` only.
+
+        Outside it does nothing, but sets `are_used`. In compiled code it does nothing, but adds the
+        name to `compiled`.
+        """
         if self._is_compiling():
             self._leave_out(name)
         elif self._time is None:
@@ -115,7 +123,7 @@ class Regions:
 
     @contextmanager
     def timed_by(self, time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-        """Return a context inside of which each region enters `time(name)`."""
+        """Return a context in which each region is timed by the context `time(name)`."""
         self._time = time
         try:
             yield
@@ -163,7 +171,7 @@ class DdpOptions(TypedDict, total=False):
 
 @cache
 def option_defaults(options: type) -> Mapping[str, Scalar | None]:
-    """Return the default of each option by its name; options: DdpOptions or a subclass of it."""
+    """Return option -> its default. options: DdpOptions or a subclass of it."""
     hints = get_type_hints(options, include_extras=True)
     return {name: hint.__metadata__[0].default for name, hint in hints.items()}
 
@@ -192,9 +200,9 @@ class Replicas:
         self._compiled_before = count_compiled_frames()
 
     def why_no_hook(self) -> str | None:
-        """Return why `set_comm_hook` must not be called, in the words of a report; None: it may be.
+        """Return why `set_comm_hook` must not be called, in words for a report; None if it may be.
 
-        Where no model was wrapped, code was compiled since, or a model has a hook of the workload.
+        It must not if no model was wrapped, code was compiled since, or a model has a hook already.
         """
         if not self.wrapped:
             return "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
@@ -205,10 +213,10 @@ class Replicas:
         return None
 
     def set_comm_hook(self, hook: CommHook | None) -> None:
-        """Let gradients of all wrapped models go through the hook; None: as DDP reduces by itself.
+        """Reduce gradients of all wrapped models by this communication hook; None: as DDP does.
 
-        All ranks must call it together. DDP takes one hook only, so each DDP object is initialised
-        anew in place, and the gradients that are there are dropped.
+        All ranks must call it. DDP takes one hook only, so each DDP object is initialised anew in
+        place, and its gradients are set to None.
         """
         for ddp, wrapped in list(self.wrapped.items()):
             model, is_training = ddp.module, ddp.training
@@ -239,7 +247,7 @@ def count_compiled_frames() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(Execution):
-    """Where and how a workload is to be built.
+    """What a workload is built with: device, ranks, batch size and settings of the execution.
 
     batch_size: items per device and forward pass; 1 for a workload that takes no batch size.
     device: already the current device of the process when it is a CUDA device. On the meta device
@@ -275,7 +283,7 @@ class Context(Execution):
     def ddp(self, model: nn.Module, **options: Any) -> nn.Module:
         """Return the model wrapped by DistributedDataParallel; itself on one rank and on meta.
 
-        The model must be on the device, and all ranks must call it together. options: arguments of
+        The model must be on the device, and all ranks must call it. options: arguments of
         DistributedDataParallel. raybench can measure the cost of reducing gradients only of models
         that are wrapped here, and of workloads with `set_comm_hook`.
         """
@@ -299,8 +307,8 @@ class Context(Execution):
     def no_sync(self, model: Any) -> Iterator[None]:
         """Return a context in which backward passes add up gradients without reducing them.
 
-        model: as returned by `ddp`, or sharded by FSDP2; for others the context does nothing. With
-        static_graph the very first backward pass reduces all the same.
+        Run the forward pass in it too. model: as returned by `ddp`, or sharded by FSDP2; for others
+        the context does nothing. With static_graph the very first backward pass still reduces.
         """
         from torch.nn.parallel import DistributedDataParallel
 
@@ -322,10 +330,10 @@ class Context(Execution):
             yield
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """Return a context that times what its block issues to the device, as the part `name`.
+        """Return a context that times what its block issues to the device, as the region `name`.
 
         It times in a few instrumented steps after the timed ones; in all others it does nothing.
-        Times of one name add up within a step, and an outer region contains those inside of it.
+        Times of one name add up within a step, and an outer region contains its inner ones.
         """
         return self.regions.region(name)
 
@@ -341,10 +349,10 @@ class Context(Execution):
         return torch.Generator(self.device).manual_seed(self.seed + self.rank)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context for a forward pass and its loss: torch.autocast in half precision.
+        """Return the context for a forward pass and its loss: torch.autocast, or nothing.
 
-        Of float16 in precision fp16, of bfloat16 in bf16 and float8. In fp32 and tf32, and on the
-        meta device, for which torch has no autocast, a context that does nothing.
+        It is autocast to float16 for fp16, to bfloat16 for bf16 and float8. In fp32 and tf32, and
+        on the meta device, for which torch has no autocast, the context does nothing.
         """
         import torch
 
@@ -440,9 +448,9 @@ class Workload(ABC):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
-        """Return why a point with these settings cannot be run; None where it can.
+        """Return why a point with these settings cannot be run; None if it can.
 
-        One sentence, that says what to do.
+        It is one sentence that says what to do.
         """
         return None
 
@@ -450,19 +458,19 @@ class Workload(ABC):
     def ranks_per_item(cls, settings: Mapping[str, Any]) -> int:
         """Return how many ranks of a point finish the same items together.
 
-        Above 1, batch_size is that of each group of so many ranks, and items_per_step is a rank's
-        part of it. For classes without `shares_work`, whose ranks share items at some points only.
+        If above 1, batch_size is that of each group of so many ranks, and items_per_step is a
+        rank's part of it. Not asked of classes with `shares_work`, whose ranks always share items.
         """
         return 1
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated bytes of a rank's device memory at its peak; None: not known."""
+        """Return the estimated peak of a rank's device memory in bytes; None if not known."""
         return None
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return what ran, in words for a report; "" where its name in the job file is enough.
+        """Return what ran, in words for a report; "" if its name in the job file is enough.
 
         params: its parameters as tables hold them, as texts.
         """
@@ -470,7 +478,7 @@ class Workload(ABC):
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return how many parameters its model has; None where it has no model.
+        """Return how many parameters its model has; None if it has no model.
 
         params: the parameters of the workload as tables hold them, as texts. A workload that
         returns a number reduces a gradient of each of the model's parameters in its step.
@@ -479,9 +487,9 @@ class Workload(ABC):
 
 
 def as_workload(workload_class: type) -> type[Workload]:
-    """Return the class itself, or a subclass of it that has the defaults of `Workload` too.
+    """Return the class itself if it inherits from Workload, else a subclass that inherits both.
 
-    A subclass where it does not inherit from Workload: the attributes of the class come first.
+    Attributes of the class come before the defaults of Workload.
     """
     if issubclass(workload_class, Workload):
         return workload_class
@@ -494,15 +502,15 @@ def as_workload(workload_class: type) -> type[Workload]:
 
 
 def builtin_class(kind: str) -> type[Workload] | None:
-    """Return the class of a built-in workload; None where `kind` names a class of the user's."""
+    """Return the class of a built-in workload; None if `kind` is not the name of one."""
     return as_workload(registry.load(kind)) if kind in registry.BUILTIN else None
 
 
 def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
     """Return how many parameters the model of a built-in workload has.
 
-    params: the parameters of the workload as tables hold them. None for a class of the user's, and
-    for a workload without a model.
+    None for a user's own workload, and for one without a model. params: the parameters of the
+    workload as tables hold them, as texts.
     """
     built_in = builtin_class(kind)
     return built_in.parameter_count(params) if built_in else None
@@ -541,7 +549,7 @@ def apply_precision(precision: Precision) -> None:
 def effective_precision() -> str:
     """Return the arithmetic of fp32 tensors outside autocast: "fp32", "tf32", or "mixed".
 
-    mixed: matrix multiplication, convolution and RNN disagree. It is read from torch's switches and
+    mixed: matrix multiplication, convolution and RNN differ. It is read from torch's switches and
     from NVIDIA_TF32_OVERRIDE=0, which switches TF32 off below torch (cuBLAS, cuDNN).
     """
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
@@ -553,10 +561,10 @@ def effective_precision() -> str:
 
 
 def precision_warning(precision: Precision, device: torch.device) -> str | None:
-    """Return a sentence where the device has no TF32, or emulates bfloat16; None where it has both.
+    """Return a warning if the precision is tf32 or bf16 and the device does not have it; else None.
 
-    For a warning: the point runs all the same. None for all precisions but tf32 and bf16; where the
-    device has no float8, `convert_linear_layers` raises.
+    The point runs even so: in fp32, or with emulated bfloat16. If the device has no float8,
+    `convert_linear_layers` raises.
     """
     import torch
 
@@ -578,3 +586,73 @@ def _switches() -> tuple[Any, ...]:
 
     cudnn: Any = backends.cudnn  # `conv` and `rnn` are missing from torch's types
     return (backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+
+
+# What a workload may declare of one step on one rank: attributes of `Workload`.
+_DECLARED = (
+    "items_per_step",
+    "message_bytes",
+    "busbw_factor",
+    "memory_bytes",
+    "flops_per_step",
+    "model_flops_per_step",
+)
+_WHOLE = ("items_per_step", "message_bytes", "memory_bytes")
+# Beyond what any step does; over the shortest step it is still a double.
+_MOST = 1e30
+# Integers up to here are doubles too.
+_MOST_EXACT = 2**53
+
+
+def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
+    """Return what the workload declares of one step on this rank, by the name of its attribute.
+
+    `items_per_step`, `flops_per_step` and so on; None where it declares nothing. Numbers of any
+    class become int or float. Raises UsageError for what is no number, below 0 or above 1e30.
+    """
+    declared: dict[str, int | float | None] = {}
+    for name in _DECLARED:
+        value = getattr(workload, name)
+        number = _plain(value)
+        if value is not None and (number is None or not 0 <= number <= _MOST):
+            raise _not_a_number(workload, name, 0, value)
+        is_whole = name in _WHOLE and (number or 0) <= _MOST_EXACT
+        declared[name] = number if number is None or is_whole else float(number)
+    return declared
+
+
+def own_metrics(workload: Workload) -> dict[Metric, float]:
+    """Return the values of the metrics that the workload's class declares, but for those not set.
+
+    Entries of `metrics` that are no Metric are ignored: a class may use the name for something
+    else. Raises UsageError for a value that is no number, or beyond 1e30.
+    """
+    declared = type(workload).metrics
+    metrics = declared if isinstance(declared, tuple | list) else (declared,)
+    values = {}
+    for metric in metrics:
+        if not isinstance(metric, Metric) or getattr(workload, metric.name, None) is None:
+            continue
+        number = _plain(value := getattr(workload, metric.name))
+        if number is None or abs(number) > _MOST:
+            raise _not_a_number(workload, metric.name, -_MOST, value)
+        values[metric] = float(number)
+    return values
+
+
+def _not_a_number(workload: Workload, name: str, least: float, value: object) -> UsageError:
+    return UsageError(
+        f"workload {type(workload).__name__}: {name} must be a number from {least:g} to {_MOST:g}, "
+        f"given {quote(value)}"
+    )
+
+
+def _plain(value: object) -> int | float | None:
+    """Return a number of any class as int or float; None for NaN, infinity and other objects."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        number = int(value) if isinstance(value, numbers.Integral) else float(value)
+        return number if isinstance(number, int) or math.isfinite(number) else None
+    except (ArithmeticError, TypeError, ValueError):
+        return None

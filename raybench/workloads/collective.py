@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
-from raybench.job.model import Answer
 from raybench.job.point import Precision
+from raybench.job.registry import Answer
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ _LARGEST = 100
 
 
 def busbw_factor(kind: str, world_size: int) -> float:
-    """Return busbw / algbw as nccl-tests defines both; busbw compares with the hardware's rate.
+    """Return bus bandwidth / algorithm bandwidth (busbw / algbw), as nccl-tests defines both.
 
-    kind: an operation of this module's table, or torch's name of another collective; 1.0 for an
-    unknown one.
+    kind: an operation of this module's table, or torch's name of another collective; for an unknown
+    one it is 1.0.
     """
     share = (world_size - 1) / world_size
     if kind == "all_reduce":
@@ -70,7 +70,7 @@ def busbw_factor(kind: str, world_size: int) -> float:
 
 
 def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of ranks that a text as "0-3,4-7" or "0+2,1+3" names, in its order.
+    """Return the groups of ranks that a text such as "0-3,4-7" or "0+2,1+3" names, in its order.
 
     Each group is ascending. Raises UsageError where the text is malformed, a group has fewer than
     2 ranks, a rank is in two groups, or a rank is not below world_size.
@@ -95,7 +95,7 @@ def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
-    """Return the text from which `parse_groups` reads these groups; ranges where ranks follow."""
+    """Return groups of ranks as text, "0-3,4+6", which `parse_groups` reads back."""
     return ",".join(
         f"{group[0]}-{group[-1]}"
         if list(group) == list(range(group[0], group[-1] + 1))
@@ -138,10 +138,10 @@ class Payload:
     def first_mismatch(
         self, received: Tensor, ranks: tuple[int, ...], start: int
     ) -> tuple[int, float, float] | None:
-        """Return index, found and expected value of the first wrong element; None: all are right.
+        """Return (index, found value, expected value) of the first wrong element; None if none is.
 
-        received: 1-d, to be the sum of the messages of `ranks` from their element `start` on. Waits
-        for the device.
+        received: 1-d; right is the sum of the messages of `ranks` from their element `start` on.
+        Waits for the device.
         """
         import torch
 
@@ -222,18 +222,17 @@ class Collective(Workload):
         self._fill()
 
     def step(self) -> None:
-        """Issue the operation once; the current stream waits for it, with NCCL the host does not.
+        """Issue the operation once; with NCCL only the current stream waits for it, not the host.
 
-        All ranks must call it together.
+        All ranks must call it.
         """
         self._issue()
 
     def check(self) -> None:
-        """Raise WrongResultError where an element of the last output differs from the exact one.
+        """Raise WrongResultError if an element of the last output differs from the exact one.
 
-        An all_reduce, which is in place, adds to the sums of the step before, so its buffer is
-        filled anew and it is done once more. Afterwards the output is wrong until the next step.
-        All ranks must call it together.
+        An all_reduce, which is in place, is done once more for that, with a buffer filled anew.
+        Afterwards the output is wrong until the next step. All ranks must call it.
         """
         if self._operation == "all_reduce":
             self._fill()
@@ -285,9 +284,9 @@ class GroupedCollective(Collective):
 
 
 def check_ranks(context: Context, workload: str) -> None:
-    """Raise UsageError where there is a single rank, or a precision other than fp32.
+    """Raise UsageError for a single rank, and for a precision other than fp32.
 
-    workload: its name, for the text.
+    workload: its name, for the message.
     """
     if context.world_size < 2:
         raise UsageError(

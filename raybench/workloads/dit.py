@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from raybench.job.model import Answer
+from raybench.job.registry import Answer
 from raybench.workloads.base import Context, Workload, WrongResultError
 from raybench.workloads.shapes import DIT_PRESETS
 from raybench.workloads.training import AttentionKernel
@@ -106,10 +106,10 @@ class Dit(Workload):
             self.output = self._step()
 
     def check(self) -> None:
-        """Raise WrongResultError where the last output is not finite, or ranks compute otherwise.
+        """Raise WrongResultError if the last output is not finite, or the division is wrong.
 
-        Otherwise than one rank alone: of a small model, see `difference_to_whole`. All ranks must
-        call it together.
+        It is wrong if a small model that the ranks divide differs from the undivided one
+        (`difference_to_whole`). All ranks must call it.
         """
         from raybench.workloads.dit_model import TOLERANCES, difference_to_whole
 
@@ -126,7 +126,7 @@ class Dit(Workload):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
-        """Return why the ranks cannot divide a point's sizes, in a sentence; None: they can."""
+        """Return why the ranks cannot divide a point's sizes, in a sentence; None if they can."""
         world_size = settings["world_size"]
         ulysses, ring = _degrees(world_size, settings.get("ulysses"), settings.get("ring"))
         if ulysses * ring != world_size:

@@ -149,7 +149,10 @@ class SingleBlock(nn.Module):
         self.joint_out = nn.Linear(5 * width, width)
 
     def forward(self, x: Tensor, time: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Return the tokens x, those of the text first, after the block; others as DoubleBlock."""
+        """Return the tokens x, those of the text first, after the block, (tokens, width).
+
+        time, cosine, sine: as for `DoubleBlock.forward`.
+        """
         shift, scale, gate = self.modulation(functional.silu(time)).chunk(3, dim=-1)
         joint = self.joint_in(_modulate(x, shift, scale))
         attention, hidden = joint[:, : self._joint_width], joint[:, self._joint_width :]
@@ -162,7 +165,7 @@ class SingleBlock(nn.Module):
 
 
 class Dit(nn.Module):
-    """Tokens of a noisy image to the velocity of each: (image tokens, channels) to the same."""
+    """Maps the tokens of a noisy image to their velocities, both (image tokens, channels)."""
 
     def __init__(self, shape: DitShape, attend: Attend) -> None:
         super().__init__()
@@ -313,8 +316,8 @@ class Steps:
     def make(self, scope: Scope, steps: int) -> Callable[[], Tensor]:
         """Return a function that does one step of a scope and returns its output.
 
-        Of a block, this rank's tokens; of forward, the velocity of the whole image; of loop, the
-        whole image after so many Euler `steps` from noise. All ranks must call both together.
+        The output is this rank's tokens for a block, the velocity of the whole image for forward,
+        and for loop the image after `steps` Euler steps from noise. All ranks must call both.
         """
         shape, parallel, pixels = self.shape, self.parallel, self.rows * self.columns
         generator = None  # the meta device has no numbers
@@ -414,8 +417,8 @@ def difference_to_whole(steps: Steps) -> float:
     """Return the relative error of a small model that is divided over the ranks of `steps`.
 
     The model has one block of each kind, in the type and with the kernel of `steps`. The error is
-    the Frobenius norm of the difference to the undivided output, over that output's; 0 where
-    nothing is divided. All ranks must call it together.
+    the Frobenius norm of the difference to the undivided output, over that output's; 0 for one
+    rank. All ranks must call it.
     """
     ranks = steps.parallel.degree
     if ranks == 1:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
-from raybench.job.model import Answer
 from raybench.job.point import Precision
+from raybench.job.registry import Answer
 from raybench.records import Metric
 from raybench.workloads.base import Context, Workload, WrongResultError
 
@@ -75,10 +75,10 @@ class Gemm(Workload):
         torch.matmul(self.first, self.second, out=self.product)
 
     def check(self) -> None:
-        """Compare the last product with that in float64, where 64 random rows and columns cross.
+        """Raise WrongResultError if the last product is wrong by more than rounding explains.
 
-        Raises WrongResultError where the error is more than rounding explains. Afterwards the
-        product is NaN until the next step.
+        It is compared with float64 where 64 random rows and columns cross. Afterwards the product
+        is NaN until the next step.
         """
         import torch
 
@@ -154,7 +154,7 @@ class SameBits(Workload):
     def check(self) -> None:
         """Update the three metrics from the last product; afterwards it is 0 until the next step.
 
-        The product is computed once more with its rows in other places: where the bits differ then,
+        The product is computed once more with its rows in other places. If its bits then differ,
         either the device is wrong or its library treats rows differently by their place.
         """
         import torch
@@ -169,9 +169,9 @@ class SameBits(Workload):
 
 
 def digest_of(tensor: Tensor) -> int:
-    """Return a hash of the bytes of a tensor, 48 bits, which a double holds exactly.
+    """Return a hash of the bytes of a tensor: 48 bits, which a double holds exactly.
 
-    Copies it to the host, and so waits for the device.
+    Copies the tensor to the host, so it waits for the device.
     """
     import torch
 
@@ -217,9 +217,9 @@ class Launch(Workload):
             self._wait()
 
     def check(self) -> None:
-        """Raise WrongResultError where the number on the device is not the count of steps.
+        """Raise WrongResultError if the number on the device is not the count of steps.
 
-        Not in CUDA graphs: the host knows nothing of steps that are replayed.
+        Never in CUDA graphs: the host does not count steps that are replayed.
         """
         found = int(self.number)
         if self._counts and found != self._steps:
@@ -311,9 +311,9 @@ class Memory(Workload):
                 torch.add(*self.inputs, alpha=_SCALAR, out=self.output)
 
     def check(self) -> None:
-        """Compare the last output with float64 arithmetic; then make it NaN until the next step.
+        """Raise WrongResultError if the last output differs from float64 by more than rounding.
 
-        Raises WrongResultError, which names the first element, where more than rounding differs.
+        The error names the first such element. Afterwards the output is NaN until the next step.
         """
         import torch
 
@@ -339,9 +339,9 @@ class Memory(Workload):
 
 
 def memory_gb_s(context: Context) -> float | None:
-    """Return GB/s (1e9 bytes) of the triad of the workload `memory`, the median of 0.1 s of steps.
+    """Return the device's memory bandwidth in GB/s (1e9 bytes), by 0.1 s of `memory`'s triad.
 
-    None on the meta device. It needs 3 GiB on a GPU while it runs, and gives them back.
+    None on the meta device. It needs 3 GiB on a GPU while it runs, and frees them.
     """
     import torch
     from torch.utils.benchmark import Timer
@@ -429,9 +429,9 @@ class HostCopy(Workload):
         current.wait_stream(self._stream)
 
     def check(self) -> None:
-        """Raise WrongResultError where other bytes arrived than were sent.
+        """Raise WrongResultError if other bytes arrived than were sent.
 
-        Otherwise makes the targets wrong until the next step.
+        Else it makes the targets wrong until the next step.
         """
         import torch
 

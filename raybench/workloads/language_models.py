@@ -77,9 +77,9 @@ class KeyValueCache:
     def make(
         cls, shape: LanguageShape, *, batch_size: int, room: int, **like: Any
     ) -> KeyValueCache:
-        """Return an empty cache of all layers, for `room` tokens a sequence at most.
+        """Return an empty cache of all layers, for at most `room` tokens per sequence.
 
-        like: dtype and device.
+        like: dtype and device, as torch.empty takes them.
         """
         heads = (shape.kv_heads, room, shape.head_width)
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
@@ -89,10 +89,10 @@ class KeyValueCache:
         return KeyValueCache(self.memory[layer], self.position)
 
     def extend(self, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values of one layer at `position`; return those of all tokens until then.
+        """Write new keys and values of one layer at `position`; return those of all tokens so far.
 
-        new: (2, batch, heads, length, head). Keys and values (batch, heads, position + length,
-        head) are views of the cache. More than one token can only be the first ones of a sequence.
+        new: (2, batch, heads, length, head). Returned are views of the cache, keys and values, each
+        (batch, heads, position + length, head). More than one token must be the first ones.
         """
         length = new.shape[3]
         # Else some of the new tokens would need a mask of their own.
@@ -159,8 +159,8 @@ class LanguageModel(nn.Module):
     def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Return logits (batch, length, vocabulary) of the token after each one of `tokens`.
 
-        tokens: (batch, length). cache: keys and values of earlier tokens; those of these tokens are
-        written into it, and logits are of the last position alone, (batch, 1, vocabulary).
+        tokens: (batch, length). cache: keys and values of earlier tokens; those of `tokens` are
+        written into it, and only logits of the last position are returned, (batch, 1, vocabulary).
         """
         begin, length = 0 if cache is None else cache.position, tokens.shape[1]
         here = slice(begin, begin + length)
@@ -202,9 +202,9 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, rotation: Rotation | None, cache: KeyValueCache | None = None
     ) -> Tensor:
-        """Return the tokens after the block, (batch, length, width) as x; cache: of this layer.
+        """Return the tokens after the block, (batch, length, width) as x; writes into the cache.
 
-        rotation: of these tokens; None for GPT-2.
+        rotation: of these tokens; None for GPT-2. cache: of this layer; None in training.
         """
         # Here and not around the block: compiled, what no gradient needs is not computed again.
         if self._checkpointing == "none":
@@ -262,9 +262,9 @@ class Attention(nn.Module):
         self._head = shape.head_width
 
     def forward(self, x: Tensor, rotation: Rotation, cache: KeyValueCache | None = None) -> Tensor:
-        """Return attention's output, (batch, length, width) as x; cache: of this layer.
+        """Return attention's output, (batch, length, width) as x; writes into the cache.
 
-        rotation: of these tokens.
+        rotation: of these tokens. cache: of this layer.
         """
         # Heads are counted from what is here: tensor parallelism leaves a rank some of them.
         query, key, value = (
@@ -357,16 +357,19 @@ def _make_norm(shape: LanguageShape) -> nn.Module:
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the output of causal attention; shapes as `Attend`, all of one length."""
+    """Return the output of causal attention, as query: (batch, heads, length, head).
+
+    key, value: the same length, with as many or fewer heads.
+    """
     return functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
     )
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Return x with its pairs (i, i + head / 2) turned by rotary positions.
+    """Return x with its pairs (i, i + head / 2) turned by rotary positions, in the type of x.
 
-    x: (batch, heads, length, head). Computed in fp32 at least, in the type of x.
+    x: (batch, heads, length, head). Computed in fp32 at least.
     """
     cosines, sines = rotation
     first, second = x.to(torch.promote_types(x.dtype, cosines.dtype)).chunk(2, dim=-1)
@@ -377,9 +380,8 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy over all positions of the batch, a scalar.
 
-    logits: (batch, length, vocabulary). targets: (batch, length), token ids. Under autocast as
-    torch has it, whose softmax is in the type of the logits; else in fp32 at least, as torchtitan
-    has it.
+    logits: (batch, length, vocabulary). targets: (batch, length), token ids. Under autocast the
+    softmax is in the type that torch chooses, else in fp32 at least, as in torchtitan.
     """
     flat, device = logits.flatten(0, 1), logits.device.type
     # The meta device has no autocast.
@@ -389,12 +391,12 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bool = False) -> None:
-    """Let all linear layers of the model multiply in float8, by torchao; in place.
+    """Make all linear layers of the model multiply in float8, by torchao; in place.
 
-    As torchtitan trains: inputs, weights and gradients are scaled by the largest number of each
-    tensor (torchao's recipe `tensorwise`), and the products are in bf16. Nothing on the meta
+    As torchtitan does: inputs, weights and gradients are scaled by the largest number of each
+    tensor (torchao's recipe `tensorwise`), and the products are in bf16. Does nothing on the meta
     device. emulate: multiply in fp32 numbers that are rounded to float8, on any device. Raises
-    UsageError where the device has no products in float8, and where torchao cannot be imported.
+    UsageError if the device has no products in float8, or torchao cannot be imported.
     """
     if device.type == "meta":
         return
@@ -427,7 +429,7 @@ def divide(
     """Divide the model over all ranks, in place, or wrap it by DDP; return the module to call.
 
     By tensor parallelism, context parallelism and FSDP2, as the degrees of `layout` say. All ranks
-    must call it together. options: all of LayoutOptions. compiles: compile each block.
+    must call it. options: all of LayoutOptions, by name. compiles: compile each block.
     """
     device = context.device
     if not layout.is_divided:
@@ -498,7 +500,7 @@ def divide(
 
 
 def sequence_part(tokens: Tensor, layout: Layout, rank: int) -> Tensor:
-    """Return those of the tokens (batch, seq_len) whose logits the rank has, in its order."""
+    """Return the tokens, of (batch, seq_len), whose logits this rank computes, in its order."""
     own = take_part(tokens, 1, layout.cp, layout.cp_place(rank))
     return own.chunk(layout.tp, dim=1)[rank % layout.tp]
 
@@ -571,7 +573,7 @@ def _divide_products(model: LanguageModel, mesh: DeviceMesh) -> None:
 
 
 def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
-    """Return the tokens of the rank at `place` of `degree` ranks that share `whole` along `dim`.
+    """Return the tokens of the rank at `place` of `degree` ranks that divide `whole` along `dim`.
 
     The tokens are cut into 2 x degree chunks; a rank gets the chunk at `place` and the one as far
     from the end. So all ranks have the same work: in causal attention late tokens see more.
@@ -598,8 +600,8 @@ class ContextParallel:
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return causal attention of this rank's queries over the keys and values of all ranks.
 
-        query, output: (batch, heads, own tokens, head); key, value: the same, of fewer heads. All
-        ranks of the group must call it together.
+        query, output: (batch, heads, own tokens, head); key, value: the same, with as many or fewer
+        heads. All ranks of the group must call it.
         """
         keys, values = self._gather(key), self._gather(value)
         shared = query.shape[1] // key.shape[1]

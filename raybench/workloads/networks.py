@@ -98,7 +98,7 @@ class Mlp(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated bytes of a rank at its peak; None as `estimate_step`."""
+        """Return the estimated peak of a rank in bytes; None if `estimate_step` has none."""
         hidden, layers = settings["hidden"], settings["layers"]
         parameters, rows = layers * (hidden * hidden + hidden), float(settings["batch_size"])
         number = product_bytes(settings)
@@ -215,7 +215,7 @@ class Linear(Model):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
-        """Return why a point with these settings cannot be run, one sentence; None where it can."""
+        """Return why a point with these settings cannot be run, one sentence; None if it can."""
         if settings["data"] == "dataloader" and settings["cuda_graph"]:
             return (
                 "cuda_graph: true needs data: device; a graph replays its steps without the "
@@ -245,8 +245,9 @@ def load_batches(
     """Return an endless iterator over full batches from a DataLoader.
 
     The batches are on the device. The processes of the loader start here, and end when the iterator
-    is closed or dropped. inputs, targets: rows in host memory, the same on all ranks, which share
-    them out with `distributed_sampler`; for each rank there must be enough for a batch.
+    is closed or dropped. inputs, targets: rows in host memory, the same on all ranks. With
+    `distributed_sampler` each rank gets a part of the rows, else all; it must be enough for a
+    batch.
     """
     from torch import Generator
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -368,7 +369,7 @@ class ResNet(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated bytes of a rank at its peak; None as `estimate_step`."""
+        """Return the estimated peak of a rank in bytes; None if `estimate_step` has none."""
         parameters, outputs = _SIZES[settings["preset"]]
         images, size = float(settings["batch_size"]), settings["image_size"]
         return estimate_step(
@@ -426,7 +427,7 @@ def _answer(model: nn.Module, images: Tensor) -> Tensor:
 
 
 class Smoke(Workload):
-    """Trains a classifier of 784-256-10 by DistributedDataParallel, and checks what came of it.
+    """Trains a classifier of 784-256-10 by DistributedDataParallel, and checks the result.
 
     Gradients must be equal on all ranks to the last bit, and the loss must fall. Each rank has
     `rows` random rows of its own.
@@ -469,9 +470,9 @@ class Smoke(Workload):
         self._losses = (*self._losses[:1], loss.detach())
 
     def check(self) -> None:
-        """Raise WrongResultError where this rank's gradients are not those of most ranks.
+        """Raise WrongResultError if this rank's gradients are not those of most ranks.
 
-        Also where the loss has not fallen since the first step. All ranks must call it together.
+        Also if the loss has not fallen since the first step. All ranks must call it.
         """
         import torch
         import torch.distributed as dist

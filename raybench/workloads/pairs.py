@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
-from raybench.job.model import Answer
+from raybench.job.registry import Answer
 from raybench.workloads.base import Context, Workload, WrongResultError
 from raybench.workloads.collective import check_ranks, exchange
 
@@ -44,15 +44,15 @@ _TWICE = ("both", "round_trip")
 
 
 def turns(world_size: int) -> int:
-    """Return the number of turns after which each rank was once the partner of each other rank."""
+    """Return how many turns it takes until each rank was once the partner of each other rank."""
     return world_size - 1 + world_size % 2
 
 
 def pairs_of_turn(world_size: int, turn: int) -> tuple[Pair, ...]:
-    """Return the pairs of one turn, sorted, the lower rank first in each, by the circle method.
+    """Return the disjoint pairs of one turn (from 0), sorted, the lower rank first in each.
 
-    One rank stays and the others walk round it, so that after all `turns` each pair has come once.
-    Of an odd number of ranks one sits out in each turn.
+    After all `turns` each pair has come once. Of an odd number of ranks one has no partner in each
+    turn. By the circle method: one rank stays and the others walk round it.
     """
     even = world_size + world_size % 2
     circle = [even - 1, *((turn + step) % (even - 1) for step in range(even - 1))]
@@ -63,7 +63,7 @@ def pairs_of_turn(world_size: int, turn: int) -> tuple[Pair, ...]:
 
 
 def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
-    """Return the pairs that a text as "0-3,1-2" names, in its order, the lower rank first in each.
+    """Return the pairs that a text such as "0-3,1-2" names, in order, the lower rank first in each.
 
     Raises UsageError where the text is malformed, a rank is in two pairs, or a rank is not below
     world_size.
@@ -83,7 +83,7 @@ def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
 
 
 def pairs_text(pairs: Iterable[Pair]) -> str:
-    """Return the text from which `parse_pairs` reads these pairs."""
+    """Return pairs of ranks as text, "0-3,1-2", which `parse_pairs` reads back."""
     return ",".join(f"{low}-{high}" for low, high in pairs)
 
 
@@ -167,10 +167,9 @@ class Pairs(Workload):
         self._issue()
 
     def check(self) -> None:
-        """Compare the message that arrived with the one sent; then spoil it for the next check.
+        """Raise WrongResultError, which names the pair, if the message arrived with other bytes.
 
-        Raises WrongResultError, which names the pair, where they differ. Does nothing on a rank
-        that receives nothing.
+        Afterwards it is wrong until the next step. Does nothing on a rank that receives nothing.
         """
         import torch
 
@@ -287,7 +286,7 @@ class TransportProbe(Workload):
         print(done.stdout, flush=True)
 
     def step(self) -> None:
-        """Do nothing: what there is to know was printed."""
+        """Wait for a millisecond: all was printed when the workload was built."""
         # So short that it does not matter, and not nothing.
         time.sleep(0.001)
 
@@ -304,7 +303,10 @@ _LINE = re.compile(r"^.*?(NCCL (INFO|WARN) .*|NCCL version .*)$")
 
 
 def main() -> None:
-    """Do the collective, print what NCCL and the host tell, each line once, and exit with 0."""
+    """Do the collective, print the lines of NCCL's log and of the host, each once, and exit with 0.
+
+    sys.argv: cuda or cpu, and a name for the keys in the store.
+    """
     device, name = [*sys.argv[1:], "transport"][:2]
     with TemporaryDirectory(prefix="raybench-nccl-") as folder:
         log = Path(folder) / "nccl.log"

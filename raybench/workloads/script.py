@@ -131,7 +131,7 @@ class RunningScript(Workload):
         is_aborted: Callable[[], bool],
         deadline_s: float,
     ) -> None:
-        """Start the script and wait for its first step. All ranks must call it together.
+        """Start the script and wait for its first step. All ranks must call it.
 
         store: a TCP store for the ranks of the script, served by rank 0; None on the others.
         is_aborted: tells whether another rank has failed. deadline_s: when the time of the point is
@@ -185,14 +185,14 @@ class RunningScript(Workload):
         self._has_stepped = self._is_held = True
 
     def step(self) -> None:
-        """Run one iteration. Raises as `run_steps`."""
+        """Run one iteration. Raises as `run_steps` does."""
         self.run_steps(1)
 
     def run_steps(self, iterations: int, *, lead_in: int = 0) -> Samples:
-        """Return the times of so many iterations after `lead_in` others; fewer if the script ends.
+        """Run `lead_in` iterations, then return the times of `iterations` more.
 
-        Raises ScriptEndedError when it has ended already, ScriptFailedError where it fails, and
-        ScriptAbortedError where another rank has failed.
+        Fewer, or none, if the script ends meanwhile. Raises ScriptEndedError when it has ended
+        before, ScriptFailedError where it fails, and ScriptAbortedError where another rank has.
         """
         if self._has_ended:
             raise ScriptEndedError
@@ -212,14 +212,14 @@ class RunningScript(Workload):
         )
 
     def forget_memory(self) -> None:
-        """Have the script set the peaks of memory back before its next step; does not wait."""
+        """Tell the script to reset its peaks of memory before its next step; does not wait."""
         self._send(do="forget_memory")
 
     def mark_parts(self, module: str, *, has_peers: bool) -> str:
-        """Time the parts of later steps; return why that is not possible, else an empty text.
+        """Time the parts of later steps; return "", or why that is not possible.
 
-        `parts` has them after each block. module: its class `ScriptMarks` times them in the script.
-        has_peers: also time how gradients are reduced. Raises as `run_steps`.
+        After each block `parts` has their times. module: the one whose class `ScriptMarks` times
+        them in the script. has_peers: also time how gradients are reduced. Raises as `run_steps`.
         """
         if self._has_ended:
             raise ScriptEndedError
@@ -227,15 +227,15 @@ class RunningScript(Workload):
         return str(self._receive()["why_not"])
 
     def time_gradients(self) -> None:
-        """Have DDP time how it reduces gradients; only where `mark_parts` returned ""."""
+        """Time how DDP reduces gradients in later steps; only after `mark_parts` returned ""."""
         self._send(do="time_gradients")
 
     def keep_gradients(self) -> None:
-        """Have DDP leave gradients as each rank has them; only where `mark_parts` returned ""."""
+        """Stop DDP from reducing gradients in later steps; only after `mark_parts` returned ""."""
         self._send(do="keep_gradients")
 
     def close(self) -> None:
-        """End the script where it is, and all that it has started; wait until it has ended."""
+        """End the script and all processes that it has started, and wait for their end."""
         started: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):  # while they have not lost their parent
             started = psutil.Process(self._process.pid).children(recursive=True)
@@ -252,7 +252,7 @@ class RunningScript(Workload):
         os.close(self._handle)
 
     def warnings(self, context: Context) -> list[str]:
-        """Return a sentence for each way in which the script runs otherwise than the point says."""
+        """Return a sentence for each difference between how the script runs and what was asked."""
         told = []
         if context.device.type == "cuda" and self.facts["clock"] == "host":
             told.append(

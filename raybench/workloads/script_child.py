@@ -49,7 +49,7 @@ class _Channel:
         self._file.flush()
 
     def receive(self) -> dict[str, Any]:
-        """Wait for the next message; ends this process where the parent has ended."""
+        """Wait for the next message and return it; ends this process if the parent has ended."""
         line = self._file.readline()
         if not line:
             os._exit(1)
@@ -98,7 +98,7 @@ class _Clock:
         self._marks_ns: list[int] = []
 
     def begin(self, iterations: int) -> None:
-        """Forget earlier marks, and prepare for those of so many iterations."""
+        """Forget earlier marks, and prepare to mark `iterations` iterations."""
         self._marks_ns = []
         if self.cuda:
             self._stream = self.cuda.current_stream(self.device)
@@ -116,8 +116,8 @@ class _Clock:
     def take(self, origin_ns: int) -> dict[str, Any]:
         """Return starts since `origin_ns`, durations, and peaks of memory; forget the marks.
 
-        Waits for the device. In ns by the device (`step_ns`) and by the host; on a CPU both are the
-        same, and the peaks, in bytes, are None.
+        Waits for the device. Durations are in ns, by the device (`step_ns`) and by the host; on a
+        CPU both are the same. The peaks are in bytes, None on a CPU.
         """
         marks_ns, self._marks_ns = self._marks_ns, []
         step_ns = host_ns = [end - start for start, end in pairwise(marks_ns)]
@@ -154,9 +154,9 @@ class _Steps:
         self._marks: Any = None
 
     def end_step(self, optimizer: Any, *_: Any) -> None:
-        """End an iteration where this optimizer is the one that ends them.
+        """End an iteration, if this optimizer is the one whose step ends iterations.
 
-        After the last iteration that was asked for, waits for what the parent asks next.
+        After the last iteration of a block it waits for the parent's next message.
         """
         if self._marks is not None:
             self._marks.end_optimizer()
@@ -192,9 +192,9 @@ class _Steps:
         self._obey(self._clock)
 
     def take(self) -> dict[str, Any] | None:
-        """Return the samples of a block, as a message has them, with the times of parts, in ms.
+        """Return the samples of a block, for a message, with the times of parts in ms.
 
-        None where no iteration has begun.
+        None if no iteration has begun.
         """
         if self._clock is None:
             return None
@@ -239,7 +239,7 @@ class _Steps:
 def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
     """Run the script in this process, tell the parent how it ended, and return its exit code.
 
-    Exits with 1 where the script raises, after the traceback is written and told.
+    If the script raises, the process exits with 1; the parent and stderr get the traceback.
 
     descriptor: of the socket to the parent. options: JSON with `step_of` and `timeout_s`.
     """

@@ -91,7 +91,7 @@ class LlamaShape:
         return self.width * (2 * queries + 2 * keys + 3 * self.hidden)
 
     def parameter_count(self, positions: int) -> int:
-        """Return the number of parameters; positions count for nothing, as they are rotary."""
+        """Return the number of parameters; positions are not used, because they are rotary."""
         tables = self.vocabulary * self.width * (1 if self.is_tied else 2)
         return tables + self.layers * (self.block_weights + 2 * self.width) + self.width
 
@@ -111,7 +111,7 @@ LANGUAGE_PRESETS: Mapping[str, LanguageShape] = {**DECODER_PRESETS, **LLAMA_PRES
 
 
 def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
-    """Return the floating-point operations of training on so many tokens as papers on MFU count.
+    """Return the FLOPs of training on `tokens` tokens, as papers on MFU count them.
 
     Per token 6 N + 12 L d S: 6 for each of all N parameters, embeddings too, and attention to the
     whole sequence. Recomputation does not count (Chowdhery et al. 2022, appendix B).
@@ -120,9 +120,9 @@ def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
 
 
 def llama_flops(shape: LlamaShape, *, tokens: float, seq_len: int) -> float:
-    """Return the floating-point operations that torch executes in training on so many tokens.
+    """Return the FLOPs that torch executes in training on `tokens` tokens.
 
-    Matrix products and attention; not the token embedding, of which a token reads one row.
+    Of matrix products and attention; not of the token embedding, of which a token reads one row.
     """
     products = shape.layers * shape.block_weights + shape.vocabulary * shape.width
     return tokens * (6.0 * products + _attention_flops(shape, seq_len))
@@ -209,10 +209,10 @@ class Layout:
 
     @classmethod
     def make(cls, world_size: int, options: Mapping[str, Any]) -> Layout:
-        """Return the layout of so many ranks; options: degrees by name, as LayoutOptions has them.
+        """Return the layout of `world_size` ranks; options: degrees by name (LayoutOptions).
 
-        dp_shard -1, or else a dp_replicate that is not given, is the number of ranks that the other
-        degrees leave, 1 at least.
+        If dp_shard is -1, it gets the ranks that the other degrees leave; else dp_replicate does,
+        if it is not given. At least 1 each.
         """
         tp, cp, shard = options.get("tp", 1), options.get("cp", 1), options.get("dp_shard", 1)
         replicate = options.get("dp_replicate")
@@ -231,7 +231,7 @@ class Layout:
 
     @property
     def ranks_per_copy(self) -> int:
-        """The number of ranks over which FSDP shards one copy of the parameters, tp apart."""
+        """The number of ranks over which FSDP shards one copy of the parameters, without tp."""
         return self.dp_shard * self.cp
 
     @property
@@ -240,7 +240,7 @@ class Layout:
         return self.dp_shard * self.cp * self.tp > 1
 
     def batch_of(self, rank: int) -> int:
-        """Return which of the batches of a step a rank works on, from 0."""
+        """Return the index, from 0, of the batch that a rank works on in a step."""
         return rank // self.ranks_per_batch
 
     def cp_place(self, rank: int) -> int:
@@ -249,7 +249,7 @@ class Layout:
 
 
 def why_not_divided(settings: Mapping[str, Any]) -> str | None:
-    """Return why the training of a point cannot be divided as it asks, in a sentence; None: it can.
+    """Return why ranks cannot divide the training of a point, in a sentence; None if they can.
 
     settings: those of the point.
     """
@@ -337,7 +337,7 @@ class DitShape:
         return self.heads * self.head_width
 
     def parameter_count(self, scope: str | None) -> int:
-        """Return the number of parameters, of the block that `scope` names, else of the model."""
+        """Return the number of parameters of the block `scope`; of the model for another scope."""
         width = self.width
         # Two streams: modulation, query, key and value, output, the MLP's layers, two norms.
         double_block = 2 * (18 * width**2 + 15 * width + 2 * self.head_width)
@@ -350,7 +350,7 @@ class DitShape:
         return round(self._of(scope, double_block, single_block, outside))
 
     def flops(self, scope: str, *, text: int, image: int) -> float:
-        """Return the operations of products and attention, of one block or of a forward pass.
+        """Return the FLOPs of products and attention, of the block `scope` or a forward pass.
 
         text, image: tokens of all ranks. A multiply-add is two operations.
         """

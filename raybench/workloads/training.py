@@ -14,8 +14,8 @@ from pydantic import Field
 
 from raybench.errors import UsageError
 from raybench.job import registry
-from raybench.job.model import Answer
 from raybench.job.point import EQUAL, Precision, Scalar
+from raybench.job.registry import Answer
 from raybench.records import Metric
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.shapes import LayoutOptions
@@ -104,7 +104,7 @@ class Model(Workload):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
-        """Return why a point with these settings cannot be run, one sentence; None where it can."""
+        """Return why a point with these settings cannot be run, one sentence; None if it can."""
         if settings.get("mode", "train") == "train":
             if settings.get("cast_weights"):
                 return "cast_weights: true needs mode: inference"
@@ -131,9 +131,9 @@ class Model(Workload):
         compile: bool,
         **recipe: Any,
     ) -> None:
-        """Prepare the steps of either mode: `train`, or `load` and a forward pass over the inputs.
+        """Prepare the steps: call `train`, or for inference `load` and `run_forward`.
 
-        Arguments as those of `train` and `load`.
+        Arguments are those of `train` and `load`; a forward pass takes the inputs of the batches.
         """
         if mode == "train":
             self.train(context, make_model, batches, compile=compile, **recipe)
@@ -156,16 +156,16 @@ class Model(Workload):
         is_fused: bool = False,
         is_cast: bool = False,
     ) -> None:
-        """Let a step be an optimizer step; make the model and divide it over the ranks.
+        """Make the model, divide it over the ranks, and make `step` train it.
 
         Sets `model`, `replica`, `optimizer`, `scaler`, `loss` and `items_per_step`. All ranks must
-        call it together. Raises UsageError for a CUDA graph in fp16.
+        call it. Raises UsageError for a CUDA graph in fp16.
 
         make_model: called with the device as torch's default and the same seed on all ranks.
         batches: of this rank, endless. loss: function of the model's outputs and of the targets;
-        their mean loss, a scalar. compile: the model as a whole, with DDP around it. divide:
-        distributes the model over the ranks and returns what is to be called; by default
-        Context.ddp. is_fused: the optimizer updates all weights in one kernel, where the device has
+        their mean loss, a scalar. compile: compile the model as a whole, with DDP around it.
+        divide: distributes the model over the ranks and returns what is to be called; by default
+        Context.ddp. is_fused: the optimizer updates all weights in one kernel, if the device has
         it. is_cast: the weights are used in the type of the precision already, so there is no
         autocast.
         """
@@ -202,8 +202,8 @@ class Model(Workload):
     ) -> None:
         """Make the model for inference, the same on all ranks; `run_forward` must follow.
 
-        Sets `model` and `items_per_step`. make_model: as `train`. cast_weights: store the weights
-        in the type of the precision, and do without autocast.
+        Sets `model` and `items_per_step`. make_model: as for `train`. cast_weights: store the
+        weights in the type of the precision, and use no autocast.
         """
         import torch
 
@@ -217,7 +217,7 @@ class Model(Workload):
         self.items_per_step = context.batch_size
 
     def run_forward(self, forward: Callable[[], object]) -> None:
-        """Let a step be this forward pass, in inference mode.
+        """Make `step` call `forward`, in inference mode.
 
         Also gives the memory that setting up used back to CUDA: a CUDA graph, which has a memory
         pool of its own, could not use it.
@@ -229,7 +229,7 @@ class Model(Workload):
             torch.cuda.empty_cache()
 
     def step(self) -> None:
-        """Run forward once; or train: `grad_accumulation` passes, then the optimizer's update."""
+        """Run a forward pass; or train: `grad_accumulation` passes, then the optimizer's update."""
         if self._inference_pass is not None:
             with self.inference():
                 self._inference_pass()
@@ -252,9 +252,9 @@ class Model(Workload):
     def gradient_error(self) -> float:
         """Return the largest relative error of a step's gradients over all parameters.
 
-        Relative to the gradients of one process over the samples of all ranks: norm of the error
-        over norm of the right gradient. Takes a step's batches. All ranks that train together must
-        call it, before their first step.
+        Right are the gradients of one process over the samples of all ranks; the error is the norm
+        of the difference over the norm of the right gradient. Takes the batches of one step. All
+        ranks that train together must call it, before their first step.
         """
         import torch
         from torch import distributed as dist
@@ -347,12 +347,11 @@ def estimate_step(
     """Return a coarse estimate of the bytes that a rank needs at the peak of a step on a GPU.
 
     The peak is where the backward pass begins, where it ends, or in the optimizer. Measured points
-    lie within a fifth of it. None where nothing is trained, in a CUDA graph, and where ranks have
-    unequal shares.
+    lie within a fifth of it. None for inference, in a CUDA graph, and if ranks have unequal shares.
 
-    parameters: number of the model's, which so many `ranks` share. In bytes: saved by the forward
-    pass for the backward pass; needed at the loss besides; of a block that is recomputed; of all
-    inputs and targets.
+    parameters: number of the model's parameters. ranks: over how many they are sharded. In bytes:
+    saved: by the forward pass for the backward pass. at_loss: needed besides at the loss.
+    recomputed: of a block that is recomputed. data: of all inputs and targets.
     """
     is_even = settings["shares"] == EQUAL and settings["slow_ratio"] == 1
     if settings["mode"] != "train" or settings["cuda_graph"] or not is_even:
@@ -370,7 +369,7 @@ def estimate_step(
 
 
 def product_bytes(settings: Mapping[str, Any]) -> int:
-    """Return the bytes of a number that matrix products keep: 2 in half precision, else 4."""
+    """Return the bytes of one number in matrix products: 2 for fp16, bf16 and float8, else 4."""
     return 4 if Precision(settings["precision"]).dtype == "float32" else 2
 
 
@@ -399,9 +398,9 @@ def compute_dtype(context: Context) -> torch.dtype:
 
 
 def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forward:
-    """Return the model to be compiled as a whole at its first call; itself where not `wanted`.
+    """Return the model so that its first call compiles it; the model itself if not `wanted`.
 
-    Itself on the meta device too, where operations are counted: compiled code would hide them.
+    Also the model itself on the meta device: compiled code would hide the operations to count.
     """
     import torch
 
@@ -411,7 +410,7 @@ def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forwar
 def compile_blocks(
     model: nn.Module, *kinds: type[nn.Module], options: dict[str, bool] | None = None
 ) -> None:
-    """Let all modules of these classes be compiled, in place; once a class, at its first call.
+    """Make all modules of these classes compile themselves at their first call, once per class.
 
     options: as torch.compile takes them. What differs between two blocks of a kind must be an
     argument of their forward: an attribute is a constant of the compiled code, and the next block

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
-from raybench.job.model import Answer
 from raybench.job.point import Precision, Scalar
+from raybench.job.registry import Answer
 from raybench.records import Metric
 from raybench.workloads.base import Context, apply_precision, option_defaults
 from raybench.workloads.kernels import memory_gb_s
@@ -190,10 +190,10 @@ class Transformer(Model):
         )
 
     def check(self) -> None:
-        """Set `output_error` of training: its logits against those in fp32, where it can be had.
+        """Set `output_error` in training: error of the logits against those in fp32.
 
-        Not where the model is divided, compiled by block, stored in bf16 or in float8. Of the first
-        256 tokens of one sequence. The precision of the process is as before then.
+        By the first 256 tokens of one sequence. It stays unset if the model is divided, compiled by
+        block, stored in bf16 or in float8. The precision of the process is restored.
         """
         if self._compared is None:
             return
@@ -213,7 +213,7 @@ class Transformer(Model):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
-        """Return why a point with these settings cannot be run, one sentence; None where it can."""
+        """Return why a point with these settings cannot be run, one sentence; None if it can."""
         if (phase := settings.get("phase")) and settings["mode"] == "train":
             return f"phase: {phase} needs mode: inference"
         if settings["mode"] == "train":
@@ -241,7 +241,7 @@ class Transformer(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated bytes of a rank at its peak; None as `estimate_step`."""
+        """Return the estimated peak of a rank in bytes; None if `estimate_step` has none."""
         shape = LANGUAGE_PRESETS[settings["preset"]]
         shape = replace(shape, layers=settings.get("layers") or shape.layers)
         layout = Layout.make(settings["world_size"], settings)
@@ -425,7 +425,7 @@ class Transformer(Model):
 
 
 def random_tokens(context: Context, vocabulary: int, shape: tuple[int, int]) -> Tensor:
-    """Return random token ids of this shape on the device, other ones on each rank."""
+    """Return random token ids of this shape on the device, different on each rank."""
     import torch
 
     return torch.randint(vocabulary, shape, generator=context.generator(), device=context.device)

@@ -25,13 +25,12 @@ from raybench.records import (
     Answer,
     Cause,
     Device,
-    DeviceSample,
     Failure,
     Group,
     Status,
     Task,
 )
-from raybench.records.devices import DeviceFacts, DeviceList
+from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
 
 _LOOK_S = 0.2
 _NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")
@@ -76,14 +75,17 @@ class RayCluster(WorkerPool):
         return self._reservation.other_sweeps
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start up to `count` workers on devices that are free, as `WorkerPool.start`."""
+        """Start up to `count` workers, as `WorkerPool.start`; ends this process if Ray is gone."""
         with start_guard(self._monitor.gone, self._end):
             if count > 1:
                 self._groups.start()
             super().start(count, strategy)
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
-        """Return one answer per rank. Raises ClusterError where the cluster is gone or closed."""
+        """Run the point and return one answer per rank.
+
+        Raises ClusterError where the cluster is gone or closed.
+        """
         with self._point_ended:
             self._points += 1
         try:
@@ -140,7 +142,7 @@ class RayCluster(WorkerPool):
         return with_losses(answers, [worker.lost_because for worker in workers])
 
     def replace(self, worker_ids: Collection[int]) -> None:
-        """Start new processes, as `WorkerPool.replace`.
+        """Start new processes for these workers, as `WorkerPool.replace`.
 
         Raises ClusterError where the cluster is gone, or is being closed.
         """
@@ -168,7 +170,7 @@ class RayCluster(WorkerPool):
         return self._agents.device_facts(self.devices)
 
     def close(self) -> None:
-        """Kill the actors and let go of Ray; a private cluster ends with it."""
+        """Kill the actors and disconnect from Ray, which ends a private cluster; waits seconds."""
         self._is_closing.set()
         is_let_go: list[bool] = []
 
@@ -335,10 +337,11 @@ class ProcessGroups:
         self._store = start_on_node(_Store, ray.get_runtime_context().get_node_id())
 
     def join(self, worker_ids: tuple[int, ...]) -> Group | None:
-        """Return the group of exactly these workers, None for one alone; they leave all others.
+        """Return the process group of exactly these workers; None for one worker.
 
-        A group that they are not in yet is only named: its ranks form it when their point begins.
-        Raises ClusterError where the store does not answer in a minute, or dies twice.
+        The workers leave all other groups. A new group only gets a name here: its ranks form it
+        when their point begins. Raises ClusterError where the store does not answer in a minute, or
+        dies twice.
         """
         with self._lock:
             endpoint = self._endpoint() if len(worker_ids) > 1 else None
@@ -354,9 +357,9 @@ class ProcessGroups:
             return self._groups[worker_ids]
 
     def leave(self, worker_ids: Sequence[int]) -> None:
-        """Have all members leave the groups of these workers, before one of them joins another.
+        """Make all members leave each group that has one of these workers, and wait until they did.
 
-        They must be idle. Members that do not leave in time get new processes. Waits until then.
+        The members must be idle. If one does not leave in time, all get new processes.
         """
         with self._lock:
             for members in self._with(worker_ids):
@@ -373,13 +376,13 @@ class ProcessGroups:
                     self._pool.replace(members)
 
     def forget(self, worker_ids: Sequence[int]) -> None:
-        """Take the groups of these workers off the list, because they have ended already."""
+        """Drop the groups of these workers, which have ended already; tells nobody."""
         with self._lock:
             for members in self._with(worker_ids):
                 del self._groups[members]
 
     def abort(self, group: Group | None) -> None:
-        """Tell the members to abort the group, if there is one. Does not wait."""
+        """Tell the members to abort the group; nothing for None. Does not wait."""
         store = self._store  # another thread may find that it died
         if group is not None and store is not None:
             store.break_group.remote(group)

@@ -34,8 +34,8 @@ from raybench.cluster.device_reservation import (
     read_node_use,
 )
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
-from raybench.records import Answer, Device, DeviceSample, Measurement, SpanNs
-from raybench.records.devices import DeviceFacts
+from raybench.records import Answer, Device, Measurement, SpanNs
+from raybench.records.devices import DeviceFacts, DeviceSample
 
 _TAIL_LINES = 60
 _OUTPUT_BYTES = 32 * 1024  # of each stream in a point
@@ -64,12 +64,12 @@ class NodeAgent(DeviceLocks):
         self._read_to: dict[int, dict[str, int]] = {}
 
     def ping(self) -> None:
-        """Answer, which shows that this node lives."""
+        """Return nothing: the answer shows that this node is alive."""
 
     def kill(self, process_ids: Sequence[int]) -> None:
-        """SIGKILL those of these processes that still are children of this node's raylet.
+        """Send SIGKILL to those processes that are children of this node's raylet.
 
-        The id of a process that has ended may be another's by now.
+        Others are left alone: the id of an ended process may be reused.
         """
         for process_id in process_ids:
             with suppress(psutil.NoSuchProcess):
@@ -78,14 +78,14 @@ class NodeAgent(DeviceLocks):
                     process.kill()
 
     def sample(self, devices: Sequence[Device]) -> None:
-        """Begin to sample these devices, which are not sampled yet."""
+        """Start to sample these devices, which must not be sampled yet, in a thread."""
         from raybench.hardware.devices import Sampler
 
         self._samplers.append(Sampler(devices))
         self._samplers[-1].start()
 
     def read_use(self, devices: Sequence[Device], holder: Holder) -> NodeUse:
-        """Return who uses these devices of this node now."""
+        """Return who uses these devices of this node now. holder: this sweep."""
         return read_node_use(devices, self, holder)
 
     def drain(self) -> tuple[DeviceSample, ...]:
@@ -93,9 +93,9 @@ class NodeAgent(DeviceLocks):
         return tuple(sample for sampler in self._samplers for sample in sampler.drain())
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return the facts of these devices of this node, in their order.
+        """Return state and error counters of these devices of this node, in their order.
 
-        Their errors are watched from the first call on.
+        Errors that the driver reports are collected from the first call on.
         """
         if self._facts is None:
             from raybench.hardware.devices import FactReader
@@ -104,9 +104,9 @@ class NodeAgent(DeviceLocks):
         return tuple(self._facts.read(devices))
 
     def outputs(self, process_ids: Sequence[int], is_new: bool = False) -> dict[int, str]:
-        """Return by process id what each worker wrote, or only what is new since the last call.
+        """Return process id -> the end of what the worker wrote to stdout and stderr.
 
-        A call for all of it changes nothing for the next one for what is new.
+        is_new: only what it wrote since the last call with `is_new`.
         """
         from ray._private.worker import _global_node
 
@@ -118,9 +118,9 @@ class NodeAgent(DeviceLocks):
     def end_point(
         self, process_ids: Sequence[int], spans_ns: Mapping[str, Sequence[SpanNs]]
     ) -> tuple[dict[int, str], dict[str, tuple[int, ...]]]:
-        """Return by process id what each worker wrote since the last call, and SM clocks.
+        """Return process id -> what the worker wrote since the last call, and UUID -> SM clocks.
 
-        The clocks are by UUID those that were sampled in the spans of time of the device.
+        spans_ns: UUID -> spans of time; the clocks are the MHz sampled in them, () if none was.
         """
         clocks = {
             uuid: max((s.sm_clocks_mhz(uuid, spans) for s in self._samplers), key=len, default=())
@@ -129,9 +129,9 @@ class NodeAgent(DeviceLocks):
         return self.outputs(process_ids, is_new=True), clocks
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
-        """Return by UUID how many more bytes of a GPU are in use than before the first worker.
+        """Return UUID -> how many more bytes of the GPU are in use than before the first worker.
 
-        GPUs of which NVML does not tell are left out.
+        GPUs whose use NVML does not report are left out.
         """
         from raybench.hardware.devices import memory_in_use_bytes
 
@@ -141,12 +141,12 @@ class NodeAgent(DeviceLocks):
 
 
 def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
-    """Return what a worker wrote since, at most the last 32 KiB of each stream.
+    """Return what a worker wrote after `read_to`, at most the last 32 KiB of each stream.
 
-    Colours, and empty lines and Ray's own, are left out. "" where it has no log.
+    Colours, empty lines and Ray's own lines are left out. "" if it has no log.
 
-    folder: the logs of Ray's session on this node. read_to: bytes of each stream that were
-    read before; it is changed to those that are read now.
+    folder: the logs of Ray's session on this node. read_to: stream -> bytes that were read before;
+    it is updated in place.
     """
     blocks = []
     for stream, kind in (("stdout", "out"), ("stderr", "err")):
@@ -197,8 +197,7 @@ class _Node:
 class NodeAgents:
     """The client to the agents of all nodes that have workers.
 
-    An agent that is gone or slow costs its answer and no more: no method waits long for one, or
-    raises for it.
+    No method waits long for an agent that is gone or slow, or raises for it: its answer is missing.
     """
 
     def __init__(self, monitor: HeadMonitor) -> None:
@@ -213,8 +212,8 @@ class NodeAgents:
     def start(self, node_ids: Iterable[str]) -> None:
         """Start an agent on each of these nodes that has none, and wait for their first answers.
 
-        Call it before workers have devices: only then the memory that others use can be seen.
-        Raises ClusterError where the head of the cluster is gone, or this host's Ray.
+        Call it before workers have devices: agents note then how much memory others use. Raises
+        ClusterError where the head of the cluster or this host's Ray is gone.
         """
         with self._lock:
             unknown = set(node_ids) - self._nodes.keys()
@@ -237,9 +236,9 @@ class NodeAgents:
             self._monitor.check()
 
     def watch(self, devices: Sequence[Device]) -> None:
-        """Have agents sample these devices, also of nodes that had no agent.
+        """Make the agents sample these devices; starts agents on nodes that have none.
 
-        Raises ClusterError as `start`.
+        Raises ClusterError as `start` does.
         """
         by_node = _by_node(devices)
         self.start(by_node)
@@ -255,8 +254,9 @@ class NodeAgents:
     def silent_nodes(self) -> frozenset[str]:
         """Return the ids of nodes whose agent does not answer, or that Ray says are dead.
 
-        Costs milliseconds, four times a second at most. Call it about once a second while waiting
-        for something. Raises ClusterError where the head of the cluster or this host's Ray is gone.
+        It looks four times a second at most, else it returns what it found last. Call it about once
+        a second while waiting for something. Raises ClusterError where the head of the cluster or
+        this host's Ray is gone.
         """
         self._monitor.check()
         with self._lock:
@@ -300,9 +300,10 @@ class NodeAgents:
         return node.silence_s > node.patience_s
 
     def check_head(self, node_id: str) -> None:
-        """Raise ClusterError where the head of the cluster is gone, or this host's Ray.
+        """Raise ClusterError where the head of the cluster or this host's Ray is gone.
 
-        node_id: of a node where a worker died. Ray gives a node up a moment before its port closes.
+        node_id: the node where a worker died. While its Ray has ended it looks again for some
+        seconds, because the head's port may close a moment later.
         """
         deadline_s = time.monotonic() + timeouts.NODE_REFUSAL_AFTER_S
         self._monitor.check(afresh=True)
@@ -311,9 +312,9 @@ class NodeAgents:
             self._monitor.check(afresh=True)
 
     def has_ended(self, node_id: str, *, asks_ray: bool = True) -> bool:
-        """Return whether Ray on this node is known to have ended. Takes 0.1 s at most.
+        """Return whether Ray on this node has ended; False if that is not known. Takes 0.1 s.
 
-        Its raylet refuses connections then, or Ray says that it is dead, where `asks_ray`.
+        It has if its raylet refuses connections or, with `asks_ray`, if Ray says that it is dead.
         """
         with self._lock:
             node = self._nodes.get(node_id)
@@ -347,9 +348,9 @@ class NodeAgents:
         self._ask("close", devices, lambda _: (), timeouts.AGENT_LOCK_S)
 
     def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], tuple[str, ...]]:
-        """Look who else uses the devices; the returned function names who did since, in words.
+        """Look who else uses the devices; return a function to call after the use.
 
-        Without a reservation nobody is named.
+        It returns, in a few words each, who else used them meanwhile; () if no device is reserved.
         """
         holder = self._holder
         if holder is None:
@@ -372,9 +373,9 @@ class NodeAgents:
         return name_others
 
     def kill(self, devices: Sequence[Device]) -> None:
-        """SIGKILL the processes of the workers that own these devices.
+        """Send SIGKILL to the processes of the workers that own these devices.
 
-        Waits at most a second for the agents. A node that is gone kills by being gone.
+        Waits at most a second for the agents. Nothing is done on a node that is gone.
         """
         self._ask(
             "kill",
@@ -384,16 +385,16 @@ class NodeAgents:
         )
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
-        """Return the last 60 lines of each device's worker; "" where they cannot be had now."""
+        """Return the last 60 lines that each device's worker wrote; "" if its agent is silent."""
         read = self._ask("outputs", devices, lambda here: ([one.process_id for one in here],))
         outputs = [read.get(one.node_id, {}).get(one.process_id, "") for one in devices]
         return ["\n".join(output.splitlines()[-_TAIL_LINES:]) for output in outputs]
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
-        """Wait until these GPUs, whose workers are gone, have their memory back.
+        """Wait until the memory of these devices, whose workers are gone, is free.
 
-        Return a sentence for each that has not in time. CPUs, and GPUs of which NVML does not tell,
-        are not waited for.
+        Return a sentence for each where it is not after `timeout_s`. CPUs, and GPUs whose use NVML
+        does not report, are not waited for.
         """
         gpus = [device for device in devices if device.kind == "cuda"]
         deadline_s = time.monotonic() + timeout_s
@@ -430,7 +431,10 @@ class NodeAgents:
         return tuple(sample for of_node in samples.values() for sample in of_node)
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return the facts of each device; `unread` says where its node's agent does not answer."""
+        """Return state and error counters of each device, in order.
+
+        `unread` says so if the agent of its node does not answer.
+        """
         limit_s = timeouts.AGENT_FACTS_S
         answers = self._ask("device_facts", devices, lambda here: (here,), limit_s)
         by_uuid = {one.device.uuid: one for facts in answers.values() for one in facts}
@@ -442,10 +446,10 @@ class NodeAgents:
         )
 
     def complete(self, answers: Sequence[Answer], devices: Sequence[Device]) -> list[Answer]:
-        """Return the answers with what their workers wrote in the point.
+        """Return the answers, each with what its worker wrote during the point.
 
-        Measurements get the SM clocks of their GPU while they were timed, too. Both are empty where
-        an agent does not answer. answers, devices: in rank order.
+        Measurements also get the SM clocks of their GPU in the timed spans. Both are empty if an
+        agent does not answer. answers, devices: in rank order.
         """
         spans = {
             device.uuid: answer.timed_at_ns
@@ -529,7 +533,7 @@ def _by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
 
 
 def start_on_node(actor: type, node_id: str) -> Any:
-    """Start an actor of this class on the node, without a device; return it. Does not wait."""
+    """Start an actor of this class on the node, without a device; return its handle, at once."""
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     environment = {
         # Ray's nice 15 lets a busy node look like a dead one.

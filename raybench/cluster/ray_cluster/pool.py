@@ -85,7 +85,7 @@ class WorkerHandle:
 
 
 def free_devices(kind: DeviceKind) -> dict[str, int]:
-    """Return by node id how many devices nobody has now; nodes without one are left out."""
+    """Return node id -> number of devices that Ray has free; nodes without one are left out."""
     available = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
     alive = [node["NodeID"] for node in ray_nodes() if node["Alive"]]
     free = {node: int(available.get(node, {}).get(_RESOURCE[kind], 0)) for node in alive}
@@ -93,9 +93,10 @@ def free_devices(kind: DeviceKind) -> dict[str, int]:
 
 
 def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
-    """Hold so many devices of each node, and return a slot for each. Waits 2 s at most.
+    """Reserve devices in Ray, and return a slot for each. Waits 2 s at most.
 
-    Where somebody else has taken one of a node meanwhile, none of that node is held.
+    wanted: node id -> number of devices. If a node does not have so many free any more, none of it
+    is reserved.
     """
     asked = {
         node: placement_group(
@@ -200,8 +201,9 @@ class WorkerPool:
     def start(self, count: int, strategy: Strategy) -> None:
         """Start workers on free devices, and wait for those that come soon.
 
-        `refresh` takes in the rest. count: not used with a device list. Raises ClusterError where
-        no worker comes, one cannot start, has other versions or another's device, or a listed
+        `refresh` adds those that come later. count: how many at most; not used with a device list.
+        strategy: which devices are taken if there are more. Raises ClusterError where no worker
+        comes, one cannot start, has other versions or the device of another worker, or a listed
         device is not there; DevicesInUseError where another sweep has one.
         """
         self._count, self._strategy = count, strategy
@@ -232,7 +234,7 @@ class WorkerPool:
             self._log(f"{len(came)} of {wanted} workers are there, up to {more} may come")
 
     def refresh(self, timeout_s: float) -> None:
-        """Take in workers that came and note lost ones; wait at most `timeout_s` for one."""
+        """Add workers that came and note lost ones; wait at most `timeout_s` for one."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             self.lose(self._agents.silent_nodes())
@@ -248,11 +250,10 @@ class WorkerPool:
             time.sleep(timeouts.POLL_EVERY_S)
 
     def replace(self, worker_ids: Collection[int]) -> None:
-        """Kill the processes and start new ones on the same devices, and wait for all of them.
+        """Kill the processes of these workers and start new ones, and wait for all of them.
 
-        A worker that cannot have one, or has it on another GPU, is lost. Workers see all GPUs of
-        their node, and Ray keeps the GPU of one that is gone for our placement group, so that the
-        new process gets the same one.
+        The new process has the same device: Ray keeps a GPU for our placement group. A worker whose
+        new process does not start, or has another GPU, is lost.
         """
         self.lose(self._agents.silent_nodes())
         workers = [self._workers[worker_id] for worker_id in worker_ids]
@@ -284,9 +285,9 @@ class WorkerPool:
             workers = [worker for worker in workers if not worker.lost_because]
 
     def lose(self, node_ids: Collection[str]) -> None:
-        """Give up all workers of these nodes: they are `lost`, their devices go back to Ray.
+        """Give up all workers of these nodes: they become `lost`, their devices go back to Ray.
 
-        Ends processes that start there too, and says so to the user once.
+        Workers that are starting there are ended too. Logs a line for each lost node.
         """
         if not node_ids:  # as at nearly every look
             return
@@ -303,7 +304,7 @@ class WorkerPool:
             self._log(f"{reason}: {count} worker{'s are' if count > 1 else ' is'} lost")
 
     def close(self) -> None:
-        """Let go of all workers and of their devices."""
+        """Kill all workers and give their devices back to Ray."""
         with self._lock:
             _let_go([*self._workers, *self._starting, *self._unlisted])
             self._workers, self._unlisted = [], []
@@ -369,8 +370,8 @@ class WorkerPool:
             wanted = self._only.cpu_workers()
             left = {n: wanted.get(hosts.get(n, ""), 0) - self._started[n] for n in free}
             free = {node: min(n, left[node]) for node, n in free.items() if left[node] > 0}
-        shares = allocator.shares(free, self._missing, self._strategy, _racks())
-        slots = hold_devices(kind, shares)
+        counts = allocator.counts_by_node(free, self._missing, self._strategy, _racks())
+        slots = hold_devices(kind, counts)
         most = max(Counter(slot.node_id for slot in slots).values(), default=0)
         limit_s = timeouts.WORKER_START_S + most * timeouts.WORKER_START_EACH_S
         self._start_limit_s = max(self._start_limit_s, limit_s)
@@ -537,10 +538,10 @@ class _Worker:
     def attach_device(
         self, kind: DeviceKind, index: int | None = None, only: Collection[str] | None = None
     ) -> Device | None:
-        """Take the device with this index, or the GPU that Ray assigned, and return it.
+        """Take a device and return it; None if it is not in `only`.
 
-        index: as of a `Worker`; None is the GPU that Ray assigned. only: names of the devices that
-        may be used; return None where it is none of them.
+        index: as for `Worker`; None takes the GPU that Ray assigned. only: names of the devices
+        that may be used; None for any.
         """
         from raybench.hardware import nvml
         from raybench.worker.worker import Worker
@@ -618,7 +619,10 @@ def _why_no_start(error: Exception) -> str:
 
 
 def how_it_died(told: str) -> str:
-    """Return how a process ended, as a phrase such as "died by SIGSEGV". told: Ray's text."""
+    """Return how a process ended, as a phrase such as "died by SIGSEGV". told: text of Ray's error.
+
+    If Ray does not know, it is "died: " and the first line of its text.
+    """
     if found := _EXIT_CODE.search(told):
         code, signal = found.groups()
         return f"died by {signal}" if signal else f"ended with exit code {code}"

@@ -97,9 +97,10 @@ def connect(
     *,
     oversubscribe: bool = False,
 ) -> Connection:
-    """Join the cluster at `address`, or start a private one, as `raybench.cluster.connect`.
+    """Join the Ray cluster at `address`, or start a private one, and return the connection.
 
-    `auto` is RAY_ADDRESS, else the cluster that `ray start` made on this host, else a private one.
+    Parameters and errors are those of `raybench.cluster.connect`. `auto` is RAY_ADDRESS, else the
+    cluster that `ray start` made on this host, else a private one.
     """
     # Ray prints what its raylets report to the driver's stdout, whatever log_to_driver says, and
     # stdout is ours. The row of a point names its dead worker.
@@ -242,12 +243,11 @@ def _drop(*_: object, **__: object) -> None:
 
 
 def find_own_cluster() -> tuple[str, str]:
-    """Return HOST:PORT of the head of the cluster of this user or root that this host belongs to.
+    """Return (HOST:PORT, "") of the head of the Ray cluster that this host belongs to.
 
-    "" where there is none; then the second item says in words why an address that was found is not
-    to be joined, "" where none was found. A cluster below another folder than Ray's usual one
-    (`ray start --temp-dir`) is found where there is none in that. Raises ClusterError where several
-    could be meant.
+    It must belong to this user or root. ("", reason) if an address was found that must not be
+    joined, ("", "") if none was found. A cluster in Ray's usual folder comes before one in another
+    (`ray start --temp-dir`). Raises ClusterError where several could be meant.
     """
     usual = Path(get_default_ray_temp_dir())  # type: ignore[no-untyped-call]
     raylets = set()
@@ -342,8 +342,8 @@ def _start_private(
 def make_private_folder() -> Path:
     """Make a folder that only this user can enter, for a private Ray, and return it.
 
-    In RAY_TMPDIR, TMPDIR or /tmp, the first that is short enough for the paths of Ray's sockets.
-    Raises ClusterError where no folder can be made in it.
+    It is made in RAY_TMPDIR, TMPDIR or /tmp, the first whose path is short enough for Ray's
+    sockets. The caller removes it. Raises ClusterError where it cannot be made there.
     """
     places = (os.environ.get("RAY_TMPDIR"), os.environ.get("TMPDIR"), "/tmp")
     bases = [Path(place).resolve() for place in places if place]
@@ -417,9 +417,9 @@ class HeadMonitor:
         self._gone = ""
 
     def gone(self, *, afresh: bool = False) -> str:
-        """Return which program did not answer twice in a row, in words; "" while all are there.
+        """Return in words which program did not answer twice in a row; "" while all answer.
 
-        Asks at most once a second, unless afresh.
+        Asks at most once a second, and returns the last result in between; afresh: asks now.
         """
         with self._lock:
             is_due = time.monotonic() >= self._asked_s + timeouts.ASK_HEAD_EVERY_S
@@ -434,7 +434,8 @@ class HeadMonitor:
     def check(self, *, afresh: bool = False) -> None:
         """Raise ClusterError when a program is gone.
 
-        afresh: ask now. Ray ends this process when it asks a dead head to start or kill an actor.
+        afresh: as of `gone`; for a call before an actor is started or killed, at which Ray ends
+        this process if the head is dead.
         """
         if gone := self.gone(afresh=afresh):
             raise ClusterError(gone)
@@ -448,7 +449,7 @@ class HeadMonitor:
 
 
 def why_not_listening(address: str, timeout_s: float) -> Exception | None:
-    """Return why nothing can be connected to at HOST:PORT; None where something listens."""
+    """Return the error of connecting to HOST:PORT; None if something listens there."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
@@ -470,10 +471,11 @@ def start_guard(
     end: Callable[[str], None],
     patience_s: float = timeouts.RAYS_OWN_ERROR_S,
 ) -> Iterator[None]:
-    """Return a context in which a thread ends this process where a program of Ray is gone.
+    """Return a context that calls `end` if Ray is gone and the block does not end by itself.
 
-    gone: returns what is gone, "" while all is there. end: ends this process; it gets what is
-    gone. patience_s: how long this process may take after that to leave the block.
+    gone: returns in words what is gone, "" while all is there. patience_s: how long the block may
+    still take once something is gone. end: gets what is gone, and must end this process. Both are
+    called in a thread.
     """
     is_over = threading.Event()
 

@@ -18,7 +18,6 @@ import pandas as pd
 
 from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
 from raybench.report import formatting
-from raybench.report.blocks import Table
 from raybench.report.charts.grammar import (
     MOST_BARS,
     MOST_LINES,
@@ -30,6 +29,7 @@ from raybench.report.charts.grammar import (
     draw_figure,
     line_panel,
 )
+from raybench.report.documents import Table
 from raybench.report.point_settings import distinguishing_settings, settings_words, short_name
 from raybench.report.summary import RATIOS, Summary
 
@@ -62,7 +62,7 @@ class ChartData:
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
-        """Return the latest attempt at each point."""
+        """Return one row per point, its rounds as one."""
         return list(self.summary.rows)
 
     @property
@@ -147,25 +147,25 @@ def in_order(rows: Sequence[ScaledRow], last: Collection[str] = ()) -> list[Scal
 
 
 def point_name(row: ScaledRow, names: Iterable[str], ranks: str) -> str:
-    """Return the first lines of a tip: these settings of the point, then its id."""
+    """Return two lines for a tip: the settings `names` of the point, then its id."""
     return f"{settings_words(row, names, ranks)}\npoint {row.point_id}".strip()
 
 
 def line_name(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
-    """Return these settings of a point in words; its workload where `names` is empty."""
+    """Return the settings `names` of a point in words; its workload if there are none."""
     return settings_words(row, names, ranks) or formatting.plain(row.workload)
 
 
 def drawn_of(drawn: int, count: int) -> str:
-    """Return a sentence with a blank before it where only `drawn` of `count` points are drawn.
+    """Return the sentence that only `drawn` of `count` points are drawn, after a blank.
 
-    Empty where all are.
+    "" if all are drawn.
     """
     return f" {drawn} of {count} points are drawn; the table has all." if drawn < count else ""
 
 
 def why_not_drawn(row: ScaledRow) -> str:
-    """Return why a point has no value: its status, or why it has no speed-up."""
+    """Return why a point has no value to draw: its status, or why it has no speed-up."""
     if row.status != "ok":
         return formatting.STATUS_WORDS[row.status]
     return formatting.plain(row.why) if row.why is not None else "was not measured"
@@ -185,10 +185,10 @@ def bar_figure(
 ) -> Figure:
     """Return a figure with a bar for each point, in the order of `rows`.
 
-    Batches, numbers of ranks and sizes are read along the bars of a panel, and all other settings
-    tell the panels apart; where a panel would have fewer than two bars, all bars are in one.
-    Of more than 72 points the first 72 are drawn, and the note says so. marks: returns those of a
-    point; its second argument is `point_name`, for their tips. of_bars: as `bar_panels` has them.
+    Bars of one panel differ in batch, number of ranks and size; each value of other settings has a
+    panel of its own. If panels had fewer than two bars on average, there is one panel. Of more than
+    72 points the first 72 are drawn, and the note says so. marks: returns the marks of a point; its
+    second argument is `point_name`, for their tips. of_bars: arguments of `bar_panels`.
     """
     shown, names, ranks = rows[:MOST_BARS], distinguishing_settings(rows), data.ranks
     along = [name for name in names if name in _ALONG]
@@ -224,13 +224,14 @@ def line_figure(
     is_on_axis: Callable[[ScaledRow], bool] = lambda row: False,
     **of_lines: Any,
 ) -> Figure | None:
-    """Return a figure of points as lines over one of their settings; None without two on a line.
+    """Return a figure of points as lines over one of their settings.
 
-    A point is drawn at `along` and `value`; where `value` is None it is named below its panel, or
-    is a cross on the axis where `is_on_axis`. over: the setting along x, and settings in which the
-    points of a line may differ. lines_by: settings that tell the lines of a panel apart; others
-    that vary tell the panels apart. tip: returns what a mark says besides settings and id. more:
-    returns more of a mark, as `low` and `high`. of_lines: `ideal` and `level` of `line_panel`.
+    None if no line has two points. A point is drawn at x `along` and y `value`; if `value` is None
+    it is a cross on the axis where `is_on_axis` is true, else it is named below its panel. over:
+    the setting along x, and settings in which the points of a line may differ. lines_by: settings
+    of which each value is a line; each value of other settings is a panel. tip: returns the tip's
+    text after settings and id. more: returns more fields of a mark, as `low` and `high`. of_lines:
+    `ideal` and `level` of `line_panel`.
     """
     rows, ranks = in_order(rows, over), data.ranks
     groups, every_line = _panels_and_lines(rows, over, lines_by, ranks)

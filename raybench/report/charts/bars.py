@@ -7,7 +7,6 @@ import math
 from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
 from raybench.analysis.scaling import CAUSES, LOSSES
 from raybench.report import formatting
-from raybench.report.blocks import Column, ColumnOf, make_table
 from raybench.report.charts import (
     Chart,
     ChartData,
@@ -28,10 +27,11 @@ from raybench.report.charts.grammar import (
     bar_panels,
 )
 from raybench.report.charts.lines import speed_up_words, time_figure
+from raybench.report.documents import Column, ColumnOf, make_table
 from raybench.report.formatting import counted
 from raybench.report.point_settings import distinguishing_settings, settings_words
 from raybench.report.run_report import amount, answer_metric, metric_noun
-from raybench.results.breakdown import is_slowed_by_one_rank
+from raybench.results.tables import is_slowed_by_one_rank
 
 _MOST_RANKED = 12
 # A longer name has no room at the line of the baseline; the title has it.
@@ -58,7 +58,7 @@ _PARTS = {
 def ranking_figure(data: ChartData) -> Figure | None:
     """Return bars of the points of each case, the best first, 12 at most in all.
 
-    None where no case has two points, and where no metric ranks them.
+    None if no case has two points, and if no metric ranks them.
     """
     metric = answer_metric(data.summary)
     every = [
@@ -86,10 +86,10 @@ def ranking_figure(data: ChartData) -> Figure | None:
 
 
 def gains_figure(data: ChartData) -> Figure | None:
-    """Return bars of the speed-up over the baseline, by the settings that it names.
+    """Return bars of the speed-up over the baseline, by the settings that the baseline names.
 
-    None where numbers of ranks are compared or the largest batch is sought, and where nothing is
-    compared.
+    None if no point has a speed-up, if the baseline is a number of ranks, and if the job searches
+    the largest batch.
     """
     baseline, ranks = data.summary.run.baseline, data.ranks
     compared = [row for row in data.rows if row.speed_up is not None and not row.is_baseline]
@@ -138,8 +138,8 @@ def gains_figure(data: ChartData) -> Figure | None:
 def operations_figure(data: ChartData) -> Figure | None:
     """Return bars of TFLOP/s, the largest products first, with a panel for each precision.
 
-    None where no point has TFLOP/s, and where any point finishes samples. The largest 72 products
-    are drawn.
+    None if no point has TFLOP/s, and if any point has a throughput. The largest 72 products are
+    drawn.
     """
     known = [row for row in data.measured if row.achieved_tflops_per_device]
     if not known or any(row.throughput is not None for row in data.rows):
@@ -195,9 +195,9 @@ def operations_figure(data: ChartData) -> Figure | None:
 
 
 def parts_figure(data: ChartData) -> Figure | None:
-    """Return bars of the parts of each step.
+    """Return a stacked bar per point of where its step goes: computation, communication, waits.
 
-    None where no parts are known, or where steps finish no samples.
+    None if no point with a throughput has a breakdown.
     """
     known = in_order([row for row in data.rows if _shares(row)], ("batch", "world_size"))
     if not any(row.throughput is not None for row in known):

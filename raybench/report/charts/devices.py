@@ -45,8 +45,8 @@ _STEPS = (-0.1, -0.03, -0.01, 0.01, 0.03, 0.1)
 def telemetry_figure(data: ChartData) -> Figure | None:
     """Return clocks, power, temperature and use over time; None for fewer than two times.
 
-    Of more than seven devices it draws the least, the median and the most. Gaps of more than a
-    minute are left out.
+    If there are more than seven devices it draws the least, the median and the most of them. Gaps
+    of more than a minute are left out.
     """
     if data.telemetry.empty:
         return None
@@ -137,9 +137,9 @@ def _panel(
 
 
 def heat_points(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
-    """Return at most four points with the most ranks: those whose ranks or steps differ most first.
+    """Return the points to draw as heat maps: at most four, of those with the most ranks.
 
-    [] where no point with several ranks is ok.
+    Those whose ranks or steps differ most come first; [] if no point with several ranks is ok.
     """
 
     def spread(row: ScaledRow) -> tuple[float, float]:
@@ -153,7 +153,7 @@ def heat_points(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
 
 
 def columns_of_a_map(rows: Sequence[ScaledRow]) -> int:
-    """Return how many columns each heat map may have where these points are drawn: 8 to 60."""
+    """Return how many columns each heat map may have if these points are drawn: 8 to 60."""
     ranks = sum(min(int(row.world_size), _MOST_RANKS) for row in rows)
     return max(8, min(_MOST_COLUMNS, _MOST_CELLS // max(1, ranks)))
 

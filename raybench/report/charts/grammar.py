@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from raybench.report.blocks import Table
+from raybench.report.documents import Table
 from raybench.report.formatting import printable
 
 Spec = dict[str, Any]
@@ -116,7 +116,7 @@ class Figure:
 def axis(title: str | None, log: int | None = None, **settings: Any) -> Spec:
     """Return the encoding of a quantitative axis, linear from zero or logarithmic to base `log`.
 
-    settings: of the axis in Vega-Lite, as `format` and `values`; `scale` has those of its scale.
+    settings: of the axis in Vega-Lite, such as `format`; `scale` is a mapping of its scale's.
     """
     scale = {"type": "log", "base": log, "nice": False, "padding": 14} if log else {"zero": True}
     scale |= settings.pop("scale", {})
@@ -207,7 +207,7 @@ def line_panel(
 ) -> Panel:
     """Return a panel of lines, with a point for each mark where `has_points`.
 
-    marks: `x`, `y`, `line` and `tip` each; and, where they have it, `low` and `high` (an interval),
+    marks: each with `x`, `y`, `line` and `tip`; optional `low` and `high` (an interval) and
     `number` (written beside the end of the line). A mark whose `y` is None is a cross on the axis
     of x. lines: the values of `line` in the order of the legend; a single one has no legend.
     ideal: points (x, y) of a dashed line. level: the y of a dashed line across the chart, and its
@@ -263,11 +263,11 @@ def bar_panels(
     is_stacked: bool = False,
     level: tuple[float, str] | None = None,
 ) -> list[Panel]:
-    """Return panels of at most twelve horizontal bars each; those of one title have one scale.
+    """Return panels of at most twelve horizontal bars each; panels of one title have one scale.
 
-    bars: (title of the panel, name of the bar, its marks) each. Marks: `x` and `tip` each; and,
-    where they have it, `low` and `high` (an interval), `text` (written at its end), `line` (its
-    series). The marks of a bar stand beside each other; where `is_stacked`, each is the part of
+    bars: for each bar (title of the panel, name of the bar, its marks). Marks: each with `x` and
+    `tip`; optional `low` and `high` (an interval), `text` (written at its end), `line` (its
+    series). The marks of a bar stand beside each other; with `is_stacked`, each is the part of
     the bar from `x` to `x2`. series: the values of `line` in the order of the legend. colors: of
     the series, instead of the usual ones.
     level: the x of a dashed line across the charts, and its label.
@@ -372,10 +372,9 @@ def heat_panel(
 ) -> Panel:
     """Return a panel of coloured cells, with the legend of `color`.
 
-    cells: at least one; `x`, `y`, the field of `color` and `tip` each; `x2` where x is a range;
-    `text` where something is written into the cell; `is_marked` where it is outlined. height: of
-    the plot, in px. inverse: a Vega expression that is true for the cells on whose
-    colour the text is inverted.
+    cells: at least one, each with `x`, `y`, `tip` and the field of `color`; optional `x2` (x is a
+    range to it), `text` (written into the cell), `is_marked` (the cell is outlined). height: of
+    the plot, in px. inverse: a Vega expression that is true for cells with inverted text.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     is_range = "x2" in cells[0]
@@ -406,10 +405,10 @@ def scatter_panel(
 ) -> Panel:
     """Return a panel of points without lines.
 
-    marks: at least one; `x`, `y`, `line` and `tip` each. kinds: value of `line` -> its shape and
-    colour, in the order of the legend; without a legend where only one of them occurs. height: in
-    px, without axes and legend. level: the x of a dashed line across the chart, and its label.
-    below: layers that are drawn first.
+    marks: at least one, each with `x`, `y`, `line` and `tip`. kinds: value of `line` -> its shape
+    and colour, in the order of the legend, which is left out if only one occurs. height: in px,
+    without axes and legend. level: the x of a dashed line across the chart, and its label. below:
+    layers that are drawn first.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     used = [name for name in kinds if any(mark["line"] == name for mark in marks)]
@@ -459,9 +458,8 @@ def draw(panel: Panel, name: str) -> str:
 def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") -> bytes:
     """Return a whole figure as the bytes of a file; kind: `svg` or `png`.
 
-    The colours of an SVG follow the theme of its reader where that is a browser; elsewhere it is
-    light, as a PNG is, which has two pixels for each of the layout.
-    title: instead of the figure's. below: a line under the title.
+    An SVG follows the light or dark theme of a browser, else it is light. A PNG is light, with two
+    pixels for each of the layout. title: instead of the figure's. below: a line under the title.
     """
     columns = {1: 1, 2: 2, 4: 2}.get(len(figure.panels), 3)
     width, least = (520, 300) if columns == 1 else (300, 0)

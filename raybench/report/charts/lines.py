@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from raybench.analysis.rows import OPTIONAL, ScaledRow, batch_column, is_numeric, varying
-from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData, line_figure
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Mark, axis
 from raybench.report.run_report import speed_up_half_width
 from raybench.report.summary import SIZE, size_of
+from raybench.results.metrics import memory_peak_gb_s
 
 # Room for the numbers beside the last points.
 _ROOM = 34
@@ -22,9 +22,9 @@ _GIB = 2**30
 
 
 def speed_up_figure(data: ChartData) -> Figure | None:
-    """Return the figure of speed-ups over ranks; None where the baseline has no world_size.
+    """Return the figure of speed-ups over ranks; None if the baseline has no world_size.
 
-    None also where no line has two points, as for efficiencies.
+    None also if no line has two points.
     """
     base = data.summary.run.baseline.get("world_size")
     if base is None:
@@ -44,9 +44,9 @@ def speed_up_figure(data: ChartData) -> Figure | None:
 
 
 def efficiency_figure(data: ChartData) -> Figure | None:
-    """Return the figure of efficiencies over ranks; None where the baseline has no world_size.
+    """Return the figure of efficiencies over ranks; None if the baseline has no world_size.
 
-    None also where no line has two points.
+    None also if no line has two points.
     """
     if "world_size" not in data.summary.run.baseline:
         return None
@@ -62,9 +62,9 @@ def efficiency_figure(data: ChartData) -> Figure | None:
 
 
 def speed_up_words(row: ScaledRow) -> str:
-    """Return a speed-up as `1.47 ±1.8%`, with half of its 95 % interval where that is known.
+    """Return a speed-up as `1.47 ±1.8%`, with half of its 95 % interval if that is known.
 
-    Empty where the point has no speed-up.
+    "" if the point has no speed-up.
     """
     sure = speed_up_half_width(row)
     text = "" if sure is None or row.is_baseline else f" {formatting.half_width(sure)}"
@@ -114,7 +114,7 @@ def _over_ranks(
 def bus_bandwidth_figure(data: ChartData) -> Figure | None:
     """Return the figure of bus bandwidth over the size of the message.
 
-    None where no line has two sizes with one.
+    None if no line has two sizes with a bandwidth.
     """
     return _over_size(
         data,
@@ -130,7 +130,7 @@ def bus_bandwidth_figure(data: ChartData) -> Figure | None:
 def memory_bandwidth_figure(data: ChartData) -> Figure | None:
     """Return the figure of memory bandwidth over the size of arrays.
 
-    None where no line has two sizes with one.
+    None if no line has two sizes with a bandwidth.
     """
     known = [row for row in data.measured if row.memory_gb_s]
     peaks = {memory_peak_gb_s(str(row.device_name)) for row in known}
@@ -213,9 +213,9 @@ def throughput_figure(data: ChartData) -> Figure | None:
 
 
 def memory_figure(data: ChartData) -> Figure | None:
-    """Return the figure of peak memory; None where all batches fitted and none was searched.
+    """Return the figure of peak memory over the batch size.
 
-    None also where no line has two batch sizes with a peak.
+    None if no point ran out of memory and no batch was searched, and if no line has two points.
     """
     ran_out = any(row.status == Status.OOM for row in data.rows)
     if not (ran_out or data.summary.largest_batches):

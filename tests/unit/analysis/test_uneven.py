@@ -1,20 +1,12 @@
 """Scenarios of slow devices, set beside each other, and what each rank does in a step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import (
-    make_measurement,
-    make_point,
-    make_record,
-    make_row,
-    scaling_rows,
-)
+from builders import make_measurement, make_point, make_record, make_row, scaling_rows
 
-from raybench.analysis.rounds import MOST_RANKS, ranks_of_step, telling_ranks
+from raybench.analysis.rounds import MOST_RANKS, ranks_of_step, ranks_to_show
 from raybench.analysis.uneven import fleets, gain_over
 from raybench.records import Breakdown, RankShare
 from raybench.report.sections import fleet_name, lead_of_fleets, verdict
@@ -181,5 +173,5 @@ def test_nothing_is_said_of_ranks_that_nobody_can_tell_apart(changes):
 def test_of_many_ranks_the_first_the_quickest_and_the_slowest_are_shown():
     own = [10.0, *[11.0] * 20, 9.0, 20.0]
     ranks = ranks_of_step(row(local_step_ms_by_rank=own, device_ms_by_rank=None))
-    assert [one.rank for one in telling_ranks(ranks)] == [0, 21, 22]
-    assert len(telling_ranks(ranks[:MOST_RANKS])) == MOST_RANKS
+    assert [one.rank for one in ranks_to_show(ranks)] == [0, 21, 22]
+    assert len(ranks_to_show(ranks[:MOST_RANKS])) == MOST_RANKS

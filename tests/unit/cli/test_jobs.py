@@ -1,7 +1,5 @@
 """`plan`, `schema`, `init`, `workloads` and `explain`, and the jobs of the package."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re
@@ -15,13 +13,14 @@ import click
 import jsonschema
 import pytest
 from click.testing import CliRunner
+from commands import run_python
 from ruamel.yaml import YAML
 
 import raybench
 from raybench.cli import raybench as command_line
 from raybench.cli.jobs import templates
 from raybench.cli.shared import write_file
-from raybench.errors import UsageError
+from raybench.errors import JobError, UsageError
 from raybench.job.model import Job, job_from_text, job_schema
 from raybench.job.plan import make_plan
 
@@ -223,6 +222,8 @@ def test_init_writes_a_job_that_answers_a_question_and_lists_all_of_them():
     with pytest.raises(UsageError) as caught:
         run("init", "--template", "nope")
     assert str(caught.value) == "--template: no job 'nope'; see: `raybench init --list`"
+    with pytest.raises(JobError, match=r"`raybench init --template gemm` writes gemm\.yaml"):
+        run("plan", "jobs/gemm.yaml")
 
 
 def test_workloads_describes_a_class_of_the_user(tmp_path, monkeypatch):
@@ -241,10 +242,13 @@ def test_workloads_describes_a_class_of_the_user(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["plan", str(JOBS[0])], ["workloads"]],
+    ("arguments", "heavy"),
+    [
+        *((words, HEAVY) for words in (["--help"], ["plan", str(JOBS[0])], ["workloads"])),
+        (["list", "--results", str(ROOT / "results" / "examples")], ("torch", "ray", "pandas")),
+    ],
 )
-def test_no_heavy_library_is_loaded(arguments):
+def test_no_heavy_library_is_loaded(arguments, heavy):
     program = (
         "import sys\n"
         "from raybench.cli import main\n"
@@ -252,9 +256,9 @@ def test_no_heavy_library_is_loaded(arguments):
         "try:\n"
         "    main()\n"
         "finally:\n"
-        f"    print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)\n"
+        f"    print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_python(program)
     assert done.returncode == 0, done.stderr
     assert done.stdout
     assert done.stderr == "[]\n"
@@ -338,7 +342,5 @@ def test_without_a_term_all_are_listed(command):
 
 
 def test_an_unknown_term_is_one_line_with_the_nearest(command):
-    code, out, err = command("explain", "eficiency", results=None)
-    assert (code, out) == (2, "")
-    assert "did you mean 'efficiency'" in err
-    assert err.count("\n") == 1
+    told = command("explain", "eficiency", results=None).refusal
+    assert "did you mean 'efficiency'" in told

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from raybench.cluster.allocator import (
     DeviceAllocator,
     assign_ranks,
+    counts_by_node,
     devices_shared,
     in_device_order,
-    shares,
 )
 from tests.local_cluster import choose_workers
 
@@ -93,10 +93,6 @@ def test_spread_points_keep_their_devices_on_different_nodes():
     allocator.free((0, 2))
     allocator.take((0,))
     assert allocator.choose(2) is None
-
-
-def test_a_node_that_is_partly_taken_has_nothing_to_offer_with_isolation_node():
-    assert taken(allocator_of("node", a=4, b=2), 1, 2, 1) == [(4,), (0, 1), None]
 
 
 def test_a_point_stays_on_the_models_that_it_would_have_on_the_idle_cluster():
@@ -211,9 +207,9 @@ def test_workers_are_started_where_a_point_would_have_them(strategy):
     for world_size in range(1, 9):
         chosen = choose_workers(TWO_RACKS, world_size, strategy)
         nodes = Counter(TWO_RACKS[worker_id].node_id for worker_id in chosen)
-        assert shares(free, world_size, strategy, of_node) == nodes
-    assert shares(free, 9, strategy, of_node) == free
-    assert shares({}, 3, strategy) == {}
+        assert counts_by_node(free, world_size, strategy, of_node) == nodes
+    assert counts_by_node(free, 9, strategy, of_node) == free
+    assert counts_by_node({}, 3, strategy) == {}
 
 
 def test_beside_others_a_point_of_a_rack_stays_in_one_rack():

@@ -14,7 +14,7 @@ from raybench.health.readings import (
     drift,
     facts_readings,
     read_record,
-    split_by_room,
+    split_by_memory,
     wrong_bits,
 )
 from raybench.health.suite import PASS_STAGES, Fleet, Probe, probes, title
@@ -223,14 +223,14 @@ def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device():
     fleet = fleet_of()
     made = probes(fleet, ["alone"])
     free = {"GPU-0": 100 * 2**30, "GPU-1": 2 * 2**30}
-    fitting, unread = split_by_room(made, fleet, free)
+    fitting, unread = split_by_memory(made, fleet, free)
     names = {probe.test.name for probe in fitting}
     assert "gemm bf16 2048" in names
     assert "memory 1000 MB" not in names
     [lacking] = [one for one in unread if one.test.name == "memory 1000 MB"]
     assert lacking.subject.name == "alpha GPU 1"
     assert lacking.problem.text == "no room: 2.0 GiB of its memory are free, the test needs 3.8"
-    assert split_by_room(made, fleet, {}) == (made, ())
+    assert split_by_memory(made, fleet, {}) == (made, ())
 
 
 @pytest.mark.parametrize(("last", "ratio"), [(100.0, 1.0), (80.0, 1.25)])

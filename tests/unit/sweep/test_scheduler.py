@@ -52,7 +52,7 @@ def schedule(points, devices, isolation="cluster", ran_out=()):
     made = filled(points, isolation)
     for point in ran_out:
         made.note_oom(point)
-    made.see(devices, len(devices), frozenset(), 0)
+    made.update_cluster(devices, len(devices), frozenset(), 0)
     return made
 
 
@@ -90,7 +90,7 @@ def test_a_point_that_does_not_fit_is_skipped_with_both_numbers_and_what_was_los
     world_size, capacity, lost, cause, told
 ):
     made = schedule([make_point(world_size=n) for n in (world_size, 2)], make_devices(a=2, b=2))
-    made.see(make_devices(a=2, b=2), capacity, frozenset(lost), 0)
+    made.update_cluster(make_devices(a=2, b=2), capacity, frozenset(lost), 0)
     assert skipped(made) == {0: (cause, f"needs {world_size} devices, {told}")}
 
 
@@ -98,7 +98,7 @@ def test_a_lost_worker_is_given_to_nobody_also_when_its_point_ends_later():
     devices = make_devices(a=1, b=1)
     made = schedule(make_plan_of(1, 1, 1).points, devices, "device")
     assert started(made) == [(0, (0,)), (1, (1,))]
-    made.see(devices, 2, frozenset({0}), 0)
+    made.update_cluster(devices, 2, frozenset({0}), 0)
     made.free(attempts([make_point()])[0])
     assert started(made) == []
     made.free(replace(attempts([make_point()])[0], index=1))
@@ -108,12 +108,12 @@ def test_a_lost_worker_is_given_to_nobody_also_when_its_point_ends_later():
 def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
     devices = make_devices(a=2, b=2)
     made = filled([make_point(world_size=4), make_point(world_size=2)], "cluster")
-    made.see(devices[:2], 4, frozenset(), pending=2)
+    made.update_cluster(devices[:2], 4, frozenset(), pending=2)
     assert started(made) == [(1, (0, 1))]
     made.free(Attempt(index=1, point=make_point(world_size=2), number=1))
     assert made.next() is None
     assert not made.is_done
-    made.see(devices, 4, frozenset(), pending=0)
+    made.update_cluster(devices, 4, frozenset(), pending=0)
     assert started(made) == [(0, (0, 1, 2, 3))]
     assert made.is_done
 
