@@ -32,7 +32,8 @@ from benchmarks.common import options, write_result
 from benchmarks.made_up import devices, measurement, telemetry
 from raybench.job.model import Job, load_job
 from raybench.job.plan import make_plan
-from raybench.records import Answer, Device, DeviceSample, Task
+from raybench.records import Answer, Device, Task
+from raybench.records.devices import DeviceSample
 from raybench.results.writer import RunStore, compact_run
 from raybench.sweep.loop import PointFinished, PointStarted, SweepSettings
 from raybench.sweep.run_state import RunRows, start_run

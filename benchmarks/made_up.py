@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
-from raybench.records import Breakdown, Device, DeviceSample, Measurement, Repetition, Samples
+from raybench.records import Breakdown, Device, Measurement, Repetition, Samples
+from raybench.records.devices import DeviceSample
 from raybench.results.reader import Run, RunStatus
 
 START = datetime(2026, 11, 22, tzinfo=UTC)

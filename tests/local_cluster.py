@@ -14,8 +14,8 @@ from raybench.cluster import allocator
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.hardware.devices import FactReader
-from raybench.records import Answer, Device, DeviceKind, DeviceSample, Group, RankInfo, Task
-from raybench.records.devices import DeviceFacts
+from raybench.records import Answer, Device, DeviceKind, Group, RankInfo, Task
+from raybench.records.devices import DeviceFacts, DeviceSample
 
 
 def choose_workers(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from raybench.cluster.allocator import Strategy
-from raybench.records import Answer, Device, DeviceKind, DeviceSample, Task
-from raybench.records.devices import DeviceFacts, DeviceList
+from raybench.records import Answer, Device, DeviceKind, Task
+from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
 
 if TYPE_CHECKING:  # `raybench plan` shall not wait for psutil
     from raybench.cluster.device_reservation import ReservationTerms

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pynvml
 
 from raybench.hardware import nvml
-from raybench.records import Device, DeviceSample, SpanNs
-from raybench.records.devices import DeviceFacts, NvLink
+from raybench.records import Device, SpanNs
+from raybench.records.devices import DeviceFacts, DeviceSample, NvLink
 from raybench.records.environment import package_versions, usable_cores, variables_that_matter
 
 if TYPE_CHECKING:

@@ -111,22 +111,6 @@ class Metric:
         return self.heading or f"{words} {self.unit}".rstrip()
 
 
-def relate_to_step(
-    how: OverStep | None, value: float | None, *, typical_ms: float, mean_ms: float
-) -> float | None:
-    """Return a metric from the value of one step, as `how` relates it to the step time.
-
-    typical_ms, mean_ms: median and mean step time. The value itself if `how` is None; None if the
-    value is None, and instead of a division by zero.
-    """
-    if how is None or value is None:
-        return value
-    if how == "seconds":
-        return value * mean_ms / 1e3
-    over, under = (typical_ms, value) if how == "ms_each" else (value, mean_ms / 1e3)
-    return over / under if under else None
-
-
 def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | None:
     """Return the value of a point from the values of its ranks; None stands for unknown.
 
@@ -652,14 +636,6 @@ def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latest:
-    """The latest attempt at a trial that a run has a row of."""
-
-    attempt: int
-    status: Status
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
     """Where a worker stands in its group, in the words of torch.distributed."""
 
@@ -712,28 +688,3 @@ class Task:
     def worker_environment(self) -> Mapping[str, str]:
         """Variables that workers must start with; {} for a script, whose own processes get them."""
         return {} if self.is_script else self.point.env
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSample:
-    """What NVML said of one device at one moment; unknown facts are None."""
-
-    node_id: Annotated[str, Column("", "node")]
-    index: Annotated[int, Column("", "device on its node, in PCI order")]
-    uuid: Annotated[str, Column("", "device")]
-    time: Annotated[datetime, Column("UTC", "when it was read")]
-    sm_clock_mhz: Annotated[int | None, Column("MHz", "SM clock")] = None
-    memory_clock_mhz: Annotated[int | None, Column("MHz", "memory clock")] = None
-    power_w: Annotated[float | None, Column("W", "power drawn")] = None
-    temperature_c: Annotated[float | None, Column("degC", "GPU temperature")] = None
-    gpu_utilization_pct: Annotated[float | None, Column("%", "kernel running")] = None
-    memory_utilization_pct: Annotated[float | None, Column("%", "memory busy")] = None
-    memory_used_bytes: Annotated[int | None, Column("bytes", "by all processes")] = None
-    nvlink_tx_bytes: Annotated[int | None, Column("bytes", "sent since the driver was loaded")] = (
-        None
-    )
-    nvlink_rx_bytes: Annotated[
-        int | None, Column("bytes", "received since the driver was loaded")
-    ] = None
-    ecc_errors: Annotated[int | None, Column("", "uncorrected, since the driver was loaded")] = None
-    throttle_reasons: Annotated[tuple[str, ...], Column("", "why clocks are limited")] = ()

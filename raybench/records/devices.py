@@ -1,4 +1,4 @@
-"""What a check says of devices: their facts and findings; and the file that names devices.
+"""What is known of devices: samples, facts and findings of a check; and the file that names them.
 
 A health check writes the file, and a sweep keeps to it. A GPU is named by its UUID. A CPU worker
 has none that lasts: it is named by its host and its number there, as in `alpha:0`; workers of one
@@ -77,6 +77,31 @@ class DeviceFacts:
     kernel_xids: tuple[int, ...] | None = None
     new_xids: tuple[int, ...] | None = None
     xids_watched_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSample:
+    """What NVML said of one device at one moment; unknown facts are None."""
+
+    node_id: Annotated[str, Column("", "node")]
+    index: Annotated[int, Column("", "device on its node, in PCI order")]
+    uuid: Annotated[str, Column("", "device")]
+    time: Annotated[datetime, Column("UTC", "when it was read")]
+    sm_clock_mhz: Annotated[int | None, Column("MHz", "SM clock")] = None
+    memory_clock_mhz: Annotated[int | None, Column("MHz", "memory clock")] = None
+    power_w: Annotated[float | None, Column("W", "power drawn")] = None
+    temperature_c: Annotated[float | None, Column("degC", "GPU temperature")] = None
+    gpu_utilization_pct: Annotated[float | None, Column("%", "kernel running")] = None
+    memory_utilization_pct: Annotated[float | None, Column("%", "memory busy")] = None
+    memory_used_bytes: Annotated[int | None, Column("bytes", "by all processes")] = None
+    nvlink_tx_bytes: Annotated[int | None, Column("bytes", "sent since the driver was loaded")] = (
+        None
+    )
+    nvlink_rx_bytes: Annotated[
+        int | None, Column("bytes", "received since the driver was loaded")
+    ] = None
+    ecc_errors: Annotated[int | None, Column("", "uncorrected, since the driver was loaded")] = None
+    throttle_reasons: Annotated[tuple[str, ...], Column("", "why clocks are limited")] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,15 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from raybench.hardware.peaks import dense_peak_tflops
 from raybench.job.point import SCRIPT
-from raybench.records import Column, Device, Measurement, Record, combine_ranks
+from raybench.records import Column, Device, Measurement, OverStep, Record, combine_ranks
 from raybench.stats import summary as stats
-
-if TYPE_CHECKING:
-    pass
 
 NS_PER_MS = 1e6
 # A step time that is known worse than this, to either side, is no measure for others.
@@ -303,6 +300,22 @@ def _rate(amount: float | None, step_s: float, unit: float = 1.0) -> float | Non
 
 def _percent(part: float | None, whole: float | None) -> float | None:
     return part / whole * 100 if part is not None and whole else None
+
+
+def relate_to_step(
+    how: OverStep | None, value: float | None, *, typical_ms: float, mean_ms: float
+) -> float | None:
+    """Return a metric from the value of one step, as `how` relates it to the step time.
+
+    typical_ms, mean_ms: median and mean step time. The value itself if `how` is None; None if the
+    value is None, and instead of a division by zero.
+    """
+    if how is None or value is None:
+        return value
+    if how == "seconds":
+        return value * mean_ms / 1e3
+    over, under = (typical_ms, value) if how == "ms_each" else (value, mean_ms / 1e3)
+    return over / under if under else None
 
 
 @dataclass(frozen=True, kw_only=True)

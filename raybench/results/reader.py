@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.point import Scalar
 from raybench.job.problems import did_you_mean, quote
-from raybench.records import Column, Latest, Status, TrialKey, by_point
+from raybench.records import Column, Status, TrialKey, by_point
 from raybench.results.columns import (
     TABLE_NAMES,
     UnreadablePartsError,
@@ -517,6 +517,14 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     return replace(
         count_points(run, statuses), status=RunStatus.INTERRUPTED, finished_at=finished_at
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """The latest attempt at a trial that a run has a row of."""
+
+    attempt: int
+    status: Status
 
 
 def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:

@@ -16,16 +16,14 @@ from raybench.records import (
     NO_COLLECTIVES,
     Column,
     Device,
-    DeviceSample,
     ModuleTime,
     RankMetrics,
     Record,
     Samples,
     Status,
     combine_ranks,
-    relate_to_step,
 )
-from raybench.records.devices import Finding
+from raybench.records.devices import DeviceSample, Finding
 from raybench.results.breakdown import (
     PartColumns,
     part_columns,
@@ -44,6 +42,7 @@ from raybench.results.metrics import (
     half_interval,
     memory_columns,
     rate_columns,
+    relate_to_step,
     step_columns,
 )
 from raybench.results.reader import Run

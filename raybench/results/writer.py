@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError, brief, traceback_of
-from raybench.records import Device, DeviceSample, Record, Status
+from raybench.records import Device, Record, Status
+from raybench.records.devices import DeviceSample
 from raybench.results.columns import (
     MERGED,
     TABLE_NAMES,

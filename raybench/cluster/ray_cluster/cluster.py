@@ -25,13 +25,12 @@ from raybench.records import (
     Answer,
     Cause,
     Device,
-    DeviceSample,
     Failure,
     Group,
     Status,
     Task,
 )
-from raybench.records.devices import DeviceFacts, DeviceList
+from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
 
 _LOOK_S = 0.2
 _NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")

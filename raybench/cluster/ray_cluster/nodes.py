@@ -34,8 +34,8 @@ from raybench.cluster.device_reservation import (
     read_node_use,
 )
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
-from raybench.records import Answer, Device, DeviceSample, Measurement, SpanNs
-from raybench.records.devices import DeviceFacts
+from raybench.records import Answer, Device, Measurement, SpanNs
+from raybench.records.devices import DeviceFacts, DeviceSample
 
 _TAIL_LINES = 60
 _OUTPUT_BYTES = 32 * 1024  # of each stream in a point

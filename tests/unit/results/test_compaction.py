@@ -18,7 +18,7 @@ from builders import (
 )
 
 from raybench.errors import ResultsError
-from raybench.records import DeviceSample
+from raybench.records.devices import DeviceSample
 from raybench.results import reader
 from raybench.results.columns import write_part
 from raybench.results.reader import RunStatus, load
